@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 import msgspec
 
 from enginehouse.contract.backend import EngineStream, Runner
-from enginehouse.contract.errors import EnginehouseError, InvalidRequest, Overloaded
+from enginehouse.contract.errors import EnginehouseError, InvalidRequest
 from enginehouse.contract.sampler import SamplerPlugin
 from enginehouse.contract.structured import StructuredDecoder
 from enginehouse.contract.types import EngineRequest, EngineSettings, EngineStats, Event, RequestFinished, Segment
@@ -43,8 +43,6 @@ class InlineEngine:
         else:
             token_ids = encode_segments(self._tokenizer, request.segments, request.add_special)
         self._engine.check(request, len(token_ids))
-        if self._engine.is_full():
-            raise Overloaded("the queue is full")
         generation = _InlineStream(self, request.request_id, len(token_ids))
         self._engine.add(request, token_ids)
         self._generations[request.request_id] = generation

@@ -1,7 +1,7 @@
 """The serving loop: ``StepEngine`` turns any runner into an engine, driven by calls of ``step``.
 
-One thread (the engine thread) calls ``add``, ``cancel``, ``step`` and ``close``; ``check``, ``is_full`` and
-``interrupt`` may be called from any thread. Text, token ids and log-probabilities leave as events. Does not know HTTP,
+One thread (the engine thread) calls ``add``, ``cancel``, ``step`` and ``close``; ``check`` and ``interrupt``
+may be called from any thread. Text, token ids and log-probabilities leave as events. Does not know HTTP,
 messages, templates or processes.
 """
 
@@ -289,20 +289,6 @@ class StepEngine:
     def check_length(self, num_prompt_tokens: int, is_lower_bound: bool = False) -> None:
         """Reject a prompt that is too long; see :meth:`Entrance.check_length`. Any thread."""
         self._entrance.check_length(num_prompt_tokens, is_lower_bound)
-
-    def is_full(self, num_more: int = 1) -> bool:
-        """Return True if ``num_more`` further requests would exceed the free slots and the queue. Any thread."""
-        scheduler = self._scheduler
-        num_places = self._settings.max_queue + max(0, scheduler.slots - len(scheduler.running))
-        return scheduler.num_waiting_requests + num_more > num_places
-
-    def is_full_of_tokens(self, num_entering: int, num_more: int) -> bool:
-        """Return True if a prompt of ``num_more`` tokens would exceed ``max_queue_tokens``. Any thread.
-
-        Waiting tokens and ``num_entering`` tokens count; with none of either, a prompt of any length is accepted.
-        """
-        num_waiting = self._scheduler.num_waiting_tokens + num_entering
-        return num_waiting > 0 and num_waiting + num_more > self._settings.max_queue_tokens
 
     def add(self, request: EngineRequest, prompt_token_ids: list[int], resume: Resume | None = None) -> None:
         """Queue a checked request; ``resume`` continues a request that was partly answered before."""

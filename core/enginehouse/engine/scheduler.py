@@ -112,15 +112,6 @@ class Scheduler:
         """Number of requests of which no sequence has started yet."""
         return sum(1 for sequence in self.waiting if sequence is sequence.leader and sequence.owner.started_s is None)
 
-    @property
-    def num_waiting_tokens(self) -> int:
-        """Number of prompt tokens of requests of which no sequence has started yet."""
-        return sum(
-            len(sequence.owner.prompt)
-            for sequence in tuple(self.waiting)
-            if sequence is sequence.leader and sequence.owner.started_s is None
-        )
-
     def enqueue(self, sequences: list[Sequence]) -> None:
         """Queue sequences by priority, then those with generated tokens, then callers' service, then arrival."""
         for sequence in sequences:

@@ -112,7 +112,7 @@ class Pipeline:
         templates, formats = ModelTemplates(settings.models), ChatFormats(registry, settings.models)
         self._prompts = PromptMaker(settings.models, formats, templates, renderer)
         self._cards = ModelCards(registry, formats, templates)
-        self.replays = replays if replays is not None else Replays(settings.limits.max_queue)
+        self.replays = replays if replays is not None else Replays()
         self._preparers = Preparers(settings.models, registry, manager, self.replays)
         self._media = MediaReader(settings.media)
         self._planner = Planner(settings, registry.routers, manager, self._capabilities_of)

@@ -13,7 +13,6 @@ from enginehouse.contract.errors import (
     ModelLoadError,
     ModelNotReady,
     ModelUnloaded,
-    Overloaded,
     RequestKillsWorker,
 )
 from enginehouse.replay.culprits import Culprits, Offences
@@ -29,6 +28,8 @@ _log = logging.getLogger(__name__)
 # Seconds between checks of a model whose worker has died and whose restart has not begun yet.
 _RETRY_S = 0.05
 
+_CROWDED = "The model is recovering from a crash, and too many requests wait for it; try again."
+
 _KNOWN = "The model's worker has died of this before; it is refused. Please do not send it again."
 
 
@@ -36,15 +37,13 @@ class ModelWork:
     """Work items of one model. Used on the event loop.
 
     Args:
-        served: the model.
-        max_waiting: maximum number of work items per caller that may wait outside because of suspects or of the
-            caller's pause.
+        served: the model, in whose queue the items count that are outside.
     """
 
-    def __init__(self, served: ServedModel, max_waiting: int) -> None:
+    def __init__(self, served: ServedModel) -> None:
         self._served = weakref.ref(served)  # weak, because this object lives as long as the model
         self._name = served.name
-        self._max_waiting = max_waiting
+        self._backlog = served.backlog
         clock = asyncio.get_running_loop().time
         self._offences = Offences(clock)
         self._quarantine = Quarantine(self._offences)
@@ -65,12 +64,13 @@ class ModelWork:
 
         Raises:
             RequestKillsWorker: workers died of it before.
-            Overloaded: too many items of its caller are waiting.
+            Overloaded: the model's queue, or its caller's share of it, is full.
         """
         if self._culprits.knows(work):
             raise RequestKillsWorker(_KNOWN)
-        if self._is_held_back(work) and self._num_waiting(work.caller) >= self._max_waiting:
-            raise Overloaded("The model is recovering from a crash, and too many requests wait for it; try again.")
+        if self._is_held_back(work) and _queue_id(work) not in self._backlog:
+            self._backlog.check(work.caller, work.request.priority, why=_CROWDED)
+            self._wait_outside(work)
         if isinstance(model.engine, WorkerEngine) and model.engine.is_open:
             self._know(model.engine)
         self._works[work] = None
@@ -78,8 +78,14 @@ class ModelWork:
     def _is_held_back(self, work: Work) -> bool:
         return self.is_suspicious or self._pause_s(work) > 0
 
-    def _num_waiting(self, caller: str) -> int:
-        return sum(work.engine is None and work.caller == caller for work in self._works)
+    def _wait_outside(self, work: Work) -> None:
+        """Count an item that no worker holds in the queue."""
+        self._backlog.enter(_queue_id(work), work.caller, work.request.priority)
+
+    def _forget(self, work: Work) -> None:
+        """Remove an item that is over."""
+        self._works.pop(work, None)
+        self._backlog.leave(_queue_id(work))
 
     def _pause_s(self, work: Work) -> float:
         """Seconds that it has to wait for its caller's offences; an answer that has begun is not delayed."""
@@ -109,6 +115,8 @@ class ModelWork:
                 await self._await_engine()
             else:
                 self._quarantine.entered(work)
+                if not work.request.request_id:
+                    self._backlog.leave(_queue_id(work))  # calls count only outside
                 work.engine, work.stage = self._engine, "waiting"
                 return self._engine
 
@@ -144,7 +152,7 @@ class ModelWork:
         """The client expects nothing more; the worker may still hold the item."""
         self._quarantine.over(work)
         if work.engine is None:
-            self._works.pop(work, None)
+            self._forget(work)
         self._notify()
 
     def left(self, work: Work) -> None:
@@ -152,7 +160,7 @@ class ModelWork:
         work.engine = None
         self._quarantine.left(work)
         if work.is_over:
-            self._works.pop(work, None)
+            self._forget(work)
         self._notify()
 
     def answered(self, work: Work) -> None:
@@ -189,8 +197,9 @@ class ModelWork:
         for work in held:
             work.engine = None
             if work.is_over:
-                del self._works[work]
+                self._forget(work)
             else:
+                self._wait_outside(work)
                 work.lost()
         self._notify()
 
@@ -209,6 +218,11 @@ class ModelWork:
         """Wake all waiting work items, in order of arrival."""
         changed, self._changed = self._changed, asyncio.get_running_loop().create_future()
         changed.set_result(None)
+
+
+def _queue_id(work: Work) -> str:
+    """Return the id of an item in the queue; a call has no request id."""
+    return work.request.request_id or f"call {work.arrival}"
 
 
 def _verdict(error: EngineDead) -> str:

@@ -23,13 +23,9 @@ class Replays:
 
     Models with ``replay`` switched off, and engines without a worker, are called directly: their end is the end of the
     answer. All methods raise the errors of the engine's methods, and RequestKillsWorker for work of which workers die.
-
-    Args:
-        max_waiting: maximum number of work items per caller and model that may wait while there are suspects.
     """
 
-    def __init__(self, max_waiting: int) -> None:
-        self._max_waiting = max_waiting
+    def __init__(self) -> None:
         self._works: WeakKeyDictionary[ServedModel, ModelWork] = WeakKeyDictionary()
 
     async def submit(self, model: LoadedModel, request: EngineRequest, written: Sequence[str] = ()) -> Generation:
@@ -114,5 +110,5 @@ class Replays:
             return None
         model_work = self._works.get(model.served)
         if model_work is None:
-            model_work = self._works[model.served] = ModelWork(model.served, self._max_waiting)
+            model_work = self._works[model.served] = ModelWork(model.served)
         return model_work

@@ -17,7 +17,6 @@ from enginehouse.contract.errors import (
     ConfigError,
     EnginehouseError,
     ModelNotFound,
-    ModelOverloaded,
     ModelTooLarge,
     ServerStopping,
 )
@@ -32,6 +31,7 @@ from enginehouse.serving.sources import download, missing_download
 from enginehouse.serving.status import ModelEvent, ModelEvents, ModelStatus
 from enginehouse.settings.config import ModelSettings, Settings
 from enginehouse.settings.limits import MemoryBudget
+from enginehouse.workers.queue_estimate import Backlog
 
 __all__ = ["ModelManager", "OnProgress", "budget_of"]
 
@@ -99,6 +99,7 @@ class ModelManager:
             settings=settings,
             instance=next(self._instances),
             room=self.room,
+            backlog=Backlog(settings.slots, self.settings.limits),
             publish=self.publish,
             on_wanted=self._on_wanted,
             check=self._check,
@@ -237,9 +238,7 @@ class ModelManager:
             EngineError: it cannot be loaded, or failed earlier.
         """
         model = self.find(name)
-        if model.num_waiting >= self.settings.limits.max_queue + model.settings.slots:
-            message = f"{model.num_waiting} requests wait for the model {model.name!r} to be loaded; try again later."
-            raise ModelOverloaded(message, model.retry_after_s)
+        model.check_room()
         if model.state == "unloaded":
             await self._is_planned.wait()
             model = self.find(name)  # a new configuration may have been applied meanwhile

@@ -19,7 +19,7 @@ from enginehouse.serving.sources import find_source, no_such_model
 from enginehouse.settings.config import ModelSettings, structure_options
 from enginehouse.settings.optimisations import DrafterSettings
 from enginehouse.settings.structuring import closest
-from enginehouse.workers import DrafterLoad, ExitPolicyLoad, ModelLoad, PrefixDiskLoad
+from enginehouse.workers.messages import DrafterLoad, ExitPolicyLoad, ModelLoad, PrefixDiskLoad
 
 __all__ = ["DrafterPlan", "SecondModel", "plan_drafters", "plan_exit_policy", "plan_prefix_disk"]
 

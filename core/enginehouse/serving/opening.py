@@ -19,7 +19,10 @@ from enginehouse.serving.model_parts import DrafterPlan, plan_drafters, plan_exi
 from enginehouse.serving.sources import find_source, no_such_model
 from enginehouse.settings.config import ModelSettings, Settings, structure_options
 from enginehouse.settings.reload import WORKER_ONLY, names_with
-from enginehouse.workers import ExitPolicyLoad, Load, LoadWatch, PrefixDiskLoad, WorkerEngine
+from enginehouse.workers.client import WorkerEngine
+from enginehouse.workers.health import LoadWatch
+from enginehouse.workers.messages import ExitPolicyLoad, Load, PrefixDiskLoad
+from enginehouse.workers.queue_estimate import Backlog
 
 __all__ = ["PLAN_TIMEOUT_S", "ModelPlan", "OpenEngine", "check_own_engine", "open_engine", "plan_apart", "plan_model"]
 
@@ -128,14 +131,17 @@ async def plan_apart(name: str, settings: ModelSettings, registry: PluginRegistr
         ) from error
 
 
-async def open_engine(plan: ModelPlan, model: ModelSettings, settings: Settings, progress: Progress) -> OpenEngine:
+async def open_engine(
+    plan: ModelPlan, model: ModelSettings, settings: Settings, progress: Progress, backlog: Backlog | None = None
+) -> OpenEngine:
     """Load the model.
 
     Args:
         plan: the model to open.
         model: the model's settings.
-        settings: all settings; the worker needs the limits and those of plugins.
+        settings: all settings; the worker needs those of plugins.
         progress: called on the event loop.
+        backlog: the queue of the model.
 
     Raises:
         EnginehouseError: the model could not be loaded; EngineDead if its worker died meanwhile.
@@ -150,9 +156,6 @@ async def open_engine(plan: ModelPlan, model: ModelSettings, settings: Settings,
         options_path=plan.options_path,
         engine=EngineSettings(
             slots=model.slots,
-            max_queue=settings.limits.max_queue,
-            max_queue_tokens=settings.limits.max_queue_tokens,
-            max_queue_per_caller=settings.limits.max_queue_per_key,
             prefill_chunk_tokens=model.prefill_chunk_tokens,
             prefix_cache=model.prefix_cache,
         ),
@@ -166,6 +169,7 @@ async def open_engine(plan: ModelPlan, model: ModelSettings, settings: Settings,
         isolation=model.isolation,
         python=model.python,
         on_progress=progress,
+        backlog=backlog,
         step_timeout_s=model.step_timeout_s,
         load_timeout_s=model.load_timeout_s,
     )

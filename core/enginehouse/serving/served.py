@@ -1,4 +1,4 @@
-"""State machine of one served model: unloaded, loading, ready, draining, restarting, failed."""
+"""One served model: its worker, which is loaded, restarted and unloaded, and the requests that need it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import Literal
 
 from attrs import define, evolve, field, frozen
 
@@ -22,13 +21,13 @@ from enginehouse.contract.errors import (
 )
 from enginehouse.contract.types import ModelInfo
 from enginehouse.serving.leases import Lease, Uses, Waiters
+from enginehouse.serving.lifecycle import Drain, Lifecycle
 from enginehouse.serving.memory import Room, footprint_apart
 from enginehouse.serving.opening import ModelPlan, OpenEngine, open_engine
-from enginehouse.serving.restarts import Restarts
-from enginehouse.serving.status import Condition, ModelState, ModelStatus, Publish
-from enginehouse.serving.unloading import Departure
-from enginehouse.serving.workers import Workers
+from enginehouse.serving.restarts import Restarts, Supervisor
+from enginehouse.serving.status import ModelState, ModelStatus, Publish
 from enginehouse.settings.config import ModelSettings, Settings
+from enginehouse.workers.queue_estimate import Backlog
 
 __all__ = ["LoadedModel", "ModelCheck", "ServedModel"]
 
@@ -62,6 +61,7 @@ class ServedModel:
         settings: settings of the model; those that do not affect its worker may be replaced while it is loaded.
         instance: its number among all models that this server has had.
         room: memory budget in which it reserves its memory.
+        backlog: its queue.
         publish: called with every event of the model.
         on_wanted: called when it is not loaded although requests wait for it.
         on_demand: True if its last load was started for a waiting caller, and not by the start of the server.
@@ -71,6 +71,7 @@ class ServedModel:
     settings: ModelSettings
     instance: int
     room: Room
+    backlog: Backlog
     publish: Publish = lambda _: None
     on_wanted: Callable[[ServedModel], None] = lambda _: None
     check: ModelCheck | None = None
@@ -80,12 +81,12 @@ class ServedModel:
     loaded: LoadedModel | None = None
     on_demand: bool = False
     uses: Uses[LoadedModel] = field(factory=Uses)
-    _condition: Condition = field(init=False)
+    _lifecycle: Lifecycle = field(init=False)
     _info: ModelInfo | None = None
     _load_s: float = 1.0
     _serving: asyncio.Task[None] | None = None
     _stopped: asyncio.Task[None] | None = None  # the last task that was cancelled
-    _departure: Departure[LoadedModel] = field(init=False)
+    _drain: Drain[LoadedModel] = field(init=False)
     _waiters: Waiters[LoadedModel] = field(factory=Waiters)
     _expiry: asyncio.TimerHandle | None = None
     _is_closed: bool = False
@@ -94,10 +95,10 @@ class ServedModel:
         """Subscribe to the first begin and the last end of simultaneous uses."""
         self.uses.on_change = self._note_uses
         # The others will be loaded soon, and must not be requested before that.
-        phase: Literal["unloaded", "loading"] = "unloaded" if self.settings.load == "lazy" else "loading"
-        self._condition = Condition(self.name, self.instance, self.publish, phase)
-        self._departure = Departure(
-            condition=self._condition,
+        state: ModelState = "unloaded" if self.settings.load == "lazy" else "loading"
+        self._lifecycle = Lifecycle(self.name, self.instance, self.publish, state)
+        self._drain = Drain(
+            lifecycle=self._lifecycle,
             uses=self.uses,
             waiters=self._waiters,
             end_worker=self._end_worker,
@@ -109,18 +110,17 @@ class ServedModel:
     @property
     def state(self) -> ModelState:
         """Current state of the model."""
-        phase = self._condition.phase
-        return "draining" if self._departure.is_under_way and phase == "ready" else phase
+        return self._lifecycle.state
 
     @property
     def is_pinned(self) -> bool:
         """True if it must not be evicted; a model that is being unloaded is never pinned."""
-        return self.settings.pin and not self._departure.is_under_way
+        return self.settings.pin and not self._drain.is_under_way
 
     @property
     def is_busy(self) -> bool:
         """True if requests use it or it is loading."""
-        return self._departure.is_busy
+        return self._drain.is_busy
 
     @property
     def last_used(self) -> float:
@@ -135,7 +135,7 @@ class ServedModel:
     @property
     def retry_after_s(self) -> float:
         """Estimated seconds until it is loaded, based on its last load."""
-        return max(1.0, self._load_s * (1 - self._condition.progress))
+        return max(1.0, self._load_s * (1 - self._lifecycle.progress))
 
     @property
     def is_closed(self) -> bool:
@@ -145,7 +145,7 @@ class ServedModel:
     @property
     def is_leaving(self) -> bool:
         """True if it is being unloaded."""
-        return self._departure.is_under_way
+        return self._drain.is_under_way
 
     @property
     def is_serving(self) -> bool:
@@ -162,9 +162,9 @@ class ServedModel:
             aliases=self.settings.aliases,
             created=self.created,
             info=self._info,
-            error=self._condition.error,
-            progress=self._condition.progress,
-            progress_text=self._condition.progress_text,
+            error=self._lifecycle.error,
+            progress=self._lifecycle.progress,
+            progress_text=self._lifecycle.progress_text,
             backend=self.plan.backend.name if self.plan else None,
             reason=self.plan.reason if self.plan else "",
             num_restarts=self.restarts.total,
@@ -178,8 +178,8 @@ class ServedModel:
 
     async def settled(self) -> None:
         """Wait until the model is neither loading nor restarting, or is no longer served."""
-        while not (self._condition.is_settled or self._is_closed):
-            await self._condition.change()
+        while not (self._lifecycle.is_settled or self._is_closed):
+            await self._lifecycle.change()
 
     # -- requests ----------------------------------------------------------------------------------
 
@@ -202,9 +202,19 @@ class ServedModel:
             ModelUnloaded: it is no longer served.
             ModelLoadError: it could not be restarted.
         """
-        while self._condition.phase == "restarting" and not self._is_closed:
-            await self._condition.change()
+        while self._lifecycle.state == "restarting" and not self._is_closed:
+            await self._lifecycle.change()
         return self.get()
+
+    def check_room(self) -> None:
+        """Refuse a further request if it would wait for a load and there is no place for it.
+
+        Raises:
+            ModelOverloaded: too many requests wait or run.
+        """
+        if self.loaded is None or self._drain.holds_back:
+            why = f"{self.num_waiting} requests wait for the model {self.name!r} to be loaded; try again later."
+            self.backlog.check_waiters(self.num_waiting, why, self.retry_after_s)
 
     async def lease(self, timeout_s: float | None) -> Lease[LoadedModel]:
         """Return a lease for one request, after waiting up to ``timeout_s``; None waits without limit.
@@ -215,9 +225,9 @@ class ServedModel:
             ModelNotReady: it took longer.
             EngineError: it could not be loaded.
         """
-        if self.loaded is not None and not self._departure.holds_back:
+        if self.loaded is not None and not self._drain.holds_back:
             return self.uses.add(self.loaded)
-        if self._condition.phase == "failed" or self._is_closed:
+        if self._lifecycle.state == "failed" or self._is_closed:
             raise self._refusal()
         lease = await self._waiters.wait(timeout_s)
         if lease is None:
@@ -227,11 +237,11 @@ class ServedModel:
     def _refusal(self) -> EnginehouseError:
         if self._is_closed:
             return ModelUnloaded(f"The model {self.name!r} is not served any more.")
-        if self._condition.phase == "failed":
-            return ModelLoadError(f"The model {self.name!r} could not be loaded: {self._condition.error}")
+        if self._lifecycle.state == "failed":
+            return ModelLoadError(f"The model {self.name!r} could not be loaded: {self._lifecycle.error}")
         done = (
-            f" ({self._condition.progress:.0%})"
-            if self._condition.phase == "loading" and self._condition.progress
+            f" ({self._lifecycle.progress:.0%})"
+            if self._lifecycle.state == "loading" and self._lifecycle.progress
             else ""
         )
         message = f"The model {self.name!r} is {self.state}{done}; try again in a moment."
@@ -247,9 +257,9 @@ class ServedModel:
             on_demand: True if requests wait for it.
             after: awaited before loading; its result is ignored.
         """
-        if self._serving is None and not self._is_closed:
+        if self._serving is None and not self.is_leaving and not self._is_closed:
             self.on_demand = on_demand
-            self._condition.become("loading")
+            self._lifecycle.move("load")
             self._serving = asyncio.create_task(self._serve(settings, after), name=f"model {self.name}")
 
     async def _serve(self, settings: Settings, after: asyncio.Future[None] | None) -> None:
@@ -258,8 +268,8 @@ class ServedModel:
             if after is not None:
                 await asyncio.wait([after])
             await self._take_room()
-            await Workers(
-                condition=self._condition,
+            await Supervisor(
+                lifecycle=self._lifecycle,
                 restarts=self.restarts,
                 open=lambda: self._open(settings),
                 on_ready=self._become_ready,
@@ -268,7 +278,7 @@ class ServedModel:
             ).run()
         except (InsufficientMemory, ModelTooLarge) as error:
             _log.warning("%s", error.message)
-            self._condition.become("unloaded", error.message)
+            self._lifecycle.move("postponed", error.message)
             self._waiters.refuse(error)
         except EnginehouseError as error:
             self.fail(error.message)
@@ -282,14 +292,14 @@ class ServedModel:
     async def _take_room(self) -> None:
         assert self.plan is not None
         if self.room.footprint(self) is None:
-            self._condition.report(0.0, "waiting for memory")
+            self._lifecycle.report(0.0, "waiting for memory")
             await self.room.take(self, await footprint_apart(self.plan))
 
     async def _open(self, settings: Settings) -> OpenEngine:
         """Open the next engine, and check it."""
         assert self.plan is not None
         began = time.monotonic()
-        opened = await open_engine(self.plan, self.settings, settings, self._condition.report)
+        opened = await open_engine(self.plan, self.settings, settings, self._lifecycle.report, self.backlog)
         self._load_s = time.monotonic() - began
         try:
             if self.check is not None:
@@ -301,13 +311,13 @@ class ServedModel:
 
     def report_download(self, share: float, text: str) -> None:
         """Report the progress of downloading its files, before it can be loaded."""
-        if self._condition.phase == "unloaded":
-            self._condition.become("loading")
-        self._condition.report(share, text)
+        if self._lifecycle.state == "unloaded":
+            self._lifecycle.move("load")
+        self._lifecycle.report(share, text)
 
     def put_off(self) -> None:
         """Postpone loading until the first request, which may already be waiting."""
-        self._condition.become("unloaded")
+        self._lifecycle.move("postponed")
         self.pass_on()
 
     def use_settings(self, settings: ModelSettings) -> None:
@@ -332,12 +342,12 @@ class ServedModel:
 
     def note(self, error: str) -> None:
         """Show an error without changing the state."""
-        self._condition.error = error
+        self._lifecycle.error = error
 
     def fail(self, error: str) -> None:
         """Set the state to failed and refuse waiting requests."""
         _log.error("model %s failed: %s", self.name, error)
-        self._condition.become("failed", error)
+        self._lifecycle.move("failed", error)
         self._waiters.refuse(self._refusal())
 
     def _lose_engine(self) -> None:
@@ -346,7 +356,7 @@ class ServedModel:
     def _become_ready(self, engine: Engine) -> None:
         self._info = engine.info
         self.loaded = LoadedModel(self.name, self.settings, engine.info, engine, self.created, self)
-        self._condition.become("ready")
+        self._lifecycle.move("opened")
         # Also when it is to be unloaded by now: a load serves all requests that waited for it.
         self._waiters.answer(self.uses, self.loaded)
         self._note_uses()
@@ -369,11 +379,11 @@ class ServedModel:
             True if it is unloaded.
         """
         while not self._is_closed and self._serving is not None:
-            departure = self._departure.begin(drain_s, force=force, holds_back=holds_back)
-            await asyncio.wait([departure])
+            drain = self._drain.begin(drain_s, force=force, holds_back=holds_back)
+            await asyncio.wait([drain])
             # An unload that was already in progress may have given up, whereas ``force`` does not.
-            if not departure.cancelled() and (departure.result() or not force):
-                return departure.result()
+            if not drain.cancelled() and (drain.result() or not force):
+                return drain.result()
         # Closed, possibly meanwhile: that also ends the worker, and its memory is free after that.
         if self._serving is not None:
             await asyncio.wait([self._serving])
@@ -382,10 +392,8 @@ class ServedModel:
     async def _end_worker(self) -> None:
         """End the engine, or its load; neither exists if a load has failed meanwhile."""
         if self._serving is not None:
-            self._condition.is_closing = True
             await self._stop_serving(self._serving)
-            self._condition.become("unloaded")
-            self._condition.is_closing = False
+            self._lifecycle.move("ended")
 
     async def _stop_serving(self, serving: asyncio.Task[None]) -> None:
         """Cancel the serving task, but only once: a second time would interrupt it while it closes the engine."""
@@ -396,19 +404,20 @@ class ServedModel:
 
     def _go_on(self) -> None:
         """Continue after an unload: load again if requests wait, or keep serving if requests did not finish in time."""
-        if self._condition.phase == "unloaded":
+        if self._lifecycle.state == "unloaded":
             self.pass_on()
-        elif self.loaded is not None and not self._condition.is_closing:
-            self._condition.tell("ready", "its requests did not finish in time, so it stays")
+        elif self.loaded is not None and not self._is_closed:
+            self._lifecycle.move("stayed", "its requests did not finish in time, so it stays")
             self._waiters.answer(self.uses, self.loaded)
 
     async def close(self) -> None:
         """End at once and permanently, as when the server stops; running requests end with EngineDead."""
-        self._is_closed = self._condition.is_closing = True
-        self._condition.touch()
-        await self._departure.cancel()
+        self._is_closed = True
+        self._lifecycle.touch()
+        await self._drain.cancel()
         if self._serving is not None:
             await self._stop_serving(self._serving)
+        self._lifecycle.move("closed")
         self.room.free(self)
         if self._expiry is not None:
             self._expiry.cancel()
@@ -416,7 +425,7 @@ class ServedModel:
 
     def _note_uses(self) -> None:
         """Handle the begin or end of uses: an idle model is unloaded after its ``ttl``."""
-        self._condition.touch()
+        self._lifecycle.touch()
         if self._expiry is not None:
             self._expiry.cancel()
             self._expiry = None
@@ -424,5 +433,5 @@ class ServedModel:
             self._expiry = asyncio.get_running_loop().call_later(self.settings.ttl, self._expire)
 
     def _expire(self) -> None:
-        if not self.uses and self._condition.phase == "ready":
-            self._departure.begin(0.0)
+        if not self.uses and self._lifecycle.state == "ready":
+            self._drain.begin(0.0)

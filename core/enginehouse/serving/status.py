@@ -1,4 +1,4 @@
-"""State of a model: phases, status, and events."""
+"""Status of a model at one time, and events about it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ from attrs import define, field, frozen
 from enginehouse.contract.types import ModelInfo
 
 __all__ = [
-    "Condition",
     "EventKind",
     "ModelEvent",
     "ModelEvents",
     "ModelState",
     "ModelStatus",
-    "Phase",
     "Publish",
     "Subscription",
 ]
@@ -101,69 +99,6 @@ class ModelEvents:
             yield subscription
         finally:
             self._subscriptions.discard(subscription)
-
-
-Phase = Literal["unloaded", "loading", "ready", "restarting", "failed"]
-
-
-@define(eq=False)
-class Condition:
-    """State of one model; modified only on the event loop.
-
-    Attributes:
-        name: name of the model.
-        instance: number that distinguishes models with the same name.
-        publish: called with every change.
-        error: reason why the model failed, could not be loaded, or is being restarted.
-        progress: share of the current load, 0 to 1; 1 when ready.
-        progress_text: current activity of the load.
-        is_closing: True if the model is being unloaded, so that the end of its engine is expected.
-    """
-
-    name: str
-    instance: int
-    publish: Publish
-    phase: Phase
-    error: str | None = None
-    progress: float = 0.0
-    progress_text: str = ""
-    is_closing: bool = False
-    _changed: asyncio.Event = field(factory=asyncio.Event)
-
-    @property
-    def is_settled(self) -> bool:
-        """True if the model is neither loading nor restarting."""
-        return self.phase not in ("loading", "restarting")
-
-    def become(self, phase: Phase, error: str | None = None) -> None:
-        """Enter a phase and publish the change."""
-        was, self.phase, self.error = self.phase, phase, error
-        self.progress, self.progress_text = (1.0, "") if phase == "ready" else (0.0, "")
-        self.touch()
-        if phase == was or (phase == "restarting" and self.is_closing):
-            return
-        kinds: dict[Phase, EventKind] = {"ready": "restarted"} if was == "restarting" else {}
-        self.tell(kinds.get(phase, phase), error or "")
-
-    def report(self, share: float, text: str) -> None:
-        """Record the progress of a load. Late reports of a load that has ended are dropped."""
-        if not self.is_settled:
-            self.progress, self.progress_text = share, text
-            self.tell("loading", text)
-
-    def tell(self, kind: EventKind, text: str) -> None:
-        """Publish an event."""
-        event = ModelEvent(kind=kind, model=self.name, instance=self.instance, progress=self.progress, text=text)
-        self.publish(event)
-
-    def touch(self) -> None:
-        """Wake all waiters for a change."""
-        self._changed.set()
-
-    async def change(self) -> None:
-        """Wait for the next change of the phase, or for :meth:`touch`."""
-        self._changed.clear()
-        await self._changed.wait()
 
 
 ModelState = Literal["unloaded", "loading", "ready", "draining", "restarting", "failed"]

@@ -1,30 +1,10 @@
 """An engine in a worker process or thread, as the model manager uses it.
 
-In the order in which a request passes the modules: ``client`` and ``calls`` (server side), ``messages`` and ``ipc``
-(transport and handshake), ``host`` and ``intake`` (worker side), and back to ``requests`` (server side), which
-delivers the events. ``process`` starts and ends the worker, ``parts`` opens the optional parts of its engine,
-``health`` detects hung threads and loads without progress and describes exit statuses, ``queue_estimate`` estimates the
-waiting time, ``stats`` reports the engine's counters.
+In the order in which a request passes the modules: ``client`` and ``calls`` (server side), ``messages``, ``process``
+and ``ipc`` (the link and its two ends), ``host`` and ``intake`` (worker side), and back to ``requests`` (server
+side), which delivers the events. ``launch`` starts a worker, ``parts`` opens the optional parts of its engine,
+``health`` detects hung threads and loads without progress, ``queue_estimate`` decides which requests are too many,
+``stats`` reports the engine's counters.
+
+Import from the modules: the processes that render chat templates use ``process`` and ``ipc``, and must stay small.
 """
-
-from __future__ import annotations
-
-from enginehouse.workers.client import WorkerEngine
-from enginehouse.workers.health import LoadWatch
-from enginehouse.workers.messages import DrafterLoad, ExitPolicyLoad, Load, ModelLoad, PrefixDiskLoad, Stage
-from enginehouse.workers.queue_estimate import Backlog
-from enginehouse.workers.requests import WorkerStream, WorkObserver
-
-__all__ = [
-    "Backlog",
-    "DrafterLoad",
-    "ExitPolicyLoad",
-    "Load",
-    "LoadWatch",
-    "ModelLoad",
-    "PrefixDiskLoad",
-    "Stage",
-    "WorkObserver",
-    "WorkerEngine",
-    "WorkerStream",
-]

@@ -18,14 +18,16 @@ from enginehouse.contract.errors import (
     InvalidRequest,
     ModelLoadError,
     ModelOverloaded,
+    Overloaded,
     PluginError,
     WorkerDied,
 )
 from enginehouse.contract.inspection import EngineFigures, EngineView
-from enginehouse.contract.types import EngineRequest, EngineSettings, EngineStats, ModelInfo, Resume, Segment
+from enginehouse.contract.types import EngineRequest, EngineStats, ModelInfo, Resume, Segment
+from enginehouse.settings.limits import LimitsSettings
 from enginehouse.workers.calls import NOBODY, Calls, settle
-from enginehouse.workers.health import Ending, LoadWatch, Watchdog
-from enginehouse.workers.ipc import Connection, check_hello, explain
+from enginehouse.workers.health import LoadWatch, Watchdog
+from enginehouse.workers.launch import Worker, check_hello, explain, start_worker
 from enginehouse.workers.messages import (
     Accepted,
     Begun,
@@ -58,8 +60,10 @@ from enginehouse.workers.messages import (
     Tokenized,
     ToWorker,
     View,
+    decode_from_worker,
+    pack,
 )
-from enginehouse.workers.process import Carrier, start_carrier
+from enginehouse.workers.process import Connection, ExitStatus
 from enginehouse.workers.queue_estimate import Backlog
 from enginehouse.workers.requests import RequestTable, WorkerStream, WorkObserver
 
@@ -92,23 +96,23 @@ class WorkerEngine:
         is_killed_from_outside: True if another process killed the worker, so that its work did not cause the end.
         has_died_working: True if it ended by itself while it worked on requests or calls.
         figures: the last statistics that the worker reported.
-        backlog: estimate of the worker's queue, used to refuse requests before their prompts are rendered.
+        backlog: the queue of its model, which outlives the worker.
     """
 
     info: ModelInfo
 
-    def __init__(self, carrier: Carrier, settings: EngineSettings, step_timeout_s: float = 0.0) -> None:
+    def __init__(self, worker: Worker, backlog: Backlog, step_timeout_s: float = 0.0) -> None:
         self._loop = asyncio.get_running_loop()
-        self._carrier = carrier
+        self._worker = worker
         self._load_watch: LoadWatch | None = None
-        self._connection = Connection(self._handle, self._on_lost)
+        self._connection = Connection(pack, decode_from_worker, self._handle, self._on_lost)
         self.figures = EngineFigures()
         self.died: asyncio.Future[EngineDead] = self._loop.create_future()
         self.is_killed_from_outside = False
         self.has_died_working = False
         self._greeted: asyncio.Future[Hello] = self._loop.create_future()
         self._loaded: asyncio.Future[ModelInfo] = self._loop.create_future()
-        self.backlog = Backlog(settings)
+        self.backlog = backlog
         self._requests = RequestTable(self.backlog)
         self._calls = Calls()
         self._reason: str | None = None  # exit reason reported by the worker
@@ -127,7 +131,7 @@ class WorkerEngine:
         self._is_ready = False
         self._is_closing = False
         self._close_s = _CLOSE_S
-        carrier.ended.add_done_callback(lambda _: self._loop.call_later(_AUTOPSY_S, self._bury))
+        worker.ended.add_done_callback(lambda _: self._loop.call_later(_AUTOPSY_S, self._bury))
 
     @property
     def is_open(self) -> bool:
@@ -137,7 +141,7 @@ class WorkerEngine:
     @property
     def pid(self) -> int | None:
         """Process id of the worker; None if it is a thread."""
-        return self._carrier.pid
+        return self._worker.pid
 
     @property
     def num_open(self) -> int:
@@ -154,6 +158,7 @@ class WorkerEngine:
         isolation: str,
         python: str | None,
         on_progress: Progress,
+        backlog: Backlog | None = None,
         step_timeout_s: float = 0.0,
         load_timeout_s: float = 0.0,
     ) -> WorkerEngine:
@@ -164,6 +169,7 @@ class WorkerEngine:
             isolation: ``process`` or ``thread``.
             python: interpreter for the process; None is the current one.
             on_progress: called on the event loop while the model loads.
+            backlog: the queue of the model; None is one of its own, with the default limits.
             step_timeout_s: maximum time of a step, or of tokenizing one prompt, before the worker is killed; 0 disables
                 the limit.
             load_timeout_s: maximum time without load progress before the worker is killed; 0 disables the limit.
@@ -175,20 +181,22 @@ class WorkerEngine:
         """
         path = f"{load.options_path}.python"
         try:
-            carrier = start_carrier(isolation, python)
+            worker = start_worker(isolation, python)
         except ModelLoadError as error:
             raise error if python is None else type(error)(f"{path}: {error.message}") from error
-        engine = cls(carrier, load.engine, step_timeout_s)
+        if backlog is None:
+            backlog = Backlog(load.engine.slots, LimitsSettings())
+        engine = cls(worker, backlog, step_timeout_s)
         if load.prefix_disk is not None:
             engine._close_s = _CLOSE_WITH_DISK_S
         try:
-            await engine._connection.open(carrier.socket)
+            await engine._connection.open(worker.socket)
             await engine._greet(python, path)
             engine._connection.send(load)
             engine.info = await engine._wait_loaded(load_timeout_s, on_progress, load.options_path)
             engine._is_ready = True
         except BaseException as error:
-            carrier.kill()
+            worker.kill()
             await engine.close()
             if python is not None and isinstance(error, PluginError | ModelLoadError) and path not in error.message:
                 raise ModelLoadError(f"{error.message} (in the environment of {path}: {python})") from error
@@ -223,7 +231,7 @@ class WorkerEngine:
     def _end_hung(self, reason: str) -> None:
         """Kill the worker because one of its threads hangs; only the end of the process stops that."""
         self._reason = reason
-        self._carrier.kill()
+        self._worker.kill()
         self._connection.abort()
 
     async def close(self) -> None:
@@ -233,31 +241,31 @@ class WorkerEngine:
         if self._is_ready and self._connection.is_open:
             self._connection.send(Close())
             await self._wait_ended(self._close_s)
-        self._carrier.kill()
+        self._worker.kill()
         self._connection.abort()
         await self._wait_ended(_KILL_S)
 
     async def _wait_ended(self, timeout_s: float) -> None:
-        await asyncio.wait([self._carrier.ended], timeout=timeout_s)
+        await asyncio.wait([self._worker.ended], timeout=timeout_s)
 
     def _on_lost(self, reason: str | None) -> None:
         """Handle the end of the link: wait a limited time for the exit status."""
         self._reason = self._reason or reason
-        if self._carrier.ended.done():
+        if self._worker.ended.done():
             self._bury()
         else:
-            self._carrier.ended.add_done_callback(lambda _: self._bury())
+            self._worker.ended.add_done_callback(lambda _: self._bury())
             self._loop.call_later(_AUTOPSY_S, self._bury)
 
     def _bury(self) -> None:
         """Handle the death of the worker, or the loss of its link: fail everything that waits for it."""
         if self._is_closing or self.died.done():
             return
-        ending = self._carrier.ended.result() if self._carrier.ended.done() else Ending("the worker closed its link")
-        reason = self._reason or ending.text
-        self.is_killed_from_outside = ending.is_from_outside and self._reason is None
+        status = self._worker.ended.result() if self._worker.ended.done() else ExitStatus("closed its link")
+        reason = self._reason or f"the worker {status.text}"
+        self.is_killed_from_outside = status.is_from_outside and self._reason is None
         self.has_died_working = bool(self._calls) or self._requests.is_any_begun
-        self._carrier.kill()
+        self._worker.kill()
         self._connection.abort()
         self.died.set_result(EngineDead(reason))
         self._end_everything(WorkerDied(_lost_request(reason) if self._is_ready else reason))
@@ -284,7 +292,7 @@ class WorkerEngine:
 
         Raises:
             RequestError: the request cannot be served.
-            Overloaded: the queue is full.
+            Overloaded: too many requests or tokens wait.
             EngineDead: the worker is gone.
         """
         request_id = request.request_id
@@ -293,6 +301,8 @@ class WorkerEngine:
         link_id = self._requests.link_id(request_id, is_resumed=resume is not None)
         stream = WorkerStream(request_id, self._loop, lambda: self._cancel(link_id), observer)
         self._check_room()
+        if resume is None and request_id not in self.backlog:
+            self.backlog.check(request.caller, request.priority)
         if resume is not None:
             # A request that has once started must not time out in the queue again.
             request = evolve(request, request_id=link_id, queue_timeout_s=None)
@@ -305,7 +315,19 @@ class WorkerEngine:
         except asyncio.CancelledError:
             stream.cancel()
             raise
+        if resume is None:
+            await self._check_tokens(stream)
         return stream
+
+    async def _check_tokens(self, stream: WorkerStream) -> None:
+        """Take a request back if it is too long to wait with the others, which is known once it is tokenized."""
+        try:
+            self.backlog.check_tokens(stream.request_id, stream.num_prompt_tokens)
+        except Overloaded:
+            stream.cancel()
+            await stream.left  # until then it may be the reason for the worker's death
+            self._check_room()
+            raise
 
     def _cancel(self, link_id: str) -> None:
         if self._requests.cancel(link_id):

@@ -1,4 +1,4 @@
-"""Health of a worker: hung threads, loads without progress, and descriptions of exit statuses.
+"""Watchdogs of a worker: hung threads, and loads without progress.
 
 Called by :mod:`enginehouse.workers.client`. Detecting a hang needs no cooperation of the worker.
 """
@@ -6,71 +6,11 @@ Called by :mod:`enginehouse.workers.client`. Detecting a hang needs no cooperati
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Callable
-from pathlib import Path
-
-from attrs import frozen
 
 from enginehouse.contract.backend import Progress
 
-__all__ = ["Ending", "LoadWatch", "Watchdog", "count_memory_kills", "describe_exit", "ending_of"]
-
-_COUNTS = Path("/proc/vmstat")
-
-
-@frozen
-class Ending:
-    """The end of a worker.
-
-    Attributes:
-        text: description of what happened.
-        is_from_outside: True if it was killed neither by this server nor by a system that was out of memory.
-    """
-
-    text: str
-    is_from_outside: bool = False
-
-
-def ending_of(returncode: int, num_memory_kills: int | None, *, is_own: bool) -> Ending:
-    """Return the end of a process.
-
-    Args:
-        returncode: as ``subprocess`` gives it; a negative value is a signal.
-        num_memory_kills: number of processes that the system has killed because it was out of memory since this one was
-            started; None if unknown.
-        is_own: True if this server killed it.
-    """
-    is_from_outside = returncode == -signal.SIGKILL and num_memory_kills == 0 and not is_own
-    return Ending(describe_exit(returncode, num_memory_kills), is_from_outside)
-
-
-def describe_exit(returncode: int, num_memory_kills: int | None = None) -> str:
-    """Describe as text how a process ended; the arguments are those of :func:`ending_of`."""
-    if returncode >= 0:
-        return f"the worker process exited with code {returncode}"
-    try:
-        name = signal.Signals(-returncode).name
-    except ValueError:
-        name = f"signal {-returncode}"
-    hint = ""
-    if name == "SIGKILL":
-        by_someone = " (killed by someone; the system was not out of memory)"
-        hint = by_someone if num_memory_kills == 0 else " (out of memory, or killed by someone)"
-    return f"the worker process was ended by {name}{hint}"
-
-
-def count_memory_kills() -> int | None:
-    """Return the number of out-of-memory kills since the system started, containers included; None if unknown."""
-    try:
-        for line in _COUNTS.read_text(encoding="ascii").splitlines():
-            name, _, count = line.partition(" ")
-            if name == "oom_kill":
-                return int(count)
-    except (OSError, ValueError):  # not Linux
-        pass
-    return None
-
+__all__ = ["LoadWatch", "Watchdog"]
 
 # Checks per limit. The limit counts checks, not seconds: a server that was suspended or busy for long checks only once
 # when it continues, and then reads what the worker has sent in the meantime.

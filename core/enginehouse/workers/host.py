@@ -25,7 +25,7 @@ from enginehouse.engine.loop import EngineOutput, StepEngine
 from enginehouse.engine.sequence import ActiveRequest
 from enginehouse.plugins import PluginRegistry
 from enginehouse.workers.intake import Intake
-from enginehouse.workers.ipc import FrameTooLarge, Link, own_hello
+from enginehouse.workers.ipc import FrameTooLarge, Link
 from enginehouse.workers.messages import (
     Begun,
     Cached,
@@ -55,6 +55,7 @@ from enginehouse.workers.messages import (
     decode_to_worker,
     encode,
     failure_of,
+    own_hello,
     printable,
 )
 from enginehouse.workers.parts import bind_drafters, find_backend, open_disk, open_runner, use_exit_policy
@@ -230,8 +231,6 @@ class WorkerHost:
                 error if isinstance(error, EnginehouseError) else GenerationFailed(f"{type(error).__name__}: {error}")
             )
             self._send_outputs([(request_id, failure)])
-        assert self._intake is not None
-        self._intake.entered(len(entering.token_ids))
 
     def _send_outputs(self, outputs: list[EngineOutput]) -> None:
         """Send the outputs of a step in one message."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from enginehouse.contract.backend import Tokenizer
-from enginehouse.contract.errors import EnginehouseError, GenerationFailed, InvalidRequest, Overloaded
+from enginehouse.contract.errors import EnginehouseError, GenerationFailed, InvalidRequest
 from enginehouse.contract.types import EngineRequest, Resume
 from enginehouse.engine.loop import StepEngine
 from enginehouse.engine.text.segments import encode_segments, min_tokens
@@ -34,9 +34,6 @@ from enginehouse.workers.messages import (
 )
 
 __all__ = ["Intake"]
-
-# Retry-After for refused requests: about the time of a short answer, after which a slot may be free.
-_RETRY_AFTER_S = 1.0
 
 # Tokenized in about 30 ms, even by a tokenizer that needs a microsecond per character.
 _LONG_CHARACTERS = 32_768
@@ -78,8 +75,6 @@ class Intake:
         self._lock = threading.Lock()
         self._waiting: set[str] = set()  # submitted, not yet handed to the engine thread, not cancelled
         self._begun: dict[str, bool] = {}  # being tokenized or compiled; True if cancelled since then
-        self._num_entering = 0  # passed on, not yet added by the engine thread
-        self._num_entering_tokens = 0  # prompt tokens of these requests
         self._is_closing = False
         self._threads = [
             threading.Thread(target=self._run, args=(queue,), name=name, daemon=True)
@@ -102,19 +97,11 @@ class Intake:
     # -- reader thread -----------------------------------------------------------------------------
 
     def submit(self, message: Submit) -> None:
-        """Queue a request, or refuse it at once if the queue is full."""
-        request_id = message.request.request_id
+        """Queue a request. The server bounds their number, see :mod:`enginehouse.workers.queue_estimate`."""
         with self._lock:
-            num_before = len(self._waiting) + self._num_entering
-            is_full = message.resume is None and self._engine.is_full(num_before + 1)
-            if not is_full:
-                self._waiting.add(request_id)
-        if is_full:
-            error = Overloaded("The queue of this model is full; try again in a moment.", _RETRY_AFTER_S)
-            self._send(Rejected(request_id, failure_of(error)))
-        else:
-            usual = self._queue if message.request.constraint is None else self._constrained
-            (self._long if _is_long(message.request) else usual).put(message)
+            self._waiting.add(message.request.request_id)
+        usual = self._queue if message.request.constraint is None else self._constrained
+        (self._long if _is_long(message.request) else usual).put(message)
 
     def call(self, message: Tokenize | Detokenize) -> None:
         """Queue a call; the watchdog's ping passes through all threads, because any of them may hang."""
@@ -133,14 +120,6 @@ class Intake:
         if not is_begun:
             self._send(Left(request_id))
         return True
-
-    # -- engine thread -----------------------------------------------------------------------------
-
-    def entered(self, num_tokens: int) -> None:
-        """The engine thread has added a request with this number of prompt tokens; the engine counts it from now on."""
-        with self._lock:
-            self._num_entering -= 1
-            self._num_entering_tokens -= num_tokens
 
     # -- intake threads ----------------------------------------------------------------------------
 
@@ -174,8 +153,6 @@ class Intake:
             if request.constraint is not None:
                 self._send(Begun(request_id, "constraint"))
             self._engine.check(request, len(token_ids))
-            if resume is None:
-                self._check_room(len(token_ids))
         except Exception as error:  # noqa: BLE001 - border to the tokenizer: only this request may fail
             with self._lock:
                 self._waiting.discard(request_id)
@@ -186,16 +163,7 @@ class Intake:
         with self._lock:
             if request_id in self._waiting:
                 self._waiting.remove(request_id)
-                self._num_entering += 1
-                self._num_entering_tokens += len(token_ids)
                 self._enter(request, token_ids, resume)
-
-    def _check_room(self, num_tokens: int) -> None:
-        """Refuse a prompt that would exceed the limit of waiting tokens."""
-        with self._lock:
-            num_before = self._num_entering_tokens
-        if self._engine.is_full_of_tokens(num_before, num_tokens):
-            raise Overloaded("Too many prompt tokens wait for this model; try again in a moment.", _RETRY_AFTER_S)
 
     def _token_ids(self, request: EngineRequest) -> list[int]:
         if request.token_ids is not None:

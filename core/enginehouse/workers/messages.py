@@ -5,11 +5,14 @@ per step, regardless of the number of requests in it.
 """
 
 # msgspec resolves annotations when this module is imported, so names must not be imported under TYPE_CHECKING.
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
 import msgspec
 
-from enginehouse.contract.errors import EnginehouseError, error_from_fields
+from enginehouse.contract.errors import EnginehouseError, InvalidRequest, error_from_fields
 from enginehouse.contract.inspection import EngineFigures, EngineView
 from enginehouse.contract.types import (
     CacheMiss,
@@ -23,8 +26,10 @@ from enginehouse.contract.types import (
 )
 from enginehouse.contract.usage import Usage
 from enginehouse.settings.config import PluginsSettings
+from enginehouse.workers.ipc import FrameTooLarge, frame
 
 __all__ = [
+    "PROTOCOL",
     "Accepted",
     "Begun",
     "Cached",
@@ -67,8 +72,13 @@ __all__ = [
     "decode_to_worker",
     "encode",
     "failure_of",
+    "own_hello",
+    "pack",
     "printable",
 ]
+
+# Increase whenever the messages change.
+PROTOCOL = 6
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True, tag="error"):
@@ -162,7 +172,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     """Serve a request; answered by Accepted or Rejected, then by its events in StepOutputs.
 
     Attributes:
-        resume: progress of the answer so far; a resumed request was accepted once and is not refused for a full queue.
+        resume: progress of the answer so far.
     """
 
     request: EngineRequest
@@ -241,6 +251,15 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     version: str
     python: str
     prefix: str
+
+
+def own_hello() -> Hello:
+    """Return the Hello of this process."""
+    try:
+        own_version = version("enginehouse")
+    except PackageNotFoundError:  # run from its sources
+        own_version = "unknown"
+    return Hello(PROTOCOL, own_version, platform.python_version(), sys.prefix)
 
 
 class LoadProgress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
@@ -415,6 +434,23 @@ def encode(message: ToWorker | FromWorker) -> bytes:
         UnicodeEncodeError: a text holds a lone surrogate, which is not a character.
     """
     return _encoder.encode(message)
+
+
+def pack(message: ToWorker) -> bytes:
+    """Encode a message of the server as one frame.
+
+    Raises:
+        InvalidRequest: the message is too large, or holds a lone surrogate or a number wider than 64 bits.
+    """
+    try:
+        return frame(encode(message))
+    except UnicodeEncodeError as error:
+        raise InvalidRequest("The text holds a lone surrogate, which is not a character.", "messages") from error
+    except (OverflowError, RecursionError) as error:
+        reason = "The request holds a number that does not fit into 64 bits, or is nested too deeply."
+        raise InvalidRequest(reason) from error
+    except FrameTooLarge as error:
+        raise InvalidRequest(f"The request is too large for the model's worker: {error}.", "messages") from error
 
 
 def decode_to_worker(payload: bytes | bytearray | memoryview) -> ToWorker:

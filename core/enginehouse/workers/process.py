@@ -1,160 +1,230 @@
-"""Runs a worker host in a subprocess or in a thread of the server.
+"""The server's end of a child process: its start, the connection to it, and its exit status.
 
-Both provide the server's end of the link and report the end of the host. No process outlives the server: it exits when
-the link ends (see ``__main__``), even if the server was killed.
+Used for workers (``launch``) and for the processes that render chat templates. No process outlives the server: it exits
+when its link ends (see ``ipc``), even if the server was killed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar, cast
 
-from enginehouse.contract.errors import ModelLoadError, ResourcesExhausted
-from enginehouse.workers.health import Ending, count_memory_kills, ending_of
-from enginehouse.workers.host import WorkerHost
-from enginehouse.workers.ipc import Link, socket_pair
+import msgspec
+from attrs import frozen
 
-__all__ = ["Carrier", "ProcessCarrier", "ThreadCarrier", "start_carrier", "worker_command"]
+from enginehouse.workers.ipc import MAX_FRAME_BYTES, FrameCutter, FrameTooLarge, socket_pair
+
+__all__ = ["ChildProcess", "Connection", "ExitStatus", "count_memory_kills", "exit_status"]
+
+_Sent = TypeVar("_Sent")
+_Received = TypeVar("_Received")
 
 # File descriptor of stderr: output that a library prints must not go to the server's stdout.
 _STDERR = 2
 
-# The C library gives each thread a heap of its own, where freed memory stays in fragments. With one heap, memory
-# returns to the system after large constraints. The hot path allocates on one thread.
-_ALLOCATOR = {"MALLOC_ARENA_MAX": "1"}
+_READ_BYTES = 256 * 1024
 
-# Errors that mean a temporary shortage of resources.
-_SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOBUFS)
+_COUNTS = Path("/proc/vmstat")
 
 
-class Carrier(Protocol):
-    """A running host.
+@frozen
+class ExitStatus:
+    """The end of a child process, or of a worker thread.
 
     Attributes:
-        socket: the server's end of the link; the client takes ownership of it.
-        ended: description of the end; done as soon as the host has ended.
-        pid: the process id; None if the host is a thread.
+        text: description of what happened, as in "process exited with code 1".
+        is_from_outside: True if it was killed neither by this server nor by a system that was out of memory.
     """
 
-    socket: socket.socket
-    ended: asyncio.Future[Ending]
-    pid: int | None
-
-    def kill(self) -> None:
-        """End the host now, if that is possible."""
-        ...
+    text: str
+    is_from_outside: bool = False
 
 
-def start_carrier(isolation: str, python: str | None) -> Carrier:
-    """Start a host that waits for its Load message; must be called on the event loop's thread.
-
-    Raises:
-        ModelLoadError: the process cannot be started; ResourcesExhausted if the reason is a shortage of resources.
-    """
-    try:
-        return ThreadCarrier() if isolation == "thread" else ProcessCarrier(python)
-    except OSError as error:
-        kind = ResourcesExhausted if error.errno in _SHORTAGES else ModelLoadError
-        raise kind(f"the worker {isolation} could not be started: {error}") from error
-
-
-def worker_command(python: str | None, descriptor: int) -> list[str]:
-    """Return the command line of a worker process.
+def exit_status(returncode: int, num_memory_kills: int | None = None, *, is_own: bool = False) -> ExitStatus:
+    """Return the exit status of a process.
 
     Args:
-        python: interpreter of the environment to run in; None is the current one.
-        descriptor: the inherited file descriptor of the worker's end of the link.
+        returncode: as ``subprocess`` gives it; a negative value is a signal.
+        num_memory_kills: number of processes that the system has killed because it was out of memory since this one was
+            started; None if unknown.
+        is_own: True if this server killed it.
     """
-    # -P: the current folder may hold files that are named like modules.
-    return [python or sys.executable, "-P", "-m", "enginehouse.workers", "--descriptor", str(descriptor)]
+    if returncode >= 0:
+        return ExitStatus(f"process exited with code {returncode}")
+    try:
+        name = signal.Signals(-returncode).name
+    except ValueError:
+        name = f"signal {-returncode}"
+    text = f"process was ended by {name}"
+    if name != "SIGKILL":
+        return ExitStatus(text)
+    if num_memory_kills == 0:
+        return ExitStatus(f"{text} (killed by someone; the system was not out of memory)", is_from_outside=not is_own)
+    return ExitStatus(f"{text} (out of memory, or killed by someone)")
 
 
-class ProcessCarrier:
-    """A worker process in its own session, so that Ctrl-C reaches only the server.
+def count_memory_kills() -> int | None:
+    """Return the number of out-of-memory kills since the system started, containers included; None if unknown."""
+    try:
+        for line in _COUNTS.read_text(encoding="ascii").splitlines():
+            name, _, count = line.partition(" ")
+            if name == "oom_kill":
+                return int(count)
+    except (OSError, ValueError):  # not Linux
+        pass
+    return None
 
-    Must be started on a thread that lives as long as the server, because Linux ties the process to that thread.
+
+class ChildProcess:
+    """A process at the other end of a socket pair, in its own process group, so that Ctrl-C reaches only the server.
+
+    Must be created on the event loop's thread, which lives as long as the server: Linux ties the process to it.
+
+    Args:
+        command: program and arguments; the file descriptor of the process's end is appended.
+        environment: its environment variables; None passes those of this process on.
+        own_session: Linux schedules sessions against each other, so a worker gets a share of its own; a process that
+            answers the server within microseconds answers faster in the server's session.
+
+    Attributes:
+        socket: the server's end; a :class:`Connection` takes ownership of it.
+        ended: the exit status; done as soon as the process has ended. Wait for it with ``asyncio.wait``.
     """
 
-    def __init__(self, python: str | None) -> None:
-        if os.name != "posix":
-            raise ModelLoadError("worker processes need Linux or macOS; set isolation = 'thread'")
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str] | None = None, *, own_session: bool = True
+    ) -> None:
         self._num_memory_kills = count_memory_kills()
         self._is_killed = False
-        self.socket, self._process = _start_process(python)
-        self.pid: int | None = self._process.pid
+        self.socket, theirs = socket_pair()
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    [*command, str(theirs.fileno())],
+                    pass_fds=(theirs.fileno(),),
+                    stdin=subprocess.DEVNULL,
+                    stdout=_STDERR,
+                    env=environment,
+                    start_new_session=own_session,
+                    process_group=None if own_session else 0,
+                )
+        except BaseException:
+            self.socket.close()
+            raise
+        self.pid = self._process.pid
         self._loop = asyncio.get_running_loop()
-        self.ended: asyncio.Future[Ending] = self._loop.create_future()
+        self.ended: asyncio.Future[ExitStatus] = self._loop.create_future()
         # A thread in waitpid costs nothing and, unlike child watchers, works on every event loop.
-        threading.Thread(target=self._wait, name="worker exit", daemon=True).start()
+        threading.Thread(target=self._wait, name="process exit", daemon=True).start()
 
     def _wait(self) -> None:
         returncode, before, now = self._process.wait(), self._num_memory_kills, count_memory_kills()
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            # Processes that it started and left running may hold its memory.
-            os.killpg(self._process.pid, signal.SIGKILL)
+            os.killpg(self.pid, signal.SIGKILL)  # processes that it started and left running may hold its memory
         num_memory_kills = now - before if now is not None and before is not None else None
-        ending = ending_of(returncode, num_memory_kills, is_own=self._is_killed)
+        status = exit_status(returncode, num_memory_kills, is_own=self._is_killed)
         with contextlib.suppress(RuntimeError):  # the event loop is closed, so the result is not needed
-            self._loop.call_soon_threadsafe(_resolve, self.ended, ending)
+            self._loop.call_soon_threadsafe(self.ended.set_result, status)
 
     def kill(self) -> None:
         """Kill the process and all processes in its group."""
         if not self.ended.done():
             self._is_killed = True
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+                os.killpg(self.pid, signal.SIGKILL)
 
 
-def _start_process(python: str | None) -> tuple[socket.socket, subprocess.Popen[bytes]]:
-    """Return the server's end of the link, and the process at the other end."""
-    ours, theirs = socket_pair()
-    try:
-        with theirs:
-            process = subprocess.Popen(
-                worker_command(python, theirs.fileno()),
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                stdout=_STDERR,
-                env=_ALLOCATOR | dict(os.environ),
-                start_new_session=True,
-            )
-    except BaseException:
-        ours.close()
-        raise
-    return ours, process
+class Connection(asyncio.Protocol, Generic[_Sent, _Received]):
+    """The server's end of a link. Call :meth:`open`; the event loop calls ``connection_*`` and ``data_*``.
 
+    Args:
+        pack: returns the frame of a message.
+        unpack: returns the message of a payload; raises msgspec.DecodeError if it is not valid.
+        on_message: called with each message of the process.
+        on_lost: called once when the link ends, with the reason if the process violated the protocol.
+        max_frame_bytes: maximum size of a message of the process.
+    """
 
-class ThreadCarrier:
-    """The host in a daemon thread. It cannot be killed: a running forward pass always completes."""
+    def __init__(
+        self,
+        pack: Callable[[_Sent], bytes],
+        unpack: Callable[[memoryview], _Received],
+        on_message: Callable[[_Received], None],
+        on_lost: Callable[[str | None], None],
+        max_frame_bytes: int = MAX_FRAME_BYTES,
+    ) -> None:
+        self._pack = pack
+        self._unpack = unpack
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._cutter = FrameCutter(max_frame_bytes)
+        self._reason: str | None = None
+        self._transport: asyncio.Transport | None = None
+        self._rest: socket.socket | None = None  # duplicate of the socket, which stays readable after a failed write
 
-    def __init__(self) -> None:
-        self.pid: int | None = None
-        self.socket, self._theirs = socket_pair()
-        self._loop = asyncio.get_running_loop()
-        self.ended: asyncio.Future[Ending] = self._loop.create_future()
-        threading.Thread(target=self._run, name="engine", daemon=True).start()
-
-    def _run(self) -> None:
-        text = "the engine thread crashed"
+    async def open(self, sock: socket.socket) -> None:
+        """Take ownership of the socket; it is closed if this fails."""
+        loop = asyncio.get_running_loop()
+        self._rest = sock.dup()
+        connect: Callable[..., Any] = loop.create_unix_connection if os.name == "posix" else loop.create_connection
         try:
-            WorkerHost(Link(self._theirs)).run()
-            text = "the engine thread ended"
-        finally:
-            with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(_resolve, self.ended, Ending(text))
+            await connect(lambda: self, sock=sock)
+        except BaseException:
+            sock.close()
+            self._rest.close()
+            raise
 
-    def kill(self) -> None:
-        """Do nothing: the client closes the link next, which asks the thread to end."""
+    @property
+    def is_open(self) -> bool:
+        """True if messages can be sent."""
+        return self._transport is not None and not self._transport.is_closing()
 
+    @property
+    def num_unsent_bytes(self) -> int:
+        """Number of buffered bytes that the process has not read yet."""
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0
 
-def _resolve(future: asyncio.Future[Ending], ending: Ending) -> None:
-    if not future.done():
-        future.set_result(ending)
+    def send(self, message: _Sent) -> None:
+        """Send a message; it is dropped if the link is lost, which ``on_lost`` reports.
+
+        Raises the errors of ``pack``.
+        """
+        data = self._pack(message)
+        if self.is_open:
+            cast(asyncio.Transport, self._transport).write(data)
+
+    def abort(self) -> None:
+        """Close the link immediately."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Store the transport."""
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Split and decode the received bytes."""
+        try:
+            for payload in self._cutter.feed(data):
+                self._on_message(self._unpack(payload))
+        except (FrameTooLarge, msgspec.DecodeError) as error:
+            self._reason = f"the process sent something that is not a message: {error}"
+            self.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Report the loss after reading the last messages; a failed write ends the link before that."""
+        assert self._rest is not None
+        if exc is not None:
+            with contextlib.suppress(OSError):  # nothing more to read
+                while self._reason is None and (data := self._rest.recv(_READ_BYTES)):
+                    self.data_received(data)
+        self._rest.close()
+        self._on_lost(self._reason)

@@ -1,7 +1,10 @@
-"""Queue estimate of an engine, kept in the server process: waiting and running requests, and the pace of completion.
+"""Queue of a model, kept in the server process: waiting and running requests, and the pace of completion.
 
-With it, a request that cannot be served soon is refused at once, before its prompt is rendered, with the time after
-which to try again. The worker still decides: a request that passes this check may be refused there.
+It alone decides which requests are too many: of one caller or of all, in number, in tokens, or in the time that they
+would have to wait. It outlives the model's workers and counts everything that needs one: requests that wait for a load
+or a restart, those whose prompts are rendered, those in the worker, and work that waits outside because the last worker
+died. So a request that cannot be served soon is refused at once, with the time after which to try again; the worker
+refuses none for load.
 """
 
 from __future__ import annotations
@@ -13,8 +16,8 @@ from collections.abc import Callable
 from attrs import define
 
 from enginehouse.contract.errors import EnginehouseError, ModelOverloaded, Overloaded, QueueTimeout
-from enginehouse.contract.types import EngineSettings
 from enginehouse.engine.throughput import Throughput
+from enginehouse.settings.limits import LimitsSettings
 
 __all__ = ["Backlog"]
 
@@ -22,6 +25,8 @@ _SHARE_PER_CALLER = 0.75
 """Share of the queue that one named caller may fill if the settings give none, so that others still find a place."""
 
 _MAX_RETRY_S = 600.0
+
+_FULL = "The queue of this model is full; try again in a moment."
 
 
 @define
@@ -31,6 +36,7 @@ class _Entry:
     since_s: float
     expected_s: float | None
     is_running: bool = False
+    num_tokens: int = 0  # 0 until the worker has tokenized it
 
 
 @define
@@ -57,15 +63,17 @@ class _Lateness:
 
 
 class Backlog:
-    """The requests of one engine. Used on the event loop.
+    """The requests of one model. Used on the event loop.
 
     Args:
-        settings: number of slots and limits of the queue.
+        slots: number of sequences that the model decodes concurrently.
+        limits: maximum numbers of waiting requests and tokens.
         clock: seconds, monotonic.
     """
 
-    def __init__(self, settings: EngineSettings, clock: Callable[[], float] = time.monotonic) -> None:
-        self._settings = settings
+    def __init__(self, slots: int, limits: LimitsSettings, clock: Callable[[], float] = time.monotonic) -> None:
+        self._slots = slots
+        self._limits = limits
         self._clock = clock
         self._entries: dict[str, _Entry] = {}
         self._lateness = _Lateness()
@@ -76,10 +84,13 @@ class Backlog:
     def __len__(self) -> int:
         return len(self._entries)
 
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._entries
+
     # -- updates -----------------------------------------------------------------------------------
 
     def enter(self, request_id: str, caller: str, priority: int) -> None:
-        """A request was sent to the engine; no effect if it has entered before."""
+        """A request needs the model from now on; no effect if it has entered before."""
         if request_id not in self._entries:
             expected_s = self._expected_wait_s(caller, priority)
             self._entries[request_id] = _Entry(caller, priority, self._clock(), expected_s)
@@ -97,14 +108,9 @@ class Backlog:
         if self._entries.pop(request_id, None) is not None:
             if is_served:
                 self._pace.count()
-                if len(self._entries) + 1 >= self._settings.slots:
+                if len(self._entries) + 1 >= self._slots:
                     self._full_pace.count()
             self._run()
-
-    def clear(self) -> None:
-        """All requests have ended."""
-        self._entries.clear()
-        self._run()
 
     def _note_wait(self, entry: _Entry) -> None:
         """Record the difference between the actual and the expected wait of a request."""
@@ -113,20 +119,25 @@ class Backlog:
 
     def _run(self) -> None:
         self._pace.run(bool(self._entries))
-        self._full_pace.run(len(self._entries) >= self._settings.slots)
+        self._full_pace.run(len(self._entries) >= self._slots)
 
-    # -- estimates ---------------------------------------------------------------------------------
+    # -- refusals ----------------------------------------------------------------------------------
 
-    def check(self, caller: str, priority: int, queue_timeout_s: float | None) -> None:
+    def check(self, caller: str, priority: int, queue_timeout_s: float | None = None, why: str = _FULL) -> None:
         """Refuse a request that does not fit into the queue, or that would wait longer than its limit.
+
+        Args:
+            caller: the caller of the request.
+            priority: its priority.
+            queue_timeout_s: maximum time in the queue, if any.
+            why: the message if the queue is full.
 
         Raises:
             Overloaded: the queue or the caller's share of it is full, or the expected wait is too long.
         """
-        settings = self._settings
         own = sum(entry.caller == caller for entry in self._entries.values())
-        if len(self._entries) >= settings.slots + settings.max_queue or own >= settings.slots + self._share(caller):
-            raise self._full(caller, "The queue of this model is full; try again in a moment.")
+        if len(self._entries) >= self._slots + self._limits.max_queue or own >= self._slots + self._share(caller):
+            raise self._full(caller, why)
         expected_s = self._expected_wait_s(caller, priority)
         if queue_timeout_s is None or not expected_s:
             return
@@ -135,16 +146,44 @@ class Backlog:
             message = f"This model may need {likely_s:.0f} s to begin, longer than {queue_timeout_s:g} s"
             raise ModelOverloaded(f"{message} (queue_timeout_s); try again later.", likely_s - queue_timeout_s)
 
-    def explain(self, error: EnginehouseError, request_id: str) -> EnginehouseError:
-        """Return the worker's error; overload errors gain a Retry-After, and their cause: the caller or others."""
+    def check_waiters(self, num_waiters: int, why: str, retry_after_s: float) -> None:
+        """Refuse a further request that would wait for the model to be loaded.
+
+        Args:
+            num_waiters: number of requests that wait for that; they enter when it is loaded.
+            why: the message.
+            retry_after_s: estimated seconds until it is loaded.
+
+        Raises:
+            ModelOverloaded: together with those that have entered, they are as many as the model may have.
+        """
+        if len(self._entries) + num_waiters >= self._slots + self._limits.max_queue:
+            raise ModelOverloaded(why, retry_after_s)
+
+    def check_tokens(self, request_id: str, num_tokens: int) -> None:
+        """Note the length of a tokenized prompt; with no other one waiting, any length is accepted.
+
+        Raises:
+            Overloaded: with it, more than ``max_queue_tokens`` would wait.
+        """
         entry = self._entries.get(request_id)
-        if isinstance(error, QueueTimeout):
-            if entry is not None:
-                self._note_wait(entry)  # the actual wait would have been even longer
-            return QueueTimeout(error.message, self.retry_after_s)
-        if not isinstance(error, Overloaded):
+        if entry is None or entry.is_running:
+            return
+        num_before = sum(other.num_tokens for other in self._entries.values() if not other.is_running)
+        if num_before and num_before + num_tokens > self._limits.max_queue_tokens:
+            raise self._full(entry.caller, "Too many prompt tokens wait for this model; try again in a moment.")
+        entry.num_tokens = num_tokens
+
+    # -- estimates ---------------------------------------------------------------------------------
+
+    def explain(self, error: EnginehouseError, request_id: str) -> EnginehouseError:
+        """Return the worker's error; one about a time-out in the queue gains a Retry-After."""
+        if not isinstance(error, QueueTimeout):
             return error
-        return self._full(entry.caller if entry is not None else "", error.message)
+        entry = self._entries.get(request_id)
+        if entry is not None:
+            self._note_wait(entry)  # the actual wait would have been even longer
+        return QueueTimeout(error.message, self.retry_after_s)
 
     @property
     def retry_after_s(self) -> float:
@@ -157,10 +196,10 @@ class Backlog:
 
     def _share(self, caller: str) -> int:
         """Queue places for one caller; callers without a name cannot be told apart, so all places are open to them."""
-        most = self._settings.max_queue
+        most = self._limits.max_queue
         if not caller:
             return most
-        share = self._settings.max_queue_per_caller
+        share = self._limits.max_queue_per_key
         return min(most, share) if share is not None else max(min(1, most), int(most * _SHARE_PER_CALLER))
 
     def _full(self, caller: str, message: str) -> Overloaded:
@@ -178,5 +217,5 @@ class Backlog:
         counts = Counter(entry.caller for entry in waiting if entry.priority <= priority)
         own = counts.pop(caller, 0)
         num_before = own + sum(min(count, own + 1) for count in counts.values())
-        is_full = len(self._entries) - len(waiting) >= self._settings.slots
+        is_full = len(self._entries) - len(waiting) >= self._slots
         return (num_before + is_full) / per_s if num_before or is_full else 0.0

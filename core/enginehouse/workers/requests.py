@@ -61,6 +61,7 @@ class WorkerStream:
     Attributes:
         is_accepted: True if the worker has accepted the request.
         is_begun: True if the worker has ever worked on it.
+        left: done when the worker has dropped the request after its cancellation, or has died.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class WorkerStream:
         self._error: EnginehouseError | None = None
         self._is_ended = False
         self._waiter: asyncio.Future[None] | None = None
+        self.left: asyncio.Future[None] = loop.create_future()
 
     # -- engine side -------------------------------------------------------------------------------
 
@@ -97,6 +99,13 @@ class WorkerStream:
         """The worker starts a stage of it."""
         self.is_begun = True
         self.observer.begun(stage)
+
+    def leave(self, *, is_alive: bool = True) -> None:
+        """The worker has dropped the request after its cancellation, or has died before that."""
+        if is_alive:
+            self.observer.left()
+        if not self.left.done():
+            self.left.set_result(None)
 
     async def wait_accepted(self) -> None:
         """Wait until the worker has accepted the request; raises the error if it was rejected."""
@@ -229,20 +238,19 @@ class RequestTable:
     def fail_all(self, error: EngineDead) -> None:
         """End every request with the error."""
         leaving, self._leaving = self._leaving, {}
-        if not isinstance(error, WorkerDied):
-            for stream in leaving.values():
-                stream.observer.left()
+        for stream in leaving.values():
+            stream.leave(is_alive=not isinstance(error, WorkerDied))
         streams, self._streams = self._streams, {}
         self._link_ids.clear()
-        self._backlog.clear()
         for stream in streams.values():
+            self._backlog.leave(stream.request_id)
             stream.fail(error)
 
     def handle(self, message: Accepted | Begun | Entered | Left | Rejected | Started) -> None:
         """Handle a message about one request; messages for a cancelled request are dropped, except Begun and Left."""
         if isinstance(message, Left):
             if (stream := self._leaving.pop(message.request_id, None)) is not None:
-                stream.observer.left()
+                stream.leave()
             return
         if isinstance(message, Begun):
             link_id = str(message.work)

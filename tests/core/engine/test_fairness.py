@@ -20,7 +20,7 @@ class Engine:
         self.now = 0.0
         self.engine = StepEngine(
             FakeRunner(FakeOptions(slots=max(slots, 2), context=256)),
-            EngineSettings(slots=slots, max_queue=1000, **more),
+            EngineSettings(slots=slots, **more),
             {},
             clock=lambda: self.now,
             on_started=lambda owner: self.started.append(owner.request.request_id),
@@ -181,13 +181,6 @@ def test_a_request_that_has_started_does_not_time_out_in_the_queue() -> None:
     engine.now = 100.0
 
     assert engine.run() == ["a"] and not engine.errors
-
-
-def test_prompt_tokens_that_wait_are_bounded() -> None:
-    engine = Engine(slots=1, max_queue_tokens=10).engine
-    assert not engine.is_full_of_tokens(0, 1000)  # nothing waits: a long prompt may
-    assert engine.is_full_of_tokens(6, 5)
-    assert not engine.is_full_of_tokens(6, 4)
 
 
 def test_counts_of_callers_do_not_pile_up() -> None:

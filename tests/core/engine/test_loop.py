@@ -401,19 +401,6 @@ def test_check_names_what_is_wrong() -> None:
     assert bad_bias.value.param == "logit_bias.999999"
 
 
-def test_the_queue_is_bounded() -> None:
-    engine = make_engine(slots=1, max_queue=2)
-    assert not engine.is_full(3), "a free slot is a place as well"
-    engine.add(make_request(), prompt_of(0, 5))
-    engine.step()
-    assert not engine.is_full(2)
-    assert engine.is_full(3)
-    engine.add(make_request(), prompt_of(0, 5))
-    engine.add(make_request(), prompt_of(0, 5))
-
-    assert engine.is_full()
-
-
 def test_close_ends_every_request() -> None:
     engine = make_engine(slots=1)
     requests = [make_request(), make_request()]

@@ -14,9 +14,9 @@ import enginehouse.workers.client as client_module
 from enginehouse.contract.errors import ModelLoadError
 from enginehouse.contract.types import EngineSettings
 from enginehouse.settings.config import ModelSettings, PluginsSettings
-from enginehouse.workers import Load, WorkerEngine
-from enginehouse.workers.ipc import PROTOCOL, check_hello, own_hello
-from enginehouse.workers.messages import Hello
+from enginehouse.workers.client import WorkerEngine
+from enginehouse.workers.launch import check_hello
+from enginehouse.workers.messages import PROTOCOL, Hello, Load, own_hello
 from enginehouse_testkit.waiting import wait_until
 
 from .environments import installed_plugin, make_environment, packages_of_this_one

@@ -96,10 +96,15 @@ async def test_many_templates_and_chats_at_once(renderer: Renderer) -> None:
     assert [segments[0].text for segments in rendered] == [f"{n % 50}[user:c{n}]" for n in range(300)]
 
 
-async def test_long_chats_pass_the_pipe(renderer: Renderer) -> None:
+async def test_long_chats_pass_the_pipe() -> None:
     content = "漢<|im_end|>" * 100_000
+    renderer = Renderer(60.0, max_chars=2_000_000)  # it takes long on a busy machine
+    await renderer.start()
+    try:
+        segments = await renderer.render(prompt(ECHO, content))
+    finally:
+        await renderer.close()
 
-    segments = await renderer.render(prompt(ECHO, content))
     assert "".join(segment.text for segment in segments) == f"[user:{content}]"
 
 
@@ -298,7 +303,7 @@ async def test_killed_processes_are_replaced_and_a_rendering_that_loses_two_fail
         crashing = asyncio.create_task(renderer.render(prompt(HANGS)))
         num_rounds = 0
         while not crashing.done():
-            await asyncio.wait([crashing], timeout=1.0)
+            await asyncio.wait([crashing], timeout=2.0**num_rounds)  # they may take long to start
             kill_all(children_of(os.getpid()))
             num_rounds += 1
 

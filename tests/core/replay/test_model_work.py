@@ -30,7 +30,9 @@ from enginehouse.replay.generation import Generation
 from enginehouse.replay.model_work import ModelWork
 from enginehouse.replay.questions import Question
 from enginehouse.replay.request import RecoverableRequest
+from enginehouse.settings.limits import LimitsSettings
 from enginehouse.workers.client import WorkerEngine
+from enginehouse.workers.queue_estimate import Backlog
 from enginehouse.workers.requests import WorkerStream, WorkObserver
 
 _RESTART_S = 2.0
@@ -177,6 +179,7 @@ class Model:
 
     name: str = "m"
     engine: Worker = field(init=False)
+    backlog: Backlog = field(factory=lambda: Backlog(1, LimitsSettings(max_queue=100)))
     num_deaths: int = 0
     _ready: asyncio.Event = field(factory=asyncio.Event)
 
@@ -262,7 +265,7 @@ def test_innocents_are_answered_whole_and_culprits_refused(clients, pauses_s, ou
     async def scene() -> None:
         model = Model()
         model.start()
-        place = ModelWork(model, 100)  # type: ignore[arg-type]
+        place = ModelWork(model)  # type: ignore[arg-type]
         if outside_s is not None:
             asyncio.get_running_loop().call_later(outside_s, lambda: model.engine.die(from_outside=True))
         asked = []
@@ -272,6 +275,7 @@ def test_innocents_are_answered_whole_and_culprits_refused(clients, pauses_s, ou
         await asyncio.gather(*asked)
         await asyncio.sleep(60)  # what clients have left behind
         assert not place._works
+        assert not len(model.backlog)
         assert not place.is_suspicious
 
     for client in clients:
@@ -302,7 +306,7 @@ def test_hostile_caller_waits_longer_and_longer_and_no_other_does():
     async def scene() -> None:
         model = Model()
         model.start()
-        place = ModelWork(model, 100)  # type: ignore[arg-type]
+        place = ModelWork(model)  # type: ignore[arg-type]
         beside = asyncio.create_task(neighbour(model, place))
         took_s = []
         for number in range(10):
@@ -323,7 +327,7 @@ def test_same_text_again_and_again_costs_two_workers():
     async def scene() -> None:
         model = Model()
         model.start()
-        place = ModelWork(model, 100)  # type: ignore[arg-type]
+        place = ModelWork(model)  # type: ignore[arg-type]
         hostile = [Client("eve", "kills at once", None if number % 2 else number) for number in range(10)]
         await asyncio.gather(*(client.ask(number, model, place) for number, client in enumerate(hostile)))
         assert [client.outcome for client in hostile] == ["refused"] * 10
@@ -336,7 +340,7 @@ def test_constraint_that_kills_costs_two_workers_whatever_the_prompt():
     async def scene() -> None:
         model = Model()
         model.start()
-        place = ModelWork(model, 100)  # type: ignore[arg-type]
+        place = ModelWork(model)  # type: ignore[arg-type]
         bomb = Constraint(kind="regex", text="(a|b)" * 1000)
         stream = Client("bob", "hello", 100)
         hostile = [Client("eve", f"prompt {number}", 5, constraint=bomb) for number in range(5)]
@@ -354,7 +358,7 @@ def test_nothing_enters_beside_a_suspect():
     async def scene() -> None:
         model = Model()
         model.start()
-        place = ModelWork(model, 100)  # type: ignore[arg-type]
+        place = ModelWork(model)  # type: ignore[arg-type]
         suspect = Client("bob", "hello", 100)
         streaming = asyncio.create_task(suspect.ask(0, model, place))
         await asyncio.sleep(1.0)
@@ -378,7 +382,7 @@ def test_answers_that_have_begun_do_not_wait_for_the_pause_of_their_caller():
     async def scene() -> None:
         model = Model()
         model.start()
-        place = ModelWork(model, 100)  # type: ignore[arg-type]
+        place = ModelWork(model)  # type: ignore[arg-type]
         for _ in range(6):
             place._offences.add("")
         await asyncio.sleep(_MAX_PAUSE_S)

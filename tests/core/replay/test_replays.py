@@ -21,7 +21,8 @@ from enginehouse.replay.work import State, Work
 from enginehouse.serving import ModelManager
 from enginehouse.serving.restarts import RestartPolicy
 from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings
-from enginehouse.workers.health import count_memory_kills
+from enginehouse.settings.limits import LimitsSettings
+from enginehouse.workers.process import count_memory_kills
 from enginehouse_testkit.waiting import until
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="worker processes need POSIX")
@@ -36,15 +37,16 @@ class Other(Work):
 
 
 @contextlib.asynccontextmanager
-async def serving(max_waiting: int = 100, **fields) -> AsyncIterator[Server]:
+async def serving(max_queue: int = 100, **fields) -> AsyncIterator[Server]:
     model = ModelSettings(source="fake", backend="fake", **{"isolation": "process", "slots": 4, **fields})
-    settings = Settings(models={"m": model}, plugins=PluginsSettings(allow=()))
+    limits = LimitsSettings(max_queue=max_queue)
+    settings = Settings(models={"m": model}, plugins=PluginsSettings(allow=()), limits=limits)
     policy = RestartPolicy(first_delay_s=0.01, max_delay_s=0.05)
     manager = ModelManager(settings, PluginRegistry.load(settings.plugins, builtin=["fake"]), restart_policy=policy)
     try:
         await manager.start()
         await manager.wait_settled(60)
-        yield Server(manager, Replays(max_waiting))
+        yield Server(manager, Replays())
     finally:
         await manager.close()
 
@@ -173,7 +175,7 @@ async def test_cancelled_in_the_pause_ends_at_once_and_others_go_on():
 
 
 async def test_crowd_outside_is_bounded_while_suspects_are_on_trial():
-    async with asyncio.timeout(60), serving(1, options={"step_delay_s": 0.01, "open_delay_s": 0.5}) as server:
+    async with asyncio.timeout(60), serving(0, slots=3, options={"step_delay_s": 0.01, "open_delay_s": 0.5}) as server:
         running = [asyncio.create_task(server.ask(number, 60)) for number in range(3)]
         await until(lambda: server.num_events >= 12)
         model = server.manager.get("m")

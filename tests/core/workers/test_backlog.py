@@ -7,7 +7,7 @@ from collections import deque
 import pytest
 
 from enginehouse.contract.errors import ModelOverloaded, Overloaded, QueueTimeout
-from enginehouse.contract.types import EngineSettings
+from enginehouse.settings.limits import LimitsSettings
 from enginehouse.workers.queue_estimate import Backlog
 
 
@@ -16,7 +16,7 @@ class Line:
 
     def __init__(self, slots: int = 2, max_queue: int = 8, **more) -> None:
         self.now = 0.0
-        self.backlog = Backlog(EngineSettings(slots=slots, max_queue=max_queue, **more), lambda: self.now)
+        self.backlog = Backlog(slots, LimitsSettings(max_queue=max_queue, **more), lambda: self.now)
         self.num = 0
 
     def enter(self, count: int, caller: str = "", priority: int = 0) -> list[str]:
@@ -53,7 +53,7 @@ def test_a_request_more_than_slots_and_queue_hold_is_refused() -> None:
 
 def test_who_fills_the_queue_is_told_so_and_others_that_the_model_is_busy() -> None:
     """429 means "you", 503 means "not you"."""
-    line = Line(slots=2, max_queue=8, max_queue_per_caller=8)
+    line = Line(slots=2, max_queue=8, max_queue_per_key=8)
     line.enter(9, "alice")
     line.enter(1, "bob")
 
@@ -71,7 +71,7 @@ def test_one_caller_cannot_fill_the_queue() -> None:
 
 
 def test_the_share_of_a_caller_is_a_setting() -> None:
-    line = Line(slots=2, max_queue=8, max_queue_per_caller=1)
+    line = Line(slots=2, max_queue=8, max_queue_per_key=1)
     line.enter(3, "alice")
     assert type(line.refusal("alice")) is Overloaded
     line.enter(3, "bob")
@@ -212,14 +212,43 @@ def test_while_the_pace_is_unknown_nobody_is_refused_for_it() -> None:
     line.backlog.check("", 0, 0.001)
 
 
-def test_refusals_of_the_worker_say_when_to_come_again() -> None:
+def test_time_outs_in_the_worker_s_queue_say_when_to_come_again() -> None:
     line = Line(slots=1, max_queue=5)
     line.serve(20, pace_s=2.0)
     (name,) = line.enter(1, "alice")
-    explained = line.backlog.explain(Overloaded("Too many prompt tokens wait."), name)
+    explained = line.backlog.explain(QueueTimeout("It waited too long."), name)
 
-    assert type(explained) is Overloaded and explained.message == "Too many prompt tokens wait."
+    assert type(explained) is QueueTimeout and explained.message == "It waited too long."
     assert explained.retry_after_s == pytest.approx(3.0, rel=0.2)
+
+
+def test_prompt_tokens_that_wait_are_bounded() -> None:
+    line = Line(slots=1, max_queue=5, max_queue_tokens=10)
+    line.serve(20, pace_s=2.0)
+    (long,) = line.enter(1, "alice")
+    line.backlog.check_tokens(long, 1000)  # nothing waits: a long prompt may
+    (second,) = line.enter(1, "bob")
+    with pytest.raises(Overloaded, match="Too many prompt tokens") as refused:
+        line.backlog.check_tokens(second, 1)
+    assert refused.value.retry_after_s == pytest.approx(4.0, rel=0.2)
+    line.backlog.start(long)
+    line.backlog.check_tokens(second, 6)
+    (third,) = line.enter(1, "carol")
+    with pytest.raises(Overloaded):
+        line.backlog.check_tokens(third, 5)
+
+    line.backlog.check_tokens(third, 4)
+    line.backlog.check_tokens("unknown", 1000)  # it has ended meanwhile
+
+
+def test_requests_that_wait_for_a_load_count_with_those_that_have_entered() -> None:
+    line = Line(slots=2, max_queue=3)
+    line.enter(2)
+    line.backlog.check_waiters(2, "too many", 7.0)
+    with pytest.raises(ModelOverloaded, match="too many") as refused:
+        line.backlog.check_waiters(3, "too many", 7.0)
+
+    assert refused.value.retry_after_s == 7.0
 
 
 def test_entering_and_leaving_twice_counts_once() -> None:

@@ -20,11 +20,11 @@ import pytest
 from enginehouse.contract.errors import EngineDead, ModelLoadError, WorkerDied
 from enginehouse.contract.types import EngineRequest, EngineSettings, SamplingParams, Segment, StopParams, TextDelta
 from enginehouse.settings.config import PluginsSettings
-from enginehouse.workers import Load, WorkerEngine
-from enginehouse.workers.health import count_memory_kills, describe_exit, ending_of
+from enginehouse.workers.client import WorkerEngine
 from enginehouse.workers.ipc import frame, socket_pair
-from enginehouse.workers.messages import encode
-from enginehouse.workers.process import worker_command
+from enginehouse.workers.launch import worker_command
+from enginehouse.workers.messages import Load, encode
+from enginehouse.workers.process import count_memory_kills, exit_status
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="worker processes need POSIX")
 
@@ -230,7 +230,7 @@ async def test_program_that_is_no_worker_is_reported():
     [(0, "code 0"), (3, "code 3"), (-6, "SIGABRT"), (-9, "SIGKILL (out of memory"), (-250, "signal 250")],
 )
 def test_exit_is_described(returncode, text):
-    assert text in describe_exit(returncode)
+    assert text in exit_status(returncode).text
 
 
 @pytest.mark.parametrize(
@@ -245,10 +245,10 @@ def test_exit_is_described(returncode, text):
     ],
 )
 def test_only_a_kill_with_memory_to_spare_comes_from_outside(returncode, num_memory_kills, is_own, is_from_outside):
-    ending = ending_of(returncode, num_memory_kills, is_own=is_own)
+    status = exit_status(returncode, num_memory_kills, is_own=is_own)
 
-    assert ending.is_from_outside is is_from_outside
-    assert ending.text == describe_exit(returncode, num_memory_kills)
+    assert status.is_from_outside is is_from_outside
+    assert ("not out of memory" in status.text) is (returncode == -signal.SIGKILL and num_memory_kills == 0)
 
 
 async def test_kill_from_outside_is_told_from_a_crash():
@@ -428,7 +428,8 @@ async def test_death_is_noticed_although_a_process_that_the_worker_started_holds
 SERVER = """
 import asyncio, sys
 from enginehouse.settings.config import PluginsSettings
-from enginehouse.workers import Load, WorkerEngine
+from enginehouse.workers.client import WorkerEngine
+from enginehouse.workers.messages import Load
 from enginehouse.contract.types import EngineRequest, EngineSettings, Segment, StopParams
 
 async def main(backend, options, is_loading):
@@ -485,7 +486,7 @@ def test_killed_server_leaves_no_worker(backend, options, moment):
 def test_worker_ends_with_the_link_alone(payload):
     """The server lives on here, so no death signal comes: the end of the link and foreign bytes suffice."""
     ours, theirs = socket_pair()
-    command = worker_command(None, theirs.fileno())
+    command = [*worker_command(None), str(theirs.fileno())]
     with subprocess.Popen(command, pass_fds=(theirs.fileno(),), start_new_session=True) as worker:
         theirs.close()
         ours.sendall(frame(payload))

@@ -35,7 +35,10 @@ from enginehouse.contract.types import (
     TextDelta,
 )
 from enginehouse.settings.config import PluginsSettings
-from enginehouse.workers import Load, WorkerEngine
+from enginehouse.settings.limits import LimitsSettings
+from enginehouse.workers.client import WorkerEngine
+from enginehouse.workers.messages import Load
+from enginehouse.workers.queue_estimate import Backlog
 
 ISOLATIONS = ("process", "thread")
 _ids = itertools.count()
@@ -47,10 +50,14 @@ def load_message(backend: str = "fake", engine: EngineSettings | None = None, **
 
 @contextlib.asynccontextmanager
 async def open_engine(
-    isolation: str, engine: EngineSettings | None = None, **options: Any
+    isolation: str, engine: EngineSettings | None = None, backlog: Backlog | None = None, **options: Any
 ) -> AsyncIterator[WorkerEngine]:
     opened = await WorkerEngine.open(
-        load_message(engine=engine, **options), isolation=isolation, python=None, on_progress=lambda share, text: None
+        load_message(engine=engine, **options),
+        isolation=isolation,
+        python=None,
+        on_progress=lambda share, text: None,
+        backlog=backlog,
     )
     try:
         yield opened
@@ -171,7 +178,8 @@ async def test_request_id_in_use_is_refused():
 
 
 async def test_full_queue_is_overloaded_until_a_place_is_free():
-    async with open_engine("thread", EngineSettings(slots=1, max_queue=1), step_delay_s=0.01) as engine:
+    backlog = Backlog(1, LimitsSettings(max_queue=1))
+    async with open_engine("thread", EngineSettings(slots=1), backlog, step_delay_s=0.01) as engine:
         running = await engine.submit(endless())
         await eventually(lambda: _num_running(engine))
         waiting = await engine.submit(make_request())
@@ -182,6 +190,34 @@ async def test_full_queue_is_overloaded_until_a_place_is_free():
         assert refused.value.retry_after_s > 0
         assert text_of(await collect(waiting))
         assert text_of(await answer(engine, make_request()))
+
+
+async def test_queue_counts_requests_that_the_worker_has_not_accepted():
+    backlog = Backlog(1, LimitsSettings(max_queue=1))
+    async with open_engine("thread", EngineSettings(slots=1), backlog) as engine:
+        answers = [asyncio.create_task(answer(engine, make_request())) for _ in range(3)]
+        outcomes = await asyncio.gather(*answers, return_exceptions=True)
+
+    assert [type(outcome) for outcome in outcomes[2:]] == [Overloaded]
+    assert not any(isinstance(outcome, Exception) for outcome in outcomes[:2])
+    assert len(backlog) == 0
+
+
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+async def test_prompts_that_are_too_long_to_wait_are_taken_back_from_the_worker(isolation):
+    backlog = Backlog(1, LimitsSettings(max_queue_tokens=20))
+    async with open_engine(isolation, EngineSettings(slots=1), backlog, step_delay_s=0.01) as engine:
+        running = await engine.submit(endless())
+        await eventually(lambda: _num_running(engine))
+        waiting = await engine.submit(make_request("x" * 19))
+        with pytest.raises(Overloaded, match="Too many prompt tokens"):
+            await engine.submit(make_request("yy"))
+        stats = await engine.stats()
+        running.cancel()
+
+        assert (stats.num_running, stats.num_waiting) == (1, 1)
+        assert text_of(await collect(waiting))
+    assert len(backlog) == 0
 
 
 async def _num_running(engine: Engine) -> int:

@@ -16,8 +16,8 @@ from enginehouse.contract.errors import EngineDead, ModelLoadError
 from enginehouse.contract.types import EngineRequest, EngineSettings, SamplingParams, Segment, StopParams
 from enginehouse.engine.loop import StepEngine
 from enginehouse.settings.config import PluginsSettings
-from enginehouse.workers import Load, WorkerEngine
-from enginehouse.workers.messages import LoadFailed, decode_from_worker, encode, failure_of
+from enginehouse.workers.client import WorkerEngine
+from enginehouse.workers.messages import Load, LoadFailed, decode_from_worker, encode, failure_of
 from enginehouse_testkit.fake_runner import FakeRunner
 from enginehouse_testkit.fake_tokenizer import FakeTokenizer
 from enginehouse_testkit.waiting import until

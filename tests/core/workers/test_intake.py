@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from enginehouse.contract.errors import ContextLengthExceeded, GenerationFailed, InvalidRequest, Overloaded
+from enginehouse.contract.errors import ContextLengthExceeded, GenerationFailed, InvalidRequest
 from enginehouse.contract.types import Constraint, EngineRequest, EngineSettings, Resume, SamplingParams, Segment
 from enginehouse.engine.loop import StepEngine
 from enginehouse.workers.calls import NOBODY
@@ -67,11 +67,11 @@ class GatedDecoder:
 class Bench:
     """An intake with everything around it recorded."""
 
-    def __init__(self, max_queue: int = 128, max_queue_tokens: int = 1000) -> None:
+    def __init__(self) -> None:
         self.tokenizer, self.decoder = GatedTokenizer(), GatedDecoder()
         self.told: list[FromWorker] = []
         self.entered: list[str] = []
-        settings = EngineSettings(slots=1, max_queue=max_queue, max_queue_tokens=max_queue_tokens)
+        settings = EngineSettings(slots=1)
         engine = StepEngine(FakeRunner(FakeOptions(context=64)), settings, {}, [self.decoder])  # type: ignore[list-item]
         self.intake = Intake(engine, self.tokenizer, self.told.append, self._enter)
         self.intake.start()
@@ -254,29 +254,6 @@ def test_cancelled_request_has_left_when_nothing_works_on_it_any_more(bench):
     assert bench.entered == []
 
 
-def test_queue_bound_counts_what_the_engine_does_not_know_yet():
-    bench = Bench(max_queue=1)  # one request in the slot, one in the queue
-    bench.submit("a", "slow")
-    bench.submit("b")
-    bench.submit("c")
-    rejected = [message for message in bench.sent if isinstance(message, Rejected)]
-
-    assert [message.request_id for message in rejected] == ["c"], "refused at once, although the thread is busy"
-    error = rejected[0].failure.to_error()
-    assert isinstance(error, Overloaded)
-    assert error.retry_after_s > 0
-    bench.intake.cancel("b")
-    bench.submit("d")
-    bench.tokenizer.gate.set()
-    bench.wait(lambda: bench.entered == ["a", "d"])
-    bench.submit("e")
-    assert bench.sent[-1] == Rejected("e", rejected[0].failure), "handed over, but not yet added to the engine"
-    bench.intake.entered(len(FakeTokenizer().encode("slow", False)))
-    bench.submit("f")
-    bench.wait(lambda: bench.entered == ["a", "d", "f"])
-    bench.intake.close()
-
-
 def test_calls_are_answered_in_order(bench):
     ids = FakeTokenizer().encode("hello", False)
     bench.intake.call(Tokenize(1, (Segment("hello"),), False))
@@ -302,7 +279,7 @@ def test_tokens_that_fit_no_frame_are_refused():
         if not isinstance(message, Begun):
             sent.append(message)
 
-    engine = StepEngine(FakeRunner(FakeOptions(context=64)), EngineSettings(slots=1, max_queue=1), {})
+    engine = StepEngine(FakeRunner(FakeOptions(context=64)), EngineSettings(slots=1), {})
     intake = Intake(engine, FakeTokenizer(), send, lambda *_: None)
     intake.start()
     intake.call(Tokenize(1, (Segment("hello"),), False))
@@ -314,20 +291,6 @@ def test_tokens_that_fit_no_frame_are_refused():
     (failed,) = sent
     assert isinstance(failed, CallFailed)
     assert isinstance(failed.failure.to_error(), InvalidRequest)
-
-
-def test_queue_bound_counts_the_tokens_of_prompts_that_enter():
-    bench = Bench(max_queue_tokens=10)
-    bench.submit("long", token_ids=tuple(range(1, 21)))  # nothing waits, so it may
-    bench.wait(lambda: bench.entered == ["long"])
-    bench.submit("short", token_ids=(1,))
-    bench.wait(lambda: isinstance(bench.sent[-1], Rejected))
-    error = bench.sent[-1].failure.to_error()
-    assert isinstance(error, Overloaded) and "tokens" in error.message
-    bench.intake.entered(20)
-    bench.submit("next", token_ids=(1,))
-    bench.wait(lambda: bench.entered == ["long", "next"])
-    bench.intake.close()
 
 
 def test_closing_waits_for_the_prompt_at_work_and_for_no_other(bench):

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from enginehouse.contract import errors
 from enginehouse.workers import messages
-from enginehouse.workers.ipc import MAX_FRAME_BYTES, Connection, FrameCutter, FrameTooLarge, Link, frame, socket_pair
-from enginehouse.workers.messages import Begun, Cancel, FromWorker, encode
+from enginehouse.workers.ipc import MAX_FRAME_BYTES, FrameCutter, FrameTooLarge, Link, frame, socket_pair
+from enginehouse.workers.messages import Begun, Cancel, FromWorker, decode_from_worker, encode, pack
+from enginehouse.workers.process import Connection
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 SCALARS: dict[Any, st.SearchStrategy[Any]] = {
@@ -181,6 +182,22 @@ def test_link_wakes_a_blocked_sender_when_the_other_side_closes():
     link.close()
 
 
+async def test_connection_ends_with_a_message_beyond_its_own_limit():
+    """A rendering process may send much less than a worker, and one that was taken over must not fill the memory."""
+    ours, theirs = socket_pair()
+    said: list[FromWorker] = []
+    lost: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+    connection = Connection(pack, decode_from_worker, said.append, lost.set_result, max_frame_bytes=100)
+    await connection.open(ours)
+    with theirs:
+        theirs.sendall(frame(encode(Begun("a", "text"))) + frame(bytes(101)))
+        async with asyncio.timeout(5):
+            assert "a frame of 101 bytes exceeds the limit of 100" in str(await lost)
+
+    assert said == [Begun("a", "text")]
+    assert not connection.is_open
+
+
 @pytest.mark.skipif(os.name != "posix", reason="uvloop needs POSIX")
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 def test_what_a_worker_sent_last_is_read_although_nothing_can_be_sent_to_it_any_more(loop):
@@ -190,7 +207,7 @@ def test_what_a_worker_sent_last_is_read_although_nothing_can_be_sent_to_it_any_
         ours, theirs = socket_pair()
         said: list[FromWorker] = []
         lost: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-        connection = Connection(said.append, lost.set_result)
+        connection = Connection(pack, decode_from_worker, said.append, lost.set_result)
         await connection.open(ours)
         theirs.sendall(frame(encode(Begun("a", "text"))))
         theirs.close()

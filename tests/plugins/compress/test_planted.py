@@ -96,7 +96,7 @@ async def smollm2(**settings: object) -> AsyncIterator[tuple[Preparers, LoadedMo
     await manager.start()
     try:
         await manager.wait_settled(120)
-        yield Preparers(everything.models, registry, manager, Replays(100)), manager.get("m")
+        yield Preparers(everything.models, registry, manager, Replays()), manager.get("m")
     finally:
         await manager.close()
 

@@ -18,7 +18,8 @@ from enginehouse.contract.backend import ModelSource
 from enginehouse.contract.errors import EnginehouseError, ModelLoadError
 from enginehouse.contract.types import EngineSettings
 from enginehouse.settings.config import PluginsSettings
-from enginehouse.workers import Load, WorkerEngine
+from enginehouse.workers.client import WorkerEngine
+from enginehouse.workers.messages import Load
 from enginehouse_hf.backend import HfBackend, HfOptions
 from enginehouse_testkit.contract.model_folder import Payload
 

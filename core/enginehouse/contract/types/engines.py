@@ -89,10 +89,6 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         slots: sequences that decode concurrently.
-        max_queue: maximum number of waiting requests; further ones are refused.
-        max_queue_tokens: maximum number of waiting prompt tokens; a request that exceeds it is refused, unless none
-            waits.
-        max_queue_per_caller: maximum number of waiting requests of one named caller; None is a share of ``max_queue``.
         prefill_chunk_tokens: maximum prompt tokens in a step in which other sequences decode; None is the runner's
             choice.
         max_prefill_tokens: maximum prompt tokens in a step without decoding; None is twice the runner's chunk.
@@ -100,9 +96,6 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     slots: int = 8
-    max_queue: int = 128
-    max_queue_tokens: int = 1_000_000
-    max_queue_per_caller: int | None = None
     prefill_chunk_tokens: int | None = None
     max_prefill_tokens: int | None = None
     prefix_cache: bool = True

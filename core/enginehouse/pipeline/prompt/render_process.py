@@ -1,24 +1,19 @@
-"""Program of a rendering process: read a request, render, reply, until the pipe closes.
+"""Program of a rendering process: read a request, render, reply, until its link ends.
 
-Started by ``renderer`` as ``python -m enginehouse.pipeline.prompt.render_process``. It has no threads and no state
-besides caches, may be killed at any moment, and ends with its parent. Its limits are a second line of defence after the
-sandbox: memory, no writing to files, no core dumps.
+Started by ``renderer``. It has no threads and no state besides caches, may be killed at any moment, and ends with
+the server. Its limits are a second line of defence after the sandbox: memory, no writing to files, no core dumps.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import os
-import signal
+import resource
 import sys
-from typing import BinaryIO
 
 import msgspec
 
 from enginehouse.contract.errors import RenderError
-from enginehouse.pipeline.prompt.render_frames import (
-    HEADER_BYTES,
+from enginehouse.pipeline.prompt.render_messages import (
     Checked,
     CheckTemplate,
     Failed,
@@ -27,49 +22,44 @@ from enginehouse.pipeline.prompt.render_frames import (
     Render,
     Rendered,
     Reply,
-    Request,
-    pack,
+    decode_request,
+    encode,
 )
 from enginehouse.pipeline.prompt.sandbox import TemplateExhausted
 from enginehouse.pipeline.prompt.templates import check, render
+from enginehouse.workers.ipc import FrameTooLarge, Link, become_child
 
 __all__ = ["main"]
 
-_PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 
-
-def main(parent_pid: int, max_chars: int, memory_bytes: int) -> None:
-    """Serve requests from standard input until it closes.
+def main(max_chars: int, memory_bytes: int) -> None:
+    """Serve requests until the server closes the link.
 
     Args:
-        parent_pid: this process ends when the process with this id ends.
         max_chars: maximum length of a rendered prompt in characters.
         memory_bytes: maximum memory that rendering may allocate.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the whole group; the parent decides
-    _die_with_parent(parent_pid)
-    requests = sys.stdin.buffer
-    replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # printed output must not get into the replies
+    link = become_child()
     _limit(memory_bytes)
-    with contextlib.suppress(BrokenPipeError):  # the parent has ended
-        _send(replies, Ready())
-        _serve(requests, replies, max_chars)
-    os._exit(0)  # nothing to clean up; avoids a second BrokenPipeError from closing files
+    link.send(encode(Ready()))
+    _serve(link, max_chars)
+    os._exit(0)
 
 
-def _serve(requests: BinaryIO, replies: BinaryIO, max_chars: int) -> None:
-    decode = msgspec.msgpack.Decoder(Request).decode
+def _serve(link: Link, max_chars: int) -> None:
     remembered: dict[int, Remember] = {}
-    while len(header := requests.read(HEADER_BYTES)) == HEADER_BYTES:
-        request = decode(requests.read(int.from_bytes(header, "big")))
+    while (payload := link.receive()) is not None:
+        request = decode_request(payload)
         if isinstance(request, Remember):
             if request.forget:
                 remembered.clear()
             remembered[request.key] = request
             continue
         reply = _answer(request, remembered, max_chars)
-        _send(replies, reply)
+        try:
+            link.send(encode(reply))
+        except FrameTooLarge as error:
+            link.send(encode(Failed(f"The rendered prompt is too long: {error}.", "messages")))
         if isinstance(reply, Failed) and reply.exhausted:
             return
 
@@ -88,24 +78,8 @@ def _answer(request: Render | CheckTemplate, remembered: dict[int, Remember], ma
         return Failed("The chat template needs too much memory.", "messages", exhausted=True)
 
 
-def _send(replies: BinaryIO, reply: Reply) -> None:
-    replies.write(pack(reply))
-    replies.flush()
-
-
-def _die_with_parent(parent_pid: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if sys.platform != "win32" and os.getppid() != parent_pid:  # it ended before the request took effect
-        sys.exit(1)
-
-
 def _limit(memory_bytes: int) -> None:
     """Limit allocations from now on; libraries may already have reserved any amount of address space."""
-    if sys.platform == "win32":
-        return
-    import resource  # noqa: PLC0415 - only on Unix
-
     limits = {resource.RLIMIT_FSIZE: 0, resource.RLIMIT_CORE: 0}
     if sys.platform == "linux":  # macOS accepts a limit of the address space and ignores it
         with open("/proc/self/statm", encoding="ascii") as statm:
@@ -116,4 +90,4 @@ def _limit(memory_bytes: int) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -12,20 +12,43 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import sys
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 
-from enginehouse.contract.errors import RenderError, ServerOverloaded
+import msgspec
+
+from enginehouse.contract.errors import InvalidRequest, RenderError, ServerOverloaded
 from enginehouse.contract.types import Segment
 from enginehouse.pipeline.prompt.chat_prompt import ChatPrompt
-from enginehouse.pipeline.prompt.render_client import ProcessLost, RenderClient
-from enginehouse.pipeline.prompt.render_frames import Failed, Rendered, Reply
+from enginehouse.pipeline.prompt.render_messages import (
+    CheckTemplate,
+    Failed,
+    Ready,
+    Remember,
+    Render,
+    Rendered,
+    Reply,
+    Request,
+    decode_reply,
+    encode,
+)
+from enginehouse.settings.structuring import find_wide_integer
+from enginehouse.workers.ipc import FrameTooLarge, frame
+from enginehouse.workers.process import ChildProcess, Connection
 
 __all__ = ["ChatPrompt", "Renderer"]
 
 _MAX_SUSPECTS = 256
 _START_TIMEOUT_S = 60.0  # Python itself takes 0.2 s; a busy machine much longer
+_EXIT_S = 1.0  # from the end of its link to its exit status, which says why
 _MAX_BACKOFF_S = 5.0
+
+_MAX_REMEMBERED = 32
+# A template that escapes its sandbox must not find keys here.
+_ENVIRONMENT = ("HOME", "LANG", "PATH", "TZ")
+_ENVIRONMENT_PREFIXES = ("DYLD_", "LC_", "LD_", "PYTHON")
 
 _log = logging.getLogger(__name__)
 
@@ -48,10 +71,10 @@ class Renderer:
         self._timeout_s = timeout_s
         self._max_chars, self._memory_bytes = max_chars, memory_bytes
         self._num_processes = num_processes
-        self._idle: list[RenderClient] = []
+        self._idle: list[_RenderProcess] = []
         self._busy: Counter[str] = Counter()  # number of processes held by each template
-        self._clients: set[RenderClient] = set()
-        self._waiting: deque[tuple[str, asyncio.Future[RenderClient]]] = deque()
+        self._clients: set[_RenderProcess] = set()
+        self._waiting: deque[tuple[str, asyncio.Future[_RenderProcess]]] = deque()
         self._suspects: dict[str, None] = {}  # templates whose last run hung, exhausted memory or crashed
         self._starting: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -98,25 +121,25 @@ class Renderer:
         self._clients.clear()
         self._idle.clear()
 
-    async def _run(self, template: str, call: Callable[[RenderClient], Awaitable[Reply]]) -> Reply:
+    async def _run(self, template: str, call: Callable[[_RenderProcess], Awaitable[Reply]]) -> Reply:
         try:
             async with asyncio.timeout(self._timeout_s) as deadline:
                 try:
                     reply = await self._attempt(template, call, deadline)
-                except ProcessLost:  # not necessarily caused by the template
+                except _ProcessLost:  # not necessarily caused by the template
                     reply = await self._attempt(template, call, deadline)
         except TimeoutError:
             if template not in self._suspects:
                 raise ServerOverloaded("All rendering processes are busy; try again.") from None
             raise RenderError(f"The chat template took longer than {self._timeout_s:g} s.", "messages") from None
-        except ProcessLost:
+        except _ProcessLost:
             raise RenderError("The chat template crashed the process that rendered it.", "messages") from None
         if isinstance(reply, Failed):
             raise RenderError(reply.message, reply.param)
         return reply
 
     async def _attempt(
-        self, template: str, call: Callable[[RenderClient], Awaitable[Reply]], deadline: asyncio.Timeout
+        self, template: str, call: Callable[[_RenderProcess], Awaitable[Reply]], deadline: asyncio.Timeout
     ) -> Reply:
         client = await self._take(template)
         reply, blame = None, True
@@ -140,14 +163,14 @@ class Renderer:
         if len(self._suspects) > _MAX_SUSPECTS:
             del self._suspects[next(iter(self._suspects))]
 
-    async def _take(self, template: str) -> RenderClient:
+    async def _take(self, template: str) -> _RenderProcess:
         """Wait for a process that ``template`` may use; first come, first served among the eligible."""
         if self._closed:
             raise ServerOverloaded("The server is shutting down.")
         if not self._waiting and self._may_use(template) and (client := self._pop_idle()):
             self._busy[template] += 1
             return client
-        future: asyncio.Future[RenderClient] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[_RenderProcess] = asyncio.get_running_loop().create_future()
         self._waiting.append((template, future))
         self._serve_waiting()
         try:
@@ -157,7 +180,7 @@ class Renderer:
                 self._give_back(future.result(), template, healthy=True)
             raise
 
-    def _pop_idle(self) -> RenderClient | None:
+    def _pop_idle(self) -> _RenderProcess | None:
         while self._idle:
             client = self._idle.pop()
             if client.is_alive:
@@ -173,7 +196,7 @@ class Renderer:
         return self._busy[template] < self._num_processes - 1
 
     def _serve_waiting(self) -> None:
-        still_waiting: deque[tuple[str, asyncio.Future[RenderClient]]] = deque()
+        still_waiting: deque[tuple[str, asyncio.Future[_RenderProcess]]] = deque()
         while self._waiting:
             template, future = self._waiting.popleft()
             if future.done():
@@ -185,7 +208,7 @@ class Renderer:
                 still_waiting.append((template, future))
         self._waiting = still_waiting
 
-    def _give_back(self, client: RenderClient, template: str, healthy: bool) -> None:
+    def _give_back(self, client: _RenderProcess, template: str, healthy: bool) -> None:
         self._busy[template] -= 1
         if not self._busy[template]:
             del self._busy[template]
@@ -195,13 +218,13 @@ class Renderer:
             self._start_one(instead_of=client)
         self._serve_waiting()
 
-    def _start_one(self, instead_of: RenderClient | None = None) -> asyncio.Task[None]:
+    def _start_one(self, instead_of: _RenderProcess | None = None) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(self._replace(instead_of))
         self._starting.add(task)
         task.add_done_callback(self._starting.discard)
         return task
 
-    async def _replace(self, old: RenderClient | None) -> None:
+    async def _replace(self, old: _RenderProcess | None) -> None:
         """Kill ``old`` and start a process; retry with increasing delays until it succeeds."""
         if old is not None:
             await old.kill()
@@ -210,9 +233,9 @@ class Renderer:
         while not self._closed:
             try:
                 async with asyncio.timeout(_START_TIMEOUT_S):
-                    client = await RenderClient.open(self._max_chars, self._memory_bytes)
+                    client = await _RenderProcess.open(self._max_chars, self._memory_bytes)
                 break
-            except (OSError, ProcessLost, TimeoutError) as error:
+            except (OSError, _ProcessLost, TimeoutError) as error:
                 _log.error("a rendering process could not be started: %r", error)
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
@@ -221,3 +244,143 @@ class Renderer:
         self._clients.add(client)
         self._idle.append(client)
         self._serve_waiting()
+
+
+class _ProcessLost(Exception):
+    """The process ended or sent something that is not a reply."""
+
+
+class _RenderProcess:
+    """One rendering process. It has at most one request at a time. Create one with :meth:`open`.
+
+    Args:
+        max_chars: maximum length of a rendered prompt in characters.
+        memory_bytes: maximum memory that rendering may allocate.
+
+    Attributes:
+        is_idle: the process waits for a request. False from the sending of a request until its reply: if anything fails
+            in between, the process must be killed. A failure before sending does not affect the process.
+    """
+
+    def __init__(self, max_chars: int, memory_bytes: int) -> None:
+        self._process = ChildProcess(_command(max_chars, memory_bytes), _environment(), own_session=False)
+        # A character takes at most 4 bytes, a segment of at least one character at most 8 more.
+        max_reply_bytes = 12 * max_chars + 65536
+        self._connection: Connection[Request, Reply] = Connection(
+            _pack, decode_reply, self._take, self._on_lost, max_reply_bytes
+        )
+        self._reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._keys: dict[tuple[str, tuple[str, ...]], int] = {}
+        self.is_idle = True
+
+    @classmethod
+    async def open(cls, max_chars: int, memory_bytes: int) -> _RenderProcess:
+        """Start a process and wait until it is ready.
+
+        Raises:
+            _ProcessLost: it ended at once.
+            OSError: it could not be started.
+        """
+        client = cls(max_chars, memory_bytes)
+        try:
+            await client._connection.open(client._process.socket)
+            if not isinstance(await client._reply, Ready):
+                raise _ProcessLost("its first message is not Ready")
+        except _ProcessLost as error:
+            await asyncio.wait([client._process.ended], timeout=_EXIT_S)
+            await client.kill()
+            raise _ProcessLost(f"{error}; its {client._process.ended.result().text}") from error
+        except BaseException:
+            await client.kill()
+            raise
+        return client
+
+    @property
+    def is_alive(self) -> bool:
+        """True if the process runs, as far as the event loop knows."""
+        return self._connection.is_open and not self._process.ended.done()
+
+    async def render(self, prompt: ChatPrompt) -> Reply:
+        """Send a prompt and wait for its reply.
+
+        Raises:
+            InvalidRequest: the prompt contains a value that cannot be sent; the process is not affected.
+            _ProcessLost: the process ended.
+        """
+        parts = prompt.template, prompt.special_tokens
+        try:
+            if parts not in self._keys:
+                forget = len(self._keys) >= _MAX_REMEMBERED
+                key = 0 if forget else len(self._keys)
+                self._connection.send(Remember(key, *parts, forget))
+                if forget:
+                    self._keys.clear()
+                self._keys[parts] = key
+            small = msgspec.structs.replace(prompt, template="", special_tokens=())
+            return await self._exchange(Render(self._keys[parts], small))
+        except (OverflowError, RecursionError, UnicodeEncodeError, FrameTooLarge) as error:
+            raise _refusal(prompt, error) from error
+
+    async def check(self, template: str) -> Reply:
+        """Have the process compile a template. Raises _ProcessLost."""
+        return await self._exchange(CheckTemplate(template))
+
+    async def kill(self) -> None:
+        """End the process at once and reap it; idempotent."""
+        self._process.kill()
+        self._connection.abort()
+        await asyncio.wait([self._process.ended])
+
+    async def _exchange(self, request: Render | CheckTemplate) -> Reply:
+        if not self._connection.is_open:
+            self.is_idle = False
+            raise _ProcessLost
+        self._reply = asyncio.get_running_loop().create_future()
+        self._connection.send(request)
+        self.is_idle = False
+        reply = await self._reply
+        self.is_idle = True
+        return reply
+
+    def _take(self, reply: Reply) -> None:
+        if self._reply.done():  # it was not asked
+            self._connection.abort()
+        else:
+            self._reply.set_result(reply)
+
+    def _on_lost(self, reason: str | None) -> None:
+        if not self._reply.done():
+            self._reply.set_exception(_ProcessLost(reason or "it closed its link"))
+
+
+def _pack(message: Request) -> bytes:
+    return frame(encode(message))
+
+
+def _refusal(prompt: ChatPrompt, error: Exception) -> InvalidRequest:
+    """Return the error for a prompt that cannot be encoded; ``param`` is the field of the invalid value."""
+    if isinstance(error, OverflowError):
+        for name, value in prompt.extra.items():
+            param = name if name == "tools" else f"chat_template_kwargs.{name}"
+            if (found := find_wide_integer(value, param)) is not None:
+                path, number = found
+                return InvalidRequest(f"{path}: {number} does not fit into 64 bits; write it as a string", param)
+    if isinstance(error, RecursionError):
+        return InvalidRequest("The chat is nested too deeply to be rendered.", "messages")
+    if isinstance(error, FrameTooLarge):
+        return InvalidRequest(f"The chat is too large to be rendered: {error}.", "messages")
+    return InvalidRequest("The chat holds a text or number that cannot be encoded.", "messages")
+
+
+def _command(max_chars: int, memory_bytes: int) -> list[str]:
+    # -P: do not import from the current directory
+    program = [sys.executable, "-P", "-m", "enginehouse.pipeline.prompt.render_process"]
+    return [*program, str(max_chars), str(memory_bytes)]
+
+
+def _environment() -> dict[str, str]:
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in _ENVIRONMENT or name.startswith(_ENVIRONMENT_PREFIXES)
+    }

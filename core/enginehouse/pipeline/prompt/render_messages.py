@@ -1,6 +1,8 @@
-"""Messages between the server and its rendering processes: length-prefixed msgspec frames, never pickle."""
+"""Messages between the server and its rendering processes; see :mod:`enginehouse.workers.ipc` for their frames."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import msgspec
 
@@ -8,7 +10,6 @@ from enginehouse.contract.types import Segment
 from enginehouse.pipeline.prompt.chat_prompt import ChatPrompt
 
 __all__ = [
-    "HEADER_BYTES",
     "CheckTemplate",
     "Checked",
     "Failed",
@@ -18,11 +19,10 @@ __all__ = [
     "Rendered",
     "Reply",
     "Request",
-    "pack",
+    "decode_reply",
+    "decode_request",
+    "encode",
 ]
-
-HEADER_BYTES = 4
-"""Size of the frame length that precedes each frame, an unsigned big-endian number."""
 
 
 class Remember(msgspec.Struct, frozen=True, array_like=True, tag="remember"):
@@ -81,10 +81,8 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
 Request = Remember | Render | CheckTemplate
 Reply = Ready | Rendered | Checked | Failed
 
-_encode = msgspec.msgpack.Encoder().encode
+_Payload = bytes | bytearray | memoryview
 
-
-def pack(frame: Request | Reply) -> bytes:
-    """Return the bytes of one frame with its header."""
-    data = _encode(frame)
-    return len(data).to_bytes(HEADER_BYTES, "big") + data
+encode: Callable[[Request | Reply], bytes] = msgspec.msgpack.Encoder().encode
+decode_request: Callable[[_Payload], Request] = msgspec.msgpack.Decoder(Request).decode
+decode_reply: Callable[[_Payload], Reply] = msgspec.msgpack.Decoder(Reply).decode

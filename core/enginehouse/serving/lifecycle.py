@@ -1,0 +1,225 @@
+"""Lifecycle of one model's worker: its states, the table of transitions between them, and the drain before an unload.
+
+``TRANSITIONS`` is the table of docs/recovery.md ("States of a model"). ``served`` and ``restarts`` send the events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Generic, Literal, TypeVar
+
+from attrs import define, field
+
+from enginehouse.contract.errors import ModelUnloaded
+from enginehouse.serving.leases import Uses, Waiters
+from enginehouse.serving.status import EventKind, ModelEvent, ModelState, Publish
+
+__all__ = ["TRANSITIONS", "Drain", "Event", "Lifecycle"]
+
+_M = TypeVar("_M")
+
+Event = Literal["load", "postponed", "opened", "died", "drain", "stayed", "failed", "ended", "closed"]
+
+TRANSITIONS: dict[ModelState, dict[Event, ModelState]] = {
+    "unloaded": {
+        "load": "loading",
+        "postponed": "unloaded",
+        "failed": "failed",
+        "ended": "unloaded",
+        "closed": "unloaded",
+    },
+    "loading": {
+        "load": "loading",
+        "postponed": "unloaded",
+        "opened": "ready",
+        "died": "restarting",
+        "failed": "failed",
+        "ended": "unloaded",
+        "closed": "unloaded",
+    },
+    "ready": {"drain": "draining", "died": "restarting", "failed": "failed", "closed": "unloaded"},
+    "draining": {
+        "stayed": "ready",
+        "died": "restarting",
+        "failed": "failed",
+        "ended": "unloaded",
+        "closed": "unloaded",
+    },
+    "restarting": {
+        "opened": "ready",
+        "died": "restarting",
+        "failed": "failed",
+        "ended": "unloaded",
+        "closed": "unloaded",
+    },
+    "failed": {"load": "loading", "failed": "failed", "ended": "unloaded", "closed": "unloaded"},
+}
+
+_PUBLISHED: dict[Event, EventKind] = {
+    "load": "loading",
+    "postponed": "unloaded",
+    "opened": "ready",
+    "died": "restarting",
+    "stayed": "ready",
+    "failed": "failed",
+    "ended": "unloaded",
+}
+
+
+@define(eq=False)
+class Lifecycle:
+    """State of one model's worker; modified only on the event loop.
+
+    Attributes:
+        name: name of the model.
+        instance: number that distinguishes models with the same name.
+        publish: called with every change.
+        error: reason why the model failed, could not be loaded, or is being restarted.
+        progress: share of the current load, 0 to 1; 1 when loaded.
+        progress_text: current activity of the load.
+    """
+
+    name: str
+    instance: int
+    publish: Publish
+    state: ModelState
+    error: str | None = None
+    progress: float = 0.0
+    progress_text: str = ""
+    _changed: asyncio.Event = field(factory=asyncio.Event)
+
+    @property
+    def is_settled(self) -> bool:
+        """True if the model is neither loading nor restarting."""
+        return self.state not in ("loading", "restarting")
+
+    def move(self, event: Event, text: str = "") -> None:
+        """Enter the next state and publish the change.
+
+        Args:
+            event: an event that the current state has in ``TRANSITIONS``.
+            text: reason for it, which is the error shown unless the model stays loaded.
+        """
+        was, self.state = self.state, TRANSITIONS[self.state][event]
+        if event not in ("drain", "stayed"):
+            self.error = text or None
+            self.progress, self.progress_text = (1.0, "") if self.state == "ready" else (0.0, "")
+        self.touch()
+        if self.state != was and event in _PUBLISHED:
+            self.tell("restarted" if (was, event) == ("restarting", "opened") else _PUBLISHED[event], text)
+
+    def report(self, share: float, text: str) -> None:
+        """Record the progress of a load. Late reports of a load that has ended are dropped."""
+        if not self.is_settled:
+            self.progress, self.progress_text = share, text
+            self.tell("loading", text)
+
+    def tell(self, kind: EventKind, text: str) -> None:
+        """Publish an event."""
+        event = ModelEvent(kind=kind, model=self.name, instance=self.instance, progress=self.progress, text=text)
+        self.publish(event)
+
+    def touch(self) -> None:
+        """Wake all waiters for a change."""
+        self._changed.set()
+
+    async def change(self) -> None:
+        """Wait for the next change of the state, or for :meth:`touch`."""
+        self._changed.clear()
+        await self._changed.wait()
+
+
+@define(eq=False, kw_only=True)
+class Drain(Generic[_M]):
+    """Unloads one model: a load and running requests finish, new ones wait or are served, then its worker ends.
+
+    Concurrent callers share one unload. Reusable.
+
+    Attributes:
+        lifecycle: state of the model, to which ``uses`` and ``waiters`` also belong.
+        end_worker: ends the worker, if there still is one; returns when its memory is free.
+        on_end: called when the model is unloaded, or stays loaded.
+        holds_back: True if new requests wait although the model is loaded.
+    """
+
+    lifecycle: Lifecycle
+    uses: Uses[_M]
+    waiters: Waiters[_M]
+    end_worker: Callable[[], Awaitable[None]]
+    on_end: Callable[[], None]
+    holds_back: bool = False
+    _task: asyncio.Task[bool] | None = None
+    _is_forced: bool = False  # do not wait for requests
+
+    @property
+    def is_under_way(self) -> bool:
+        """True if an unload is in progress."""
+        return self._task is not None
+
+    @property
+    def is_busy(self) -> bool:
+        """True if requests use the model or it is loading."""
+        return bool(self.uses) or self.lifecycle.state == "loading"
+
+    def begin(self, drain_s: float, *, force: bool = False, holds_back: bool = True) -> asyncio.Task[bool]:
+        """Start to unload, or join an unload in progress; the task returns whether the model is unloaded.
+
+        A call with ``force`` and without drain time ends the waiting of an unload in progress.
+
+        Args:
+            drain_s: seconds that a load and running requests get.
+            force: end those that still run after that with an error; otherwise the model then stays loaded.
+            holds_back: let new requests wait until the model is loaded again.
+        """
+        if self._task is None:
+            self._is_forced, self.holds_back = force and drain_s <= 0, holds_back
+            self._task = asyncio.create_task(self._leave(drain_s, force))
+            self._enter_draining()
+        elif force and drain_s <= 0:
+            self._is_forced = True
+            self.lifecycle.touch()
+        return self._task
+
+    async def cancel(self) -> None:
+        """Stop waiting; the model stays as it is."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def _enter_draining(self) -> None:
+        """Drain a worker that is ready: at first, or after the load or restart that it was in."""
+        if self.lifecycle.state == "ready":
+            self.lifecycle.move("drain")
+
+    async def _leave(self, drain_s: float, force: bool) -> bool:
+        try:
+            if not await self._wait_idle(drain_s) and not (force or self._is_forced):
+                return False
+            # There is no await between here and the end of the leases, so no request can begin.
+            self.holds_back = True
+            unloaded = ModelUnloaded(f"The model {self.lifecycle.name!r} was unloaded; try again.")
+            self.uses.end_all(unloaded)
+            if self._is_forced:
+                self.waiters.refuse(unloaded)
+            await self.end_worker()
+            return True
+        finally:
+            self._task, self.holds_back = None, False
+            self.on_end()
+
+    async def _wait_idle(self, drain_s: float) -> bool:
+        """Wait for the end of a load, which serves the requests that wait for it, and then for the end of requests."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(drain_s):
+                while self.lifecycle.state == "loading" and not self._is_forced:
+                    await self.lifecycle.change()
+                self._enter_draining()
+                if self.uses and self.lifecycle.state == "draining":
+                    self.lifecycle.tell("draining", f"{len(self.uses)} requests are running")
+                while self.uses and not self._is_forced:
+                    await self.lifecycle.change()
+                    self._enter_draining()
+        self._enter_draining()
+        return not self.is_busy
