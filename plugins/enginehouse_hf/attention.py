@@ -27,7 +27,7 @@ __all__ = [
     "AnyStep",
     "ForwardAborted",
     "KvMemory",
-    "Lane",
+    "Segment",
     "Step",
     "UnsupportedAttention",
     "slot_attention",
@@ -119,7 +119,7 @@ class AnyStep(Protocol):
 
 
 @frozen
-class Lane:
+class Segment:
     """One span in the packed row: columns ``begin`` to ``end`` are positions ``start`` to ``stop`` of ``slot``."""
 
     slot: int
@@ -143,7 +143,7 @@ class Step:
     """
 
     memory: KvMemory
-    lanes: Sequence[Lane]
+    segments: Sequence[Segment]
     aborted: threading.Event
     windows: dict[int, int | None] = field(factory=dict)
     _masks: dict[tuple[int, int | None, torch.device], Tensor] = field(factory=dict)
@@ -157,29 +157,31 @@ class Step:
         self.windows[index] = window
         keys, values = self.append(index, key, value)
         output = query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
-        for lane in self.lanes:
-            columns = slice(lane.begin, lane.end)
-            output[0, columns] = self._attend_lane(lane, query[:, :, columns], keys, values, window=window, **scores)
+        for segment in self.segments:
+            columns = slice(segment.begin, segment.end)
+            output[0, columns] = self._attend_segment(
+                segment, query[:, :, columns], keys, values, window=window, **scores
+            )
         return output
 
     def append(self, index: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Write the keys and values of a layer, (1, H, T, D), and return the layer's memory."""
         keys, values = self.memory.layer(index, key, value)
-        for lane in self.lanes:
-            columns = slice(lane.begin, lane.end)
-            keys[lane.slot, :, lane.start : lane.stop] = key[0, :, columns]
-            values[lane.slot, :, lane.start : lane.stop] = value[0, :, columns]
+        for segment in self.segments:
+            columns = slice(segment.begin, segment.end)
+            keys[segment.slot, :, segment.start : segment.stop] = key[0, :, columns]
+            values[segment.slot, :, segment.start : segment.stop] = value[0, :, columns]
         return keys, values
 
     def narrowed(self, columns: Sequence[int]) -> Step:
         """Return a step of some of the lanes, each one column wide; ``columns`` selects them."""
-        chosen = [self.lanes[column] for column in columns]
-        lanes = [Lane(lane.slot, lane.start, place, place + 1) for place, lane in enumerate(chosen)]
-        return Step(self.memory, lanes, self.aborted)
+        chosen = [self.segments[column] for column in columns]
+        segments = [Segment(segment.slot, segment.start, place, place + 1) for place, segment in enumerate(chosen)]
+        return Step(self.memory, segments, self.aborted)
 
-    def _attend_lane(
+    def _attend_segment(
         self,
-        lane: Lane,
+        segment: Segment,
         query: Tensor,
         keys: Tensor,
         values: Tensor,
@@ -189,13 +191,13 @@ class Step:
         softcap: float | None,
     ) -> Tensor:
         num_heads, num_tokens, num_kv_heads = query.shape[1], query.shape[2], keys.shape[1]
-        low = 0 if window is None else max(0, lane.start - window + 1)  # the oldest key any query sees
-        seen_keys = keys[lane.slot : lane.slot + 1, :, low : lane.stop]  # (1, Hkv, L, D)
-        seen_values = values[lane.slot : lane.slot + 1, :, low : lane.stop]
+        low = 0 if window is None else max(0, segment.start - window + 1)  # the oldest key any query sees
+        seen_keys = keys[segment.slot : segment.slot + 1, :, low : segment.stop]  # (1, Hkv, L, D)
+        seen_values = values[segment.slot : segment.slot + 1, :, low : segment.stop]
         group = num_heads // num_kv_heads
         # Query heads that share a key head become extra rows of that head, so no key is copied.
         grouped = query.reshape(1, num_kv_heads, group * num_tokens, query.shape[3])
-        mask = None if num_tokens == 1 else self._mask(lane, low, window, query.device).repeat(group, 1)
+        mask = None if num_tokens == 1 else self._mask(segment, low, window, query.device).repeat(group, 1)
         if softcap is None:
             result = scaled_dot_product_attention(grouped, seen_keys, seen_values, attn_mask=mask, scale=scaling)
         else:
@@ -204,12 +206,12 @@ class Step:
             result = torch.softmax(scores, -1, dtype=torch.float32).to(seen_values.dtype) @ seen_values
         return result.reshape(num_heads, num_tokens, -1).transpose(0, 1)
 
-    def _mask(self, lane: Lane, low: int, window: int | None, device: torch.device) -> Tensor:
+    def _mask(self, segment: Segment, low: int, window: int | None, device: torch.device) -> Tensor:
         """Mask (num_tokens, L) bool, True where a query sees a key; equal for all layers with this window."""
-        key = lane.slot, window, device
+        key = segment.slot, window, device
         if key not in self._masks:
-            query_positions = torch.arange(lane.start, lane.stop, device=device)[:, None]
-            key_positions = torch.arange(low, lane.stop, device=device)[None]
+            query_positions = torch.arange(segment.start, segment.stop, device=device)[:, None]
+            key_positions = torch.arange(low, segment.stop, device=device)[None]
             mask = key_positions <= query_positions
             if window is not None:
                 mask &= key_positions > query_positions - window

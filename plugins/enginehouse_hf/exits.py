@@ -108,7 +108,7 @@ class EarlyExits:
         """
         num_tokens = len(token_ids)
         run = self._pass = _Pass(step, list(range(num_tokens)), [self._num_layers] * num_tokens)
-        positions = torch.tensor([lane.start for lane in step.lanes], device=token_ids.device)
+        positions = torch.tensor([segment.start for segment in step.segments], device=token_ids.device)
         try:
             with torch.inference_mode():
                 self._body(

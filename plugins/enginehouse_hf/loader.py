@@ -24,7 +24,7 @@ from enginehouse.contract.model_folder import (
     served_context,
 )
 from enginehouse.contract.types import ModelInfo
-from enginehouse_hf.attention import ATTENTION_NAME, KvMemory, Lane, Step, UnsupportedAttention
+from enginehouse_hf.attention import ATTENTION_NAME, KvMemory, Segment, Step, UnsupportedAttention
 from enginehouse_hf.backend import HfOptions
 from enginehouse_hf.depth import exit_layers
 from enginehouse_hf.facts import ModelFacts
@@ -193,7 +193,7 @@ def _capabilities(facts: ModelFacts, options: HfOptions, depths: tuple[int, ...]
 def _find_facts(model: Any, max_context: int) -> tuple[ModelFacts, KvMemory]:
     """Run two tokens and record the attention parameters of each layer; also return the memory of this run."""
     memory = KvMemory(num_slots=1, max_context=2)
-    step = Step(memory, (Lane(slot=0, start=0, begin=0, end=2),), threading.Event())
+    step = Step(memory, (Segment(slot=0, start=0, begin=0, end=2),), threading.Event())
     token_ids = torch.zeros(2, dtype=torch.int64, device=model.device)
     logits = run_model(model, step, token_ids, [1])
     config = model.config.get_text_config()

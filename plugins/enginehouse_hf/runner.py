@@ -20,7 +20,7 @@ from enginehouse.contract.errors import EngineError, InvalidSpan, ModelLoadError
 from enginehouse.contract.exit_policy import BoundExitPolicy
 from enginehouse.contract.slot_table import SlotTable
 from enginehouse.contract.types import ModelInfo
-from enginehouse_hf.attention import ForwardAborted, KvMemory, Lane, Step
+from enginehouse_hf.attention import ForwardAborted, KvMemory, Segment, Step
 from enginehouse_hf.depth import Depths, groups_by, row_order
 from enginehouse_hf.exits import EarlyExits
 from enginehouse_hf.pieces import copy_piece
@@ -64,7 +64,9 @@ def run_model(model: Any, step: Step, token_ids: torch.Tensor, rows: list[int]) 
     Returns:
         (num_rows, vocab_size) logits in the model's dtype.
     """
-    positions = torch.cat([torch.arange(lane.start, lane.stop, device=token_ids.device) for lane in step.lanes])
+    positions = torch.cat(
+        [torch.arange(segment.start, segment.stop, device=token_ids.device) for segment in step.segments]
+    )
     with torch.inference_mode():
         logits: torch.Tensor = model(
             input_ids=token_ids[None],
@@ -195,7 +197,7 @@ class HfRunner:
         self._depths = self._memory = self._exits = None
 
     def _pack(self, spans: Sequence[Span]) -> tuple[Step, torch.Tensor, list[int]]:
-        lanes: list[Lane] = []
+        segments: list[Segment] = []
         rows: list[int] = []
         inputs: list[NDArray[np.int32]] = []
         end = 0
@@ -203,9 +205,9 @@ class HfRunner:
             if not isinstance(span.input, np.ndarray):
                 raise InvalidSpan("this runner needs token ids")
             begin, end = end, end + len(span.input)
-            lanes.append(Lane(span.sequence, span.start, begin, end))
+            segments.append(Segment(span.sequence, span.start, begin, end))
             inputs.append(span.input)
             rows += {"none": [], "last": [end - 1], "all": list(range(begin, end))}[span.outputs]
         token_ids = torch.from_numpy(np.concatenate(inputs).astype(np.int64)).to(self._device)
-        step = Step(self._memory, lanes, self._aborted)
+        step = Step(self._memory, segments, self._aborted)
         return step, token_ids, rows

@@ -17,7 +17,7 @@ import numpy as np
 from attrs import define, field, frozen
 from numpy.typing import NDArray
 
-__all__ = ["CellMap", "Cells", "HeldCells", "Parked"]
+__all__ = ["CellMap", "Cells", "HeldCells", "SwappedOut"]
 
 Cells = NDArray[np.int32]
 """(num_cells,) int32 indices of cells."""
@@ -26,7 +26,7 @@ _FIRST_ROOM = 64
 
 
 @frozen(eq=False)
-class Parked:
+class SwappedOut:
     """Last tokens of a sequence, swapped out of the cache."""
 
     num_tokens: int
@@ -46,7 +46,7 @@ class HeldCells:
 
     room: Cells = field(factory=lambda: np.empty(_FIRST_ROOM, np.int32))
     length: int = 0
-    parked: Parked | None = None
+    swapped_out: SwappedOut | None = None
     last_pass: int = 0
 
     @property
@@ -65,7 +65,7 @@ class HeldCells:
     @property
     def num_tokens(self) -> int:
         """Number of tokens of the sequence: those in cells plus those swapped out."""
-        return self.length + (self.parked.num_tokens if self.parked else 0)
+        return self.length + (self.swapped_out.num_tokens if self.swapped_out else 0)
 
     def is_below(self, cell: int) -> bool:
         """True if all cells are before ``cell``. Requires ordered cells, whose last is the highest."""

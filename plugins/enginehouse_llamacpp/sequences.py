@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 
 from enginehouse.contract.errors import CacheFull, InvalidSpan, RunnerError, StateRefused
 from enginehouse.contract.saved_states import HEAD_BYTES, check_head, write_head
-from enginehouse_llamacpp.cells import CellMap, HeldCells, Parked
+from enginehouse_llamacpp.cells import CellMap, HeldCells, SwappedOut
 from enginehouse_llamacpp.compaction import Compactor
 from enginehouse_llamacpp.memory import SequenceMemory
 from enginehouse_llamacpp.states import num_checked_bytes, state_array
@@ -61,17 +61,17 @@ class SequenceTable:
         self._memory, self._cells = memory, cells
         self._max_tokens, self._keeps_order = max_tokens, keeps_order
         self._state_format = state_format
-        self._grave, self._mover = max_sequences, max_sequences + 1
+        self._free_list, self._mover = max_sequences, max_sequences + 1
         self._compactor = Compactor(memory, cells)
         self._free = list(range(max_sequences - 1, -1, -1))
         self._open: dict[int, HeldCells] = {}
-        self._num_parked = self._num_passes = 0
+        self._num_swapped_out = self._num_passes = 0
         self._compact_at = _MIN_GROWTH_CELLS
 
     @property
     def num_free_tokens(self) -> int:
         """Number of positions that sequences may still take; swapped-out ones count as taken, as they may return."""
-        return self._max_tokens - self._cells.num_live - self._num_parked
+        return self._max_tokens - self._cells.num_live - self._num_swapped_out
 
     def open(self) -> int:
         """Return a handle for an empty sequence. Raises CacheFull if all are taken."""
@@ -126,7 +126,7 @@ class SequenceTable:
     def save(self, sequence: int) -> memoryview:
         """Return a copy of an open sequence as bytes, swapped-out tokens included."""
         held = self.held(sequence)
-        if held.parked:
+        if held.swapped_out:
             self._wake(sequence, held)
         if not held.length:
             raise InvalidSpan(f"sequence {sequence} holds nothing that could be saved")
@@ -171,7 +171,7 @@ class SequenceTable:
         for held in all_held:
             held.last_pass = self._num_passes
         for sequence, held in zip(sequences, all_held, strict=True):
-            if held.parked:
+            if held.swapped_out:
                 self._wake(sequence, held)
         self._make_room(num_tokens)
         head = self._cells.head
@@ -197,18 +197,18 @@ class SequenceTable:
 
     def _drop(self, sequence: int, held: HeldCells, length: int) -> None:
         """Drop all tokens from ``length`` on, which must not be swapped out, in llama.cpp's memory and in ours."""
-        self._forget_parked(held)
+        self._forget_swapped_out(held)
         if held.length <= length:
             return
         if not self._keeps_order:
             self._memory.remove(sequence, length)
             self._empty(held, length)
             return
-        self._memory.share(sequence, self._grave, length)
+        self._memory.share(sequence, self._free_list, length)
         self._memory.remove(sequence, length)
         self._cells.release(held, length)
         if self._cells.num_live == 0:
-            self._empty_grave()
+            self._empty_free_list()
             self._compact_at = _MIN_GROWTH_CELLS
 
     def _empty(self, held: HeldCells, length: int) -> None:
@@ -219,45 +219,45 @@ class SequenceTable:
         if not self._keeps_order:
             return
         if self._cells.head + num_tokens > min(self._compact_at, self._cells.num_cells):
-            self._empty_grave()
+            self._empty_free_list()
             for sequence, held in self._open.items():
                 if held.last_pass + _IDLE_PASSES < self._num_passes:
                     self._park(sequence, held)
             self._compactor.run(self._open)
             self._compact_at = self._cells.head + num_tokens + max(_MIN_GROWTH_CELLS, self._cells.head // 2)
 
-    def _empty_grave(self) -> None:
+    def _empty_free_list(self) -> None:
         """Tell llama.cpp that all dead cells are empty."""
         dead = self._cells.dead_cells()
-        self._memory.remove(self._grave)
+        self._memory.remove(self._free_list)
         self._cells.empty(dead)
 
     def _park(self, sequence: int, held: HeldCells) -> None:
         """Swap out the tokens that only this sequence holds."""
         start = self._cells.num_shared(held)
-        if held.parked or held.length - start < _MIN_PARKED_TOKENS:
+        if held.swapped_out or held.length - start < _MIN_PARKED_TOKENS:
             return
         self._memory.share(sequence, self._mover, start)
         data = self._memory.save(self._mover)
         self._memory.remove(self._mover)
         self._memory.remove(sequence, start)
-        held.parked = Parked(held.length - start, data)
-        self._num_parked += held.parked.num_tokens
+        held.swapped_out = SwappedOut(held.length - start, data)
+        self._num_swapped_out += held.swapped_out.num_tokens
         self._empty(held, start)
 
     def _wake(self, sequence: int, held: HeldCells) -> None:
         """Copy swapped-out tokens back into cells."""
-        parked = held.parked
-        assert parked is not None
+        swapped_out = held.swapped_out
+        assert swapped_out is not None
         held.last_pass = self._num_passes
-        self._make_room(parked.num_tokens)
-        self._forget_parked(held)
-        self._memory.restore(self._mover, parked.data)
+        self._make_room(swapped_out.num_tokens)
+        self._forget_swapped_out(held)
+        self._memory.restore(self._mover, swapped_out.data)
         self._memory.share(self._mover, sequence)
         self._memory.remove(self._mover)
-        held.append(self._cells.allocate(parked.num_tokens, chunk_tokens=parked.num_tokens))
+        held.append(self._cells.allocate(swapped_out.num_tokens, chunk_tokens=swapped_out.num_tokens))
 
-    def _forget_parked(self, held: HeldCells) -> None:
-        if held.parked:
-            self._num_parked -= held.parked.num_tokens
-            held.parked = None
+    def _forget_swapped_out(self, held: HeldCells) -> None:
+        if held.swapped_out:
+            self._num_swapped_out -= held.swapped_out.num_tokens
+            held.swapped_out = None

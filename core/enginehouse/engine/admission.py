@@ -22,7 +22,7 @@ from enginehouse.engine.sampling.sampler import SequenceSampler, build_steps
 from enginehouse.engine.sequence import ActiveRequest, Sequence
 from enginehouse.engine.text.text_stream import Detokenizer, TextStream
 
-__all__ = ["Entrance", "restore"]
+__all__ = ["SequenceFactory", "restore"]
 
 
 def restore(owner: ActiveRequest, resume: Resume, now_s: float) -> None:
@@ -55,11 +55,11 @@ def _restore(sequence: Sequence, told: ResumedChoice, *, is_thinking_stopped: bo
             sequence.num_forced += 1
         sequence.sampler.recall(token_id, probability)
         sequence.advance(token_id)
-    sequence.untold.clear()
+    sequence.unreported.clear()
     sequence.pending_logprobs.extend(told.held_logprobs)
 
 
-class Entrance:
+class SequenceFactory:
     """Validates requests and creates their sequences, with samplers, text streams and constraints.
 
     Args:

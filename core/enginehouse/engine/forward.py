@@ -121,7 +121,7 @@ def _collect(batch: Batch, output: ForwardOutput, reads_all: bool = False) -> Co
 def _can_stay(sequence: Sequence, span: Span) -> bool:
     """Return True if the device can sample everything that the rows of a span are needed for."""
     if sequence.num_surplus:
-        return not sequence.looks_back  # otherwise drafts must be sampled one after the other
+        return not sequence.needs_history  # otherwise drafts must be sampled one after the other
     return span.outputs == "last"
 
 

@@ -32,13 +32,13 @@ from enginehouse.contract.types import (
     FinishReason,
     Resume,
 )
-from enginehouse.engine.admission import Entrance
+from enginehouse.engine.admission import SequenceFactory
 from enginehouse.engine.constraints import Masks
 from enginehouse.engine.disk import DiskTier
 from enginehouse.engine.forward import forward
 from enginehouse.engine.inspection import StepCounts, view_engine
 from enginehouse.engine.outputs import score_tokens, summary, text_delta, token_logprob
-from enginehouse.engine.sampling.device_draws import DeviceDraws, Flight, launch
+from enginehouse.engine.sampling.device_draws import DeviceDraws, InFlightStep, launch
 from enginehouse.engine.scheduler import Batch, Scheduler
 from enginehouse.engine.sequence import ActiveRequest, Sequence
 from enginehouse.engine.speculation.speculation import Speculation
@@ -85,12 +85,12 @@ class StepEngine:
         self._scheduler = Scheduler(runner, settings, disk)
         self._disk = disk
         self._speculation = Speculation(drafters, runner, clock)
-        self._entrance = Entrance(runner, samplers, decoders)
+        self._sequence_factory = SequenceFactory(runner, samplers, decoders)
         self._num_layers = runner.num_layers if isinstance(runner, LayerAccess) else 0
         self._requests: dict[str, ActiveRequest] = {}
         self._computing: tuple[Sequence, ...] = ()
         self._leaving: set[str] = set()
-        self._flight = Flight()
+        self._in_flight = InFlightStep()
         self._outputs: list[EngineOutput] = []
         self._num_arrivals = 0
         self._steps = StepCounts()
@@ -104,11 +104,11 @@ class StepEngine:
         self._admit()
         self._speculation.prepare(self._scheduler.running)
         batch, began = self._scheduler.schedule(), self._clock()
-        previous, self._flight = self._flight, self._launch(batch)
-        self._land(previous)
-        if self._flight.must_land:
-            self._land(self._flight)
-            self._flight = Flight()
+        previous, self._in_flight = self._in_flight, self._launch(batch)
+        self._collect(previous)
+        if self._in_flight.is_synchronous:
+            self._collect(self._in_flight)
+            self._in_flight = InFlightStep()
         seconds = self._clock() - began
         self._speculation.observe(batch, seconds)
         if self._disk is not None:
@@ -116,10 +116,10 @@ class StepEngine:
         outputs, self._outputs = self._outputs, []
         return outputs
 
-    def _launch(self, batch: Batch) -> Flight:
+    def _launch(self, batch: Batch) -> InFlightStep:
         """Run the forward pass and start sampling on the device where possible; the host samples in ``_land``."""
         if not batch.spans:
-            return Flight()
+            return InFlightStep()
         self._steps.add(len(batch.sequences))
         masks = self._masks.begin([s.constraint for s in batch.sequences if s.constraint and not s.is_reasoning])
         self._computing = batch.sequences
@@ -129,13 +129,13 @@ class StepEngine:
             masks.result()
         return launch(self._runner, computed, self._fail)
 
-    def _land(self, flight: Flight) -> None:
+    def _collect(self, step: InFlightStep) -> None:
         """Process the results of a forward pass; results of sequences that have ended since are discarded."""
-        if flight.drawn is not None:
-            tokens = iter(flight.drawn.host())
-            for draws in flight.on_device:
+        if step.drawn is not None:
+            tokens = iter(step.drawn.host())
+            for draws in step.on_device:
                 self._read(draws, list(islice(tokens, draws.num_tokens)))
-        for sequence, rows in flight.on_host:
+        for sequence, rows in step.on_host:
             self._receive(sequence, rows)
 
     def _admit(self) -> None:
@@ -280,19 +280,19 @@ class StepEngine:
     @property
     def capabilities(self) -> EngineCapabilities:
         """Request features that this engine supports."""
-        return self._entrance.capabilities
+        return self._sequence_factory.capabilities
 
     def check(self, request: EngineRequest, num_prompt_tokens: int) -> None:
         """Reject a request that cannot be served; see :meth:`Entrance.check`. Any thread."""
-        self._entrance.check(request, num_prompt_tokens)
+        self._sequence_factory.check(request, num_prompt_tokens)
 
     def check_length(self, num_prompt_tokens: int, is_lower_bound: bool = False) -> None:
         """Reject a prompt that is too long; see :meth:`Entrance.check_length`. Any thread."""
-        self._entrance.check_length(num_prompt_tokens, is_lower_bound)
+        self._sequence_factory.check_length(num_prompt_tokens, is_lower_bound)
 
     def add(self, request: EngineRequest, prompt_token_ids: list[int], resume: Resume | None = None) -> None:
         """Queue a checked request; ``resume`` continues a request that was partly answered before."""
-        owner = self._entrance.make(request, prompt_token_ids, self._num_arrivals, self._clock(), resume)
+        owner = self._sequence_factory.make(request, prompt_token_ids, self._num_arrivals, self._clock(), resume)
         self._num_arrivals += 1
         self._requests[request.request_id] = owner
         self._scheduler.enqueue(owner.sequences)

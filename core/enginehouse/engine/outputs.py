@@ -75,10 +75,10 @@ def text_delta(sequence: Sequence, piece: Piece) -> TextDelta | None:
     if sequence.owner.request.sampling.num_logprobs is not None:
         logprobs = tuple(sequence.pending_logprobs.popleft() for _ in piece.token_ids)
     work = sequence.owner.usage.work()
-    if not sequence.text.num_pending and not sequence.untold:
+    if not sequence.text.num_pending and not sequence.unreported:
         return TextDelta(sequence.choice, piece.text, piece.token_ids, logprobs, work=work)
     held = HeldTokens(sequence.text.pending_token_ids, tuple(sequence.pending_logprobs))
-    probabilities, sequence.untold = tuple(sequence.untold), []
+    probabilities, sequence.unreported = tuple(sequence.unreported), []
     held_now = held if held.token_ids else None
     return TextDelta(sequence.choice, piece.text, piece.token_ids, logprobs, held_now, probabilities, work)
 

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from enginehouse.contract.backend import CutPlanner, Runner
 from enginehouse.contract.inspection import PrefixView
 
-__all__ = ["Cuts", "Divergence", "PrefixCache", "PrefixMatch", "Save", "common_prefix_length"]
+__all__ = ["Divergence", "PrefixCache", "PrefixMatch", "Save", "Truncation", "common_prefix_length"]
 
 
-class Cuts:
+class Truncation:
     """Truncation capabilities of one runner.
 
     Attributes:
@@ -121,7 +121,7 @@ class PrefixCache:
         self._runner = runner
         self._save = save
         self._enabled = enabled
-        self._cuts = Cuts(runner)
+        self._truncation = Truncation(runner)
         self._roots: dict[str, _Node] = {}
         self._holders: set[_Node] = set()
         self._clock = 0
@@ -185,7 +185,7 @@ class PrefixCache:
             for holder in upper.walk(without=below):
                 if holder.handle is None:
                     continue
-                length = self._cuts.kept(holder.handle, holder.depth, depth)
+                length = self._truncation.kept(holder.handle, holder.depth, depth)
                 if length > (best.length if best is not None else 0):
                     best = PrefixMatch(holder, length)
                 if length == depth:
@@ -238,7 +238,9 @@ class PrefixCache:
             self._runner.free_sequence(handle)
             return
         node = self._insert(token_ids.copy(), namespace)
-        covered = node.handle is not None or (self._cuts.anywhere and any(n.handle is not None for n in node.walk()))
+        covered = node.handle is not None or (
+            self._truncation.anywhere and any(n.handle is not None for n in node.walk())
+        )
         if covered:
             self._runner.free_sequence(handle)
             for holder in node.walk():
@@ -248,7 +250,7 @@ class PrefixCache:
         node.handle, node.is_saved = handle, is_saved
         self._holders.add(node)
         self._touch(node)
-        if self._cuts.anywhere:  # otherwise the next pass may drop state that a cut here needs
+        if self._truncation.anywhere:  # otherwise the next pass may drop state that a cut here needs
             self._free_ancestors(node)
 
     def evict(self, keep: PrefixMatch | None = None) -> bool:

@@ -12,7 +12,7 @@ from attrs import frozen
 
 from enginehouse.contract.backend import Runner
 from enginehouse.contract.errors import CacheFull
-from enginehouse.engine.prefix_cache import Cuts, PrefixCache, PrefixMatch, common_prefix_length
+from enginehouse.engine.prefix_cache import PrefixCache, PrefixMatch, Truncation, common_prefix_length
 from enginehouse.engine.sequence import Sequence
 
 __all__ = ["PrefixReuse", "Source"]
@@ -44,7 +44,7 @@ class PrefixReuse:
         self._cache = cache
         self._shares_requests = shares_requests
         self._can_fork = runner.capabilities.fork != "none"
-        self._cuts = Cuts(runner)
+        self._truncation = Truncation(runner)
 
     def find(self, sequence: Sequence, running: Neighbours[Sequence]) -> Source:
         """Return the longest source; at least one token is always left to compute, so that there are logits."""
@@ -61,7 +61,7 @@ class PrefixReuse:
 
     def should_wait(self, sequence: Sequence, waiting: Neighbours[Sequence], running: Neighbours[Sequence]) -> bool:
         """Return True if a running prefill will soon hold a longer prefix of this sequence than any source now."""
-        if not (self._can_fork and self._cuts.possible) or sequence.scores_prompt:
+        if not (self._can_fork and self._truncation.possible) or sequence.scores_prompt:
             return False
         leader, num_needed = sequence.leader, len(sequence.owner.prompt) - 1
         if leader is not sequence and leader.num_computed < num_needed and (leader in waiting or leader in running):
@@ -98,4 +98,4 @@ class PrefixReuse:
         shared = common_prefix_length(sequence.token_ids[:-1], other.token_ids[: other.num_computed])
         if not shared or other.handle is None:
             return 0
-        return self._cuts.kept(other.handle, other.num_computed, shared)
+        return self._truncation.kept(other.handle, other.num_computed, shared)

@@ -112,7 +112,7 @@ class Sequence:
     num_surplus: int = 0
     num_confirmed: int = 0
     reads_at_once: bool = False
-    untold: list[float | None] = field(factory=list)
+    unreported: list[float | None] = field(factory=list)
     has_asked_disk: bool = False
     disk_read: StateRead | None = None
     exit_layer: int | None = None
@@ -151,7 +151,7 @@ class Sequence:
         return self.num_pending > 0 and self.length + self.num_pending == self.max_length
 
     @property
-    def looks_back(self) -> bool:
+    def needs_history(self) -> bool:
         """True if sampling a token depends on the tokens before it."""
         follows = self.sampler.penalties is not None or self.constraint is not None or self.reasoning is not None
         return follows or not self.may_end
@@ -159,7 +159,7 @@ class Sequence:
     @property
     def is_sequential(self) -> bool:
         """True if a token must be read before the next step, because sampling or drafting depends on it."""
-        return self.looks_back or self.reads_at_once
+        return self.needs_history or self.reads_at_once
 
     @property
     def scores_prompt(self) -> bool:
@@ -244,8 +244,8 @@ class Sequence:
         self.buffer[self.length] = token_id
         self.length += 1
         self.sampler.accept(token_id)
-        if self.sampler.follows_draws:
-            self.untold.append(self.sampler.last_probability)
+        if self.sampler.is_stateful:
+            self.unreported.append(self.sampler.last_probability)
         if token_id in self.end_token_ids:
             return None
         if self.constraint is not None and not self.is_reasoning:

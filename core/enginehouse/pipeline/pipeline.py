@@ -23,8 +23,8 @@ from enginehouse.pipeline.answer_parser import AnswerParsing
 from enginehouse.pipeline.capabilities import Capability, find_unsupported, without_parameters
 from enginehouse.pipeline.chat_formats import ChatFormats
 from enginehouse.pipeline.media import MediaReader
-from enginehouse.pipeline.model_card import ModelCard, ModelCards
 from enginehouse.pipeline.model_defaults import ModelDefaults
+from enginehouse.pipeline.model_profile import ModelProfile, ModelProfiles
 from enginehouse.pipeline.parameters import Layer, Parameters, effective_parameters, read_defaults
 from enginehouse.pipeline.prepared import Prepared, engine_request
 from enginehouse.pipeline.preparing import Preparers, Reports
@@ -40,7 +40,7 @@ from enginehouse.pipeline.routing import (
     find_too_long,
 )
 from enginehouse.plugins import PluginRegistry
-from enginehouse.replay import Generation, Replays
+from enginehouse.replay import Generation, Recovery
 from enginehouse.serving import LoadedModel, ModelManager
 from enginehouse.settings.config import Settings
 from enginehouse.settings.profiles import PROFILES
@@ -70,7 +70,7 @@ class RunningRequest:
 
     request: GenerateRequest
     model: LoadedModel
-    card: ModelCard
+    card: ModelProfile
     parameters: Parameters
     generation: Generation
     parsing: AnswerParsing
@@ -99,7 +99,7 @@ class Pipeline:
         registry: PluginRegistry,
         manager: ModelManager,
         renderer: Renderer,
-        replays: Replays | None = None,
+        recovery: Recovery | None = None,
     ) -> None:
         self._settings = settings
         self._manager = manager
@@ -111,9 +111,9 @@ class Pipeline:
         }
         templates, formats = ModelTemplates(settings.models), ChatFormats(registry, settings.models)
         self._prompts = PromptMaker(settings.models, formats, templates, renderer)
-        self._cards = ModelCards(registry, formats, templates)
-        self.replays = replays if replays is not None else Replays()
-        self._preparers = Preparers(settings.models, registry, manager, self.replays)
+        self._cards = ModelProfiles(registry, formats, templates)
+        self.recovery = recovery if recovery is not None else Recovery()
+        self._preparers = Preparers(settings.models, registry, manager, self.recovery)
         self._media = MediaReader(settings.media)
         self._planner = Planner(settings, registry.routers, manager, self._capabilities_of)
         self._leaves_out = settings.server.unsupported_parameters == "report"
@@ -121,7 +121,7 @@ class Pipeline:
     def _capabilities_of(self, name: str, info: ModelInfo) -> Mapping[str, Capability]:
         return self.card(name, info).capabilities
 
-    def card(self, name: str, info: ModelInfo) -> ModelCard:
+    def card(self, name: str, info: ModelInfo) -> ModelProfile:
         """Return the profile of a model that was opened."""
         return self._cards.of(name, info)
 
@@ -150,7 +150,7 @@ class Pipeline:
         request, plan, unsupported = await self._route(request)
         if plan is None:
             return await self._lease(request, request.model)
-        attempts = Attempts(plan, request, self._lease, self._planner.experience, on_discarded)
+        attempts = Attempts(plan, request, self._lease, self._planner.circuit_breaker, on_discarded)
         running, routed = await attempts.run()
         return evolve(running, routed=routed, unsupported=(*unsupported, *running.unsupported))
 
@@ -192,7 +192,7 @@ class Pipeline:
 
     async def _count_tokens(self, request: GenerateRequest, model: LoadedModel) -> int:
         prompt = await self._prompts.make(request, model)
-        return len(await prompt.tokenize(self.replays, request.caller))
+        return len(await prompt.tokenize(self.recovery, request.caller))
 
     async def _lease(self, request: GenerateRequest, name: str | None, may_drop: bool = True) -> RunningRequest:
         """Start the request on the model of that name, which stays leased until the generation has ended."""
@@ -212,10 +212,14 @@ class Pipeline:
             raise ModelNotFound(model.name)  # it was added after this request arrived
         if model.info.task != "generate":
             raise UnsupportedTask(model.name, model.info.task, "generate")
-        backlog = model.engine.backlog if isinstance(model.engine, WorkerEngine) else None  # others have their own
-        if backlog is not None:
-            backlog.check(request.caller, request.priority, timeouts_of(self._settings.limits, model.settings).queue_s)
-            backlog.enter(request.request_id, request.caller, request.priority)
+        request_queue = (
+            model.engine.request_queue if isinstance(model.engine, WorkerEngine) else None
+        )  # others have their own
+        if request_queue is not None:
+            request_queue.check(
+                request.caller, request.priority, timeouts_of(self._settings.limits, model.settings).queue_s
+            )
+            request_queue.enter(request.request_id, request.caller, request.priority)
         try:
             prepared = await self.prepare(request, model, may_drop=may_drop)
             try:
@@ -226,8 +230,8 @@ class Pipeline:
                     raise
             return await self._start(shorter)
         except BaseException:
-            if backlog is not None:
-                backlog.leave(request.request_id)
+            if request_queue is not None:
+                request_queue.leave(request.request_id)
             raise
 
     async def prepare(self, request: GenerateRequest, model: LoadedModel, *, may_drop: bool = True) -> Prepared:
@@ -293,7 +297,7 @@ class Pipeline:
         began, request, prompt = time.perf_counter(), prepared.request, prepared.prompt
         queue_s = timeouts_of(self._settings.limits, prepared.model.settings).queue_s
         try:
-            generation = await self.replays.submit(prepared.model, engine_request(prepared, queue_s), prompt.written)
+            generation = await self.recovery.submit(prepared.model, engine_request(prepared, queue_s), prompt.written)
         except ContextLengthExceeded as error:
             # The engine does not know in which field the client wrote the prompt.
             param = "prompt" if request.messages is None else "messages"
@@ -322,7 +326,7 @@ class Pipeline:
         """
         if not request.prediction:
             return None if request.prediction is None else ()
-        token_ids = await self.replays.tokenize(model, (Segment(request.prediction),), request.caller)
+        token_ids = await self.recovery.tokenize(model, (Segment(request.prediction),), request.caller)
         if len(token_ids) > (most := model.info.max_context):
             raise InvalidRequest(f"prediction: must have at most {most} tokens, not {len(token_ids)}", "prediction")
         return token_ids

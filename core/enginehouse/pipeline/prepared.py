@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from attrs import frozen
 
 from enginehouse.contract.types import Chat, EngineRequest, GenerateRequest
-from enginehouse.pipeline.model_card import ModelCard
+from enginehouse.pipeline.model_profile import ModelProfile
 from enginehouse.pipeline.parameters import Parameters
 from enginehouse.pipeline.preparing import Reports
 from enginehouse.pipeline.prompting import Prompt
@@ -33,7 +33,7 @@ class Prepared:
     asked: GenerateRequest
     request: GenerateRequest
     model: LoadedModel
-    card: ModelCard
+    card: ModelProfile
     parameters: Parameters
     prompt: Prompt
     prediction_token_ids: Sequence[int] | None = None

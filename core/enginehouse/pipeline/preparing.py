@@ -16,9 +16,9 @@ from enginehouse.contract.backend import EngineStream
 from enginehouse.contract.errors import ConfigError, ModelNotReady
 from enginehouse.contract.preparer import BoundPreparer, ModelAccess, Report
 from enginehouse.contract.types import EngineRequest, GenerateRequest, Segment
-from enginehouse.plugins import PluginRegistry, plugin_border
+from enginehouse.plugins import PluginRegistry, plugin_guard
 from enginehouse.plugins.kinds import KINDS
-from enginehouse.replay import Replays
+from enginehouse.replay import Recovery
 from enginehouse.serving import LoadedModel, ModelManager
 from enginehouse.settings.config import ModelSettings
 
@@ -36,20 +36,20 @@ class Preparers:
     """
 
     def __init__(
-        self, models: Mapping[str, ModelSettings], registry: PluginRegistry, manager: ModelManager, replays: Replays
+        self, models: Mapping[str, ModelSettings], registry: PluginRegistry, manager: ModelManager, recovery: Recovery
     ) -> None:
         settings = {name: model.compressor for name, model in models.items()}
         objects = {name: getattr(registry, name) for name in KINDS}
         self._bound: dict[str, BoundPreparer] = {}
         for name, preparer in registry.preparers.items():
-            with plugin_border(f"the preparer {name!r}"):
+            with plugin_guard(f"the preparer {name!r}"):
                 self._bound[name] = preparer.bind(settings, objects)
         unread = next((name for name, setting in settings.items() if setting is not None), None)
         if unread is not None and not self._bound:
             path = f"models.{unread}.compressor"
             raise ConfigError(f"{path}: the plugin 'compress' is not loaded", path)
         self._manager = manager
-        self._replays = replays
+        self._recovery = recovery
 
     def may_prepare(self, request: GenerateRequest, model: str) -> bool:
         """True if a preparer could change requests like this one to a model."""
@@ -70,9 +70,9 @@ class Preparers:
         reports: dict[str, Report | None] = dict.fromkeys(self._bound)
         if model.info.engine.takes_messages:
             return request, reports
-        access = _Access(model, self._manager, self._replays, request.caller)
+        access = _Access(model, self._manager, self._recovery, request.caller)
         for name, preparer in self._bound.items():
-            with plugin_border(f"the preparer {name!r}"):
+            with plugin_guard(f"the preparer {name!r}"):
                 preparation = await preparer.prepare_request(request, access, num_excess)
             if preparation is not None:
                 request, reports[name] = preparation.request, preparation.report
@@ -85,7 +85,7 @@ class _Access:
 
     _model: LoadedModel
     _manager: ModelManager
-    _replays: Replays
+    _recovery: Recovery
     _caller: str
 
     @property
@@ -97,17 +97,17 @@ class _Access:
         return self._model.created
 
     async def tokenize(self, text: str) -> Sequence[int]:
-        return await self._replays.tokenize(self._model, (Segment(text),), self._caller)
+        return await self._recovery.tokenize(self._model, (Segment(text),), self._caller)
 
     async def pieces(self, token_ids: Sequence[int]) -> list[bytes]:
-        return await self._replays.pieces(self._model, token_ids, self._caller)
+        return await self._recovery.pieces(self._model, token_ids, self._caller)
 
     async def submit(self, request: EngineRequest) -> EngineStream:
-        return await self._replays.submit(self._model, request)
+        return await self._recovery.submit(self._model, request)
 
     @contextlib.asynccontextmanager
     async def other(self, name: str) -> AsyncIterator[ModelAccess]:
         if self._manager.find(name).loaded is None:
             raise ModelNotReady(f"the model {name!r} is not loaded")
         async with self._manager.use(name) as model:
-            yield _Access(model, self._manager, self._replays, self._caller)
+            yield _Access(model, self._manager, self._recovery, self._caller)

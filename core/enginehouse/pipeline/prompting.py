@@ -18,9 +18,9 @@ from enginehouse.pipeline.chat_formats import ChatFormats, ChatPlan, plan_chat
 from enginehouse.pipeline.prompt.chat_prompt import ChatPrompt, ModelTemplates
 from enginehouse.pipeline.prompt.infill import infill_segments
 from enginehouse.pipeline.prompt.renderer import Renderer
-from enginehouse.replay import Replays
+from enginehouse.replay import Recovery
 from enginehouse.serving import LoadedModel
-from enginehouse.serving.background import aside
+from enginehouse.serving.background import run_in_thread
 from enginehouse.settings.config import ModelSettings
 
 __all__ = ["Prompt", "PromptMaker"]
@@ -50,11 +50,11 @@ class Prompt:
     render_s: float = 0.0
     unsupported: tuple[str, ...] = ()
 
-    async def tokenize(self, replays: Replays, caller: str) -> Sequence[int]:
+    async def tokenize(self, recovery: Recovery, caller: str) -> Sequence[int]:
         """Return the token ids that a forward pass would get."""
         if self.token_ids is not None:
             return self.token_ids
-        return await replays.tokenize(
+        return await recovery.tokenize(
             self.model, self.segments, caller, add_special=self.add_special, written=self.written
         )
 
@@ -106,7 +106,7 @@ class PromptMaker:
         chat = ChatFormat(template, model.info.special_tokens)
         formats = self._formats.of(model.name, chat)
         # Tools are serialised for prompt and constraint, which takes about 20 ms per megabyte.
-        plan = await aside(request.is_large, lambda: plan_chat(request, formats, request.constraint))
+        plan = await run_in_thread(request.is_large, lambda: plan_chat(request, formats, request.constraint))
         began = time.perf_counter()
         segments = await self._render(template, plan, model.info)
         render_s = time.perf_counter() - began

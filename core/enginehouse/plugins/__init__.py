@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from enginehouse.plugins.border import plugin_border
+from enginehouse.plugins.guard import plugin_guard
 from enginehouse.plugins.records import PluginRecord
 from enginehouse.plugins.registry import PluginRegistry
 
-__all__ = ["PluginRecord", "PluginRegistry", "plugin_border"]
+__all__ = ["PluginRecord", "PluginRegistry", "plugin_guard"]

@@ -1,6 +1,6 @@
 """Recovery of requests from worker deaths: a stream continues in the next worker at the point where it was.
 
-The pipeline submits requests and calls to :class:`Replays` instead of to a model's engine. Both are *work items*
+The pipeline submits requests and calls to :class:`Recovery` instead of to a model's engine. Both are *work items*
 (``work``). ``generation`` is what the pipeline and the API read across workers, ``request`` makes the attempts at it,
 and ``transcript`` records its progress. ``questions`` holds calls: tokenize, detokenize, engine snapshot.
 ``model_work`` holds the work items of one model, ``quarantine`` identifies those that kill workers, and ``culprits``
@@ -13,6 +13,6 @@ The worker's engine resumes the request: it receives the prompt and the answer s
 from __future__ import annotations
 
 from enginehouse.replay.generation import Generation
-from enginehouse.replay.replays import Replays
+from enginehouse.replay.recovery import Recovery
 
-__all__ = ["Generation", "Replays"]
+__all__ = ["Generation", "Recovery"]

@@ -43,7 +43,7 @@ class ModelWork:
     def __init__(self, served: ServedModel) -> None:
         self._served = weakref.ref(served)  # weak, because this object lives as long as the model
         self._name = served.name
-        self._backlog = served.backlog
+        self._request_queue = served.request_queue
         clock = asyncio.get_running_loop().time
         self._offences = Offences(clock)
         self._quarantine = Quarantine(self._offences)
@@ -68,8 +68,8 @@ class ModelWork:
         """
         if self._culprits.knows(work):
             raise RequestKillsWorker(_KNOWN)
-        if self._is_held_back(work) and _queue_id(work) not in self._backlog:
-            self._backlog.check(work.caller, work.request.priority, why=_CROWDED)
+        if self._is_held_back(work) and _queue_id(work) not in self._request_queue:
+            self._request_queue.check(work.caller, work.request.priority, why=_CROWDED)
             self._wait_outside(work)
         if isinstance(model.engine, WorkerEngine) and model.engine.is_open:
             self._know(model.engine)
@@ -80,12 +80,12 @@ class ModelWork:
 
     def _wait_outside(self, work: Work) -> None:
         """Count an item that no worker holds in the queue."""
-        self._backlog.enter(_queue_id(work), work.caller, work.request.priority)
+        self._request_queue.enter(_queue_id(work), work.caller, work.request.priority)
 
     def _forget(self, work: Work) -> None:
         """Remove an item that is over."""
         self._works.pop(work, None)
-        self._backlog.leave(_queue_id(work))
+        self._request_queue.leave(_queue_id(work))
 
     def _pause_s(self, work: Work) -> float:
         """Seconds that it has to wait for its caller's offences; an answer that has begun is not delayed."""
@@ -116,7 +116,7 @@ class ModelWork:
             else:
                 self._quarantine.entered(work)
                 if not work.request.request_id:
-                    self._backlog.leave(_queue_id(work))  # calls count only outside
+                    self._request_queue.leave(_queue_id(work))  # calls count only outside
                 work.engine, work.stage = self._engine, "waiting"
                 return self._engine
 

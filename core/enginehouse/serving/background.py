@@ -14,17 +14,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-__all__ = ["apart", "aside"]
+__all__ = ["run_in_daemon_thread", "run_in_thread"]
 
 _T = TypeVar("_T")
 
 
-async def aside(is_much: bool, work: Callable[[], _T]) -> _T:
+async def run_in_thread(is_much: bool, work: Callable[[], _T]) -> _T:
     """Return ``work()``; with ``is_much`` in a thread, at the cost of its start, so that running requests continue."""
     return await asyncio.to_thread(work) if is_much else work()
 
 
-async def apart(name: str, work: Callable[[], _T]) -> _T:
+async def run_in_daemon_thread(name: str, work: Callable[[], _T]) -> _T:
     """Return ``work()``, run in a thread with that name, which the server does not wait for when it exits.
 
     Cancellation does not stop the thread; its result is then dropped.

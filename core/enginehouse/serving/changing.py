@@ -190,7 +190,7 @@ class ModelChanger:
         async def retire() -> None:
             try:
                 await model.unload(self._manager.settings.limits.drain_s, force=True, holds_back=False)
-                model.pass_on()
+                model.forward_waiters()
             finally:
                 await model.close()
 

@@ -11,7 +11,7 @@ from attrs import frozen
 
 from enginehouse.contract.backend import Backend, ModelSource
 from enginehouse.contract.errors import ModelLoadError
-from enginehouse.plugins import plugin_border
+from enginehouse.plugins import plugin_guard
 
 __all__ = ["BackendChoice", "Verdict", "choose_backend", "judge_all", "suits"]
 
@@ -103,7 +103,7 @@ def _wanted(name: str, backends: Mapping[str, Backend], probe: bool) -> BackendC
         known = ", ".join(sorted(backends)) or "none"
         raise ModelLoadError(f"there is no backend {name!r}; installed backends: {known}")
     if probe:
-        with plugin_border(f"the backend {name!r}"):
+        with plugin_guard(f"the backend {name!r}"):
             found = backend.probe()
         if not found.available:
             raise ModelLoadError(f"the backend {name!r} cannot run here: {found.reason}")

@@ -23,7 +23,7 @@ from enginehouse.contract.errors import (
 from enginehouse.contract.model_hub import ModelHub
 from enginehouse.plugins import PluginRegistry
 from enginehouse.serving.leases import Lease
-from enginehouse.serving.memory import Room, default_budget, footprint_apart
+from enginehouse.serving.memory import Reservations, default_budget, footprint_apart
 from enginehouse.serving.opening import plan_apart
 from enginehouse.serving.restarts import RestartPolicy, Restarts
 from enginehouse.serving.served import LoadedModel, ModelCheck, ServedModel
@@ -31,7 +31,7 @@ from enginehouse.serving.sources import download, missing_download
 from enginehouse.serving.status import ModelEvent, ModelEvents, ModelStatus
 from enginehouse.settings.config import ModelSettings, Settings
 from enginehouse.settings.limits import MemoryBudget
-from enginehouse.workers.queue_estimate import Backlog
+from enginehouse.workers.request_queue import RequestQueue
 
 __all__ = ["ModelManager", "OnProgress", "budget_of"]
 
@@ -66,7 +66,7 @@ class ModelManager:
         self.settings = settings
         self.registry = registry
         self.events = ModelEvents()
-        self.room = Room(budget_of(settings), settings.limits.drain_s)
+        self.room = Reservations(budget_of(settings), settings.limits.drain_s)
         self._on_progress = on_progress
         self._restart_policy = restart_policy or RestartPolicy()
         self._check: ModelCheck | None = None
@@ -99,7 +99,7 @@ class ModelManager:
             settings=settings,
             instance=next(self._instances),
             room=self.room,
-            backlog=Backlog(settings.slots, self.settings.limits),
+            request_queue=RequestQueue(settings.slots, self.settings.limits),
             publish=self.publish,
             on_wanted=self._on_wanted,
             check=self._check,
@@ -164,7 +164,7 @@ class ModelManager:
         if model.plan is None:
             return
         if model.settings.load == "lazy":
-            model.put_off()
+            model.postpone()
         else:
             await self.begin_eager([model])
 
@@ -190,7 +190,7 @@ class ModelManager:
                 model.begin(self.settings, on_demand=False)
             elif not model.is_serving:
                 _log.info("model %s does not fit beside the others; it loads with its first request", model.name)
-                model.put_off()
+                model.postpone()
 
     def run(self, task: asyncio.Task[None]) -> None:
         """Track a task until it is done; closing cancels it, and cancels tasks that are added later at once."""
@@ -279,7 +279,7 @@ class ModelManager:
             model.refuse_waiters(ModelNotFound(model.name))
             return
         if current is not model:
-            model.hand_over(current)
+            model.reassign_waiters(current)
         current.begin(self.settings, on_demand=True)
 
     # -- status ------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from attrs import frozen
 
 from enginehouse.contract.backend import Backend, ModelSource
 from enginehouse.contract.errors import InsufficientMemory, ModelTooLarge
-from enginehouse.serving.background import apart
+from enginehouse.serving.background import run_in_daemon_thread
 from enginehouse.serving.opening import ModelPlan
 from enginehouse.settings.config import structure_options
 from enginehouse.settings.limits import MAIN_MEMORY, MemoryBudget, format_bytes
@@ -22,9 +22,9 @@ from enginehouse.settings.limits import MAIN_MEMORY, MemoryBudget, format_bytes
 __all__ = [
     "ESTIMATE_TIMEOUT_S",
     "Footprint",
-    "Room",
-    "Tenant",
-    "choose_leavers",
+    "Reservations",
+    "Resident",
+    "choose_evictions",
     "default_budget",
     "footprint_apart",
     "footprint_of",
@@ -63,11 +63,13 @@ async def footprint_apart(plan: ModelPlan) -> Footprint:
     """Run :func:`footprint_of` in its own thread, so that a hanging backend cannot keep the server from exiting."""
     try:
         async with asyncio.timeout(ESTIMATE_TIMEOUT_S):
-            return await apart(f"footprint of {plan.name}", lambda: footprint_of(plan))
+            return await run_in_daemon_thread(f"footprint of {plan.name}", lambda: footprint_of(plan))
     except TimeoutError:
         text = "the backend %s could not estimate the memory of %s within %g s; the size of its files is taken"
         _log.warning(text, plan.backend.name, plan.name, ESTIMATE_TIMEOUT_S)
-        return await apart(f"size of {plan.name}", lambda: Footprint(_file_bytes(plan.source.path), _device_of(plan)))
+        return await run_in_daemon_thread(
+            f"size of {plan.name}", lambda: Footprint(_file_bytes(plan.source.path), _device_of(plan))
+        )
 
 
 def default_budget() -> MemoryBudget:
@@ -116,7 +118,7 @@ def _file_bytes(path: Path | None) -> int:
         return 0
 
 
-class Tenant(Protocol):
+class Resident(Protocol):
     """A resident model: a model that may hold memory."""
 
     name: str
@@ -136,12 +138,12 @@ class Tenant(Protocol):
         """Time of its last use, by any clock."""
         ...
 
-    async def make_way(self, drain_s: float) -> bool:
+    async def evict(self, drain_s: float) -> bool:
         """Free its memory once its requests have finished; False if they did not within ``drain_s``."""
         ...
 
 
-def choose_leavers(needed: int, tenants: Mapping[Tenant, int]) -> Sequence[Tenant] | None:
+def choose_evictions(needed: int, residents: Mapping[Resident, int]) -> Sequence[Resident] | None:
     """Return the models to evict to free ``needed`` bytes; None if evicting all candidates would not suffice.
 
     Idle models are evicted before busy ones, and among these the least recently used first; no model is evicted whose
@@ -150,24 +152,24 @@ def choose_leavers(needed: int, tenants: Mapping[Tenant, int]) -> Sequence[Tenan
     Args:
         tenants: all models that hold memory, with their bytes.
     """
-    movable = [tenant for tenant in tenants if not tenant.is_pinned]
-    chosen: list[Tenant] = []
+    movable = [resident for resident in residents if not resident.is_pinned]
+    chosen: list[Resident] = []
     freed = 0
-    for tenant in sorted(movable, key=lambda tenant: (tenant.is_busy, tenant.last_used)):
+    for resident in sorted(movable, key=lambda resident: (resident.is_busy, resident.last_used)):
         if freed >= needed:
             break
-        chosen.append(tenant)
-        freed += tenants[tenant]
+        chosen.append(resident)
+        freed += residents[resident]
     if freed < needed:
         return None
-    for tenant in reversed(chosen):
-        if freed - tenants[tenant] >= needed:
-            chosen.remove(tenant)
-            freed -= tenants[tenant]
+    for resident in reversed(chosen):
+        if freed - residents[resident] >= needed:
+            chosen.remove(resident)
+            freed -= residents[resident]
     return chosen
 
 
-class Room:
+class Reservations:
     """Memory budget of this machine, and the reservations of models. Used on one event loop.
 
     Args:
@@ -178,7 +180,7 @@ class Room:
     def __init__(self, budget: MemoryBudget, drain_s: float) -> None:
         self.budget = budget
         self.drain_s = drain_s
-        self._held: dict[Tenant, Footprint] = {}
+        self._held: dict[Resident, Footprint] = {}
         # One eviction at a time, in order of arrival, so that no model takes the memory that was freed for another.
         self._turn = asyncio.Lock()
 
@@ -187,7 +189,7 @@ class Room:
         return sum(self._on(device).values())
 
     @property
-    def holders(self) -> Collection[Tenant]:
+    def holders(self) -> Collection[Resident]:
         """The models that hold memory."""
         return self._held.keys()
 
@@ -195,66 +197,69 @@ class Room:
         """Return the devices that have a limit or a resident model."""
         return sorted({*self.budget.by_device, *(footprint.device for footprint in self._held.values())})
 
-    def footprint(self, tenant: Tenant) -> Footprint | None:
+    def footprint(self, resident: Resident) -> Footprint | None:
         """Return the memory that a model holds; None if it holds none."""
-        return self._held.get(tenant)
+        return self._held.get(resident)
 
-    def claim(self, tenant: Tenant, footprint: Footprint) -> bool:
+    def claim(self, resident: Resident, footprint: Footprint) -> bool:
         """Reserve memory if it is free, without evicting; returns False if it is not free.
 
         Raises:
             ModelTooLarge: evicting all candidates would not free enough.
         """
-        if tenant in self._held:
+        if resident in self._held:
             return True
         limit = self.budget.by_device.get(footprint.device)
         if limit is not None:
             others = self._on(footprint.device)
             pinned = sum(size for other, size in others.items() if other.is_pinned)
             if footprint.num_bytes + pinned > limit:
-                raise ModelTooLarge(self._refusal(tenant, footprint, limit))
+                raise ModelTooLarge(self._refusal(resident, footprint, limit))
             if footprint.num_bytes + sum(others.values()) > limit:
                 return False
-        self._held[tenant] = footprint
+        self._held[resident] = footprint
         return True
 
-    async def take(self, tenant: Tenant, footprint: Footprint) -> None:
+    async def take(self, resident: Resident, footprint: Footprint) -> None:
         """Reserve memory; evict other models if necessary.
 
         Raises:
             ModelTooLarge: evicting all candidates would not free enough.
             InsufficientMemory: a model to be evicted stayed busy for too long.
         """
-        if tenant in self._held:
+        if resident in self._held:
             return
         async with self._turn:
-            while not self.claim(tenant, footprint):
+            while not self.claim(resident, footprint):
                 limit = self.budget.by_device[footprint.device]
                 others = self._on(footprint.device)
-                leavers = choose_leavers(footprint.num_bytes + sum(others.values()) - limit, others)
-                assert leavers, "claim() would have refused"
-                if not await leavers[0].make_way(self.drain_s):
-                    busy = f"; {leavers[0].name!r} was busy for {self.drain_s:g} s"
-                    raise InsufficientMemory(self._refusal(tenant, footprint, limit) + busy)
+                evictions = choose_evictions(footprint.num_bytes + sum(others.values()) - limit, others)
+                assert evictions, "claim() would have refused"
+                if not await evictions[0].evict(self.drain_s):
+                    busy = f"; {evictions[0].name!r} was busy for {self.drain_s:g} s"
+                    raise InsufficientMemory(self._refusal(resident, footprint, limit) + busy)
 
-    def free(self, tenant: Tenant) -> None:
+    def free(self, resident: Resident) -> None:
         """Release the reservation; no effect if there is none."""
-        self._held.pop(tenant, None)
+        self._held.pop(resident, None)
 
-    def _on(self, device: str) -> dict[Tenant, int]:
-        return {tenant: footprint.num_bytes for tenant, footprint in self._held.items() if footprint.device == device}
+    def _on(self, device: str) -> dict[Resident, int]:
+        return {
+            resident: footprint.num_bytes for resident, footprint in self._held.items() if footprint.device == device
+        }
 
-    def _refusal(self, tenant: Tenant, footprint: Footprint, limit: int) -> str:
+    def _refusal(self, resident: Resident, footprint: Footprint, limit: int) -> str:
         device = footprint.device
         held = _listed(self._on(device).items())
         return (
-            f"The model {tenant.name!r} needs {format_bytes(footprint.num_bytes)} of memory ({device}); the budget is "
-            f"{format_bytes(limit)} (limits.memory_budget), {f'of which {held}' if held else 'all of it free'}"
+            f"The model {resident.name!r} needs {format_bytes(footprint.num_bytes)} of memory ({device}); the budget "
+            f"is {format_bytes(limit)} (limits.memory_budget), {f'of which {held}' if held else 'all of it free'}"
         )
 
 
-def _listed(held: Iterable[tuple[Tenant, int]]) -> str:
+def _listed(held: Iterable[tuple[Resident, int]]) -> str:
     parts = [
-        f"{tenant.name!r} holds {format_bytes(size)}{' (pinned)' if tenant.is_pinned else ''}" for tenant, size in held
+        f"{resident.name!r} holds {format_bytes(size)}{' (pinned)' if resident.is_pinned else ''}"
+        for resident, size in held
     ]
     return ", ".join(parts)

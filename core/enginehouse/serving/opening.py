@@ -12,8 +12,8 @@ from attrs import evolve, fields, frozen
 from enginehouse.contract.backend import Backend, Engine, ModelSource, Progress, Runner
 from enginehouse.contract.errors import ConfigError, EngineDead, ModelLoadError
 from enginehouse.contract.types import EngineSettings
-from enginehouse.plugins import PluginRegistry, plugin_border
-from enginehouse.serving.background import apart
+from enginehouse.plugins import PluginRegistry, plugin_guard
+from enginehouse.serving.background import run_in_daemon_thread
 from enginehouse.serving.choice import choose_backend, suits
 from enginehouse.serving.model_parts import DrafterPlan, plan_drafters, plan_exit_policy, plan_prefix_disk
 from enginehouse.serving.sources import find_source, no_such_model
@@ -22,7 +22,7 @@ from enginehouse.settings.reload import WORKER_ONLY, names_with
 from enginehouse.workers.client import WorkerEngine
 from enginehouse.workers.health import LoadWatch
 from enginehouse.workers.messages import ExitPolicyLoad, Load, PrefixDiskLoad
-from enginehouse.workers.queue_estimate import Backlog
+from enginehouse.workers.request_queue import RequestQueue
 
 __all__ = ["PLAN_TIMEOUT_S", "ModelPlan", "OpenEngine", "check_own_engine", "open_engine", "plan_apart", "plan_model"]
 
@@ -87,7 +87,7 @@ def plan_model(name: str, settings: ModelSettings, registry: PluginRegistry) -> 
         ModelLoadError: the source does not exist, or no backend opens it.
         PluginError: a plugin failed; its traceback is in the log.
     """
-    with plugin_border(f"planning the model {name!r}"):
+    with plugin_guard(f"planning the model {name!r}"):
         return _plan(name, settings, registry)
 
 
@@ -124,7 +124,7 @@ async def plan_apart(name: str, settings: ModelSettings, registry: PluginRegistr
     """Run :func:`plan_model` in its own thread, so that a hanging plugin cannot keep the server from exiting."""
     try:
         async with asyncio.timeout(PLAN_TIMEOUT_S):
-            return await apart(f"planning {name}", lambda: plan_model(name, settings, registry))
+            return await run_in_daemon_thread(f"planning {name}", lambda: plan_model(name, settings, registry))
     except TimeoutError as error:
         raise ModelLoadError(
             f"{settings.source}: what its files say could not be read within {PLAN_TIMEOUT_S:g} s"
@@ -132,7 +132,11 @@ async def plan_apart(name: str, settings: ModelSettings, registry: PluginRegistr
 
 
 async def open_engine(
-    plan: ModelPlan, model: ModelSettings, settings: Settings, progress: Progress, backlog: Backlog | None = None
+    plan: ModelPlan,
+    model: ModelSettings,
+    settings: Settings,
+    progress: Progress,
+    request_queue: RequestQueue | None = None,
 ) -> OpenEngine:
     """Load the model.
 
@@ -169,7 +173,7 @@ async def open_engine(
         isolation=model.isolation,
         python=model.python,
         on_progress=progress,
-        backlog=backlog,
+        request_queue=request_queue,
         step_timeout_s=model.step_timeout_s,
         load_timeout_s=model.load_timeout_s,
     )

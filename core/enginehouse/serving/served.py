@@ -22,12 +22,12 @@ from enginehouse.contract.errors import (
 from enginehouse.contract.types import ModelInfo
 from enginehouse.serving.leases import Lease, Uses, Waiters
 from enginehouse.serving.lifecycle import Drain, Lifecycle
-from enginehouse.serving.memory import Room, footprint_apart
+from enginehouse.serving.memory import Reservations, footprint_apart
 from enginehouse.serving.opening import ModelPlan, OpenEngine, open_engine
 from enginehouse.serving.restarts import Restarts, Supervisor
 from enginehouse.serving.status import ModelState, ModelStatus, Publish
 from enginehouse.settings.config import ModelSettings, Settings
-from enginehouse.workers.queue_estimate import Backlog
+from enginehouse.workers.request_queue import RequestQueue
 
 __all__ = ["LoadedModel", "ModelCheck", "ServedModel"]
 
@@ -55,7 +55,7 @@ class LoadedModel:
 
 @define(eq=False, kw_only=True)
 class ServedModel:
-    """State of one model; modified only on the event loop. Implements :class:`enginehouse.serving.memory.Tenant`.
+    """State of one model; modified only on the event loop. Implements :class:`enginehouse.serving.memory.Resident`.
 
     Attributes:
         settings: settings of the model; those that do not affect its worker may be replaced while it is loaded.
@@ -70,8 +70,8 @@ class ServedModel:
     name: str
     settings: ModelSettings
     instance: int
-    room: Room
-    backlog: Backlog
+    room: Reservations
+    request_queue: RequestQueue
     publish: Publish = lambda _: None
     on_wanted: Callable[[ServedModel], None] = lambda _: None
     check: ModelCheck | None = None
@@ -214,7 +214,7 @@ class ServedModel:
         """
         if self.loaded is None or self._drain.holds_back:
             why = f"{self.num_waiting} requests wait for the model {self.name!r} to be loaded; try again later."
-            self.backlog.check_waiters(self.num_waiting, why, self.retry_after_s)
+            self.request_queue.check_waiters(self.num_waiting, why, self.retry_after_s)
 
     async def lease(self, timeout_s: float | None) -> Lease[LoadedModel]:
         """Return a lease for one request, after waiting up to ``timeout_s``; None waits without limit.
@@ -299,7 +299,7 @@ class ServedModel:
         """Open the next engine, and check it."""
         assert self.plan is not None
         began = time.monotonic()
-        opened = await open_engine(self.plan, self.settings, settings, self._lifecycle.report, self.backlog)
+        opened = await open_engine(self.plan, self.settings, settings, self._lifecycle.report, self.request_queue)
         self._load_s = time.monotonic() - began
         try:
             if self.check is not None:
@@ -315,10 +315,10 @@ class ServedModel:
             self._lifecycle.move("load")
         self._lifecycle.report(share, text)
 
-    def put_off(self) -> None:
+    def postpone(self) -> None:
         """Postpone loading until the first request, which may already be waiting."""
         self._lifecycle.move("postponed")
-        self.pass_on()
+        self.forward_waiters()
 
     def use_settings(self, settings: ModelSettings) -> None:
         """Replace settings that do not affect the worker."""
@@ -327,12 +327,12 @@ class ServedModel:
             self.loaded = evolve(self.loaded, settings=settings)
         self._note_uses()
 
-    def pass_on(self) -> None:
+    def forward_waiters(self) -> None:
         """Let the manager handle waiting requests, if there are any."""
         if self._waiters:
             self.on_wanted(self)
 
-    def hand_over(self, successor: ServedModel) -> None:
+    def reassign_waiters(self, successor: ServedModel) -> None:
         """Move the requests that wait for this model to another one."""
         self._waiters.move_to(successor._waiters)
 
@@ -363,8 +363,8 @@ class ServedModel:
 
     # -- unloading ---------------------------------------------------------------------------------
 
-    async def make_way(self, drain_s: float) -> bool:
-        """Unload for another model, with the ``draining`` setting; see :class:`enginehouse.serving.memory.Tenant`."""
+    async def evict(self, drain_s: float) -> bool:
+        """Unload for another model, with the ``draining`` setting; see :class:`enginehouse.serving.memory.Resident`."""
         return await self.unload(drain_s, holds_back=self.settings.draining == "wait")
 
     async def unload(self, drain_s: float, *, force: bool = False, holds_back: bool = True) -> bool:
@@ -405,7 +405,7 @@ class ServedModel:
     def _go_on(self) -> None:
         """Continue after an unload: load again if requests wait, or keep serving if requests did not finish in time."""
         if self._lifecycle.state == "unloaded":
-            self.pass_on()
+            self.forward_waiters()
         elif self.loaded is not None and not self._is_closed:
             self._lifecycle.move("stayed", "its requests did not finish in time, so it stays")
             self._waiters.answer(self.uses, self.loaded)

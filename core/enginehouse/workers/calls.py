@@ -10,11 +10,11 @@ from enginehouse.contract.errors import EnginehouseError, WorkerDied
 from enginehouse.workers.messages import Begun, Cached, CallFailed, Detokenized, Stats, ThinkingStopped, Tokenized, View
 from enginehouse.workers.requests import WorkObserver
 
-__all__ = ["NOBODY", "Answer", "Calls", "settle"]
+__all__ = ["NO_CALL", "Answer", "Calls", "settle"]
 
 Answer = Begun | Cached | CallFailed | Detokenized | Stats | ThinkingStopped | Tokenized | View
 
-NOBODY = -1
+NO_CALL = -1
 """Call number of pings, whose answer is not delivered; its arrival is enough."""
 
 

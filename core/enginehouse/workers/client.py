@@ -25,7 +25,7 @@ from enginehouse.contract.errors import (
 from enginehouse.contract.inspection import EngineFigures, EngineView
 from enginehouse.contract.types import EngineRequest, EngineStats, ModelInfo, Resume, Segment
 from enginehouse.settings.limits import LimitsSettings
-from enginehouse.workers.calls import NOBODY, Calls, settle
+from enginehouse.workers.calls import NO_CALL, Calls, settle
 from enginehouse.workers.health import LoadWatch, Watchdog
 from enginehouse.workers.launch import Worker, check_hello, explain, start_worker
 from enginehouse.workers.messages import (
@@ -64,7 +64,7 @@ from enginehouse.workers.messages import (
     pack,
 )
 from enginehouse.workers.process import Connection, ExitStatus
-from enginehouse.workers.queue_estimate import Backlog
+from enginehouse.workers.request_queue import RequestQueue
 from enginehouse.workers.requests import RequestTable, WorkerStream, WorkObserver
 
 __all__ = ["WorkerEngine"]
@@ -101,7 +101,7 @@ class WorkerEngine:
 
     info: ModelInfo
 
-    def __init__(self, worker: Worker, backlog: Backlog, step_timeout_s: float = 0.0) -> None:
+    def __init__(self, worker: Worker, request_queue: RequestQueue, step_timeout_s: float = 0.0) -> None:
         self._loop = asyncio.get_running_loop()
         self._worker = worker
         self._load_watch: LoadWatch | None = None
@@ -112,26 +112,26 @@ class WorkerEngine:
         self.has_died_working = False
         self._greeted: asyncio.Future[Hello] = self._loop.create_future()
         self._loaded: asyncio.Future[ModelInfo] = self._loop.create_future()
-        self.backlog = backlog
-        self._requests = RequestTable(self.backlog)
+        self.request_queue = request_queue
+        self._requests = RequestTable(self.request_queue)
         self._calls = Calls()
         self._reason: str | None = None  # exit reason reported by the worker
         self._step_watchdog = Watchdog(
             step_timeout_s,
             lambda: bool(self._requests),
-            lambda: self._connection.send(GetStats(NOBODY)),
+            lambda: self._connection.send(GetStats(NO_CALL)),
             lambda: self._end_hung(f"a step took longer than {step_timeout_s:g} s"),
         )
         self._intake_watchdog = Watchdog(
             step_timeout_s,
             lambda: bool(self._calls) or not all(stream.is_accepted for stream in self._requests),
-            lambda: self._connection.send(Detokenize(NOBODY, ())),
+            lambda: self._connection.send(Detokenize(NO_CALL, ())),
             lambda: self._end_hung(f"tokenizing took longer than {step_timeout_s:g} s"),
         )
         self._is_ready = False
         self._is_closing = False
         self._close_s = _CLOSE_S
-        worker.ended.add_done_callback(lambda _: self._loop.call_later(_AUTOPSY_S, self._bury))
+        worker.ended.add_done_callback(lambda _: self._loop.call_later(_AUTOPSY_S, self._on_exit))
 
     @property
     def is_open(self) -> bool:
@@ -158,7 +158,7 @@ class WorkerEngine:
         isolation: str,
         python: str | None,
         on_progress: Progress,
-        backlog: Backlog | None = None,
+        request_queue: RequestQueue | None = None,
         step_timeout_s: float = 0.0,
         load_timeout_s: float = 0.0,
     ) -> WorkerEngine:
@@ -184,9 +184,9 @@ class WorkerEngine:
             worker = start_worker(isolation, python)
         except ModelLoadError as error:
             raise error if python is None else type(error)(f"{path}: {error.message}") from error
-        if backlog is None:
-            backlog = Backlog(load.engine.slots, LimitsSettings())
-        engine = cls(worker, backlog, step_timeout_s)
+        if request_queue is None:
+            request_queue = RequestQueue(load.engine.slots, LimitsSettings())
+        engine = cls(worker, request_queue, step_timeout_s)
         if load.prefix_disk is not None:
             engine._close_s = _CLOSE_WITH_DISK_S
         try:
@@ -252,12 +252,12 @@ class WorkerEngine:
         """Handle the end of the link: wait a limited time for the exit status."""
         self._reason = self._reason or reason
         if self._worker.ended.done():
-            self._bury()
+            self._on_exit()
         else:
-            self._worker.ended.add_done_callback(lambda _: self._bury())
-            self._loop.call_later(_AUTOPSY_S, self._bury)
+            self._worker.ended.add_done_callback(lambda _: self._on_exit())
+            self._loop.call_later(_AUTOPSY_S, self._on_exit)
 
-    def _bury(self) -> None:
+    def _on_exit(self) -> None:
         """Handle the death of the worker, or the loss of its link: fail everything that waits for it."""
         if self._is_closing or self.died.done():
             return
@@ -301,14 +301,14 @@ class WorkerEngine:
         link_id = self._requests.link_id(request_id, is_resumed=resume is not None)
         stream = WorkerStream(request_id, self._loop, lambda: self._cancel(link_id), observer)
         self._check_room()
-        if resume is None and request_id not in self.backlog:
-            self.backlog.check(request.caller, request.priority)
+        if resume is None and request_id not in self.request_queue:
+            self.request_queue.check(request.caller, request.priority)
         if resume is not None:
             # A request that has once started must not time out in the queue again.
             request = evolve(request, request_id=link_id, queue_timeout_s=None)
         self._connection.send(Submit(request, resume))
         self._requests.add(link_id, stream)
-        self.backlog.enter(stream.request_id, request.caller, request.priority)
+        self.request_queue.enter(stream.request_id, request.caller, request.priority)
         self._begin_watch()
         try:
             await stream.wait_accepted()
@@ -322,7 +322,7 @@ class WorkerEngine:
     async def _check_tokens(self, stream: WorkerStream) -> None:
         """Take a request back if it is too long to wait with the others, which is known once it is tokenized."""
         try:
-            self.backlog.check_tokens(stream.request_id, stream.num_prompt_tokens)
+            self.request_queue.check_tokens(stream.request_id, stream.num_prompt_tokens)
         except Overloaded:
             stream.cancel()
             await stream.left  # until then it may be the reason for the worker's death

@@ -199,7 +199,7 @@ class WorkerHost:
             except Empty:
                 if not is_idle or self._disk is None:
                     return True
-                self._disk.tend()
+                self._disk.flush_when_idle()
                 continue
             match message:
                 case _Enter():

@@ -16,7 +16,7 @@ from enginehouse.contract.errors import EnginehouseError, GenerationFailed, Inva
 from enginehouse.contract.types import EngineRequest, Resume
 from enginehouse.engine.loop import StepEngine
 from enginehouse.engine.text.segments import encode_segments, min_tokens
-from enginehouse.workers.calls import NOBODY
+from enginehouse.workers.calls import NO_CALL
 from enginehouse.workers.ipc import FrameTooLarge
 from enginehouse.workers.messages import (
     Accepted,
@@ -97,7 +97,7 @@ class Intake:
     # -- reader thread -----------------------------------------------------------------------------
 
     def submit(self, message: Submit) -> None:
-        """Queue a request. The server bounds their number, see :mod:`enginehouse.workers.queue_estimate`."""
+        """Queue a request. The server bounds their number, see :mod:`enginehouse.workers.request_queue`."""
         with self._lock:
             self._waiting.add(message.request.request_id)
         usual = self._queue if message.request.constraint is None else self._constrained
@@ -105,7 +105,7 @@ class Intake:
 
     def call(self, message: Tokenize | Detokenize) -> None:
         """Queue a call; the watchdog's ping passes through all threads, because any of them may hang."""
-        usual = self._constrained if message.call == NOBODY else self._queue
+        usual = self._constrained if message.call == NO_CALL else self._queue
         (self._long if _is_long(message) else usual).put(message)
 
     def cancel(self, request_id: str) -> bool:
@@ -127,7 +127,7 @@ class Intake:
         while (message := queue.get()) is not None and not self._is_closing:
             if isinstance(message, Submit):
                 self._begin(message.request, message.resume)
-            elif message.call == NOBODY and queue is not self._queue:
+            elif message.call == NO_CALL and queue is not self._queue:
                 (self._long if queue is self._constrained else self._queue).put(message)
             else:
                 self._answer(message)
@@ -173,7 +173,7 @@ class Intake:
         return encode_segments(self._tokenizer, request.segments, request.add_special)
 
     def _answer(self, message: Tokenize | Detokenize) -> None:
-        if message.call != NOBODY:
+        if message.call != NO_CALL:
             self._send(Begun(message.call, "text"))
         try:
             if isinstance(message, Tokenize):

@@ -10,7 +10,7 @@ from enginehouse.contract.errors import EngineDead, EnginehouseError, WorkerDied
 from enginehouse.contract.types import CacheMiss, Event, RequestFinished
 from enginehouse.contract.usage import Usage
 from enginehouse.workers.messages import Accepted, Begun, Entered, Failure, Left, Rejected, Stage, Started, StepOutputs
-from enginehouse.workers.queue_estimate import Backlog
+from enginehouse.workers.request_queue import RequestQueue
 
 __all__ = ["RequestTable", "WorkObserver", "WorkerStream"]
 
@@ -181,8 +181,8 @@ class RequestTable:
         backlog: told of each request that enters or leaves.
     """
 
-    def __init__(self, backlog: Backlog) -> None:
-        self._backlog = backlog
+    def __init__(self, request_queue: RequestQueue) -> None:
+        self._request_queue = request_queue
         self._streams: dict[str, WorkerStream] = {}
         self._leaving: dict[str, WorkerStream] = {}  # cancelled, and the worker has not sent Left yet
         self._link_ids: dict[str, str] = {}
@@ -220,7 +220,7 @@ class RequestTable:
         stream = self._streams.pop(link_id, None)
         if stream is not None:
             self._link_ids.pop(stream.request_id, None)
-            self._backlog.leave(stream.request_id, is_served=is_served)
+            self._request_queue.leave(stream.request_id, is_served=is_served)
         return stream
 
     def cancel(self, link_id: str) -> bool:
@@ -243,7 +243,7 @@ class RequestTable:
         streams, self._streams = self._streams, {}
         self._link_ids.clear()
         for stream in streams.values():
-            self._backlog.leave(stream.request_id)
+            self._request_queue.leave(stream.request_id)
             stream.fail(error)
 
     def handle(self, message: Accepted | Begun | Entered | Left | Rejected | Started) -> None:
@@ -261,12 +261,12 @@ class RequestTable:
         if stream is None:
             return
         if isinstance(message, Started):
-            self._backlog.start(stream.request_id)
+            self._request_queue.start(stream.request_id)
         match message:
             case Accepted():
                 stream.accept(message.num_prompt_tokens)
             case Rejected():
-                error = self._backlog.explain(message.failure.to_error(), stream.request_id)
+                error = self._request_queue.explain(message.failure.to_error(), stream.request_id)
                 self.forget(message.request_id)
                 stream.fail(error)
             case Entered():
@@ -283,7 +283,7 @@ class RequestTable:
                 continue
             if isinstance(output, Failure):
                 self.forget(link_id)
-                stream.fail(self._backlog.explain(output.to_error(), stream.request_id))
+                stream.fail(self._request_queue.explain(output.to_error(), stream.request_id))
                 continue
             if isinstance(output, RequestFinished):
                 self.forget(link_id, is_served=True)

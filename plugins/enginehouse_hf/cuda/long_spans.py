@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from enginehouse_hf.cuda.packing import Lane
+from enginehouse_hf.cuda.packing import Segment
 from enginehouse_hf.facts import Shape
 
 __all__ = ["Kernel", "LongSpans", "Probe", "choose", "fits", "span_by_span"]
@@ -30,7 +30,7 @@ class LongSpans(Protocol):
     """The part of a step used by attention of longer spans; see :class:`enginehouse_hf.cuda.step.Step`."""
 
     num_decodes: int
-    lanes: list[Lane]
+    segments: list[Segment]
     query_ends: Tensor
     key_ends: Tensor
 
@@ -48,7 +48,7 @@ class Kernel(Protocol):
 
 
 def _longest(step: LongSpans) -> tuple[int, int]:
-    return max(lane.end - lane.begin for lane in step.lanes), max(lane.stop for lane in step.lanes)
+    return max(segment.end - segment.begin for segment in step.segments), max(segment.stop for segment in step.segments)
 
 
 class _TorchKernel:
@@ -126,9 +126,9 @@ class _FlashInferKernel:
 def _ends(step: LongSpans) -> tuple[Tensor, Tensor]:
     """Ends of spans and of their visible places, in host memory, where plans are made."""
     queries, keys = [0], [0]
-    for lane in step.lanes:
-        queries.append(queries[-1] + lane.end - lane.begin)
-        keys.append(keys[-1] + lane.stop)
+    for segment in step.segments:
+        queries.append(queries[-1] + segment.end - segment.begin)
+        keys.append(keys[-1] + segment.stop)
     return torch.tensor(queries, dtype=torch.int32), torch.tensor(keys, dtype=torch.int32)
 
 
@@ -173,7 +173,7 @@ def _error(kernel: Kernel, device: torch.device, dtype: torch.dtype, dim: int) -
     )
     errors = []
     for window in (None, 16):
-        step = Probe([Lane(0, 37, 0), Lane(37, 42, 85), Lane(42, 106, 0)], device)
+        step = Probe([Segment(0, 37, 0), Segment(37, 42, 85), Segment(42, 106, 0)], device)
         found = kernel.attend(query, keys, values, step, dim**-0.5, window).float()
         expected = span_by_span(query.float(), keys.float(), values.float(), step, dim**-0.5, window, None)
         error = float((found - expected).norm() / expected.norm())
@@ -186,8 +186,8 @@ class Probe:
 
     num_decodes = 0
 
-    def __init__(self, lanes: list[Lane], device: torch.device) -> None:
-        self.lanes = lanes
+    def __init__(self, segments: list[Segment], device: torch.device) -> None:
+        self.segments = segments
         self.query_ends, self.key_ends = (ends.to(device) for ends in _ends(self))
 
 
@@ -197,20 +197,26 @@ def span_by_span(
 ) -> Tensor:  # fmt: skip
     """Plain attention, span by span; arguments as for :class:`Kernel`."""
     results, seen = [], 0
-    for lane in step.lanes:
-        begin, end = lane.begin - step.num_decodes, lane.end - step.num_decodes
-        parts = query[begin:end], keys[seen : seen + lane.stop], values[seen : seen + lane.stop]
-        results.append(_span(lane, *parts, scaling, window, softcap))
-        seen += lane.stop
+    for segment in step.segments:
+        begin, end = segment.begin - step.num_decodes, segment.end - step.num_decodes
+        parts = query[begin:end], keys[seen : seen + segment.stop], values[seen : seen + segment.stop]
+        results.append(_span(segment, *parts, scaling, window, softcap))
+        seen += segment.stop
     return torch.cat(results)
 
 
 def _span(
-    lane: Lane, query: Tensor, keys: Tensor, values: Tensor, scaling: float, window: int | None, softcap: float | None
+    segment: Segment,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scaling: float,
+    window: int | None,
+    softcap: float | None,
 ) -> Tensor:
     """Attention of one span: query (t, num_query, D) over its whole sequence, (stop, num_kv, D)."""
-    at_query = torch.arange(lane.start, lane.stop, device=query.device)[:, None]
-    at_key = torch.arange(lane.stop, device=query.device)[None]
+    at_query = torch.arange(segment.start, segment.stop, device=query.device)[:, None]
+    at_key = torch.arange(segment.stop, device=query.device)[None]
     mask = at_key <= at_query
     if window is not None:
         mask &= at_key > at_query - window

@@ -19,7 +19,7 @@ from enginehouse_hf.cuda.fused import NotFusable, fuse
 from enginehouse_hf.cuda.graphs import DecodeGraphs, Recorder, graph_sizes
 from enginehouse_hf.cuda.long_spans import choose
 from enginehouse_hf.cuda.networks import Network, TransformersNetwork
-from enginehouse_hf.cuda.packing import Lane, PackedSpans, pack
+from enginehouse_hf.cuda.packing import PackedSpans, Segment, pack
 from enginehouse_hf.cuda.positions import PositionPool
 from enginehouse_hf.cuda.runner import CudaModel
 from enginehouse_hf.cuda.sampling import SUPPORTED
@@ -116,9 +116,9 @@ def _time_prefill(network: Network, state: DeviceState, size: int, num_prompts: 
     tokens = np.empty((4, size * num_prompts), np.int32)
     tokens[0], tokens[1], tokens[3] = 0, state.dump_slot, state.dump_place
     tokens[2] = np.tile(np.arange(size), num_prompts)
-    lanes = [Lane(begin, begin + size, 0) for begin in range(0, size * num_prompts, size)]
-    ends = np.array([lane.end - 1 for lane in lanes], np.int32)
-    packed = PackedSpans(tokens, 0, lanes, tokens[3].copy(), ends)
+    segments = [Segment(begin, begin + size, 0) for begin in range(0, size * num_prompts, size)]
+    ends = np.array([segment.end - 1 for segment in segments], np.int32)
+    packed = PackedSpans(tokens, 0, segments, tokens[3].copy(), ends)
     times = []
     for _ in range(5):  # the first run compiles kernels
         torch.cuda.synchronize()

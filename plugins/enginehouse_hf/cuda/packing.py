@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from enginehouse.contract.backend import LastSampled, Span
 
-__all__ = ["Lane", "PackedSpans", "flatten", "pack"]
+__all__ = ["PackedSpans", "Segment", "flatten", "pack"]
 
 _MAX_CHECKED = 65
 """Maximum length of a span with logits for all tokens (a token and its drafts) that is computed as decodes."""
@@ -27,7 +27,7 @@ _ALIGNMENT = 32  # int32 values: every part of the array starts at a multiple, s
 
 
 @frozen
-class Lane:
+class Segment:
     """One span of several tokens: rows ``begin`` to ``end`` of the batch, after ``start`` tokens of its sequence."""
 
     begin: int
@@ -54,14 +54,14 @@ class PackedSpans:
 
     tokens: NDArray[np.int32]
     num_decodes: int
-    lanes: list[Lane]
+    segments: list[Segment]
     gather: NDArray[np.int32]
     rows: NDArray[np.int32]
 
     @property
     def is_plain_decode(self) -> bool:
         """True if every token attends individually and requests logits."""
-        return not self.lanes and len(self.rows) == self.num_decodes
+        return not self.segments and len(self.rows) == self.num_decodes
 
     def take(self, columns: NDArray[np.intp]) -> PackedSpans:
         """Select some of plain decodes, in the order of ``columns``; all of them request logits."""
@@ -88,7 +88,7 @@ def pack(
     order = sorted(range(len(spans)), key=lambda index: (not are_decodes[index], -spans[index].start))
     num_decodes = sum(size for size, is_decode in zip(sizes, are_decodes, strict=True) if is_decode)
     tokens = np.empty((4, len(places)), np.int32)
-    firsts, lanes, seen, begin = [0] * len(spans), [], [np.empty(0, np.int32)], 0
+    firsts, segments, seen, begin = [0] * len(spans), [], [np.empty(0, np.int32)], 0
     for index in order:
         span, size = spans[index], sizes[index]
         end = begin + size
@@ -97,11 +97,11 @@ def pack(
         tokens[2, begin:end] = np.arange(span.start, span.start + size)
         tokens[3, begin:end] = places[begins[index] : begins[index] + size]
         if not are_decodes[index]:
-            lanes.append(Lane(begin, end, span.start))
+            segments.append(Segment(begin, end, span.start))
             seen.append(table[span.sequence, : span.start + size])
         firsts[index], begin = begin, end
     rows = [row for index, span in enumerate(spans) for row in _rows(span, firsts[index], sizes[index])]
-    return PackedSpans(tokens, num_decodes, lanes, np.concatenate(seen), np.array(rows, np.int32))
+    return PackedSpans(tokens, num_decodes, segments, np.concatenate(seen), np.array(rows, np.int32))
 
 
 def _is_decode(span: Span, size: int) -> bool:
@@ -134,8 +134,8 @@ def flatten(packed: PackedSpans) -> tuple[NDArray[np.int32], dict[str, tuple[int
         "tokens": tokens.reshape(-1),
         "lengths": packed.tokens[2, : packed.num_decodes] + 1,
         "gather": packed.gather,
-        "query_ends": np.array([0, *accumulate(lane.end - lane.begin for lane in packed.lanes)], np.int32),
-        "key_ends": np.array([0, *accumulate(lane.stop for lane in packed.lanes)], np.int32),
+        "query_ends": np.array([0, *accumulate(segment.end - segment.begin for segment in packed.segments)], np.int32),
+        "key_ends": np.array([0, *accumulate(segment.stop for segment in packed.segments)], np.int32),
         "rows": packed.rows,
     }
     offsets, begin = {}, 0

@@ -11,7 +11,7 @@ from attrs import frozen
 from torch import Tensor
 
 from enginehouse_hf.cuda.layers import begin_step
-from enginehouse_hf.cuda.packing import Lane, PackedSpans, flatten
+from enginehouse_hf.cuda.packing import PackedSpans, Segment, flatten
 
 __all__ = ["DeviceState", "Step", "padded_decodes"]
 
@@ -62,10 +62,10 @@ class Step:
         num_layers: number of layers to run; None is all.
     """
 
-    def __init__(self, state: DeviceState, num_tokens: int, num_decodes: int, lanes: list[Lane], ints: Tensor,
+    def __init__(self, state: DeviceState, num_tokens: int, num_decodes: int, segments: list[Segment], ints: Tensor,
                  offsets: dict[str, tuple[int, int]], rows_are_all: bool, num_layers: int | None) -> None:  # fmt: skip
         self.state, self.num_layers = state, num_layers
-        self.num_tokens, self.num_decodes, self.lanes = num_tokens, num_decodes, lanes
+        self.num_tokens, self.num_decodes, self.segments = num_tokens, num_decodes, segments
         part = {name: ints[begin:end] for name, (begin, end) in offsets.items()}
         self._tokens = part["tokens"].view(4, -1)
         self.slots, self.positions, self.places = (row[:num_tokens] for row in self._tokens[1:])
@@ -80,7 +80,7 @@ class Step:
         array, offsets = flatten(packed)
         ints = torch.from_numpy(array).pin_memory().to(state.table.device, non_blocking=True)
         num_tokens, is_plain = packed.tokens.shape[1], packed.is_plain_decode
-        return cls(state, num_tokens, packed.num_decodes, packed.lanes, ints, offsets, is_plain, num_layers)
+        return cls(state, num_tokens, packed.num_decodes, packed.segments, ints, offsets, is_plain, num_layers)
 
     @classmethod
     def static(cls, state: DeviceState, size: int, num_layers: int | None = None) -> tuple[Step, Tensor]:

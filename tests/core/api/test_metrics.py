@@ -10,7 +10,7 @@ import pytest
 from attrs import evolve
 from prometheus_client.parser import text_string_to_metric_families
 
-from enginehouse.api.http.access import GAP_BUCKETS_S, AccessRecord, Pace
+from enginehouse.api.http.access import GAP_BUCKETS_S, AccessRecord, TokenLatency
 from enginehouse.api.metrics.families import FAMILIES, FIGURES, Values, family
 from enginehouse.api.metrics.server_metrics import RequestMetrics
 from enginehouse.contract.inspection import BATCH_SIZES, batch_size_bucket
@@ -311,7 +311,7 @@ def test_histograms_cumulate() -> None:
 
 
 def test_the_pace_counts_gaps() -> None:
-    pace = Pace(time.perf_counter())
+    pace = TokenLatency(time.perf_counter())
     pace.mark()
     assert pace.first_s is not None and pace.first_s < 1 and sum(pace.gaps()[0]) == 0
     time.sleep(0.012)
@@ -321,12 +321,12 @@ def test_the_pace_counts_gaps() -> None:
     counts, total_s = pace.gaps()
     assert sum(counts) == 2 and counts[0] == 1 and len(counts) == len(GAP_BUCKETS_S) + 1
     assert total_s >= 0.012
-    assert Pace(0.0).gaps() == ([0] * (len(GAP_BUCKETS_S) + 1), 0.0) and Pace(0.0).first_s is None
+    assert TokenLatency(0.0).gaps() == ([0] * (len(GAP_BUCKETS_S) + 1), 0.0) and TokenLatency(0.0).first_s is None
 
 
 def test_counting_costs_little_per_text_and_request() -> None:
     """A text costs an event loop some 20 microseconds in all; of these, counting may have a few percent."""
-    pace, record = Pace(time.perf_counter()), AccessRecord(method="POST", path="/v1/chat/completions")
+    pace, record = TokenLatency(time.perf_counter()), AccessRecord(method="POST", path="/v1/chat/completions")
     began = time.perf_counter()
     for _ in range(20_000):
         pace.mark()

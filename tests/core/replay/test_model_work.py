@@ -32,7 +32,7 @@ from enginehouse.replay.questions import Question
 from enginehouse.replay.request import RecoverableRequest
 from enginehouse.settings.limits import LimitsSettings
 from enginehouse.workers.client import WorkerEngine
-from enginehouse.workers.queue_estimate import Backlog
+from enginehouse.workers.request_queue import RequestQueue
 from enginehouse.workers.requests import WorkerStream, WorkObserver
 
 _RESTART_S = 2.0
@@ -179,7 +179,7 @@ class Model:
 
     name: str = "m"
     engine: Worker = field(init=False)
-    backlog: Backlog = field(factory=lambda: Backlog(1, LimitsSettings(max_queue=100)))
+    request_queue: RequestQueue = field(factory=lambda: RequestQueue(1, LimitsSettings(max_queue=100)))
     num_deaths: int = 0
     _ready: asyncio.Event = field(factory=asyncio.Event)
 
@@ -275,7 +275,7 @@ def test_innocents_are_answered_whole_and_culprits_refused(clients, pauses_s, ou
         await asyncio.gather(*asked)
         await asyncio.sleep(60)  # what clients have left behind
         assert not place._works
-        assert not len(model.backlog)
+        assert not len(model.request_queue)
         assert not place.is_suspicious
 
     for client in clients:

@@ -38,7 +38,7 @@ from enginehouse.settings.config import PluginsSettings
 from enginehouse.settings.limits import LimitsSettings
 from enginehouse.workers.client import WorkerEngine
 from enginehouse.workers.messages import Load
-from enginehouse.workers.queue_estimate import Backlog
+from enginehouse.workers.request_queue import RequestQueue
 
 ISOLATIONS = ("process", "thread")
 _ids = itertools.count()
@@ -50,14 +50,14 @@ def load_message(backend: str = "fake", engine: EngineSettings | None = None, **
 
 @contextlib.asynccontextmanager
 async def open_engine(
-    isolation: str, engine: EngineSettings | None = None, backlog: Backlog | None = None, **options: Any
+    isolation: str, engine: EngineSettings | None = None, request_queue: RequestQueue | None = None, **options: Any
 ) -> AsyncIterator[WorkerEngine]:
     opened = await WorkerEngine.open(
         load_message(engine=engine, **options),
         isolation=isolation,
         python=None,
         on_progress=lambda share, text: None,
-        backlog=backlog,
+        request_queue=request_queue,
     )
     try:
         yield opened
@@ -178,8 +178,8 @@ async def test_request_id_in_use_is_refused():
 
 
 async def test_full_queue_is_overloaded_until_a_place_is_free():
-    backlog = Backlog(1, LimitsSettings(max_queue=1))
-    async with open_engine("thread", EngineSettings(slots=1), backlog, step_delay_s=0.01) as engine:
+    request_queue = RequestQueue(1, LimitsSettings(max_queue=1))
+    async with open_engine("thread", EngineSettings(slots=1), request_queue, step_delay_s=0.01) as engine:
         running = await engine.submit(endless())
         await eventually(lambda: _num_running(engine))
         waiting = await engine.submit(make_request())
@@ -193,20 +193,20 @@ async def test_full_queue_is_overloaded_until_a_place_is_free():
 
 
 async def test_queue_counts_requests_that_the_worker_has_not_accepted():
-    backlog = Backlog(1, LimitsSettings(max_queue=1))
-    async with open_engine("thread", EngineSettings(slots=1), backlog) as engine:
+    request_queue = RequestQueue(1, LimitsSettings(max_queue=1))
+    async with open_engine("thread", EngineSettings(slots=1), request_queue) as engine:
         answers = [asyncio.create_task(answer(engine, make_request())) for _ in range(3)]
         outcomes = await asyncio.gather(*answers, return_exceptions=True)
 
     assert [type(outcome) for outcome in outcomes[2:]] == [Overloaded]
     assert not any(isinstance(outcome, Exception) for outcome in outcomes[:2])
-    assert len(backlog) == 0
+    assert len(request_queue) == 0
 
 
 @pytest.mark.parametrize("isolation", ISOLATIONS)
 async def test_prompts_that_are_too_long_to_wait_are_taken_back_from_the_worker(isolation):
-    backlog = Backlog(1, LimitsSettings(max_queue_tokens=20))
-    async with open_engine(isolation, EngineSettings(slots=1), backlog, step_delay_s=0.01) as engine:
+    request_queue = RequestQueue(1, LimitsSettings(max_queue_tokens=20))
+    async with open_engine(isolation, EngineSettings(slots=1), request_queue, step_delay_s=0.01) as engine:
         running = await engine.submit(endless())
         await eventually(lambda: _num_running(engine))
         waiting = await engine.submit(make_request("x" * 19))
@@ -217,7 +217,7 @@ async def test_prompts_that_are_too_long_to_wait_are_taken_back_from_the_worker(
 
         assert (stats.num_running, stats.num_waiting) == (1, 1)
         assert text_of(await collect(waiting))
-    assert len(backlog) == 0
+    assert len(request_queue) == 0
 
 
 async def _num_running(engine: Engine) -> int:

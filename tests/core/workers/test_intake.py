@@ -11,7 +11,7 @@ import pytest
 from enginehouse.contract.errors import ContextLengthExceeded, GenerationFailed, InvalidRequest
 from enginehouse.contract.types import Constraint, EngineRequest, EngineSettings, Resume, SamplingParams, Segment
 from enginehouse.engine.loop import StepEngine
-from enginehouse.workers.calls import NOBODY
+from enginehouse.workers.calls import NO_CALL
 from enginehouse.workers.intake import Intake
 from enginehouse.workers.ipc import MAX_FRAME_BYTES, FrameTooLarge
 from enginehouse.workers.messages import (
@@ -134,12 +134,12 @@ def test_long_prompt_delays_only_other_long_ones(bench):
 def test_watchdog_hears_of_a_long_prompt_that_hangs(bench):
     bench.intake.call(Tokenize(1, (Segment("slow" * 20_000),), False))
     assert bench.tokenizer.is_busy.wait(5)
-    bench.intake.call(Detokenize(NOBODY, ()))
+    bench.intake.call(Detokenize(NO_CALL, ()))
     bench.intake.call(Detokenize(2, ()))
     bench.wait(lambda: Detokenized(2, []) in bench.sent)
-    assert Detokenized(NOBODY, []) not in bench.sent
+    assert Detokenized(NO_CALL, []) not in bench.sent
     bench.tokenizer.gate.set()
-    bench.wait(lambda: Detokenized(NOBODY, []) in bench.sent)
+    bench.wait(lambda: Detokenized(NO_CALL, []) in bench.sent)
 
 
 def test_prompt_that_cannot_fit_is_refused_without_tokenizing(bench):
@@ -166,12 +166,12 @@ def test_prompt_of_long_tokens_that_fits_is_not_refused(bench):
 def test_watchdog_hears_of_either_thread_that_hangs(bench):
     bench.submit("bomb", constraint=Constraint(kind="regex", text="a"))
     assert bench.decoder.is_busy.wait(5)
-    bench.intake.call(Detokenize(NOBODY, ()))
+    bench.intake.call(Detokenize(NO_CALL, ()))
     bench.intake.call(Detokenize(1, ()))
     bench.wait(lambda: Detokenized(1, []) in bench.sent)
-    assert Detokenized(NOBODY, []) not in bench.sent
+    assert Detokenized(NO_CALL, []) not in bench.sent
     bench.decoder.gate.set()
-    bench.wait(lambda: Detokenized(NOBODY, []) in bench.sent)
+    bench.wait(lambda: Detokenized(NO_CALL, []) in bench.sent)
 
 
 def test_request_is_accepted_with_its_length_before_it_enters(bench):

@@ -16,7 +16,7 @@ from enginehouse.contract.compressor import CompressibleText, CompressionTask, C
 from enginehouse.contract.types import GenerateRequest, Message
 from enginehouse.pipeline.preparing import Preparers
 from enginehouse.plugins import PluginRegistry
-from enginehouse.replay import Replays
+from enginehouse.replay import Recovery
 from enginehouse.serving import LoadedModel, ModelManager
 from enginehouse.settings.config import ModelSettings, Settings
 from enginehouse_compress.extractive import ExtractiveCompressor
@@ -96,7 +96,7 @@ async def smollm2(**settings: object) -> AsyncIterator[tuple[Preparers, LoadedMo
     await manager.start()
     try:
         await manager.wait_settled(120)
-        yield Preparers(everything.models, registry, manager, Replays()), manager.get("m")
+        yield Preparers(everything.models, registry, manager, Recovery()), manager.get("m")
     finally:
         await manager.close()
 

@@ -277,7 +277,7 @@ async def test_scorer_that_is_not_loaded_is_not_waited_for(tmp_path: Path) -> No
     settings = {"method": "scoring", "ratio": 0.5, "scorer": "s", "min_tokens": 0}
     async with opened(tmp_path, Scoring(), settings) as pipeline:
         manager = pipeline._manager
-        await manager.find("s").make_way(0.0)
+        await manager.find("s").evict(0.0)
         running = await submit(pipeline, request())
 
     assert content(running) == TEXT

@@ -35,7 +35,7 @@ def test_a_token_and_its_drafts_are_decodes_of_one_sequence() -> None:
     packed = _packed([_span(1, 9, 4, "all"), Span(2, 30, LastSampled()), _span(3, 5, 3, "all")])
 
     assert packed.is_plain_decode
-    assert packed.lanes == []
+    assert packed.segments == []
     assert packed.num_decodes == 8
     assert packed.tokens.tolist() == [
         [-1, 100, 101, 102, 103, 300, 301, 302],
@@ -55,7 +55,7 @@ def test_prompts_and_long_spans_are_no_decodes() -> None:
 
     assert not packed.is_plain_decode
     assert packed.num_decodes == 2
-    assert [(lane.begin, lane.end, lane.start) for lane in packed.lanes] == [(2, 7, 3), (7, 77, 0)]
+    assert [(segment.begin, segment.end, segment.start) for segment in packed.segments] == [(2, 7, 3), (7, 77, 0)]
     assert packed.gather.tolist() == [*range(2 * _CONTEXT, 2 * _CONTEXT + 8), *range(_CONTEXT, _CONTEXT + 70)]
     assert packed.rows.tolist() == [*range(7, 77), 6, 0, 1]
 
@@ -78,9 +78,9 @@ def test_every_row_is_that_of_its_token(shapes: list[tuple[int, int, Outputs]]) 
 
     assert [(int(packed.tokens[1, row]), int(packed.tokens[2, row])) for row in packed.rows] == wanted
     assert packed.tokens.shape[1] == sum(span.num_tokens for span in spans)
-    ends = [lane.end for lane in packed.lanes]
-    assert [lane.begin for lane in packed.lanes] == [packed.num_decodes, *ends][: len(ends)]
-    assert [*accumulate(lane.stop for lane in packed.lanes)][-1:] == [len(packed.gather)][: len(ends)]
+    ends = [segment.end for segment in packed.segments]
+    assert [segment.begin for segment in packed.segments] == [packed.num_decodes, *ends][: len(ends)]
+    assert [*accumulate(segment.stop for segment in packed.segments)][-1:] == [len(packed.gather)][: len(ends)]
 
 
 def test_some_of_the_decodes_are_taken_in_the_order_asked_for() -> None:

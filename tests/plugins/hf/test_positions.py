@@ -116,9 +116,9 @@ def test_batches_of_single_and_many_tokens_agree() -> None:
     handles = [(short.open(), long.open()) for _ in range(3)]
     spans = [Span(a, 0, np.array([5], np.int32)) for a, _ in handles]
     together = short.append(spans, short.check(spans))
-    apart = [long.append([span], long.check([span]))[0] for span in spans]
+    run_in_daemon_thread = [long.append([span], long.check([span]))[0] for span in spans]
 
-    assert together.tolist() == apart
+    assert together.tolist() == run_in_daemon_thread
     assert np.array_equal(short.table, long.table)
 
 

@@ -99,7 +99,7 @@ def test_rows_survive_moving_and_parking(
         run(compactor, open_sequences)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Compactor, "run", counted)
-    walk, num_parked = Walk(busy, seed=7), 0
+    walk, num_swapped_out = Walk(busy, seed=7), 0
     for step in range(160):
         if not walk.held or walk.random.random() < 0.45:
             walk.change()
@@ -116,12 +116,12 @@ def test_rows_survive_moving_and_parking(
             assert np.array_equal(row, expected), step
         for handle, token_ids in walk.held.items():
             held = busy.sequences.held(handle)
-            num_parked += held.parked is not None
+            num_swapped_out += held.swapped_out is not None
             assert busy.length(handle) == len(token_ids)
             assert np.all(np.diff(held.cells) > 0)
 
     assert num_moves > 5
-    assert num_parked > 10
+    assert num_swapped_out > 10
     for handle in list(walk.held):
         walk.free(handle)
     assert busy.free_tokens() == busy.capabilities.cache_tokens
@@ -133,14 +133,14 @@ def test_parked_tokens_count_and_come_back(busy: LlamaCppRunner) -> None:
     busy.forward([Span(idle, 0, np.arange(100, 160, dtype=np.int32), "none")])
     for start in range(0, 120, 8):
         busy.forward([Span(active, start, np.arange(start, start + 8, dtype=np.int32), "none")])
-    parked = busy.sequences.held(idle).parked
+    swapped_out = busy.sequences.held(idle).swapped_out
 
-    assert parked is not None
-    assert (parked.num_tokens, busy.length(idle)) == (60, 60)
+    assert swapped_out is not None
+    assert (swapped_out.num_tokens, busy.length(idle)) == (60, 60)
     assert busy.free_tokens() == busy.capabilities.cache_tokens - 180
     copy, shared = busy.fork(idle, 50)
     assert (shared, busy.length(copy), busy.length(idle)) == (50, 50, 60)
-    assert busy.sequences.held(idle).parked is None
+    assert busy.sequences.held(idle).swapped_out is None
     for handle in (idle, active, copy):
         busy.free_sequence(handle)
     assert busy.free_tokens() == busy.capabilities.cache_tokens

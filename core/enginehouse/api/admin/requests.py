@@ -142,7 +142,7 @@ def _num_completion_tokens(ended: ChoiceFinished | None, sequence: SequenceView 
 
 def request_routes(state: ApiState) -> list[HTTPRouteHandler]:
     """Return the routes under ``/admin/requests``."""
-    engines, exchanges = Engines(state.manager, state.pipeline.replays), state.exchanges
+    engines, exchanges = Engines(state.manager, state.pipeline.recovery), state.exchanges
     limit = state.settings.limits.max_body_bytes
 
     async def describe(answers: list[OpenAnswer], request: Request[Any, Any, Any]) -> list[dict[str, Any]]:

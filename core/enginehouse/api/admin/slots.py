@@ -16,7 +16,7 @@ from enginehouse.api.http.state import ApiState
 from enginehouse.contract.backend import Engine
 from enginehouse.contract.errors import EnginehouseError
 from enginehouse.contract.inspection import EngineView, Inspectable, PrefixView
-from enginehouse.replay import Replays
+from enginehouse.replay import Recovery
 from enginehouse.serving import LoadedModel, ModelManager
 
 __all__ = ["Engines", "slot_route"]
@@ -32,7 +32,7 @@ class Engines:
     """The engines of one server."""
 
     manager: ModelManager
-    replays: Replays
+    recovery: Recovery
 
     def get(self, model: str) -> Engine | None:
         """Return the engine that currently serves ``model``, a model name, or None."""
@@ -63,7 +63,7 @@ class Engines:
     async def _view(self, model: LoadedModel, caller: str) -> EngineView | None:
         try:
             async with asyncio.timeout(_PATIENCE_S):
-                return await self.replays.view(model, caller)
+                return await self.recovery.view(model, caller)
         except (TimeoutError, EnginehouseError):
             return None
 
@@ -74,7 +74,7 @@ class Engines:
 
 def slot_route(state: ApiState) -> HTTPRouteHandler:
     """Return the route."""
-    engines, has_keys = Engines(state.manager, state.pipeline.replays), state.settings.auth.needs_key
+    engines, has_keys = Engines(state.manager, state.pipeline.recovery), state.settings.auth.needs_key
 
     @get("/admin/slots")
     async def show_slots(request: Request[Any, Any, Any]) -> dict[str, Any]:

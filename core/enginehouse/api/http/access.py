@@ -18,13 +18,13 @@ from enginehouse.api.http.headers import new_request_id
 from enginehouse.contract.usage import Usage
 from enginehouse.pipeline.parameters import Parameters
 
-__all__ = ["GAP_BUCKETS_S", "RECORD_KEY", "AccessRecord", "Pace", "record_of"]
+__all__ = ["GAP_BUCKETS_S", "RECORD_KEY", "AccessRecord", "TokenLatency", "record_of"]
 
 GAP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0)
 """Upper bounds in seconds; one more bucket holds longer gaps."""
 
 
-class Pace:
+class TokenLatency:
     """Timing of one request's text.
 
     Args:
@@ -106,10 +106,10 @@ class AccessRecord:
     tracestate: str | None = None
     began: float = field(factory=time.perf_counter)
     began_ns: int = field(factory=time.time_ns)
-    pace: Pace = field(init=False)
+    pace: TokenLatency = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.pace = Pace(self.began)
+        self.pace = TokenLatency(self.began)
 
     @property
     def tokens_per_s(self) -> float | None:

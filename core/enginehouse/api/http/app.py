@@ -21,7 +21,7 @@ from enginehouse.api.http.callers import Callers
 from enginehouse.api.http.errors import describe
 from enginehouse.api.http.health import health_route
 from enginehouse.api.http.listeners import request_ended
-from enginehouse.api.http.permissions import may_manage, open_doors
+from enginehouse.api.http.permissions import check_permissions, may_manage
 from enginehouse.api.http.security import Guard, note_outcome, written_error
 from enginehouse.api.http.state import ApiState
 from enginehouse.api.http.surfaces import Surfaces
@@ -52,7 +52,7 @@ def build_app(state: ApiState) -> Guard:
             *request_routes(state),
             slot_route(state),
         ],
-        guards=[open_doors(state.admission)],
+        guards=[check_permissions(state.admission)],
         exception_handlers={Exception: _answer_error},
         openapi_config=None,
         logging_config=None,

@@ -26,12 +26,12 @@ from enginehouse.contract.errors import ConfigError, EnginehouseError, PluginErr
 from enginehouse.contract.surface import ErrorAnswer
 from enginehouse.pipeline.pipeline import Pipeline
 from enginehouse.pipeline.prompt.renderer import Renderer
-from enginehouse.serving.background import apart
+from enginehouse.serving.background import run_in_daemon_thread
 from enginehouse.serving.changing import ModelChanger
 from enginehouse.settings.config import Settings
 from enginehouse.settings.reload import SERVER, names_with
 
-__all__ = ["Generations", "Reread", "keep_fixed"]
+__all__ = ["ConfigSnapshots", "Reread", "keep_fixed"]
 
 Reread = Callable[[], Settings]
 """Reads the settings again, in the same way as at startup; may block, raises ConfigError."""
@@ -41,7 +41,7 @@ _STAYS = "The configuration was not reloaded, the old one stays"
 _log = logging.getLogger("enginehouse.server")
 
 
-class Generations:
+class ConfigSnapshots:
     """The ASGI application that the server runs: passes each request to the newest snapshot.
 
     Args:
@@ -93,9 +93,9 @@ class Generations:
             raise ReloadRefused("This server was started without a configuration that could be read again.")
         async with self._reloading:
             try:
-                wanted = await apart("reading the settings", self._reread)
+                wanted = await run_in_daemon_thread("reading the settings", self._reread)
                 settings, needs_restart = keep_fixed(self.settings, wanted)
-                state, app = await apart("making a generation", lambda: self._make(settings))
+                state, app = await run_in_daemon_thread("making a generation", lambda: self._make(settings))
                 planned = await self._changer.plan(settings)
                 await self._check_templates(state)
                 await asyncio.to_thread(state.keys.reload, settings.auth)
@@ -133,8 +133,8 @@ class Generations:
     def _make(self, settings: Settings) -> tuple[ApiState, Guard]:
         """Build a snapshot. May block, so reloading does it off the event loop."""
         former = self._state
-        replays = former.pipeline.replays
-        pipeline = Pipeline(settings, former.registry, former.manager, self._renderer, replays)
+        recovery = former.pipeline.recovery
+        pipeline = Pipeline(settings, former.registry, former.manager, self._renderer, recovery)
         state = evolve(former, settings=settings, pipeline=pipeline)
         return state, build_app(state)
 

@@ -43,7 +43,7 @@ class Exchange:
         self._ping_s = ping_s
         self._loop = asyncio.get_running_loop()
         self._last_sent = self._loop.time()
-        self._generations: list[Generation] = []
+        self._snapshots: list[Generation] = []
         self._is_cancelled = False
         self._waiting: asyncio.Task[Any] | None = None
 
@@ -54,14 +54,14 @@ class Exchange:
 
     def hold(self, generation: Generation) -> None:
         """Cancel ``generation`` when this exchange ends early."""
-        self._generations.append(generation)
+        self._snapshots.append(generation)
         if self._is_cancelled:
             generation.cancel()
 
     def cancel(self) -> None:
         """Cancel all held generations, and those held later; no effect on finished ones."""
         self._is_cancelled = True
-        for generation in self._generations:
+        for generation in self._snapshots:
             generation.cancel()
 
     def end(self, error: EnginehouseError) -> None:

@@ -23,8 +23,8 @@ from enginehouse.contract.identity import Scope
 
 __all__ = [
     "PUBLIC",
+    "check_permissions",
     "may_manage",
-    "open_doors",
     "scope_of",
     "ticket_of",
 ]
@@ -43,14 +43,14 @@ def scope_of(handler: BaseRouteHandler) -> Scope | None:
 _Connection = ASGIConnection[Any, Any, Any, Any]
 
 
-def open_doors(admission: Admission) -> Callable[[_Connection, BaseRouteHandler], Awaitable[None]]:
+def check_permissions(admission: Admission) -> Callable[[_Connection, BaseRouteHandler], Awaitable[None]]:
     """Return Litestar's guard of every route; it runs once the route is known and its caller is authenticated.
 
     It refuses before the body is read. It raises MissingScope if the key lacks the scope, NotLocal if there are no keys
     and the request may come from another machine, RateLimited and ServerOverloaded if limits are used up.
     """
 
-    async def open_door(connection: _Connection, handler: BaseRouteHandler) -> None:
+    async def check(connection: _Connection, handler: BaseRouteHandler) -> None:
         record_of(connection.scope).endpoint = connection.scope["path_template"].removeprefix("/v1")
         needed = scope_of(handler)
         key = caller_of(connection.scope).key
@@ -64,7 +64,7 @@ def open_doors(admission: Admission) -> Callable[[_Connection, BaseRouteHandler]
             connection.scope[_TICKET_KEY] = ticket  # type: ignore[literal-required]
             await admission.enter(ticket)
 
-    return open_door
+    return check
 
 
 def may_manage(scope: AsgiScope) -> bool:

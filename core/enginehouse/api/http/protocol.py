@@ -20,7 +20,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from enginehouse.api.http.access import AccessRecord
-from enginehouse.api.http.config_snapshots import Generations
+from enginehouse.api.http.config_snapshots import ConfigSnapshots
 from enginehouse.api.http.errors import describe, http_error
 from enginehouse.api.http.headers import new_request_id
 from enginehouse.api.http.security import CONNECTION_KEY, written_error
@@ -119,7 +119,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._is_refused = False  # further data on this connection is ignored
         self._timer: asyncio.TimerHandle | None = None
         self._counting: asyncio.TimerHandle | None = None  # while the client does not read
-        assert isinstance(self.app, Generations)
+        assert isinstance(self.app, ConfigSnapshots)
         self._memory = self.app.memory.open()
 
     # -- what uvicorn's loop calls -----------------------------------------------------------------
@@ -335,7 +335,7 @@ class HttpProtocol(HttpToolsProtocol):
         else:
             return
         guard = self.app
-        assert isinstance(guard, Generations)
+        assert isinstance(guard, ConfigSnapshots)
         self._refuse(guard.check_long_head(dict(reversed(self.headers or []))) or http_error(431, message))
 
     def _start_timer(self) -> None:
@@ -386,7 +386,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._hang_up()
         if not is_known:
             app = self.app
-            assert isinstance(app, Generations)
+            assert isinstance(app, ConfigSnapshots)
             app.end(record)
 
     def _hang_up(self) -> None:

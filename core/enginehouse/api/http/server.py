@@ -22,7 +22,7 @@ import uvicorn
 from litestar.types import ASGIApp
 
 from enginehouse.api.http.admission import Admission
-from enginehouse.api.http.config_snapshots import Generations, Reread
+from enginehouse.api.http.config_snapshots import ConfigSnapshots, Reread
 from enginehouse.api.http.exchange import OpenExchanges
 from enginehouse.api.http.keys import KeyStore
 from enginehouse.api.http.listeners import Listeners, forward_model_events
@@ -30,7 +30,7 @@ from enginehouse.api.http.listening import listen, tls_context, url_of
 from enginehouse.api.http.protocol import HttpProtocol, WireBounds
 from enginehouse.api.http.state import ApiState
 from enginehouse.contract.errors import ServerStopping
-from enginehouse.pipeline.model_card import release
+from enginehouse.pipeline.model_profile import release
 from enginehouse.pipeline.pipeline import Pipeline
 from enginehouse.pipeline.prompt.renderer import Renderer
 from enginehouse.plugins import PluginRegistry
@@ -134,7 +134,7 @@ async def serve(
     """
     state, renderer = _state(settings, registry, on_progress)
     manager, exchanges, keys, listeners = state.manager, state.exchanges, state.keys, state.listeners
-    app = Generations(state, renderer, reread)
+    app = ConfigSnapshots(state, renderer, reread)
     _warn_of_keys(keys, settings)
     server = _Server(app, settings)
     _log.info("listening on %s", url_of(listener, settings.server))
@@ -278,7 +278,7 @@ class _Server(uvicorn.Server):
         for listener in sockets or ():
             is_file = isinstance(listener.getsockname(), str)
             create: Callable[..., Any] = loop.create_unix_server if is_file else loop.create_server
-            self.servers = [await create(connect, sock=listener, backlog=_BACKLOG, **self._tls)]
+            self.servers = [await create(connect, sock=listener, request_queue=_BACKLOG, **self._tls)]
         self.started = True
 
     @contextlib.contextmanager

@@ -24,7 +24,7 @@ from enginehouse.contract.rows import RequestField, classes_of, details_class, r
 from enginehouse.contract.shapes import StreamOptions
 from enginehouse.contract.types import Constraint, GenerateRequest
 from enginehouse.pipeline.parameters import read_extensions, request_converter
-from enginehouse.serving.background import aside
+from enginehouse.serving.background import run_in_thread
 from enginehouse.settings.config import LimitsSettings
 from enginehouse.settings.structuring import find_problems
 
@@ -199,7 +199,7 @@ class BodyDecoder(Generic[_B_co]):
 
     async def read(self, body: bytes, caller: Caller) -> Decoded[_B_co]:
         """Run :meth:`decode`, off the event loop for a large body."""
-        return await aside(len(body) >= _LARGE_BYTES, lambda: self.decode(body, caller))
+        return await run_in_thread(len(body) >= _LARGE_BYTES, lambda: self.decode(body, caller))
 
     def decode(self, body: bytes, caller: Caller) -> Decoded[_B_co]:
         """Decode and check a body.

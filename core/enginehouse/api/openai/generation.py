@@ -34,7 +34,7 @@ from enginehouse.api.openai.reports import report_headers
 from enginehouse.contract.surface import Assembler, GenerationRoute
 from enginehouse.contract.types import Event, GenerateRequest
 from enginehouse.pipeline.pipeline import RunningRequest
-from enginehouse.serving.background import aside
+from enginehouse.serving.background import run_in_thread
 from enginehouse.settings.timeouts import Timeouts, timeouts_of
 
 __all__ = ["GenerationResponse"]
@@ -64,7 +64,7 @@ class GenerationResponse:
         Raises:
             RequestError: the body is invalid.
         """
-        requests = await aside(call.is_large, lambda: [call.identify(one) for one in route.requests(call)])
+        requests = await run_in_thread(call.is_large, lambda: [call.identify(one) for one in route.requests(call)])
         return cls(state, route, call, requests)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -99,7 +99,7 @@ class GenerationResponse:
         if not self.state.pipeline.is_routed(first.model):  # a router only considers allowed models
             check_model(caller, first.model, self.state.manager)
         check_priority(caller, first.priority)
-        num_tokens = await aside(self.call.is_large, lambda: estimate_tokens(self.requests))
+        num_tokens = await run_in_thread(self.call.is_large, lambda: estimate_tokens(self.requests))
         await self.state.admission.reserve(ticket, num_tokens)
 
     def _timeouts(self) -> Timeouts:
@@ -139,7 +139,7 @@ class GenerationResponse:
             return
         assembly.complete()
         headers += optimization_headers(assembly.total(), profile)
-        written = await aside(_is_long(assembly), lambda: _whole(assembly, assembler, details))
+        written = await run_in_thread(_is_long(assembly), lambda: _whole(assembly, assembler, details))
         await _send_json(send, written, headers)
 
     def _begin_record(self, scope: Scope) -> AccessRecord:

@@ -20,7 +20,7 @@ from enginehouse.contract.refusals import refused_fields
 from enginehouse.contract.surface import Route
 from enginehouse.contract.types import ModelInfo
 from enginehouse.pipeline.capabilities import Capability
-from enginehouse.pipeline.model_card import ModelCard
+from enginehouse.pipeline.model_profile import ModelProfile
 from enginehouse.pipeline.routing import AUTO
 from enginehouse.serving import ModelStatus
 
@@ -70,7 +70,7 @@ def model_routes(state: ApiState) -> list[Route]:
     ]
 
 
-def all_capabilities(card: ModelCard) -> dict[str, Capability]:
+def all_capabilities(card: ModelProfile) -> dict[str, Capability]:
     """Return the handling of every known parameter, including those that no model of this server supports."""
     refused = refused_fields(card.capabilities)
     everything = {**card.capabilities, **{name: Capability("refused", reason) for name, reason in refused.items()}}

@@ -148,15 +148,15 @@ async def read_echo(pipeline: Pipeline, running: RunningRequest) -> Echo:
         UnsupportedParameter: the engine does not report the tokens of a prompt.
         EngineError: the model is no longer available.
     """
-    request, model, replays = running.request, running.model, pipeline.replays
+    request, model, recovery = running.request, running.model, pipeline.recovery
     try:
         text = request.text
         if text is None:
-            text = await replays.detokenize(model, request.token_ids or (), request.caller)
+            text = await recovery.detokenize(model, request.token_ids or (), request.caller)
         if request.num_prompt_logprobs is None:
             return Echo(text)
-        token_ids = await (await pipeline.prompt(request, model)).tokenize(replays, request.caller)
-        (piece,) = await replays.pieces(model, token_ids[:1], request.caller)
+        token_ids = await (await pipeline.prompt(request, model)).tokenize(recovery, request.caller)
+        (piece,) = await recovery.pieces(model, token_ids[:1], request.caller)
     except UnsupportedParameter as error:
         raise UnsupportedParameter("echo: this model's engine does not tell the tokens of a prompt", "echo") from error
     return Echo(text, (token_ids[0], piece))

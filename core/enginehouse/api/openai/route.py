@@ -19,7 +19,7 @@ from enginehouse.api.openapi.answers import reference
 from enginehouse.contract.router import Candidate
 from enginehouse.contract.surface import Route
 from enginehouse.pipeline.routing import AUTO, Plan
-from enginehouse.serving.background import aside
+from enginehouse.serving.background import run_in_thread
 
 __all__ = ["route_route"]
 
@@ -32,7 +32,7 @@ def route_route(state: ApiState) -> Route:
         if not state.pipeline.is_routed(asked):
             check_model(call.caller, asked, state.manager)
         check_priority(call.caller, call.body.priority)
-        chat = await aside(call.is_large, lambda: call.identify(call.request("", **call.body.chat())))
+        chat = await run_in_thread(call.is_large, lambda: call.identify(call.request("", **call.body.chat())))
         plan, left_out = await state.pipeline.plan(evolve(chat, model=asked))
         shown = _without_choice(asked, state.manager.find(asked).name) if plan is None else _planned(asked, plan)
         return Response(shown, headers=dict(call.headers(left_out)))

@@ -28,7 +28,7 @@ from enginehouse.contract.surface import Route, new_id
 from enginehouse.contract.types import GenerateRequest, Segment
 from enginehouse.pipeline.prompting import Prompt
 from enginehouse.serving import LoadedModel
-from enginehouse.serving.background import aside
+from enginehouse.serving.background import run_in_thread
 from enginehouse.settings.config import LimitsSettings
 
 __all__ = ["ApplyTemplateBody", "DetokenizeBody", "TokenizeBody", "token_routes"]
@@ -175,12 +175,12 @@ class _Tokens:
         check_model(caller, body.model, state.manager)
         async with state.manager.use(body.model) as model:
             prompt = await _tokenized_prompt(state, call, model)
-            token_ids = await prompt.tokenize(state.pipeline.replays, caller.name)
+            token_ids = await prompt.tokenize(state.pipeline.recovery, caller.name)
             pieces: Sequence[bytes] = ()
             if body.with_pieces or body.return_token_strs:
-                pieces = await state.pipeline.replays.pieces(model, token_ids, caller.name)
+                pieces = await state.pipeline.recovery.pieces(model, token_ids, caller.name)
             details = await _details(state, call, prompt, token_ids) if body.details else {}
-        written = await aside(
+        written = await run_in_thread(
             len(token_ids) > _MANY_TOKENS,
             lambda: encode_json({**_tokenized(body, token_ids, pieces, model.info.max_context), **details}),
         )
@@ -188,10 +188,12 @@ class _Tokens:
 
     async def detokenize(self, request: _Request, call: Decoded[DetokenizeBody]) -> Response[bytes]:
         """Return the text of token ids, with control tokens by name."""
-        token_ids = await aside(call.is_large, lambda: read_token_ids(call.body.tokens, "tokens", may_be_empty=True))
+        token_ids = await run_in_thread(
+            call.is_large, lambda: read_token_ids(call.body.tokens, "tokens", may_be_empty=True)
+        )
         check_model(call.caller, call.body.model, self.state.manager)
         async with self.state.manager.use(call.body.model) as model:
-            text = await self.state.pipeline.replays.detokenize(model, token_ids, call.caller.name)
+            text = await self.state.pipeline.recovery.detokenize(model, token_ids, call.caller.name)
         return _answer(request, call, model, encode_json({"content": text, "prompt": text}))
 
     async def apply_template(self, request: _Request, call: Decoded[ApplyTemplateBody]) -> Response[bytes]:
@@ -220,14 +222,14 @@ async def _details(
     """Return the member ``details``. Only the caller's own namespace is searched."""
     caller, body = decoded.caller, decoded.body
     namespace = caller.namespace(body.namespace)
-    cached = await state.pipeline.replays.cached_tokens(prompt.model, token_ids, namespace, caller.name)
+    cached = await state.pipeline.recovery.cached_tokens(prompt.model, token_ids, namespace, caller.name)
     segments = [{"text": segment.text, "trusted": segment.trusted} for segment in prompt.segments]
     return {"details": {"cached_tokens": cached, "segments": segments}}
 
 
 async def _chat(decoded: Decoded[_C]) -> GenerateRequest:
     """Return the body's chat as a request."""
-    return await aside(
+    return await run_in_thread(
         decoded.is_large, lambda: decoded.identify(decoded.request(new_id("prompt-"), **decoded.body.chat()))
     )
 

@@ -14,7 +14,7 @@ from enginehouse.api.openapi.fields import ClassSchemas, JsonSchema
 from enginehouse.api.openapi.requests import request_schemas
 from enginehouse.contract.rows import RequestField
 from enginehouse.contract.surface import GenerationRoute, Route
-from enginehouse.pipeline.model_card import release
+from enginehouse.pipeline.model_profile import release
 from enginehouse.settings.config import LimitsSettings
 from enginehouse.settings.profiles import PROFILES
 

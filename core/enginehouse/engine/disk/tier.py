@@ -22,7 +22,7 @@ from enginehouse.contract.errors import CacheFull
 from enginehouse.engine.disk.state_folder import MIN_SAVED_TOKENS, SavedState, StateFolder
 from enginehouse.engine.prefix_cache import PrefixCache
 
-__all__ = ["DiskTier", "Pace", "Recall", "SecondsPerToken", "StateRead"]
+__all__ = ["DiskCosts", "DiskTier", "Recall", "SecondsPerToken", "StateRead"]
 
 _NEWEST_SHARE = 0.3
 
@@ -44,7 +44,7 @@ class SecondsPerToken:
 
 
 @define
-class Pace:
+class DiskCosts:
     """Costs of saving, loading and computing tokens."""
 
     saving: SecondsPerToken = field(factory=SecondsPerToken)
@@ -102,7 +102,7 @@ class DiskTier:
         self, runner: StateKeeper, folder: StateFolder, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.runner, self.folder = runner, folder
-        self.pace = Pace()
+        self.pace = DiskCosts()
         self.clock = clock
         self._cache: PrefixCache | None = None
         self._writer = ThreadPoolExecutor(1, "state writer")
@@ -130,7 +130,7 @@ class DiskTier:
             return None
         return max(0.0, self._rests_since + _REST_S - self.clock())
 
-    def tend(self) -> None:
+    def flush_when_idle(self) -> None:
         """Save one sequence, the most recently used first; called while the engine is idle."""
         self._allowance_s = math.inf
         if self._cache is None or not self._cache.save_next(MIN_SAVED_TOKENS):

@@ -26,7 +26,7 @@ from enginehouse.engine.forward import Computed, Fail, Rows
 from enginehouse.engine.sampling.candidates import uniform
 from enginehouse.engine.sequence import Sequence
 
-__all__ = ["DeviceDraws", "Flight", "can_draw", "launch"]
+__all__ = ["DeviceDraws", "InFlightStep", "can_draw", "launch"]
 
 _BAN, _FORCE = -100.0, 100.0  # a bias that forces a token bans all others; only core does this
 _DEFAULTS = SamplingParams()
@@ -49,7 +49,7 @@ class DeviceDraws:
 
 
 @frozen(eq=False)
-class Flight:
+class InFlightStep:
     """Results of a forward pass that are not processed yet.
 
     Attributes:
@@ -62,7 +62,7 @@ class Flight:
     drawn: Drawn | None = None
 
     @property
-    def must_land(self) -> bool:
+    def is_synchronous(self) -> bool:
         """True if the results must be processed before the next forward pass."""
         return bool(self.on_host) or any(draws.sequence.is_sequential for draws in self.on_device)
 
@@ -78,7 +78,7 @@ def can_draw(runner: Runner, request: EngineRequest) -> bool:
     return all(name in known or getattr(sampling, name) == getattr(_DEFAULTS, name) for name in names if name != "seed")
 
 
-def launch(runner: Runner, computed: Computed, fail: Fail) -> Flight:
+def launch(runner: Runner, computed: Computed, fail: Fail) -> InFlightStep:
     """Start sampling on the device; return without waiting for the results."""
     on_device: list[DeviceDraws] = []
     draws: list[Draw] = []
@@ -92,12 +92,12 @@ def launch(runner: Runner, computed: Computed, fail: Fail) -> Flight:
             continue
         on_device.append(DeviceDraws(sequence, len(rows), exit_layer, is_checking=sequence.num_surplus > 0))
     if not draws:
-        return Flight(computed.on_host)
+        return InFlightStep(computed.on_host)
     assert computed.output is not None
     drawn = cast(DeviceSampler, runner).sample(computed.output, draws)  # guaranteed by its capabilities
     for part in on_device:
         part.sequence.num_pending += not part.is_checking
-    return Flight(computed.on_host, on_device, drawn)
+    return InFlightStep(computed.on_host, on_device, drawn)
 
 
 def _draw(sequence: Sequence, handle: int, row: int, ahead: int) -> Draw:

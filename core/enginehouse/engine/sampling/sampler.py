@@ -69,8 +69,8 @@ class SequenceSampler:
         self.vocab_size = vocab_size
         self._bias = LogitBias(params.logit_bias, vocab_size) if params.logit_bias else None
         self._penalties = _penalties(params, prompt_token_ids)
-        looks_back = any(step.role in ("penalty", "processor") for step in steps)
-        self._history = TokenHistory(prompt_token_ids, token_bytes) if looks_back else None
+        needs_history = any(step.role in ("penalty", "processor") for step in steps)
+        self._history = TokenHistory(prompt_token_ids, token_bytes) if needs_history else None
         chain = arrange(params, vocab_size, self._penalties, steps, self._history)
         self._changes, self._temperature, self._steps = chain.changes, chain.temperature, chain.steps
         self._late_changes = chain.late_changes
@@ -79,7 +79,7 @@ class SequenceSampler:
         self.last_probability: float | None = None
 
     @property
-    def follows_draws(self) -> bool:
+    def is_stateful(self) -> bool:
         """True if the state depends on the probabilities of sampled tokens, not on the tokens alone."""
         return bool(self._followers)
 

@@ -18,7 +18,7 @@ __all__ = [
     "MAX_DRAFT_TOKENS",
     "AcceptanceRates",
     "Candidate",
-    "DraftLedger",
+    "DrafterBudget",
     "StepCosts",
     "choose_lengths",
     "expected_tokens",
@@ -223,7 +223,7 @@ _MAX_SLOWER = 2.0  # a step slower than this multiple of its estimate was distur
 
 
 @define(eq=False)
-class DraftLedger:
+class DrafterBudget:
     """Balance of gains and losses of one drafter, in units of a decode step without drafts.
 
     Attributes:

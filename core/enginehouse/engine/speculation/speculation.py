@@ -27,7 +27,7 @@ from enginehouse.engine.speculation.draft_length import (
     MAX_DRAFT_TOKENS,
     AcceptanceRates,
     Candidate,
-    DraftLedger,
+    DrafterBudget,
     StepCosts,
     choose_lengths,
 )
@@ -48,7 +48,7 @@ class _Bound:
     name: str
     drafter: BoundDrafter
     rates: AcceptanceRates
-    ledger: DraftLedger = field(factory=DraftLedger)
+    drafter_budget: DrafterBudget = field(factory=DrafterBudget)
     seconds_per_token: float = 0.0
 
 
@@ -175,11 +175,11 @@ class Speculation:
         for bound in self._drafters:
             own = [sequence for sequence, its in self._at_work if its is bound]
             if not own or not num_drafted:
-                bound.ledger.add_plain()
+                bound.drafter_budget.add_plain()
             elif self._costs.is_known:
                 saved = sum(sequence.num_confirmed for sequence in own) / len(sizes)
                 share = sum(len(sequence.drafts) for sequence in own) / num_drafted
-                bound.ledger.add_drafted(saved, share, seconds, usual_s, plain_s)
+                bound.drafter_budget.add_drafted(saved, share, seconds, usual_s, plain_s)
 
     def _compare(self, sequence: EngineSequence) -> None:
         """Compare the last draft with the generated tokens and update the acceptance rates."""
@@ -226,7 +226,7 @@ class Speculation:
         if session is None or bound.drafter.is_free:
             return session
         assert drafts is not None
-        if not bound.ledger.is_open:
+        if not bound.drafter_budget.is_open:
             return None
         session.num_steps_unasked += 1
         candidate = Candidate(session.rates.rate(NUM_GRADES // 2), MAX_DRAFT_TOKENS, bound.seconds_per_token)
@@ -256,7 +256,7 @@ class Speculation:
         num_tokens = sum(len(draft.token_ids) for draft in drafts if draft is not None)
         if num_tokens and not bound.drafter.is_free:
             if self._costs.is_known:
-                bound.ledger.add_proposing(seconds, self._costs.estimate(len(drafts)))
+                bound.drafter_budget.add_proposing(seconds, self._costs.estimate(len(drafts)))
             measured = seconds / num_tokens
             bound.seconds_per_token += (measured - bound.seconds_per_token) * (0.2 if bound.seconds_per_token else 1.0)
 
@@ -299,7 +299,7 @@ def _noting_failures(bound: _Bound) -> Iterator[None]:
 
 
 def _may_use(drafts: SequenceDrafts) -> bool:
-    return drafts.draft is not None and drafts.drafted_by is not None and drafts.drafted_by.bound.ledger.is_open
+    return drafts.draft is not None and drafts.drafted_by is not None and drafts.drafted_by.bound.drafter_budget.is_open
 
 
 def _candidate(drafts: SequenceDrafts) -> Candidate:

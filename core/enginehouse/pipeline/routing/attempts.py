@@ -34,7 +34,7 @@ from enginehouse.contract.types import (
     RequestFinished,
     TextDelta,
 )
-from enginehouse.pipeline.routing.experience import Experience, Trial
+from enginehouse.pipeline.routing.circuit_breaker import CircuitBreaker, Trial
 from enginehouse.pipeline.routing.planning import Plan
 from enginehouse.replay import Generation
 
@@ -103,7 +103,7 @@ class Attempts(Generic[_A]):
     plan: Plan
     request: GenerateRequest
     submit: Submit[_A]
-    experience: Experience
+    circuit_breaker: CircuitBreaker
     on_discarded: OnDiscarded = lambda num_tokens: None
     _left: deque[Attempt] = field(init=False)
     _unsure: list[str] = field(factory=list)  # models whose beginning was rejected
@@ -135,7 +135,7 @@ class Attempts(Generic[_A]):
         """
         is_last = not (self._left or self._unsure)
         accept = attempt.accept if self._may_be_better() else None
-        trial = self.experience.begin(attempt.model)
+        trial = self.circuit_breaker.begin(attempt.model)
         try:
             # Another model may support everything, unless the client named this one.
             may_drop = is_last or attempt.model == self.plan.named
@@ -172,10 +172,10 @@ class Attempts(Generic[_A]):
 
     def _take(self) -> Attempt:
         """Return the next attempt; models with an open circuit, including those opened since planning, come last."""
-        hopeful = next((other for other in self._left if not self.experience.has_failed(other.model)), None)
-        if hopeful is None and self._unsure:
+        healthy = next((other for other in self._left if not self.circuit_breaker.has_failed(other.model)), None)
+        if healthy is None and self._unsure:
             return Attempt(self._unsure.pop())
-        attempt = hopeful or self._left[0]
+        attempt = healthy or self._left[0]
         self._left.remove(attempt)
         return attempt
 
@@ -213,7 +213,7 @@ class Attempts(Generic[_A]):
 
     def _may_be_better(self) -> bool:
         return any(
-            other.model not in self.plan.last_resorts and not self.experience.has_failed(other.model)
+            other.model not in self.plan.last_resorts and not self.circuit_breaker.has_failed(other.model)
             for other in self._left
         )
 

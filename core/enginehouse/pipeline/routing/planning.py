@@ -17,8 +17,8 @@ from enginehouse.contract.router import Attempt, Candidate, ChecksModels, Route,
 from enginehouse.contract.types import GenerateRequest, ModelInfo
 from enginehouse.pipeline.capabilities import Capability, find_unsupported
 from enginehouse.pipeline.media import check_media
-from enginehouse.pipeline.routing.experience import Experience
-from enginehouse.plugins import plugin_border
+from enginehouse.pipeline.routing.circuit_breaker import CircuitBreaker
+from enginehouse.plugins import plugin_guard
 from enginehouse.serving import ModelManager, ModelStatus
 from enginehouse.settings.config import Settings
 from enginehouse.settings.structuring import closest
@@ -98,11 +98,11 @@ class Planner:
             raise ConfigError(message, "router.strategy")
         self._router = routers.get(strategy or _DEFAULT_STRATEGY) if AUTO not in names and self._models else None
         if isinstance(self._router, ChecksModels):
-            with plugin_border(f"the router {self._router.name!r}"):
+            with plugin_guard(f"the router {self._router.name!r}"):
                 self._router.check_models(self._models)
         self._manager = manager
         self._capabilities_of = capabilities_of
-        self.experience = Experience(settings.router)
+        self.circuit_breaker = CircuitBreaker(settings.router)
 
     @property
     def default(self) -> str:
@@ -157,7 +157,7 @@ class Planner:
         route = Route(attempts=attempts, reason=f"asked for; {', '.join(others)} may stand in")
         return Plan(
             strategy=_FALLBACK,
-            route=self._hopeful_first(route),
+            route=self._healthy_first(route),
             refused=refused,
             has_logprobs=_has_logprobs(request),
             named=name,
@@ -185,7 +185,7 @@ class Planner:
                 reason=f"the router failed: {type(error).__name__}",
             )
         stand_ins = self._stand_ins(request, route, too_long)
-        route = self._hopeful_first(evolve(route, attempts=(*route.attempts, *map(Attempt, stand_ins))))
+        route = self._healthy_first(evolve(route, attempts=(*route.attempts, *map(Attempt, stand_ins))))
         hopeless = self._hopeless(route)
         decision_s = time.perf_counter() - began
         return Plan(
@@ -255,13 +255,13 @@ class Planner:
             name=status.name,
             rank=rank,
             state=status.state,
-            has_failed=self.experience.has_failed(status.name),
+            has_failed=self.circuit_breaker.has_failed(status.name),
             num_running=status.num_running,
             num_waiting=status.num_waiting,
             slots=self._slots.get(status.name, 1),
             max_context=status.info.max_context if status.info is not None else None,
             backend=status.backend,
-            first_token_s=self.experience.first_token_s(status.name),
+            first_token_s=self.circuit_breaker.first_token_s(status.name),
         )
 
     def _stand_ins(self, request: GenerateRequest, route: Route, too_long: TooLong) -> tuple[str, ...]:
@@ -270,7 +270,7 @@ class Planner:
         tried = {*(attempt.model for attempt in route.attempts), *too_long}
         return tuple(dict.fromkeys(name for name in chain if name not in tried and _may_use(request, name)))
 
-    def _hopeful_first(self, route: Route) -> Route:
+    def _healthy_first(self, route: Route) -> Route:
         """Return the same attempts, with models that cannot answer now moved to the end."""
         if len(route.attempts) == 1:
             return route
@@ -282,7 +282,9 @@ class Planner:
         """Return the models of a route that cannot answer now."""
         states = {status.name: status.state for status in self._manager.statuses()}
         models = {attempt.model for attempt in route.attempts}
-        return frozenset(model for model in models if states.get(model) in _BEHIND or self.experience.has_failed(model))
+        return frozenset(
+            model for model in models if states.get(model) in _BEHIND or self.circuit_breaker.has_failed(model)
+        )
 
 
 def _may_use(request: GenerateRequest, name: str) -> bool:

@@ -18,7 +18,7 @@ from enginehouse.api.openai.completions import CompletionBody
 from enginehouse.contract.surface import Piece
 from enginehouse.contract.types import TokenLogprob
 from enginehouse.pipeline import prompting
-from enginehouse.serving.background import aside
+from enginehouse.serving.background import run_in_thread
 
 from .conftest import Endpoints
 
@@ -107,12 +107,12 @@ def _only(path: str) -> dict[str, Any]:
 
 async def test_the_event_loop_is_free_meanwhile() -> None:
     free = threading.Event()
-    working = asyncio.create_task(aside(True, lambda: free.wait(30)))
+    working = asyncio.create_task(run_in_thread(True, lambda: free.wait(30)))
     await asyncio.sleep(0)  # it has begun, and waits for what only the event loop can do
     free.set()
 
     assert await working
-    assert await aside(False, is_on_loop)
+    assert await run_in_thread(False, is_on_loop)
 
 
 def test_log_probabilities_are_collected_in_place() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from enginehouse.engine.disk.tier import Pace, SecondsPerToken
+from enginehouse.engine.disk.tier import DiskCosts, SecondsPerToken
 
 
 def test_an_average_follows_what_is_measured() -> None:
@@ -19,7 +19,7 @@ def test_an_average_follows_what_is_measured() -> None:
 
 
 def test_loading_pays_when_it_is_quicker_or_unknown() -> None:
-    pace = Pace()
+    pace = DiskCosts()
     assert pace.pays(1000, 10)
     pace.loading.observe(1000, 0.1)
     assert pace.pays(1000, 10)

@@ -207,7 +207,7 @@ def test_an_engine_at_rest_saves_one_after_the_other(server: Server) -> None:
     rounds = 0
     while server.disk.tends_in_s() is not None:
         assert server.disk.tends_in_s() == 0.0
-        server.disk.tend()
+        server.disk.flush_when_idle()
         rounds += 1
     server.disk.flush()
 
@@ -223,7 +223,7 @@ def test_a_step_saves_for_a_bounded_time(server: Server) -> None:
     server.disk.flush()
     assert len(server.engine.view().prefixes) == 1, "the second one needs the memory of the first"
     assert len(server.states) == 0
-    server.disk.tend()
+    server.disk.flush_when_idle()
     server.disk.flush()
 
     assert len(server.states) == 1
@@ -273,7 +273,7 @@ def test_a_runner_that_cannot_save_costs_nothing_else(server: Server, monkeypatc
 
     monkeypatch.setattr(server.runner, "save", fail)
     first, second = server.ask(PROMPT)[0], server.ask(PROMPT)
-    server.disk.tend()
+    server.disk.flush_when_idle()
 
     assert first == second[0] == plain(PROMPT)
     assert second[1].usage.cached_tokens == len(PROMPT) - 1

@@ -27,7 +27,7 @@ from enginehouse.contract.router import Acceptance, Attempt, Probe, Route
 from enginehouse.contract.types import ChoiceFinished, Event, GenerateRequest, RequestFinished, TextDelta, TokenLogprob
 from enginehouse.contract.usage import Usage
 from enginehouse.pipeline.routing import Attempts, Plan, Routed
-from enginehouse.pipeline.routing.experience import Experience
+from enginehouse.pipeline.routing.circuit_breaker import CircuitBreaker
 from enginehouse.replay import Generation
 from enginehouse.settings.optimisations import RouterSettings
 
@@ -77,7 +77,9 @@ class Models:
 
     by_name: Mapping[str, Answer | EnginehouseError]
     asked: list[str] = field(factory=list)
-    experience: Experience = field(factory=lambda: Experience(RouterSettings(max_failures=1, pause_s=1000)))
+    circuit_breaker: CircuitBreaker = field(
+        factory=lambda: CircuitBreaker(RouterSettings(max_failures=1, pause_s=1000))
+    )
 
     async def submit(self, request: GenerateRequest, model: str, may_drop: bool) -> Running:
         self.asked.append(f"{model} probed" if "num_logprobs" in request.sampling else model)
@@ -96,7 +98,7 @@ class Models:
     ) -> Ended:
         route = Route(attempts=attempts, reason="as told")
         plan = Plan(strategy=strategy, route=route, last_resorts=frozenset(last_resorts), named=named)
-        running, routed = await Attempts(plan, REQUEST, self.submit, self.experience).run()
+        running, routed = await Attempts(plan, REQUEST, self.submit, self.circuit_breaker).run()
         events = [event async for batch in running.generation for event in batch]
         return Ended("".join(event.text for event in events if isinstance(event, TextDelta)), routed)
 
@@ -181,11 +183,11 @@ async def test_the_end_of_another_choice_does_not_end_the_probe() -> None:
 
 async def test_an_answer_of_the_last_one_closes_its_circuit() -> None:
     models = Models({"only": Answer([*says("a"), *ENDED])})
-    models.experience.failed("only")
+    models.circuit_breaker.failed("only")
     await models.run(Attempt("only"))
 
-    assert not models.experience.has_failed("only")
-    assert models.experience.first_token_s("only") is not None
+    assert not models.circuit_breaker.has_failed("only")
+    assert models.circuit_breaker.first_token_s("only") is not None
 
 
 @pytest.mark.parametrize("text", ["", "begun"])
@@ -194,7 +196,7 @@ async def test_the_last_one_fails_where_it_has_not_begun(text: str) -> None:
     with pytest.raises(GenerationFailed):
         await models.run(Attempt("only"))
 
-    assert models.experience.has_failed("only") is not bool(text)
+    assert models.circuit_breaker.has_failed("only") is not bool(text)
 
 
 async def test_a_probe_that_breaks_off_is_a_failure() -> None:
@@ -202,7 +204,7 @@ async def test_a_probe_that_breaks_off_is_a_failure() -> None:
     ended = await models.run(Attempt("small", never(5)), Attempt("big"))
 
     assert ended.text == "b"
-    assert models.experience.has_failed("small")
+    assert models.circuit_breaker.has_failed("small")
 
 
 @pytest.mark.parametrize(
@@ -225,7 +227,7 @@ async def test_only_what_the_model_is_to_blame_for_leaves_it_aside(error: Engine
     ended = await models.run(Attempt("main"), Attempt("spare"), strategy="fallback")
 
     assert ended.text == "s"
-    assert models.experience.has_failed("main") is has_failed
+    assert models.circuit_breaker.has_failed("main") is has_failed
 
 
 @pytest.mark.parametrize("cannot", [UnsupportedParameter("tools: no", "tools"), ContextLengthExceeded(9, 8)])
@@ -274,8 +276,8 @@ def recovering() -> tuple[Models, Hanging]:
     now = [0.0]
     main = Hanging([*says("m"), *ENDED])
     models = Models({"main": main, "spare": Answer([*says("s"), *ENDED])})
-    models.experience = Experience(RouterSettings(max_failures=1, pause_s=10), lambda: now[0])
-    models.experience.failed("main")
+    models.circuit_breaker = CircuitBreaker(RouterSettings(max_failures=1, pause_s=10), lambda: now[0])
+    models.circuit_breaker.failed("main")
     now[0] = 10.0
     return models, main
 
@@ -311,11 +313,11 @@ async def test_test_that_nobody_reads_is_no_verdict_when_it_is_cancelled(recover
     """Of the last model that is left only the acceptance is waited for."""
     models, _ = recovering
     plan = Plan(strategy="fallback", route=Route(attempts=(Attempt("main"),), reason=""))
-    running, _ = await Attempts(plan, REQUEST, models.submit, models.experience).run()
-    assert models.experience.has_failed("main")
+    running, _ = await Attempts(plan, REQUEST, models.submit, models.circuit_breaker).run()
+    assert models.circuit_breaker.has_failed("main")
     running.generation.cancel()
 
-    assert not models.experience.has_failed("main")
+    assert not models.circuit_breaker.has_failed("main")
 
 
 async def test_test_that_meets_a_full_queue_is_no_verdict(recovering: tuple[Models, Hanging]) -> None:
@@ -352,7 +354,7 @@ async def test_counts_that_an_engine_learns_at_the_end_are_seen() -> None:
     answer = Answer([*says("a"), *ENDED], num_prompt_tokens=0)
     models = Models({"main": answer, "spare": Answer()})
     plan = Plan(strategy="fallback", route=Route(attempts=(Attempt("main"), Attempt("spare")), reason=""))
-    running, _ = await Attempts(plan, REQUEST, models.submit, models.experience).run()
+    running, _ = await Attempts(plan, REQUEST, models.submit, models.circuit_breaker).run()
     answer.num_prompt_tokens = 7
 
     assert running.generation.num_prompt_tokens == 7

@@ -187,7 +187,7 @@ async def test_successor_that_had_to_make_way_takes_its_place_all_the_same() -> 
         await change(changer, settings_of({"m": tiny(2, gate="slow")}, budget=4))
         await until(lambda: manager.room.held_bytes("cpu") == 3)
         (new,) = set(manager.room.holders) - {manager.find("m")}
-        making_way = asyncio.create_task(new.make_way(10.0))
+        making_way = asyncio.create_task(new.evict(10.0))
         await asyncio.sleep(0)
         backend.gates["slow"].set()
 

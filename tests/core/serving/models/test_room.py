@@ -26,7 +26,7 @@ from enginehouse.contract.errors import (
 from enginehouse.serving import LoadedModel, ModelManager
 from enginehouse.serving.changing import ModelChanger
 from enginehouse.serving.leases import Lease
-from enginehouse.serving.memory import choose_leavers
+from enginehouse.serving.memory import choose_evictions
 from enginehouse.serving.orders import load_model, unload_model
 from enginehouse.settings.config import Settings
 from enginehouse.settings.limits import MemoryBudget, format_bytes, read_bytes
@@ -38,48 +38,48 @@ _T = TypeVar("_T")
 
 
 @define(eq=False, kw_only=True)
-class _Tenant:
+class _Resident:
     name: str = "t"
     is_pinned: bool = False
     is_busy: bool = False
     last_used: float = 0.0
 
-    async def make_way(self, drain_s: float) -> bool:
+    async def evict(self, drain_s: float) -> bool:
         raise AssertionError("the policy only chooses")
 
 
-_tenants = st.dictionaries(
-    st.builds(_Tenant, is_pinned=st.booleans(), is_busy=st.booleans(), last_used=st.integers(0, 5)),
+_residents = st.dictionaries(
+    st.builds(_Resident, is_pinned=st.booleans(), is_busy=st.booleans(), last_used=st.integers(0, 5)),
     st.integers(0, 10),
     max_size=7,
 )
 
 
-@given(needed=st.integers(1, 30), tenants=_tenants)
+@given(needed=st.integers(1, 30), residents=_residents)
 @settings(max_examples=300, deadline=None)
-def test_leavers_suffice_are_all_needed_and_never_pinned(needed: int, tenants: dict[_Tenant, int]) -> None:
-    leavers = choose_leavers(needed, tenants)
-    movable = {tenant: size for tenant, size in tenants.items() if not tenant.is_pinned}
+def test_leavers_suffice_are_all_needed_and_never_pinned(needed: int, residents: dict[_Resident, int]) -> None:
+    evictions = choose_evictions(needed, residents)
+    movable = {resident: size for resident, size in residents.items() if not resident.is_pinned}
 
-    if leavers is None:
+    if evictions is None:
         assert sum(movable.values()) < needed
         return
-    freed = sum(tenants[tenant] for tenant in leavers)
-    assert set(leavers) <= movable.keys()
+    freed = sum(residents[resident] for resident in evictions)
+    assert set(evictions) <= movable.keys()
     assert freed >= needed
-    assert all(freed - tenants[tenant] < needed for tenant in leavers)
-    if sum(size for tenant, size in movable.items() if not tenant.is_busy) >= needed:
-        assert not any(tenant.is_busy for tenant in leavers)
+    assert all(freed - residents[resident] < needed for resident in evictions)
+    if sum(size for resident, size in movable.items() if not resident.is_busy) >= needed:
+        assert not any(resident.is_busy for resident in evictions)
 
 
 def test_of_two_that_would_do_the_one_leaves_that_was_used_earlier() -> None:
-    old, new, busy = _Tenant(last_used=1), _Tenant(last_used=2), _Tenant(last_used=0, is_busy=True)
+    old, new, busy = _Resident(last_used=1), _Resident(last_used=2), _Resident(last_used=0, is_busy=True)
 
-    assert choose_leavers(3, {new: 4, busy: 9, old: 4}) == [old]
-    assert choose_leavers(5, {new: 4, busy: 9, old: 4}) == [old, new]
-    assert choose_leavers(4, {new: 9, old: 1}) == [new]
-    assert choose_leavers(11, {new: 4, busy: 9, old: 4}) == [old, busy]
-    assert choose_leavers(18, {new: 4, busy: 9, old: 4}) is None
+    assert choose_evictions(3, {new: 4, busy: 9, old: 4}) == [old]
+    assert choose_evictions(5, {new: 4, busy: 9, old: 4}) == [old, new]
+    assert choose_evictions(4, {new: 9, old: 1}) == [new]
+    assert choose_evictions(11, {new: 4, busy: 9, old: 4}) == [old, busy]
+    assert choose_evictions(18, {new: 4, busy: 9, old: 4}) is None
 
 
 @pytest.mark.parametrize(

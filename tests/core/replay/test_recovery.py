@@ -15,7 +15,7 @@ import pytest
 from enginehouse.contract.errors import EngineDead, Overloaded
 from enginehouse.contract.types import EngineRequest, RequestFinished, SamplingParams, Segment, StopParams, TextDelta
 from enginehouse.plugins import PluginRegistry
-from enginehouse.replay import Replays
+from enginehouse.replay import Recovery
 from enginehouse.replay.model_work import ModelWork
 from enginehouse.replay.work import State, Work
 from enginehouse.serving import ModelManager
@@ -46,14 +46,14 @@ async def serving(max_queue: int = 100, **fields) -> AsyncIterator[Server]:
     try:
         await manager.start()
         await manager.wait_settled(60)
-        yield Server(manager, Replays())
+        yield Server(manager, Recovery())
     finally:
         await manager.close()
 
 
 class Server:
-    def __init__(self, manager: ModelManager, replays: Replays) -> None:
-        self.manager, self.replays = manager, replays
+    def __init__(self, manager: ModelManager, recovery: Recovery) -> None:
+        self.manager, self.recovery = manager, recovery
         self.num_events = 0
         self._killed: object = None  # the engine of the last worker that was killed
 
@@ -65,7 +65,7 @@ class Server:
             sampling=SamplingParams(temperature=1.0, seed=number),
             stopping=StopParams(max_tokens=max_tokens, ignore_eos=True, stop=stop),
         )
-        generation = await self.replays.submit(await self.manager.wait("m"), request)
+        generation = await self.recovery.submit(await self.manager.wait("m"), request)
         text, token_ids, count = "", [], -1
         async for batch in generation:
             for event in batch:
@@ -81,7 +81,7 @@ class Server:
 
     @property
     def is_suspicious(self) -> bool:
-        return any(place.is_suspicious for place in self.replays._works.values())
+        return any(place.is_suspicious for place in self.recovery._works.values())
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         loaded = self.manager.find("m").loaded
@@ -97,7 +97,7 @@ class Server:
 
     @property
     def place(self) -> ModelWork:
-        (place,) = self.replays._works.values()
+        (place,) = self.recovery._works.values()
         return place
 
 
@@ -183,7 +183,7 @@ async def test_crowd_outside_is_bounded_while_suspects_are_on_trial():
         await model.engine.died  # type: ignore[attr-defined]
         await asyncio.sleep(0)
         with pytest.raises(Overloaded, match="recovering from a crash"):
-            await server.replays.submit(model, EngineRequest(request_id="late", token_ids=(97,)))
+            await server.recovery.submit(model, EngineRequest(request_id="late", token_ids=(97,)))
 
         assert [told[2] for told in await asyncio.gather(*running)] == [60] * 3
 

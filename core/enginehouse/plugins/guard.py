@@ -8,13 +8,13 @@ from contextlib import contextmanager
 
 from enginehouse.contract.errors import EnginehouseError, PluginError
 
-__all__ = ["plugin_border"]
+__all__ = ["plugin_guard"]
 
 _log = logging.getLogger(__name__)
 
 
 @contextmanager
-def plugin_border(called: str) -> Iterator[None]:
+def plugin_guard(called: str) -> Iterator[None]:
     """Convert unexpected exceptions in the block to PluginError; the traceback is logged.
 
     Args:

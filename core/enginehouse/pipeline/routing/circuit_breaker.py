@@ -21,7 +21,7 @@ from enginehouse.contract.errors import (
 )
 from enginehouse.settings.optimisations import RouterSettings
 
-__all__ = ["Experience", "Trial"]
+__all__ = ["CircuitBreaker", "Trial"]
 
 _WEIGHT = 0.3
 """Weight of the newest time in the moving average."""
@@ -36,12 +36,12 @@ class Trial:
 
     model: str
     began_s: float
-    _experience: Experience
+    _circuit_breaker: CircuitBreaker
     _has_failed: bool = False
 
     def answered(self) -> None:
         """The model has begun an answer. It may still fail."""
-        self._experience.answered(self.model, self._experience.clock() - self.began_s)
+        self._circuit_breaker.answered(self.model, self._circuit_breaker.clock() - self.began_s)
 
     def raised(self, error: EnginehouseError) -> None:
         """Record the outcome of an error: a failure only if the model is at fault and made the request wait in vain."""
@@ -54,11 +54,11 @@ class Trial:
         """Record that the model failed to answer and is at fault; counted once."""
         if not self._has_failed:
             self._has_failed = True
-            self._experience.failed(self.model)
+            self._circuit_breaker.failed(self.model)
 
     def ended(self) -> None:
         """End the trial without a verdict about the model. No effect after another outcome."""
-        self._experience.left(self)
+        self._circuit_breaker.left(self)
 
 
 @define
@@ -70,7 +70,7 @@ class _Past:
 
 
 @define
-class Experience:
+class CircuitBreaker:
     """Circuit breakers of all models of a server. ``clock`` returns seconds."""
 
     settings: RouterSettings

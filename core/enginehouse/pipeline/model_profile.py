@@ -21,11 +21,11 @@ from enginehouse.pipeline.chat_formats import ChatFormats, ModelFormats
 from enginehouse.pipeline.prompt.chat_prompt import ModelTemplates
 from enginehouse.plugins import PluginRegistry
 
-__all__ = ["ModelCard", "ModelCards", "fingerprint", "release"]
+__all__ = ["ModelProfile", "ModelProfiles", "fingerprint", "release"]
 
 
 @frozen(kw_only=True, eq=False)
-class ModelCard:
+class ModelProfile:
     """Profile of one model.
 
     Attributes:
@@ -43,7 +43,7 @@ class ModelCard:
     fingerprint: str
 
 
-class ModelCards:
+class ModelProfiles:
     """The profiles of all models.
 
     Args:
@@ -61,16 +61,16 @@ class ModelCards:
             for record in registry.plugins
             if record.error is None and not record.skipped
         )
-        self._known: dict[str, tuple[ModelInfo, ModelCard]] = {}
+        self._known: dict[str, tuple[ModelInfo, ModelProfile]] = {}
 
-    def of(self, name: str, info: ModelInfo) -> ModelCard:
+    def of(self, name: str, info: ModelInfo) -> ModelProfile:
         """Return the profile of a model; ``info`` is that of its last load."""
         known = self._known.get(name)
         if known is None or known[0] is not info:
             known = self._known[name] = (info, self._make(name, info))
         return known[1]
 
-    def _make(self, name: str, info: ModelInfo) -> ModelCard:
+    def _make(self, name: str, info: ModelInfo) -> ModelProfile:
         templates = self._templates.all(name, info)
         plain, with_tools = (self._templates.choose(name, info, with_tools=tools) for tools in (False, True))
         of_plain, of_tools = (
@@ -85,7 +85,7 @@ class ModelCards:
         )
         written = sorted((templates or {"fallback": plain}).items())
         template_hash = _digest(f"{key}\0{text}" for key, text in written)
-        return ModelCard(
+        return ModelProfile(
             formats=formats,
             capabilities=capabilities_of(deciders),
             template_hash=template_hash,

@@ -11,7 +11,7 @@ from attrs import evolve
 
 from enginehouse.contract.types import ModelInfo
 from enginehouse.pipeline.chat_formats import ChatFormats
-from enginehouse.pipeline.model_card import ModelCard, ModelCards
+from enginehouse.pipeline.model_profile import ModelProfile, ModelProfiles
 from enginehouse.pipeline.prompt.chat_prompt import ModelTemplates
 from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.config import ModelSettings, PluginsSettings
@@ -25,12 +25,12 @@ INFO = ModelInfo(
 )
 
 
-def cards(registry: PluginRegistry, template: str | None = None) -> ModelCards:
+def cards(registry: PluginRegistry, template: str | None = None) -> ModelProfiles:
     models = {"m": ModelSettings(source="x", chat_template=template)}
-    return ModelCards(registry, ChatFormats(registry, models), ModelTemplates(models))
+    return ModelProfiles(registry, ChatFormats(registry, models), ModelTemplates(models))
 
 
-def card(info: ModelInfo = INFO, template: str | None = None, allow: tuple[str, ...] = ("parsers",)) -> ModelCard:
+def card(info: ModelInfo = INFO, template: str | None = None, allow: tuple[str, ...] = ("parsers",)) -> ModelProfile:
     return cards(PluginRegistry.load(PluginsSettings(allow=allow)), template).of("m", info)
 
 
@@ -92,7 +92,7 @@ def test_the_fingerprint_changes_with_a_plugin_s_version_but_not_with_a_broken_p
 
 
 def test_the_version_of_enginehouse_is_in_the_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("enginehouse.pipeline.model_card.release", lambda: "9.9")
+    monkeypatch.setattr("enginehouse.pipeline.model_profile.release", lambda: "9.9")
 
     assert card().fingerprint.startswith("eh-9.9-llamacpp-")
 

@@ -15,10 +15,10 @@ from enginehouse.serving import LoadedModel
 from enginehouse.serving.served import ServedModel
 from enginehouse.workers.client import WorkerEngine
 
-__all__ = ["Replays"]
+__all__ = ["Recovery"]
 
 
-class Replays:
+class Recovery:
     """Submits requests and calls to models. One per server. Used on the event loop.
 
     Models with ``replay`` switched off, and engines without a worker, are called directly: their end is the end of the

@@ -19,7 +19,7 @@ from enginehouse.contract.errors import EnginehouseError, ModelOverloaded, Overl
 from enginehouse.engine.throughput import Throughput
 from enginehouse.settings.limits import LimitsSettings
 
-__all__ = ["Backlog"]
+__all__ = ["RequestQueue"]
 
 _SHARE_PER_CALLER = 0.75
 """Share of the queue that one named caller may fill if the settings give none, so that others still find a place."""
@@ -62,7 +62,7 @@ class _Lateness:
         return max(0.0, self.mean_s + 4 * self.deviation_s)
 
 
-class Backlog:
+class RequestQueue:
     """The requests of one model. Used on the event loop.
 
     Args:
