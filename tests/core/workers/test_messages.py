@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from enginehouse.contract import errors
+from enginehouse.contract.types import EngineRequest
 from enginehouse.workers import messages
 from enginehouse.workers.ipc import MAX_FRAME_BYTES, FrameCutter, FrameTooLarge, Link, frame, socket_pair
 from enginehouse.workers.messages import Begun, Cancel, FromWorker, decode_from_worker, encode, pack
@@ -33,6 +34,8 @@ SCALARS[Any] = st.recursive(
     lambda children: st.lists(children, max_size=3) | st.dictionaries(texts, children, max_size=3),
     max_leaves=4,
 )
+BOUNDED = {"priority": st.integers(-(2**31), 2**31 - 1)}
+"""Members of a request that check their bounds."""
 
 
 def values_of(kind: Any) -> st.SearchStrategy[Any]:  # noqa: PLR0911 - one per kind
@@ -54,7 +57,8 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:  # noqa: PLR0911 - one per k
         case origin if origin is tuple:
             return st.tuples(*map(values_of, arguments))
         case fields if isinstance(fields, type):
-            return st.builds(fields, **{name: values_of(hint) for name, hint in get_type_hints(fields).items()})
+            values = {name: values_of(hint) for name, hint in get_type_hints(fields).items()}
+            return st.builds(fields, **(values | BOUNDED if fields is EngineRequest else values))
         case unknown:
             raise TypeError(f"no values of {unknown}")
 

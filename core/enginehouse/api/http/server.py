@@ -278,7 +278,7 @@ class _Server(uvicorn.Server):
         for listener in sockets or ():
             is_file = isinstance(listener.getsockname(), str)
             create: Callable[..., Any] = loop.create_unix_server if is_file else loop.create_server
-            self.servers = [await create(connect, sock=listener, request_queue=_BACKLOG, **self._tls)]
+            self.servers = [await create(connect, sock=listener, backlog=_BACKLOG, **self._tls)]
         self.started = True
 
     @contextlib.contextmanager
