@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from enginehouse.api.http.errors import http_error
 from enginehouse.api.http.security import written_error
 from enginehouse.api.http.sse import write_chunks
 from enginehouse.api.http.surfaces import Surfaces
+from enginehouse.api.openapi.document import build_document
 from enginehouse.contract.errors import ConfigError, PluginError
 from enginehouse.contract.surface import NDJSON, Chunk, ErrorAnswer, Route
 from enginehouse.plugins import PluginRegistry
@@ -26,6 +28,8 @@ from enginehouse.plugins.registration import Registration
 from enginehouse.settings.auth import AuthSettings, KeySettings
 from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, ServerSettings, Settings
 from enginehouse_testkit.application import make_state
+from enginehouse_testkit.growth import assert_near_linear
+from enginehouse_testkit.hostile_texts import hostile_text
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.server_thread import server_thread
 
@@ -173,6 +177,42 @@ def test_errors_elsewhere_do_not(client: httpx.Client) -> None:
         assert client.get(path).json()["error"]["code"] in ("not_found", "method_not_allowed")
 
 
+def test_a_header_that_is_wrong_starts_nothing(client: httpx.Client) -> None:
+    response = client.post("/say", json={**HI, "model": "slow"}, headers={"X-Enginehouse-Details": "x"})
+
+    assert response.status_code == 400 and response.json()["code"] == "invalid_value"
+    assert running(client) == []
+
+
+def test_integers_that_no_worker_takes_are_refused(client: httpx.Client) -> None:
+    response = client.post("/say", json={"text": "Hi", "max_tokens": 10**30})
+
+    assert response.status_code == 400 and "max_tokens" in response.json()["problem"]
+
+
+def test_members_that_mean_something_to_others_only_are_ignored(client: httpx.Client) -> None:
+    response = client.post("/say", json={"text": "Hi", "thinking": {"type": "enabled"}, "input": "x"})
+
+    assert response.status_code == 200 and response.headers["x-enginehouse-ignored"] == "thinking, input"
+
+
+@pytest.mark.parametrize("method", ["opening", "fail"])
+def test_a_writer_that_fails_ends_the_stream_with_an_error(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr(sys.modules["enginehouse_say"].SayAssembler, method, fail)
+    with client.stream("POST", "/say", json={"text": "Hi", "model": "broken", "stream": True}) as response:
+        last = lines_of(response)[-1]
+
+    if method == "opening":
+        assert last["done"] is False
+    else:
+        assert last["error"]["code"] == "generation_failed"
+
+
 def test_limits_of_keys_count_its_requests(client: httpx.Client) -> None:
     once = {"authorization": "Bearer once"}
     first, second = (client.post("/say", json=HI, headers=once) for _ in range(2))
@@ -237,6 +277,39 @@ def test_a_surface_that_fails_does_not_hide_an_error(caplog: pytest.LogCaptureFi
 
     assert json.loads(written_error(http_error(404, "Nothing."), scope))["error"]["code"] == "not_found"
     assert "the surface 'failing' could not write an error" in caplog.text
+
+
+@frozen(kw_only=True)
+class Line:
+    """Part of a body."""
+
+    text: str
+    volume: complex | None = None
+
+
+@frozen(kw_only=True)
+class Lines:
+    """A body with parts."""
+
+    lines: tuple[Line, ...]
+    stream: bool = False
+
+
+def test_the_openapi_document_holds_the_parts_of_its_bodies(registry: PluginRegistry) -> None:
+    (route,) = registry.surfaces["say"].routes
+    document = build_document([evolve(route, body=Lines)], {}, LimitsSettings())
+    body = document["paths"]["/say"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+
+    assert body["properties"]["lines"]["items"] == {"$ref": "#/components/schemas/say.Line"}
+    assert set(document["components"]["schemas"]["say.Line"]["properties"]) == {"text", "volume"}
+
+
+def test_the_surface_of_an_address_is_found_in_linear_time(registry: PluginRegistry) -> None:
+    surfaces = Surfaces([registry.surfaces["say"]], None)
+
+    assert surfaces.at("/say/" + "a/" * 30_000) is registry.surfaces["say"]
+    assert surfaces.at("/other" + "/a" * 30_000) is None
+    assert_near_linear(partial(hostile_text, "/a"), surfaces.at, 200_000)
 
 
 # -- which surfaces are on --------------------------------------------------------------------------

@@ -7,12 +7,13 @@ closing the connection. Writes ASGI messages itself: one per batch of events.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Iterable, Sequence
 
 import msgspec
 from litestar.types import Send
 
-from enginehouse.api.http.errors import describe, for_client
+from enginehouse.api.http.errors import describe, error_body, for_client
 from enginehouse.api.http.exchange import Exchange
 from enginehouse.api.openai.answer import Assembly
 from enginehouse.api.openai.details import AnswerDetails
@@ -23,6 +24,9 @@ from enginehouse.contract.types import Event
 from enginehouse.settings.profiles import Profile
 
 __all__ = ["ResponseStream", "stream_headers", "write_chunks"]
+
+
+_log = logging.getLogger("enginehouse.server")
 
 
 def stream_headers(frame: Frame) -> list[tuple[bytes, bytes]]:
@@ -74,9 +78,9 @@ class ResponseStream:
     ) -> None:
         """Write everything; returns when the response is complete, has failed, or the client has disconnected."""
         await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
-        await self._write(write_chunks(self._frame, self._assembler.opening()) or self._frame.ping)
-        self._exchange.on_idle = self._ping
         try:
+            await self._write(write_chunks(self._frame, self._assembler.opening()) or self._frame.ping)
+            self._exchange.on_idle = self._ping
             tail = await self._write_pieces(assembly, batches, details)
         except Exception as error:  # noqa: BLE001 - request guard: the status is sent, so it becomes a chunk
             tail = self._failure(assembly, error)
@@ -124,7 +128,12 @@ class ResponseStream:
             return b""
         answer = describe(error, assembly.record.identify())
         assembly.record.outcome = answer.code
-        return write_chunks(self._frame, self._assembler.fail(for_client(answer, self._profile)))
+        told = for_client(answer, self._profile)
+        try:
+            return write_chunks(self._frame, self._assembler.fail(told))
+        except Exception:  # noqa: BLE001 - guard: a plugin's failure must not hide the error
+            _log.exception("the surface of %s could not write an error", assembly.record.endpoint)
+            return write_chunks(self._frame, [error_body(told)])
 
     async def _write(self, data: bytes) -> None:
         self._is_sending = True

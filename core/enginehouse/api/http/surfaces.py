@@ -42,6 +42,7 @@ class Surfaces:
         for surface in self._surfaces:
             for route in surface.routes:
                 self._add(surface, route)
+        self._depth = max((address.count("/") for address in self._by_address), default=0)
 
     def _add(self, surface: Surface, route: Route) -> None:
         address = route.path.partition("/{")[0]
@@ -59,6 +60,8 @@ class Surfaces:
 
     def at(self, path: str) -> Surface | None:
         """Return the surface to which an address belongs, whether it exists or not; None if it is no surface's."""
+        # Clients choose the length of a path, and this runs before they are known.
+        path = "/".join(path.split("/", self._depth + 1)[: self._depth + 1])
         while path:
             if (surface := self._by_address.get(path)) is not None:
                 return surface
@@ -82,7 +85,7 @@ def _handler(route: Route, state: ApiState) -> HTTPRouteHandler:
             state.registry.request_fields,
             limits,
             server.unsupported_parameters,
-            logs_prompts=server.log_prompts,
+            logs_prompts=server.log_prompts and isinstance(route, GenerationRoute),
         )
 
     async def decode(request: _Request) -> Any:

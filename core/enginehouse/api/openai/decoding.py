@@ -26,7 +26,7 @@ from enginehouse.contract.types import Constraint, GenerateRequest
 from enginehouse.pipeline.parameters import read_extensions, request_converter
 from enginehouse.serving.background import run_in_thread
 from enginehouse.settings.config import LimitsSettings
-from enginehouse.settings.structuring import find_problems
+from enginehouse.settings.structuring import find_problems, find_wide_integer
 
 __all__ = [
     "MAX_TOKEN_IDS",
@@ -193,6 +193,8 @@ class BodyDecoder(Generic[_B_co]):
         self._rejects = unsupported == "reject"
         self._logs_prompts = logs_prompts
         self._converter: Converter = request_converter()
+        # What OpenAI's fields mean is nothing to the bodies of other surfaces.
+        self._refused = REFUSED if issubclass(body_class, RequestBody) else {}
         self._own = frozenset(attribute.name for attribute in attrs.fields(body_class))
         self._keeping_nulls = frozenset(a.name for a in attrs.fields(body_class) if row_of(a).keeps_nulls)
         self._declared = {name: details_class(declared.attribute.type) for name, declared in plugin_fields.items()}
@@ -209,7 +211,7 @@ class BodyDecoder(Generic[_B_co]):
             UnsupportedParameter: a field is not supported.
         """
         data = parse_object(body)
-        refusals = {name: REFUSED[name] for name in data if name in REFUSED and not self._is_known(name)}
+        refusals = {name: self._refused[name] for name in data if name in self._refused and not self._is_known(name)}
         unsupported = [name for name, refusal in refusals.items() if not refusal.is_off(data[name])]
         if unsupported and self._rejects:
             raise refuse(unsupported[0])
@@ -226,6 +228,9 @@ class BodyDecoder(Generic[_B_co]):
                 known["stream_options"].setdefault("include_usage", True)
         except (InvalidRequest, RecursionError) as error:
             raise InvalidRequest(str(error)) from error
+        if (wide := find_wide_integer(known, "")) is not None and not issubclass(self._body_class, RequestBody):
+            path, digits = wide
+            raise InvalidRequest(f"{path}: {digits} does not fit 64 bits", path)
         structured, extensions = self._structure(known, unsupported)
         inner = self._body_class.find_ignored(known) if issubclass(self._body_class, RequestBody) else ()
         return Decoded(
@@ -276,7 +281,7 @@ class BodyDecoder(Generic[_B_co]):
 
     def _find_ignored(self, data: Mapping[str, Any]) -> Iterable[str]:
         for name in data:
-            if not self._is_known(name) and name not in REFUSED:
+            if not self._is_known(name) and name not in self._refused:
                 yield name
             details = self._declared.get(name)
             if details is not None and isinstance(data[name], dict):

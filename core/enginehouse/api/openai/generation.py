@@ -109,6 +109,7 @@ class GenerationResponse:
     async def _answer(self, answer: OpenAnswer, scope: Scope, send: Send) -> None:
         """Submit the request and write the response."""
         exchange, record, server = answer.exchange, answer.record, self.state.settings.server
+        has_details = asks_for_details(scope["headers"], server.details)
         running = await self._submit(answer)
         if running is None:
             _give_up(exchange, record)
@@ -116,14 +117,13 @@ class GenerationResponse:
         record.model, record.parameters = running[0].model.name, running[0].parameters
         if server.log_prompts:
             log_prompts(self.requests)
-        has_details = asks_for_details(scope["headers"], server.details)
         first = self.requests[0]
         assembly = Assembly(first.request_id, running, first.num_choices, record, self.call.body.stream, has_details)
+        answer.assembly = assembly
         assembler = await exchange.until_ended(self.route.assemble(self.call, assembly))
         if exchange.is_ended:
             _give_up(exchange, record)
             return
-        answer.assembly = assembly
         left_out = dict.fromkeys(name for one in running for name in one.unsupported)
         profile = self.call.caller.profile
         headers = self.call.headers(left_out) + routed_headers(running, profile)

@@ -128,6 +128,11 @@ class DetokenizeBody(RequestBody):
         "Token ids.", default=NOTHING, schema={"type": "array", "items": TOKEN_ID, "maxItems": MAX_TOKEN_IDS}
     )
 
+    @staticmethod
+    def find_ignored(data: Mapping[str, Any]) -> Iterator[str]:
+        """Yield the fields of plugins: none of them has an effect here."""
+        yield from (name for name in data if name not in ("model", "tokens"))
+
 
 def token_routes(state: ApiState) -> list[Route]:
     """Return the routes, without a prefix."""

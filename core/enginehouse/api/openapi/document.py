@@ -92,18 +92,19 @@ def build_document(
 def _document(
     routes: Sequence[Route], plugin_fields: Mapping[str, RequestField], limits: LimitsSettings
 ) -> dict[str, Any]:
+    of_plugins: dict[str, JsonSchema] = {}
     return {
         "openapi": "3.1.0",
         "info": {"title": "Enginehouse", "version": release(), "description": _DESCRIPTION},
         "servers": [{"url": "/v1"}, {"url": "/"}],
         "security": [{}, {"bearer": []}, {"key": []}],
         "paths": {
-            **_surface_paths(routes, limits),
+            **_surface_paths(routes, limits, of_plugins),
             **_server_paths(),
             **admin_paths(),
         },
         "components": {
-            "schemas": {**request_schemas(plugin_fields, limits), **ANSWER_SCHEMAS, **ADMIN_SCHEMAS},
+            "schemas": {**of_plugins, **request_schemas(plugin_fields, limits), **ANSWER_SCHEMAS, **ADMIN_SCHEMAS},
             "responses": {str(status): _error_response(status) for status in _EXAMPLES_OF_ERRORS},
             "parameters": {"Details": _DETAILS},
             "headers": {
@@ -121,15 +122,20 @@ def _document(
     }
 
 
-def _surface_paths(routes: Sequence[Route], limits: LimitsSettings) -> dict[str, Any]:
-    """Return the paths of surfaces; one that exists with and without ``/v1`` is listed without it."""
+def _surface_paths(
+    routes: Sequence[Route], limits: LimitsSettings, components: dict[str, JsonSchema]
+) -> dict[str, Any]:
+    """Return the paths of surfaces; one that exists with and without ``/v1`` is listed without it.
+
+    Adds the parts of plugins' bodies to ``components``.
+    """
     known = {route.path for route in routes}
     paths: dict[str, Any] = {}
     for route in routes:
         if route.path.startswith("/v1/") and route.path.removeprefix("/v1") in known:
             continue
         item = paths.setdefault(re.sub(r":\w+}", "}", route.path), {})
-        item[route.method.lower()] = _route_operation(route, limits)
+        item[route.method.lower()] = _route_operation(route, limits, components)
         if f"/v1{route.path}" not in known:
             item["servers"] = _ROOT
         if names := re.findall(r"{(\w+)", route.path):
@@ -144,7 +150,7 @@ def _path_parameter(name: str, **more: str) -> dict[str, Any]:
 _PARAMETERS = {"model_id": _path_parameter("model_id", description="A name or alias; it may hold slashes.")}
 
 
-def _route_operation(route: Route, limits: LimitsSettings) -> dict[str, Any]:
+def _route_operation(route: Route, limits: LimitsSettings, components: dict[str, JsonSchema]) -> dict[str, Any]:
     content = {"application/json": {"schema": dict(route.response_schema)}}
     if route.body is None:
         return _operation(route.name, route.summary, content, (401, 403, 404) if "{" in route.path else (401, 403))
@@ -160,14 +166,15 @@ def _route_operation(route: Route, limits: LimitsSettings) -> dict[str, Any]:
     operation["responses"]["200"]["headers"] = {
         name: {"$ref": f"#/components/headers/{component}"} for name, component in headers.items()
     }
-    operation["requestBody"] = {"required": True, "content": {"application/json": _body(route, limits)}}
+    operation["requestBody"] = {"required": True, "content": {"application/json": _body(route, limits, components)}}
     return operation
 
 
-def _body(route: Route, limits: LimitsSettings) -> dict[str, Any]:
+def _body(route: Route, limits: LimitsSettings, components: dict[str, JsonSchema]) -> dict[str, Any]:
     """Return the schema of a route's body, with examples that the limits of this server allow."""
     if route.request_schema is None:
-        return {"schema": ClassSchemas().object_schema(cast(type[Any], route.body))}
+        schemas = ClassSchemas(limits, f"{route.name}.", components)
+        return {"schema": schemas.object_schema(cast(type[Any], route.body))}
     most = {"max_tokens": limits.max_tokens, "n": limits.max_choices, "best_of": limits.max_choices}
     examples = {}
     for title, body in REQUEST_EXAMPLES.get(route.request_schema.get("$ref", "").rpartition("/")[2], {}).items():

@@ -36,10 +36,12 @@ class ClassSchemas:
 
     Attributes:
         limits: of the server; they bound some fields. None shows none of them.
+        prefix: of the names of components, for the classes of a plugin. Their annotations may be any.
         components: name to schema; filled by the methods.
     """
 
     limits: LimitsSettings | None = None
+    prefix: str = ""
     components: dict[str, JsonSchema] = field(factory=dict)
 
     def object_schema(self, cls: type[Any], *, drops_nulls: bool = True) -> JsonSchema:
@@ -82,7 +84,7 @@ class ClassSchemas:
         options = [{**one, keyword: limit} if one["type"] == "array" else one for one in value["anyOf"]]
         return {**value, "anyOf": options}
 
-    def _value_schema(self, kind: Any, *, drops_nulls: bool) -> JsonSchema:
+    def _value_schema(self, kind: Any, *, drops_nulls: bool) -> JsonSchema:  # noqa: PLR0911 - one per kind
         if kind in _PLAIN:
             return dict(_PLAIN[kind])
         arguments = get_args(kind)
@@ -98,10 +100,12 @@ class ClassSchemas:
             return {"type": "object", **({"additionalProperties": values} if values else {})}
         if attrs.has(kind):
             return self._reference(kind, drops_nulls)
+        if self.prefix:
+            return {}
         raise TypeError(f"no schema is known for {kind!r}")
 
     def _reference(self, cls: type[Any], drops_nulls: bool) -> JsonSchema:
-        name = cls.__name__.removesuffix("Body")
+        name = self.prefix + cls.__name__.removesuffix("Body")
         if name not in self.components:
             self.components[name] = {}  # a class may contain itself
             self.components[name] = self.object_schema(cls, drops_nulls=drops_nulls)

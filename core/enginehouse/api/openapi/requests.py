@@ -45,5 +45,5 @@ def request_schemas(plugin_fields: Mapping[str, RequestField], limits: LimitsSet
 def _keep_effective(body_class: type[ChatBody], schema: JsonSchema) -> None:
     """Remove fields that are accepted but have no effect."""
     names = [attribute.name for attribute in attrs.fields(body_class)]
-    for name in body_class.find_ignored(dict.fromkeys(names)):
+    for name in body_class.find_ignored(dict.fromkeys(names) | {"details": True}):
         schema["properties"].pop(name, None)

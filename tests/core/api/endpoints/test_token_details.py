@@ -23,6 +23,7 @@ def test_each_token_of_a_chat_has_its_details(fake: Endpoints) -> None:
     assert not set(PLAIN) & set(content[0]["top_logprobs"][0])
 
 
+@pytest.mark.llguidance
 def test_tokens_that_a_grammar_left_no_choice_are_forced(fake: Endpoints) -> None:
     fields = {**ASKED, "max_tokens": 30, "structured_outputs": {"choice": ["one and", "one or"]}}
     answer = fake.answer("/v1/chat/completions", messages=MESSAGES, logprobs=True, **fields)
