@@ -117,7 +117,7 @@ class StepEngine:
         return outputs
 
     def _launch(self, batch: Batch) -> InFlightStep:
-        """Run the forward pass and start sampling on the device where possible; the host samples in ``_land``."""
+        """Run the forward pass and start sampling on the device where possible; the host samples in ``_collect``."""
         if not batch.spans:
             return InFlightStep()
         self._steps.add(len(batch.sequences))
@@ -283,11 +283,11 @@ class StepEngine:
         return self._sequence_factory.capabilities
 
     def check(self, request: EngineRequest, num_prompt_tokens: int) -> None:
-        """Reject a request that cannot be served; see :meth:`Entrance.check`. Any thread."""
+        """Reject a request that cannot be served; see :meth:`SequenceFactory.check`. Any thread."""
         self._sequence_factory.check(request, num_prompt_tokens)
 
     def check_length(self, num_prompt_tokens: int, is_lower_bound: bool = False) -> None:
-        """Reject a prompt that is too long; see :meth:`Entrance.check_length`. Any thread."""
+        """Reject a prompt that is too long; see :meth:`SequenceFactory.check_length`. Any thread."""
         self._sequence_factory.check_length(num_prompt_tokens, is_lower_bound)
 
     def add(self, request: EngineRequest, prompt_token_ids: list[int], resume: Resume | None = None) -> None:

@@ -86,7 +86,7 @@ class Pipeline:
     """Routes each request to a model and submits it. Used on one event loop.
 
     Args:
-        replays: of an earlier pipeline whose requests may still run; None creates new ones.
+        recovery: of an earlier pipeline whose requests may still run; None creates new ones.
 
     Raises:
         ConfigError: the defaults of a model are wrong, its parsers do not exist, its chat template file cannot be read,

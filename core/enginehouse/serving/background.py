@@ -1,8 +1,8 @@
 """Runs blocking work off the event loop, so that running requests continue.
 
-``aside`` uses the event loop's thread pool, for work whose time grows with the size of client data: everything done
-with a request body before submission, and with a complete answer. ``apart`` uses a separate thread, for work that may
-hang.
+``run_in_thread`` uses the event loop's thread pool, for work whose time grows with the size of client data: everything
+done with a request body before submission, and with a complete answer. ``run_in_daemon_thread`` uses a separate thread,
+for work that may hang.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ async def open_engine(
         model: the model's settings.
         settings: all settings; the worker needs those of plugins.
         progress: called on the event loop.
-        backlog: the queue of the model.
+        request_queue: the queue of the model.
 
     Raises:
         EnginehouseError: the model could not be loaded; EngineDead if its worker died meanwhile.

@@ -61,7 +61,7 @@ class ServedModel:
         settings: settings of the model; those that do not affect its worker may be replaced while it is loaded.
         instance: its number among all models that this server has had.
         room: memory budget in which it reserves its memory.
-        backlog: its queue.
+        request_queue: its queue.
         publish: called with every event of the model.
         on_wanted: called when it is not loaded although requests wait for it.
         on_demand: True if its last load was started for a waiting caller, and not by the start of the server.

@@ -96,7 +96,7 @@ class WorkerEngine:
         is_killed_from_outside: True if another process killed the worker, so that its work did not cause the end.
         has_died_working: True if it ended by itself while it worked on requests or calls.
         figures: the last statistics that the worker reported.
-        backlog: the queue of its model, which outlives the worker.
+        request_queue: the queue of its model, which outlives the worker.
     """
 
     info: ModelInfo
@@ -169,7 +169,7 @@ class WorkerEngine:
             isolation: ``process`` or ``thread``.
             python: interpreter for the process; None is the current one.
             on_progress: called on the event loop while the model loads.
-            backlog: the queue of the model; None is one of its own, with the default limits.
+            request_queue: the queue of the model; None is one of its own, with the default limits.
             step_timeout_s: maximum time of a step, or of tokenizing one prompt, before the worker is killed; 0 disables
                 the limit.
             load_timeout_s: maximum time without load progress before the worker is killed; 0 disables the limit.

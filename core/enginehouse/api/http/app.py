@@ -1,7 +1,7 @@
 """The ASGI application: all routes, and the guard in front of them.
 
-Path of a request through the modules: ``security`` (admission), this module (routing), ``surfaces`` (decoding, routes),
-``generation`` (submission and response), ``answer`` (assembly), ``sse`` (frames).
+Path of a request through the modules: ``security`` (Host, Origin, key), this module (routing), ``permissions`` (scope,
+limits), ``surfaces`` (decoding), ``generation`` (submission and response), ``answer`` (assembly), ``sse`` (frames).
 """
 
 from __future__ import annotations

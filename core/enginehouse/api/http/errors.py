@@ -1,7 +1,7 @@
-"""Errors on the wire: maps exceptions to HTTP statuses and OpenAI error objects.
+"""Errors on the wire: maps exceptions to HTTP statuses and :class:`~enginehouse.contract.surface.ErrorAnswer` values.
 
-Every refusal and failure of the server passes through here, so every body is
-``{"error": {"message", "type", "param", "code"}}``. Does not know any routes.
+Every refusal and failure of the server passes through here. The body is that of the surface of the address, else
+OpenAI's ``{"error": {"message", "type", "param", "code"}}``. Does not know any routes.
 """
 
 from __future__ import annotations
