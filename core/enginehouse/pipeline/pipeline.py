@@ -212,19 +212,19 @@ class Pipeline:
             raise ModelNotFound(model.name)  # it was added after this request arrived
         if model.info.task != "generate":
             raise UnsupportedTask(model.name, model.info.task, "generate")
-        request_queue = (
-            model.engine.request_queue if isinstance(model.engine, WorkerEngine) else None
-        )  # others have their own
+        # Engines without a worker have queues of their own.
+        request_queue = model.engine.request_queue if isinstance(model.engine, WorkerEngine) else None
         if request_queue is not None:
-            request_queue.check(
-                request.caller, request.priority, timeouts_of(self._settings.limits, model.settings).queue_s
-            )
+            queue_s = timeouts_of(self._settings.limits, model.settings).queue_s
+            request_queue.check(request.caller, request.priority, queue_s)
             request_queue.enter(request.request_id, request.caller, request.priority)
         try:
             prepared = await self.prepare(request, model, may_drop=may_drop)
             try:
                 return await self._start(prepared)
             except ContextLengthExceeded as error:
+                if request_queue is not None:  # the worker has refused it, so it has left
+                    request_queue.enter(request.request_id, request.caller, request.priority)
                 shorter = await self._shorten(prepared, error)
                 if shorter is None:
                     raise

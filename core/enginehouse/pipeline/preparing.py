@@ -21,6 +21,7 @@ from enginehouse.plugins.kinds import KINDS
 from enginehouse.replay import Recovery
 from enginehouse.serving import LoadedModel, ModelManager
 from enginehouse.settings.config import ModelSettings
+from enginehouse.workers.client import WorkerEngine
 
 __all__ = ["Preparers", "Reports"]
 
@@ -45,7 +46,7 @@ class Preparers:
             with plugin_guard(f"the preparer {name!r}"):
                 self._bound[name] = preparer.bind(settings, objects)
         unread = next((name for name, setting in settings.items() if setting is not None), None)
-        if unread is not None and not self._bound:
+        if unread is not None and "compression" not in self._bound:
             path = f"models.{unread}.compressor"
             raise ConfigError(f"{path}: the plugin 'compress' is not loaded", path)
         self._manager = manager
@@ -53,7 +54,11 @@ class Preparers:
 
     def may_prepare(self, request: GenerateRequest, model: str) -> bool:
         """True if a preparer could change requests like this one to a model."""
-        return any(preparer.may_prepare(request, model) for preparer in self._bound.values())
+        for name, preparer in self._bound.items():
+            with plugin_guard(f"the preparer {name!r}"):
+                if preparer.may_prepare(request, model):
+                    return True
+        return False
 
     async def prepare(
         self, request: GenerateRequest, model: LoadedModel, num_excess: int | None = None
@@ -74,8 +79,8 @@ class Preparers:
         for name, preparer in self._bound.items():
             with plugin_guard(f"the preparer {name!r}"):
                 preparation = await preparer.prepare_request(request, access, num_excess)
-            if preparation is not None:
-                request, reports[name] = preparation.request, preparation.report
+                if preparation is not None:
+                    request, reports[name] = preparation.request, preparation.report
         return request, reports
 
 
@@ -103,7 +108,16 @@ class _Access:
         return await self._recovery.pieces(self._model, token_ids, self._caller)
 
     async def submit(self, request: EngineRequest) -> EngineStream:
-        return await self._recovery.submit(self._model, request)
+        # Part of a request that has a place in the queue, so it is not refused for want of one.
+        engine = self._model.engine
+        if not isinstance(engine, WorkerEngine):
+            return await self._recovery.submit(self._model, request)
+        engine.request_queue.enter(request.request_id, request.caller, request.priority)
+        try:
+            return await self._recovery.submit(self._model, request)
+        except BaseException:
+            engine.request_queue.leave(request.request_id)
+            raise
 
     @contextlib.asynccontextmanager
     async def other(self, name: str) -> AsyncIterator[ModelAccess]:

@@ -161,6 +161,8 @@ class ModelWork:
         self._quarantine.left(work)
         if work.is_over:
             self._forget(work)
+        else:
+            self._wait_outside(work)
         self._notify()
 
     def answered(self, work: Work) -> None:

@@ -22,9 +22,10 @@ from enginehouse.contract.errors import (
 )
 from enginehouse.contract.model_hub import ModelHub
 from enginehouse.plugins import PluginRegistry
+from enginehouse.serving.background import run_in_daemon_thread
 from enginehouse.serving.leases import Lease
 from enginehouse.serving.memory import Reservations, default_budget, footprint_apart
-from enginehouse.serving.opening import plan_apart
+from enginehouse.serving.opening import PLAN_TIMEOUT_S, plan_apart
 from enginehouse.serving.restarts import RestartPolicy, Restarts
 from enginehouse.serving.served import LoadedModel, ModelCheck, ServedModel
 from enginehouse.serving.sources import download, missing_download
@@ -134,14 +135,25 @@ class ModelManager:
         """
         models = list(self._models.values())
         for model in models:
-            hub = missing_download(model.settings.source, self.registry)
-            if hub is not None and self.settings.server.pull:
+            hub = await self._find_download(model) if self.settings.server.pull else None
+            if hub is not None:
                 self._downloads[model] = asyncio.create_task(self._download(model, hub))
                 self.run(self._downloads[model])
             else:
                 await self._plan(model)
         self._is_planned.set()
         await self.begin_eager([model for model in models if model.plan is not None])
+
+    async def _find_download(self, model: ServedModel) -> ModelHub | None:
+        """Return the hub of a model whose files are missing; planning reports a hub that fails or hangs."""
+        source = model.settings.source
+        try:
+            async with asyncio.timeout(PLAN_TIMEOUT_S):
+                return await run_in_daemon_thread(
+                    f"files of {model.name}", lambda: missing_download(source, self.registry)
+                )
+        except (EnginehouseError, TimeoutError):
+            return None
 
     async def _plan(self, model: ServedModel) -> None:
         try:

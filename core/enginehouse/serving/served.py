@@ -267,7 +267,8 @@ class ServedModel:
         try:
             if after is not None:
                 await asyncio.wait([after])
-            await self._take_room()
+            if not await self._take_room():
+                return
             await Supervisor(
                 lifecycle=self._lifecycle,
                 restarts=self.restarts,
@@ -276,10 +277,6 @@ class ServedModel:
                 on_gone=self._lose_engine,
                 finds_culprits=lambda: self.settings.replay,
             ).run()
-        except (InsufficientMemory, ModelTooLarge) as error:
-            _log.warning("%s", error.message)
-            self._lifecycle.move("postponed", error.message)
-            self._waiters.refuse(error)
         except EnginehouseError as error:
             self.fail(error.message)
         except Exception as error:  # noqa: BLE001 - border to the backend: never stay "loading" forever
@@ -289,11 +286,19 @@ class ServedModel:
             self.room.free(self)
             self._serving = None
 
-    async def _take_room(self) -> None:
+    async def _take_room(self) -> bool:
+        """Reserve memory; False if there is none, so that the next request tries again."""
         assert self.plan is not None
         if self.room.footprint(self) is None:
             self._lifecycle.report(0.0, "waiting for memory")
-            await self.room.take(self, await footprint_apart(self.plan))
+            try:
+                await self.room.take(self, await footprint_apart(self.plan))
+            except (InsufficientMemory, ModelTooLarge) as error:
+                _log.warning("%s", error.message)
+                self._lifecycle.move("postponed", error.message)
+                self._waiters.refuse(error)
+                return False
+        return True
 
     async def _open(self, settings: Settings) -> OpenEngine:
         """Open the next engine, and check it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -123,7 +124,13 @@ class ChildProcess:
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[ExitStatus] = self._loop.create_future()
         # A thread in waitpid costs nothing and, unlike child watchers, works on every event loop.
-        threading.Thread(target=self._wait, name="process exit", daemon=True).start()
+        try:
+            threading.Thread(target=self._wait, name="process exit", daemon=True).start()
+        except RuntimeError as error:  # no further thread may be started
+            self._process.kill()
+            self._process.wait()
+            self.socket.close()
+            raise OSError(errno.EAGAIN, str(error)) from error
 
     def _wait(self) -> None:
         returncode, before, now = self._process.wait(), self._num_memory_kills, count_memory_kills()

@@ -33,7 +33,7 @@ from enginehouse.serving.choice import choose_backend
 from enginehouse.serving.opening import plan_model
 from enginehouse.serving.restarts import RestartPolicy, Restarts
 from enginehouse.serving.sources import download, find_source, missing_download, no_such_model
-from enginehouse.settings.config import LimitsSettings, ModelSettings, Settings
+from enginehouse.settings.config import LimitsSettings, ModelSettings, ServerSettings, Settings
 from enginehouse_testkit.fake_runner import FakeBackend
 
 FAST = RestartPolicy(first_delay_s=0.01, max_delay_s=0.02, max_failed_starts=3)
@@ -346,6 +346,29 @@ def test_source_is_an_offered_name_or_a_path(tmp_path, monkeypatch):
     assert find_source("http://upstream/v1", offered).path is None
     with pytest.raises(ModelLoadError, match=r"pip install 'enginehouse\[absent\]'"):
         find_source("absent", offered)
+
+
+class BrokenShelf(Shelf):
+    """A hub whose library is damaged."""
+
+    def is_complete(self, text: str) -> bool:
+        raise ImportError("damaged library")
+
+
+@pytest.mark.parametrize("pull", [True, False])
+async def test_a_hub_that_fails_fails_the_models_that_need_it(pull: bool) -> None:
+    models = {"far": ModelSettings(source="owner/model"), "near": fake_model()}
+    settings = Settings(models=models, server=ServerSettings(pull=pull))
+    registry = evolve(PluginRegistry.for_settings(settings), model_hubs={"shelf": BrokenShelf()})
+    manager = ModelManager(settings, registry, None, FAST)
+    try:
+        await manager.start()
+        await manager.wait_settled(10)
+        states = {status.name: status.state for status in manager.statuses()}
+    finally:
+        await manager.close()
+
+    assert states == {"far": "failed", "near": "ready"}
 
 
 def test_missing_source_says_what_it_may_be(tmp_path, monkeypatch):

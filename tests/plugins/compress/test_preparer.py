@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -40,16 +41,24 @@ def request(content: str = TEXT, **fields: Any) -> GenerateRequest:
 
 @contextlib.asynccontextmanager
 async def opened(
-    folder: Path, method: Compressor, compressor: dict[str, Any] | None = None, **model: Any
+    folder: Path,
+    method: Compressor,
+    compressor: dict[str, Any] | None = None,
+    *,
+    limits: Mapping[str, Any] = MappingProxyType({}),
+    s: Mapping[str, Any] = MappingProxyType({}),
+    **model: Any,
 ) -> AsyncIterator[Pipeline]:
     """A pipeline with one compressor, to a model ``m`` with one token per byte and the scorer ``s``."""
     source = write_script(folder / "script.json", ["Hel", "lo"])
     models = {
         "m": ModelSettings(source=source, backend="scripted", compressor=compressor, **model),
-        "s": ModelSettings(source=str(folder), backend="fake", isolation="thread"),
+        "s": ModelSettings(source=str(folder), backend="fake", isolation="thread", **s),
     }
     settings = Settings(
-        models=models, limits=LimitsSettings(render_timeout_s=20), plugins=PluginsSettings(allow=("compress",))
+        models=models,
+        limits=LimitsSettings(render_timeout_s=20, **limits),
+        plugins=PluginsSettings(allow=("compress",)),
     )
     registry = evolve(PluginRegistry.for_settings(settings), compressors={method.name: method})
     manager, renderer = ModelManager(settings, registry), Renderer(20, 100_000)
@@ -271,6 +280,19 @@ async def test_another_model_says_how_probable_texts_are(tmp_path: Path) -> None
     assert ends[-1] == len(text)
     assert len(scores) > len(text) / 2
     assert all(score <= 0 for score in scores)
+
+
+async def test_a_model_without_a_queue_scores_its_own_prompts(tmp_path: Path) -> None:
+    """What scores belongs to a request that has a place in the queue."""
+    settings = {"method": "scoring", "ratio": 0.5, "when": "asked"}
+    async with opened(
+        tmp_path, Scoring(), None, limits={"max_queue": 0}, s={"slots": 1, "compressor": settings}
+    ) as pipeline:
+        running = await submit(pipeline, request(model="s", compression=True))
+
+    told = compressed(running)
+    assert told is not None
+    assert told["failed"] is None and told["scored_tokens"] > 0
 
 
 async def test_scorer_that_is_not_loaded_is_not_waited_for(tmp_path: Path) -> None:
