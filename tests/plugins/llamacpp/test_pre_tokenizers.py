@@ -101,7 +101,7 @@ def test_others_get_the_stack_that_they_need(smollm_path: Path) -> None:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other standard libraries do not recurse")
 def test_without_that_stack_the_process_ends(smollm_path: Path) -> None:
     """So the tests above can fail."""
-    done = run_on_a_small_stack(smollm_path, ["gpt-4o"], method="_encode", units=["a"])
+    done = run_on_a_small_stack(smollm_path, ["gpt-4o"], method="encode_here", units=["a"])
 
     assert done.returncode not in (0, 1)
 
