@@ -19,9 +19,9 @@ from enginehouse.workers.process import ChildProcess, ExitStatus
 
 __all__ = ["Worker", "WorkerThread", "check_hello", "explain", "start_worker", "worker_command"]
 
-# The C library gives each thread a heap of its own, where freed memory stays in fragments. With one heap, memory
-# returns to the system after large constraints. The hot path allocates on one thread.
-_ALLOCATOR = {"MALLOC_ARENA_MAX": "1"}
+# The C library gives each thread a heap of its own, where freed memory stays in fragments. With one heap for the engine
+# thread and one for all others, memory returns to the system after large constraints, and steps wait for nobody.
+_ALLOCATOR = {"MALLOC_ARENA_MAX": "2"}
 
 # Errors that mean a temporary shortage of resources.
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOBUFS)
