@@ -304,6 +304,12 @@ def test_the_openapi_document_holds_the_parts_of_its_bodies(registry: PluginRegi
     assert set(document["components"]["schemas"]["say.Line"]["properties"]) == {"text", "volume"}
 
 
+def test_the_openapi_document_has_what_tokenize_reads_with_details() -> None:
+    schemas = build_document([], {}, LimitsSettings())["components"]["schemas"]
+
+    assert {"details", "cache_salt", "prompt_cache_key"} <= set(schemas["TokenizeRequest"]["properties"])
+
+
 def test_the_surface_of_an_address_is_found_in_linear_time(registry: PluginRegistry) -> None:
     surfaces = Surfaces([registry.surfaces["say"]], None)
 

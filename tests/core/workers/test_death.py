@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import itertools
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -24,7 +26,7 @@ from enginehouse.workers.client import WorkerEngine
 from enginehouse.workers.ipc import frame, socket_pair
 from enginehouse.workers.launch import worker_command
 from enginehouse.workers.messages import Load, encode
-from enginehouse.workers.process import count_memory_kills, exit_status
+from enginehouse.workers.process import ChildProcess, count_memory_kills, exit_status
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="worker processes need POSIX")
 
@@ -498,3 +500,17 @@ def test_worker_ends_with_the_link_alone(payload):
         ours.close()
 
         assert wait_gone(worker.pid, 2)
+
+
+async def test_a_process_that_no_thread_can_watch_is_ended_and_told_as_a_shortage(monkeypatch) -> None:
+    started = []
+
+    def refuse(thread: threading.Thread) -> None:
+        started.append(thread)
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(OSError, match="can't start new thread") as raised:
+        ChildProcess([sys.executable, "-c", "import time; time.sleep(60)"])
+
+    assert raised.value.errno == errno.EAGAIN and len(started) == 1
