@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from attrs import field, frozen
@@ -81,8 +81,8 @@ class ChatFormats:
         self._models = models
         self._known: OrderedDict[tuple[str, str], ModelFormats] = OrderedDict()
         for name, model in models.items():
-            _check_name(f"models.{name}.tool_parser", model.tool_parser, self._tool_parsers)
-            _check_name(f"models.{name}.reasoning_parser", model.reasoning_parser, self._reasoning_parsers)
+            _check_name(registry, "tool parser", f"models.{name}.tool_parser", model.tool_parser)
+            _check_name(registry, "reasoning parser", f"models.{name}.reasoning_parser", model.reasoning_parser)
 
     def of(self, model: str, chat: ChatFormat) -> ModelFormats:
         """Return the formats of a model, chosen at the first call and again when its template changes."""
@@ -202,7 +202,7 @@ def _prepare(messages: tuple[Message, ...], use: ToolUse | None, tools: ToolForm
         return PreparedChat(messages)
     if tools is None:
         param = "tools" if wanted else "messages"
-        raise UnsupportedParameter(f"{param}: no installed plugin knows how this model calls tools", param)
+        raise UnsupportedParameter(f"{param}: no loaded plugin knows how this model calls tools", param)
     return tools.prepare(messages, wanted)
 
 
@@ -277,7 +277,8 @@ def _strict_problem(tools: ToolFormat) -> str:
     return ""
 
 
-def _check_name(path: str, name: str | None, known: Iterable[str]) -> None:
+def _check_name(registry: PluginRegistry, noun: str, path: str, name: str | None) -> None:
+    known = registry.tool_parsers if noun == "tool parser" else registry.reasoning_parsers
     if name is not None and name != "none" and name not in known:
         listed = ", ".join(sorted((*known, "none")))
-        raise ConfigError(f"{path}: there is no parser {name!r}; known: {listed}", path)
+        raise ConfigError(f"{path}: {registry.missing(noun, name, known)}; known: {listed}", path)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -26,10 +27,16 @@ class PluginRegistry(PluginObjects):
     Attributes:
         request_fields: field that a plugin added to the request body, by name.
         plugins: every installed plugin, loaded or not, in load order.
+        owners: name of the plugin that registered an object, by the kind's and the object's name.
+        complaints: names in ``[plugins]`` of plugins that are not installed, each as one line.
+        wrong_settings: errors in the options of plugins.
     """
 
     request_fields: Mapping[str, RequestField]
     plugins: Sequence[PluginRecord]
+    owners: Mapping[tuple[str, str], str] = MappingProxyType({})
+    complaints: Sequence[str] = ()
+    wrong_settings: Sequence[ConfigError] = ()
 
     @classmethod
     def load(cls, settings: PluginsSettings, builtin: Iterable[str] = ()) -> PluginRegistry:
@@ -42,6 +49,14 @@ class PluginRegistry(PluginObjects):
         Raises:
             ConfigError: the options of a plugin are invalid.
         """
+        registry = cls.survey(settings, builtin)
+        if registry.wrong_settings:
+            raise registry.wrong_settings[0]
+        return registry
+
+    @classmethod
+    def survey(cls, settings: PluginsSettings, builtin: Iterable[str] = ()) -> PluginRegistry:
+        """Load as :meth:`load` does; invalid options are errors of their plugins, and listed in ``wrong_settings``."""
         loader = PluginLoader(settings)
         loader.discover()
         for name in sorted(set(builtin) & set(TEST_BACKENDS)):
@@ -51,23 +66,25 @@ class PluginRegistry(PluginObjects):
         return cls(
             request_fields=MappingProxyType(loader.registration.request_fields),
             plugins=tuple(loader.records.by_name.values()),
+            owners=MappingProxyType(loader.registration.owners),
+            complaints=tuple(_complaints(settings, tuple(record.name for record in loader.records.by_name.values()))),
+            wrong_settings=tuple(loader.records.wrong_settings),
             **{name: MappingProxyType(by_name) for name, by_name in objects.items()},
         )
 
     @classmethod
     def for_settings(cls, settings: Settings, also: Iterable[str] = ()) -> PluginRegistry:
-        """Load for the server process, where every plugin that the settings name must be installed.
+        """Load for the server process.
 
         Args:
             settings: all settings; their models name the backends in use.
             also: names of backends in use that are not in the settings.
 
         Raises:
-            ConfigError: ``[plugins]`` names a plugin that is not installed, or its options are invalid.
+            ConfigError: the options of a plugin are invalid, or an authenticator that the settings name is missing.
         """
         backends = [model.backend for model in settings.models.values() if model.backend]
         registry = cls.load(settings.plugins, builtin=[*backends, *also])
-        registry.check_names(settings.plugins)
         registry.check_authenticators(settings.auth.authenticators)
         return registry
 
@@ -75,20 +92,51 @@ class PluginRegistry(PluginObjects):
         """Raise ConfigError if one of ``names`` is not a plugin that identifies callers."""
         for name in names:
             if name not in self.authenticators:
-                record = next((record for record in self.plugins if record.name == name), None)
-                why = f": {record.error}" if record is not None and record.error else ""
-                hint = closest(name, self.authenticators)
                 path = "auth.authenticators"
-                raise ConfigError(f"{path}: no loaded plugin {name!r} implements authenticate{why}{hint}", path)
+                raise ConfigError(f"{path}: {self.missing('authenticator', name, self.authenticators)}", path)
 
-    def check_names(self, settings: PluginsSettings) -> None:
-        """Raise ConfigError if ``settings`` name a plugin that is not installed."""
-        known = tuple(record.name for record in self.plugins)
-        for path, names in (
-            ("plugins.allow", settings.allow or ()),
-            ("plugins.deny", settings.deny),
-            ("plugins", settings.options),
-        ):
-            for name in names:
-                if name not in known:
-                    raise ConfigError(f"{path}: no plugin {name!r} is installed{closest(name, known)}", path)
+    def missing(self, noun: str, name: str, known: Iterable[str]) -> str:
+        """Return a clause that says why there is no object of a name: for messages to operators.
+
+        Args:
+            noun: kind of the object.
+            known: names of that kind that exist.
+        """
+        text = f"there is no {noun} {name!r}"
+        if record := next((record for record in self.plugins if record.name == name), None):
+            if record.skipped:
+                return f"{text}: {self.absences[name]}"
+            if record.error:
+                return f"{text}: the plugin {name!r} has an error: {record.error}"
+            return f"{text}: the plugin {name!r} brings {', '.join(record.brings) or 'nothing'}"
+        if hint := closest(name, tuple(known)):
+            return text + hint
+        return (
+            f"{text}; plugins that are excluded or have errors: {', '.join(self.absences)}" if self.absences else text
+        )
+
+    @cached_property
+    def absences(self) -> Mapping[str, str]:
+        """Why an installed plugin does not work, as a clause that clients may read, by the plugin's name."""
+        found: dict[str, str] = {}
+        for record in self.plugins:
+            if record.skipped:
+                found.setdefault(record.name, f"the plugin {record.name!r} is installed, but {record.skipped}")
+            elif record.error:
+                found.setdefault(
+                    record.name, f"the plugin {record.name!r} has an error; `enginehouse plugins` shows it"
+                )
+        return MappingProxyType(found)
+
+
+def _complaints(settings: PluginsSettings, known: tuple[str, ...]) -> Iterator[str]:
+    """Yield the names in the settings that no installed plugin has; one that was uninstalled must not stop a start."""
+    for path, names in (
+        ("plugins.allow", settings.allow or ()),
+        ("plugins.deny", settings.deny),
+        ("plugins", settings.options),
+    ):
+        for name in names:
+            if name not in known:
+                where = f"plugins.{name}" if path == "plugins" else path
+                yield f"{where}: the plugin {name!r} is not installed{closest(name, known)}"

@@ -7,6 +7,7 @@ errors contain the path of the field. Does not know any endpoint.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Generic, Literal, TypeVar
 
 import attrs
@@ -19,7 +20,7 @@ from enginehouse.api.openai.constraints import check_members, find_ignored_in_co
 from enginehouse.api.openai.encoding import encode_json
 from enginehouse.contract.errors import InvalidRequest, UnsupportedParameter
 from enginehouse.contract.fields import GenerationFields
-from enginehouse.contract.refusals import REFUSED, refuse
+from enginehouse.contract.refusals import REFUSED, Refusal, refuse
 from enginehouse.contract.rows import RequestField, classes_of, details_class, row_of
 from enginehouse.contract.shapes import StreamOptions
 from enginehouse.contract.types import Constraint, GenerateRequest
@@ -176,6 +177,7 @@ class BodyDecoder(Generic[_B_co]):
         plugin_fields: fields of plugins, by name; accepted as well.
         unsupported: ``reject`` refuses known but unsupported fields, ``report`` lists them.
         logs_prompts: the server may log prompts; otherwise ``log_prompt`` is listed as ignored.
+        absences: why installed plugins do not work, by name. A field or sampling step of such a name is refused.
     """
 
     def __init__(
@@ -186,6 +188,7 @@ class BodyDecoder(Generic[_B_co]):
         unsupported: Literal["reject", "report"],
         *,
         logs_prompts: bool = False,
+        absences: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._body_class = body_class
         self._plugin_classes = classes_of(plugin_fields.values())
@@ -194,7 +197,11 @@ class BodyDecoder(Generic[_B_co]):
         self._logs_prompts = logs_prompts
         self._converter: Converter = request_converter()
         # What OpenAI's fields mean is nothing to the bodies of other surfaces.
-        self._refused = REFUSED if issubclass(body_class, RequestBody) else {}
+        is_ours = issubclass(body_class, RequestBody)
+        self._refused: Mapping[str, Refusal] = (
+            {**{name: Refusal(why, (None,)) for name, why in absences.items()}, **REFUSED} if is_ours else {}
+        )
+        self._absences = absences
         self._own = frozenset(attribute.name for attribute in attrs.fields(body_class))
         self._keeping_nulls = frozenset(a.name for a in attrs.fields(body_class) if row_of(a).keeps_nulls)
         self._declared = {name: details_class(declared.attribute.type) for name, declared in plugin_fields.items()}
@@ -214,8 +221,9 @@ class BodyDecoder(Generic[_B_co]):
         refusals = {name: self._refused[name] for name in data if name in self._refused and not self._is_known(name)}
         unsupported = [name for name, refusal in refusals.items() if not refusal.is_off(data[name])]
         if unsupported and self._rejects:
-            raise refuse(unsupported[0])
+            raise refuse(unsupported[0], self._absences)
         self._check_sizes(data, len(body))
+        self._check_steps(data.get("samplers"))
         try:
             known = {}
             for name, value in data.items():
@@ -278,6 +286,11 @@ class BodyDecoder(Generic[_B_co]):
         for name, value in data.items():
             if isinstance(value, dict) and len(value) > _MAX_MEMBERS:
                 raise InvalidRequest(f"{name}: must hold at most {_MAX_MEMBERS} members, not {len(value)}", name)
+
+    def _check_steps(self, samplers: Any) -> None:
+        for name in samplers if isinstance(samplers, list) else ():
+            if isinstance(name, str) and name in self._absences:
+                raise UnsupportedParameter(f"samplers: there is no step {name!r}: {self._absences[name]}", "samplers")
 
     def _find_ignored(self, data: Mapping[str, Any]) -> Iterable[str]:
         for name in data:

@@ -13,15 +13,14 @@ from types import MappingProxyType
 from attrs import evolve, field, frozen
 
 from enginehouse.contract.errors import ConfigError, ContextLengthExceeded, ModelNotFound, UnsupportedParameter
-from enginehouse.contract.router import Attempt, Candidate, ChecksModels, Route, RouteQuestion, Router
+from enginehouse.contract.router import Attempt, Candidate, ChecksModels, Route, RouteQuestion
 from enginehouse.contract.types import GenerateRequest, ModelInfo
 from enginehouse.pipeline.capabilities import Capability, find_unsupported
 from enginehouse.pipeline.media import check_media
 from enginehouse.pipeline.routing.circuit_breaker import CircuitBreaker
-from enginehouse.plugins import plugin_guard
+from enginehouse.plugins import PluginRegistry, plugin_guard
 from enginehouse.serving import ModelManager, ModelStatus
 from enginehouse.settings.config import Settings
-from enginehouse.settings.structuring import closest
 
 __all__ = ["AUTO", "CapabilitiesOf", "Plan", "Planner", "TooLong"]
 
@@ -73,7 +72,7 @@ class Planner:
     """Plans for one server.
 
     Args:
-        routers: the routers of all plugins, by name.
+        registry: the plugins, for their routers.
         capabilities_of: called for models that have been loaded at least once.
 
     Raises:
@@ -84,7 +83,7 @@ class Planner:
     def __init__(
         self,
         settings: Settings,
-        routers: Mapping[str, Router],
+        registry: PluginRegistry,
         manager: ModelManager,
         capabilities_of: CapabilitiesOf,
     ) -> None:
@@ -92,10 +91,9 @@ class Planner:
         self._models = tuple(settings.router.models or settings.models)
         self._slots = {name: model.slots for name, model in settings.models.items()}
         names = {known for name, model in settings.models.items() for known in (name, *model.aliases)}
-        strategy = settings.router.strategy
+        routers, strategy = registry.routers, settings.router.strategy
         if strategy is not None and strategy not in routers:
-            message = f"router.strategy: no plugin registers a router {strategy!r}{closest(strategy, tuple(routers))}"
-            raise ConfigError(message, "router.strategy")
+            raise ConfigError(registry.missing("router", strategy, routers), "router.strategy")
         self._router = routers.get(strategy or _DEFAULT_STRATEGY) if AUTO not in names and self._models else None
         if isinstance(self._router, ChecksModels):
             with plugin_guard(f"the router {self._router.name!r}"):
