@@ -32,7 +32,7 @@ from enginehouse.contract.types import (
 from enginehouse.contract.usage import Usage
 from enginehouse.engine.loop import StepEngine
 from enginehouse.plugins import PluginRegistry
-from enginehouse.replay.transcript import Transcript
+from enginehouse.recovery.transcript import Transcript
 from enginehouse.settings.config import PluginsSettings
 from enginehouse.workers.messages import StepOutputs, Submit, decode_from_worker, decode_to_worker, encode
 from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
@@ -185,6 +185,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "a minimum length": ({"sampling": WARM, "min_tokens": 20, "ignore_eos": False}, {}),
     "mirostat": (
         {"sampling": SamplingParams(temperature=1.5, seed=2, extensions={"mirostat": {"mirostat": 2}})},
+        {},
+    ),
+    "adaptive-p": (
+        {"sampling": SamplingParams(temperature=1.5, seed=2, extensions={"adaptive_p": {"adaptive_target": 0.2}})},
         {},
     ),
     "mirostat with choices and stop strings": (
