@@ -89,6 +89,8 @@ def _check_place(sampler: SamplerPlugin, taken: Collection[str]) -> None:
 
 
 def _check_constraint_kinds(decoder: StructuredDecoder, taken: Collection[str]) -> None:
+    if not decoder.kinds:
+        raise PluginError(f"the structured decoder {decoder.name!r} has no kinds of constraints: kinds is empty")
     unknown = sorted(set(decoder.kinds) - set(get_args(ConstraintKind)))
     if unknown:
         names = ", ".join(unknown)

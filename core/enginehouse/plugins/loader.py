@@ -33,7 +33,7 @@ from enginehouse.plugins.registration import Registration
 from enginehouse.settings.config import PluginsSettings, structure_options
 from enginehouse.settings.structuring import closest
 
-__all__ = ["TEST_BACKENDS", "PluginLoader"]
+__all__ = ["TEST_BACKENDS", "PluginLoader", "installed_versions"]
 
 _GROUP = "enginehouse"
 _OWN = "enginehouse"  # the distribution of core and of the first-party plugins
@@ -53,6 +53,12 @@ def _manager() -> pluggy.PluginManager:
     manager = pluggy.PluginManager(_GROUP)
     manager.add_hookspecs(hookspecs)
     return manager
+
+
+def installed_versions() -> dict[tuple[str, str], str]:
+    """Return the version of each installed plugin, by its name and distribution; imports nothing."""
+    records = map(_record_of, entry_points(group=_GROUP))
+    return {(record.name, record.distribution): record.version for record in records}
 
 
 @define(eq=False)
@@ -277,7 +283,7 @@ def _record_of(entry_point: EntryPoint) -> PluginRecord:
     distribution = entry_point.dist
     return PluginRecord(
         name=entry_point.name,
-        distribution=distribution.name if distribution else "unknown",
+        distribution=(distribution.name if distribution else None) or "unknown",
         version=distribution.version if distribution else "",
         package=entry_point.module.partition(".")[0],
     )

@@ -18,7 +18,7 @@ from enginehouse.contract.refusals import NAMES
 from enginehouse.contract.rows import RequestField, fields_of
 from enginehouse.plugins.kinds import KINDS, Kind
 
-__all__ = ["Registration"]
+__all__ = ["Registration", "missing_members"]
 
 
 @define(eq=False)
@@ -95,18 +95,22 @@ class Registration:
         self.request_fields.update({declaration.name: declaration for declaration in declared})
 
 
+def missing_members(protocol: Any, found: Any) -> list[str]:
+    """Return the public attributes and methods of a protocol that an object lacks."""
+    wanted = [*protocol.__annotations__, *(key for key in vars(protocol) if not key.startswith("_"))]
+    return [key for key in wanted if not hasattr(found, key)]
+
+
 def _check_protocol(kind: Kind, candidate: Any) -> None:
     """Raise PluginError unless ``candidate`` is an object with all members of its kind's interface."""
     if isinstance(candidate, type):
         made = candidate.__name__
         raise PluginError(f"the {kind.noun} must be an object, not the class {made}: call register({made}())")
     protocol, name = kind.protocol, getattr(candidate, "name", candidate)
-    methods = [key for key in vars(protocol) if not key.startswith("_")]
-    missing = [key for key in (*protocol.__annotations__, *methods) if not hasattr(candidate, key)]
-    if missing:
+    if missing := missing_members(protocol, candidate):
         raise PluginError(f"the {kind.noun} {name!r} lacks {', '.join(missing)}")
     _check_text(kind, name)
-    for key in methods:
+    for key in (key for key in vars(protocol) if not key.startswith("_")):
         _check_method(f"{key} of the {kind.noun} {name!r}", getattr(protocol, key), getattr(candidate, key))
     _check_version(kind, name, candidate.api_version)
     if "options" in protocol.__annotations__ and not attrs.has(candidate.options):

@@ -12,12 +12,14 @@ from attrs import frozen
 from enginehouse.contract.errors import ConfigError
 from enginehouse.contract.rows import RequestField
 from enginehouse.plugins.kinds import PluginObjects
-from enginehouse.plugins.loader import TEST_BACKENDS, PluginLoader
+from enginehouse.plugins.loader import TEST_BACKENDS, PluginLoader, installed_versions
 from enginehouse.plugins.records import PluginRecord
 from enginehouse.settings.config import PluginsSettings, Settings
 from enginehouse.settings.structuring import closest
 
 __all__ = ["PluginRegistry"]
+
+_MAX_SHOWN = 6
 
 
 @frozen(kw_only=True)
@@ -30,6 +32,7 @@ class PluginRegistry(PluginObjects):
         owners: name of the plugin that registered an object, by the kind's and the object's name.
         complaints: names in ``[plugins]`` of plugins that are not installed, each as one line.
         wrong_settings: errors in the options of plugins.
+        versions: version of each plugin when it was loaded, by its name and distribution.
     """
 
     request_fields: Mapping[str, RequestField]
@@ -37,6 +40,7 @@ class PluginRegistry(PluginObjects):
     owners: Mapping[tuple[str, str], str] = MappingProxyType({})
     complaints: Sequence[str] = ()
     wrong_settings: Sequence[ConfigError] = ()
+    versions: Mapping[tuple[str, str], str] = MappingProxyType({})
 
     @classmethod
     def load(cls, settings: PluginsSettings, builtin: Iterable[str] = ()) -> PluginRegistry:
@@ -57,7 +61,7 @@ class PluginRegistry(PluginObjects):
     @classmethod
     def survey(cls, settings: PluginsSettings, builtin: Iterable[str] = ()) -> PluginRegistry:
         """Load as :meth:`load` does; invalid options are errors of their plugins, and listed in ``wrong_settings``."""
-        loader = PluginLoader(settings)
+        loader, versions = PluginLoader(settings), installed_versions()
         loader.discover()
         for name in sorted(set(builtin) & set(TEST_BACKENDS)):
             loader.add_test_backend(name)
@@ -69,6 +73,7 @@ class PluginRegistry(PluginObjects):
             owners=MappingProxyType(loader.registration.owners),
             complaints=tuple(_complaints(settings, tuple(record.name for record in loader.records.by_name.values()))),
             wrong_settings=tuple(loader.records.wrong_settings),
+            versions=MappingProxyType(versions),
             **{name: MappingProxyType(by_name) for name, by_name in objects.items()},
         )
 
@@ -111,8 +116,23 @@ class PluginRegistry(PluginObjects):
             return f"{text}: the plugin {name!r} brings {', '.join(record.brings) or 'nothing'}"
         if hint := closest(name, tuple(known)):
             return text + hint
-        return (
-            f"{text}; plugins that are excluded or have errors: {', '.join(self.absences)}" if self.absences else text
+        if not self.absences:
+            return text
+        shown, more = list(self.absences)[:_MAX_SHOWN], len(self.absences) - _MAX_SHOWN
+        others = f" and {more} more" if more > 0 else ""
+        return f"{text}; plugins that are excluded or have errors: {', '.join(shown)}{others}"
+
+    def changes(self) -> tuple[str, ...]:
+        """Return the plugins that were installed, removed or given another version since they were loaded.
+
+        The server process continues with the code that it has imported; a new worker imports what is installed now.
+        """
+        now = installed_versions()
+        changed = sorted(key for key in {*self.versions, *now} if self.versions.get(key) != now.get(key))
+        return tuple(
+            f"the plugin {name} ({distribution} {self.versions.get((name, distribution), 'not installed')}, "
+            f"now {now.get((name, distribution), 'not installed')})"
+            for name, distribution in changed
         )
 
     @cached_property
