@@ -49,12 +49,12 @@ class _LengthsType(click.ParamType):
     type=click.IntRange(1, _MAX_CLIENTS),
     default=8,
     show_default=True,
-    help="Requests under way at once; with --rate the most there may be.",
+    help="Requests in flight at once; with --rate the maximum.",
 )
 @click.option(
     "--rate",
     type=click.FloatRange(0, min_open=True),
-    help="Requests per second at random times, whatever the server makes of them.  [default: each client sends its "
+    help="Requests per second at random times, independent of the server's answers.   [default: each client sends its "
     "next request when its last one is answered]",
 )
 @click.option(
@@ -69,7 +69,7 @@ class _LengthsType(click.ParamType):
     "--shared", "shared_words", type=click.IntRange(0, 1_000_000), default=0, help="Words that all prompts begin with."
 )
 @click.option(
-    "--warmup", type=click.IntRange(0, 1000), default=1, show_default=True, help="Requests before, not counted."
+    "--warmup", type=click.IntRange(0, 1000), default=1, show_default=True, help="Requests before the measurement."
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Of prompts, lengths and times.")
 @click.option(

@@ -41,7 +41,7 @@ _SHARD_KEYS = "split."
 _NOT_PER_LAYER = ("rope.dimension_sections",)  # arrays whose length may equal the number of layers by coincidence
 
 _BY_ARCHITECTURE = {
-    "baichuan": "llama.cpp tells its positions by the number of its layers",
+    "baichuan": "llama.cpp derives its positions from the number of its layers",
     "hrm-text": "its layers run in cycles",
     "t5": "it has an encoder and a decoder",
     "gemma3n": "its embeddings hold a part for each layer",
@@ -49,10 +49,10 @@ _BY_ARCHITECTURE = {
 _BY_SIZE = {
     ("gemma2", 46): "llama.cpp scales its attention by the number of its layers",
     ("gemma3", 62): "llama.cpp scales its attention by the number of its layers",
-    ("exaone4", 64): "llama.cpp tells its sliding windows by the number of its layers",
+    ("exaone4", 64): "llama.cpp derives its sliding windows from the number of its layers",
 }
 _BY_KEY = {
-    "nextn_predict_layers": "its last layers are no part of the others' work but predict further tokens",
+    "nextn_predict_layers": "its last layers predict further tokens and are not part of the others' computation",
     "attention.shared_kv_layers": "its last layers use the keys and values of others",
     "embedding_length_per_layer_input": "its embeddings hold a part for each layer",
 }
@@ -169,7 +169,7 @@ class _Model:
             found = list(reader.entries())
             end = reader.position
             if end > _MAX_HEADER_BYTES:
-                raise ValueError(f"what it says of itself has {end} bytes")
+                raise ValueError(f"its metadata has {end} bytes")
             file.seek(0)
             data = file.read(end)
         values = {entry.key: entry.value for entry in found if entry.value is not None}
@@ -182,7 +182,7 @@ class _Model:
             raise ModelLoadError(f"{path}: not a valid GGUF file: an alignment of {alignment}")
         reason = _reason_against(values, architecture, num_layers)
         if reason is not None:
-            raise ModelLoadError(f"the first layers of {path.name} are no model of their own: {reason}")
+            raise ModelLoadError(f"the first layers of {path.name} cannot be used as a model: {reason}")
         tensors = [tensor for shard in shard_paths(path) for tensor in _tensors_of(shard, alignment)]
         layers = {layer for tensor in tensors if (layer := _layer_of(tensor)) is not None}
         if len(layers) != num_layers or max(layers, default=0) >= num_layers:

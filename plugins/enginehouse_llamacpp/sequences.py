@@ -146,7 +146,7 @@ class SequenceTable:
         try:
             self._memory.restore(sequence, state_array(data))
             if self._memory.length(sequence) != num_tokens:
-                raise RunnerError("it holds another number of tokens than it says")
+                raise RunnerError("its number of tokens differs from the one in its header")
         except RunnerError as error:
             self._memory.remove(sequence)
             self._empty(held, 0)

@@ -167,9 +167,7 @@ class RemoteGeneration:
                     continue
                 num_events += len(events)
                 if num_events > self._limits.max_events:
-                    message = (
-                        f"The answer of the server {server.url} does not end: more tokens came than were asked for."
-                    )
+                    message = f"The answer of the server {server.url} has more tokens than were requested."
                     raise GenerationFailed(message)
                 if not self._has_shown:
                     self._has_shown, began = True, time.perf_counter()

@@ -121,7 +121,7 @@ def _found(
     capabilities = _capabilities(card)
     table = restricted(KINDS[kind], capabilities, options)
     max_context = options.context or _context(card) or _context(entry) or _UNLIMITED
-    reason = f"the server behind this model ({kind}) has no such thing"
+    reason = f"the remote server ({kind}) does not support it"
     engine = engine_capabilities(table, capabilities, reason)
     info = ModelInfo(
         backend="remote",

@@ -150,5 +150,5 @@ def cut(text: CompressibleText, kept: Iterable[Range]) -> str:
     """
     ranges = joined([*kept, *text.protected])
     if ranges and not (ranges[0][0] >= 0 and ranges[-1][1] <= len(text.text)):
-        raise ValueError(f"a range to keep lies outside of the text of {len(text.text)} characters")
+        raise ValueError(f"a range to keep is outside the text of {len(text.text)} characters")
     return "".join(text.text[start:end] for start, end in ranges)

@@ -53,38 +53,34 @@ class Tally(msgspec.Struct, array_like=True):
             is_optimization=True,
         ),
     ] = 0
-    completion_tokens: Annotated[int, Shown("Tokens of answers, those that were broken off up to there.", "always")] = 0
+    completion_tokens: Annotated[int, Shown("Generated tokens, including those of aborted answers.", "always")] = 0
     reasoning_tokens: Annotated[
         int,
         Shown("Of these, tokens between reasoning markers.", "never", metric=None, group="completion_tokens_details"),
     ] = 0
     accepted_prediction_tokens: Annotated[
-        int, Shown("Tokens of predicted answers that came.", group="completion_tokens_details")
+        int, Shown("Tokens of predictions that the answer contains.", group="completion_tokens_details")
     ] = 0
     rejected_prediction_tokens: Annotated[
-        int, Shown("Tokens of predicted answers that did not come.", group="completion_tokens_details")
+        int, Shown("Tokens of predictions that the answer does not contain.", group="completion_tokens_details")
     ] = 0
-    replays: Annotated[int, Shown("Answers that went on after their worker had died.")] = 0
+    replays: Annotated[int, Shown("Answers that were continued after the death of their worker.")] = 0
     queue_s: Annotated[float, Shown("Waiting for a slot.", "complete", metric="queue_seconds")] = 0.0
     prefill_s: Annotated[float, Shown("From the slot to the first token.", "complete", metric="prefill_seconds")] = 0.0
     decode_s: Annotated[float, Shown("From the first token to the last one.", "complete", metric=None)] = 0.0
-    loaded_prompt_tokens: Annotated[int, Shown("Cached prompt tokens that came from the disk.")] = 0
-    forced_tokens: Annotated[
-        int, Shown("Tokens that a constraint forced, so that no pass was needed.", is_optimization=True)
-    ] = 0
+    loaded_prompt_tokens: Annotated[int, Shown("Cached prompt tokens that were loaded from disk.")] = 0
+    forced_tokens: Annotated[int, Shown("Tokens forced by a constraint, without sampling.", is_optimization=True)] = 0
     drafted_tokens: Annotated[int, Shown("Tokens that a drafter proposed.", is_optimization=True, is_work=True)] = 0
     accepted_draft_tokens: Annotated[
-        int, Shown("Of these, tokens that the model would draw.", is_optimization=True, is_work=True)
+        int, Shown("Of these, tokens that verification accepted.", is_optimization=True, is_work=True)
     ] = 0
     early_exit_tokens: Annotated[
-        int, Shown("Tokens made without the model's last layers.", is_optimization=True, is_work=True)
+        int, Shown("Tokens generated without the model's last layers.", is_optimization=True, is_work=True)
     ] = 0
-    skipped_layers: Annotated[
-        int, Shown("Layers that these tokens did not need.", is_optimization=True, is_work=True)
-    ] = 0
+    skipped_layers: Annotated[int, Shown("Layers that these tokens skipped.", is_optimization=True, is_work=True)] = 0
     routed_requests: Annotated[int, Shown("Requests that a router sent to this model.")] = 0
-    routing_attempts: Annotated[int, Shown("Models that were tried for these, the last one too.")] = 0
-    discarded_tokens: Annotated[int, Shown("Tokens of attempts that were not good enough.")] = 0
+    routing_attempts: Annotated[int, Shown("Models that were tried for these requests, including the last one.")] = 0
+    discarded_tokens: Annotated[int, Shown("Tokens of attempts whose answer was not used.")] = 0
 
     def snapshot(self) -> "Usage":
         """Return the present values."""

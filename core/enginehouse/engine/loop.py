@@ -398,5 +398,5 @@ def _overdue(owner: ActiveRequest) -> QueueTimeout:
 
 def _valid(sampled: Sampled) -> Sampled:
     if sampled.token_id < 0:
-        raise GenerationFailed("The model's logits leave no token that could be drawn, or are not finite.")
+        raise GenerationFailed("No token can be sampled: all logits are -inf or not finite.")
     return sampled

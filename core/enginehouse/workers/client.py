@@ -209,7 +209,7 @@ class WorkerEngine:
             async with asyncio.timeout(_HELLO_S):
                 hello = await self._greeted
         except TimeoutError:
-            raise ModelLoadError(f"{path}: {python or 'the worker'} said nothing for {_HELLO_S:g} s") from None
+            raise ModelLoadError(f"{path}: {python or 'the worker'} sent nothing for {_HELLO_S:g} s") from None
         except EngineDead as error:
             if python is None:
                 raise

@@ -251,7 +251,7 @@ class WorkerHost:
             while (payload := self._link.receive()) is not None:
                 self._dispatch(decode_to_worker(payload))
         except (FrameTooLarge, msgspec.DecodeError):
-            _log.exception("the server sent something that is no message")
+            _log.exception("the server sent something that is not a message")
         except Exception:  # noqa: BLE001 - a runner's abort(), for example: otherwise all requests would wait forever
             _log.exception("receiving failed")
             self._send(Died("the worker could not receive any more"))

@@ -191,7 +191,7 @@ class Intake:
         bad_ids = [token_id for token_id in token_ids if not 0 <= token_id < vocab_size]
         if bad_ids:
             listed = ", ".join(map(str, bad_ids[:8]))
-            raise InvalidRequest(f"Token ids must lie in [0, {vocab_size}); got {listed}.", "tokens")
+            raise InvalidRequest(f"Token ids must be in [0, {vocab_size}); got {listed}.", "tokens")
         return [self._tokenizer.token_bytes[token_id] for token_id in token_ids]
 
 

@@ -75,7 +75,7 @@ def test_lengths_stay_within_their_bounds(text: str, low: int, high: int) -> Non
 
 @pytest.mark.parametrize("text", ["", "0", "9-3", "a", "1-2-3", "normal:5", "normal:0:1", "-5", "99999999"])
 def test_other_texts_are_no_lengths(text: str) -> None:
-    with pytest.raises(ValueError, match="is no length"):
+    with pytest.raises(ValueError, match="is not a length"):
         parse_lengths(text)
 
 
@@ -230,7 +230,7 @@ def test_command_prints_tables_and_writes_files(url: str, tmp_path: Path) -> Non
     [
         (["--url", "http://192.0.2.1:8080"], "is not on this machine; loading it needs --allow-remote"),
         (["--url", "http://127.0.0.1:9"], "cannot be reached"),
-        (["--prompt", "many"], "is no length"),
+        (["--prompt", "many"], "is not a length"),
         (["--clients", "5000"], "1<=x<=1024"),
         (["--field", "temperature"], "must be JSON"),
         (["--field", "temperature=99"], "does not serve such requests: 400"),

@@ -148,7 +148,7 @@ def test_the_printed_setting_is_one_that_models_take(tmp_path: Path) -> None:
     ("arguments", "exit_code", "message"),
     [
         (["flat"], 2, "has no access to the layers of this model"),
-        (["far"], 2, "hands requests on; it has no layers"),
+        (["far"], 2, "forwards requests; it has no layers"),
         (["nowhere.gguf"], 2, "nowhere.gguf"),
         (["m", "--layers", "3,8"], 2, "[8]: this model can be left behind 1 to 7"),
         (["m", "--layers", "x"], 2, "must be whole numbers"),

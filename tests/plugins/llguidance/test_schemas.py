@@ -48,7 +48,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"anyOf": [{}], "properties": {"a": {}}, "unevaluatedProperties": False}, "'/unevaluatedProperties'"),
     ({"$ref": "#/$defs/a", "unevaluatedItems": False, "$defs": {"a": {}}}, "'/unevaluatedItems'"),
     # Malformed values
-    ({"type": "strnig"}, "'/type': 'strnig' is no type"),
+    ({"type": "strnig"}, "'/type': 'strnig' is not a type"),
     ({"type": 7}, "'/type'"),
     ({"type": []}, "'/type'"),
     ({"type": ["string", {}]}, "'/type'"),

@@ -35,7 +35,10 @@ def test_layers_need_no_second_model_there(registry: PluginRegistry) -> None:
 @pytest.mark.parametrize(
     ("drafter", "message"),
     [
-        ({"name": "layers", "settings": {"context": 64}}, r"settings: the backend 'fake' opens nothing for 'layers'"),
+        (
+            {"name": "layers", "settings": {"context": 64}},
+            r"settings: the backend 'fake' opens no second model for 'layers'",
+        ),
         ({"name": "layers", "source": "fake"}, r"source: 'layers' drafts with layers of the model itself"),
         ({"name": "draft-model", "settings": {"context": 64}}, r"settings: .* which 'source' must name"),
         ({"name": "draft-model", "backend": "fake"}, r"backend: .* which 'source' must name"),

@@ -117,7 +117,7 @@ class _Thread(threading.Thread):
         now = time.monotonic()
         if now - self._logged_s >= _LOG_EVERY_S:
             self._logged_s = now
-            _log.exception("the plugin %s failed to take an event; further failures are counted", self._plugin)
+            _log.exception("the plugin %s failed to handle an event; further failures are counted", self._plugin)
 
 
 _NAMES = tuple(attribute.name for attribute in attrs.fields(RequestEnded))

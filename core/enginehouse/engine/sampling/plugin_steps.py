@@ -236,7 +236,7 @@ def _converter() -> Converter:
 def _checked(plugin: SamplerPlugin, step: SamplerStep) -> PluginStep:
     role = role_of(plugin)
     if not isinstance(step, _WANTED[role]):
-        raise _mistake(plugin.name, f"made {step!r}, which is no {role} step")
+        raise _mistake(plugin.name, f"made {step!r}, which is not a {role} step")
     return PluginStep(plugin.name, plugin.order, role, step)
 
 

@@ -166,7 +166,7 @@ class Attempts(Generic[_A]):
         self._num_discarded += num_tokens
         self.on_discarded(num_tokens)
         self._unsure.append(attempt.model)
-        self._failed.append(FailedAttempt(attempt.model, "how its answer began was not accepted"))
+        self._failed.append(FailedAttempt(attempt.model, "the beginning of its answer was not accepted"))
         self._left = deque(sorted(self._left, key=lambda other: other.model in self.plan.last_resorts))
         return None
 
