@@ -43,8 +43,8 @@ def _parse(data: dict[str, Any], beginnings: tuple[str, ...]) -> Any:
 
 
 def _check_beginning(content: str, beginnings: tuple[str, ...]) -> None:
-    begun = content.lstrip()
-    require(not begun or begun.startswith(beginnings), f"an answer that was cut begins with {begun[:80]!r}")
+    text = content.lstrip()
+    require(not text or text.startswith(beginnings), f"an answer that was cut begins with {text[:80]!r}")
 
 
 def _check_pet(value: Any) -> None:

@@ -59,7 +59,7 @@ _BY_KEY = {
 
 
 @frozen
-class _Piece:
+class _ByteRange:
     """Bytes of a file, and the number of zero bytes that follow them."""
 
     path: Path
@@ -79,7 +79,7 @@ class FirstLayers:
 
     num_layers: int
     header: bytes
-    _pieces: tuple[_Piece, ...]
+    _pieces: tuple[_ByteRange, ...]
 
     @property
     def num_bytes(self) -> int:
@@ -147,7 +147,7 @@ def cut_layers(path: Path, num_layers: int) -> FirstLayers:
 @frozen
 class _Tensor:
     place: TensorPlace
-    piece: _Piece
+    piece: _ByteRange
 
 
 @frozen(eq=False)
@@ -206,12 +206,12 @@ def _tensors_of(path: Path, alignment: int) -> list[_Tensor]:
         places = list(reader.tensors())
         data_begin = reader.position + -reader.position % alignment
         num_bytes = file.seek(0, 2) - data_begin
-        borders = [*(place.offset for place in places), num_bytes]
-        if any(end <= begin for begin, end in pairwise(borders)):
+        bounds = [*(place.offset for place in places), num_bytes]
+        if any(end <= begin for begin, end in pairwise(bounds)):
             raise ValueError("it ends too early, or its tensors are not in order")
     return [
-        _Tensor(place, _Piece(path, data_begin + begin, end - begin, -(end - begin) % alignment))
-        for place, (begin, end) in zip(places, pairwise(borders), strict=True)
+        _Tensor(place, _ByteRange(path, data_begin + begin, end - begin, -(end - begin) % alignment))
+        for place, (begin, end) in zip(places, pairwise(bounds), strict=True)
     ]
 
 

@@ -94,7 +94,7 @@ class RemoteGeneration:
             await self._try_servers()
         except EnginehouseError as error:
             self._fail(error)
-        except Exception as error:  # noqa: BLE001 - border to the library: a request always ends
+        except Exception as error:  # noqa: BLE001 - boundary to the library: a request always ends
             self._fail(GenerationFailed(f"The answer could not be read: {repr(error)[:300]}"))
 
     def _fail(self, error: EnginehouseError) -> None:

@@ -14,7 +14,7 @@ import msgspec
 from attrs import evolve, frozen
 from msgspec.structs import astuple
 
-__all__ = ["USAGE_FIELDS", "Shown", "Tally", "Usage"]
+__all__ = ["USAGE_FIELDS", "Shown", "Usage", "UsageCounter"]
 
 
 @frozen
@@ -39,7 +39,7 @@ class Shown:
     is_work: bool = False
 
 
-class Tally(msgspec.Struct, array_like=True):
+class UsageCounter(msgspec.Struct, array_like=True):
     """Fields of :class:`Usage`, for the engine to count in place. Times are in seconds, measured in the worker."""
 
     prompt_tokens: Annotated[int, Shown("Tokens of prompts that an engine has accepted.", "always")] = 0
@@ -91,13 +91,13 @@ class Tally(msgspec.Struct, array_like=True):
         counts = _work_of(self)
         return Usage(**dict(zip(_WORK, counts, strict=True))) if any(counts) else None
 
-    def __add__(self, other: "Tally") -> Self:
+    def __add__(self, other: "UsageCounter") -> Self:
         """Return the sum; times are the longer ones."""
         pairs = zip(_TIMES, astuple(self), astuple(other), strict=True)
         return type(self)(*(max(one, two) if is_time else one + two for is_time, one, two in pairs))
 
 
-class Usage(Tally, frozen=True):  # type: ignore[misc]  # a struct, unlike a dataclass, may be frozen anew
+class Usage(UsageCounter, frozen=True):  # type: ignore[misc]  # a struct, unlike a dataclass, may be frozen anew
     """Usage of a choice, a prompt or a response. Counts add up; of several prompts, the longest time counts."""
 
     def shown(self, *, is_complete: bool) -> Iterator[tuple[str, Shown, float]]:

@@ -212,7 +212,7 @@ class ModelWork:
             "model %s: its worker died twice of the same work, which is refused; work of its caller %r waits %.0f s"
         )
         _log.error(message, self._name, culprit.caller, pause_s)
-        culprit.refusal = RequestKillsWorker(_verdict(error))
+        culprit.refusal = RequestKillsWorker(_refusal_message(error))
         self._culprits.add(culprit)
         for work in self._works:
             if work.refusal is None and not work.num_tokens and self._culprits.knows(work):
@@ -229,7 +229,7 @@ def _queue_id(work: Work) -> str:
     return work.request.request_id or f"call {work.arrival}"
 
 
-def _verdict(error: EngineDead) -> str:
+def _refusal_message(error: EngineDead) -> str:
     return (
         f"The model's worker died twice while it worked on this request ({error.message}), the second time with no "
         "other work. The request is refused; please do not send it again."

@@ -171,7 +171,7 @@ class GuardedExitPolicy:
             mask = np.asarray(self._policy.leaves(view))
             if mask.shape != (num_rows,) or mask.dtype != np.bool_:
                 raise TypeError(f"a mask of {num_rows} bools is wanted, not {mask.dtype} of the shape {mask.shape}")
-        except Exception:  # noqa: BLE001 - plugin border: its answer is not needed
+        except Exception:  # noqa: BLE001 - plugin boundary: its answer is not needed
             _log.exception("the exit policy %r failed and is off until the model is loaded again", self._name)
             self._has_failed = True
             return np.zeros(num_rows, np.bool_)
