@@ -80,7 +80,7 @@ class CompressorContract:
         assert len(kept) == len(task.texts)
         for text, ranges in zip(task.texts, kept, strict=True):
             bounds = [bound for range_ in ranges for bound in range_]
-            assert bounds == sorted(bounds), "ranges must be in order and apart from each other"
+            assert bounds == sorted(bounds), "ranges must be in order and separated from each other"
             assert all(0 <= bound <= len(text.text) for bound in bounds)
         return kept, [cut(text, ranges) for text, ranges in zip(task.texts, kept, strict=True)]
 
@@ -92,7 +92,7 @@ class CompressorContract:
 
     @pytest.mark.parametrize("question", [_QUESTION, "", "?", "why " * 3000])
     def test_what_is_kept_is_byte_identical_and_never_longer(self, compressor: Compressor, question: str) -> None:
-        """The result is a subsequence of the text, whatever the question."""
+        """The result is a subsequence of the text for every question."""
         task = _task(_document(40), _document(7, seed=2), question=question)
         kept, left = self._compress(compressor, task)
 

@@ -230,7 +230,7 @@ class StepEngine:
             self._take_forced(sequence)
 
     def _take_forced(self, sequence: Sequence) -> None:
-        """Append all forced tokens, whatever the logits are; the next step computes them in one span."""
+        """Append all forced tokens without reading the logits; the next step computes them in one span."""
         while forced := sequence.forced_token_ids():
             for token_id in forced:
                 sequence.num_forced += 1

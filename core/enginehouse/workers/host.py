@@ -81,7 +81,7 @@ class WorkerHost:
     Args:
         link: the worker's end.
         on_server_gone: called on the reader thread when the server closed its end or died. A process exits here,
-            whatever the engine thread is doing; a thread can only be asked to end.
+            even while the engine thread is busy; a thread can only be asked to end.
     """
 
     def __init__(self, link: Link, on_server_gone: Callable[[], None] | None = None) -> None:
@@ -246,7 +246,7 @@ class WorkerHost:
     # -- reader thread -----------------------------------------------------------------------------
 
     def _read(self) -> None:
-        """Receive messages until the server is gone. A worker that can no longer receive ends, whatever the reason."""
+        """Receive messages until the server is gone. A worker that can no longer receive ends."""
         try:
             while (payload := self._link.receive()) is not None:
                 self._dispatch(decode_to_worker(payload))

@@ -195,7 +195,7 @@ class RequestQueue:
         return min(_MAX_RETRY_S, (num_waiting / 2 + 1) / per_s)
 
     def _share(self, caller: str) -> int:
-        """Queue places for one caller; callers without a name cannot be told apart, so all places are open to them."""
+        """Queue places for one caller; callers without a name share all places."""
         most = self._limits.max_queue
         if not caller:
             return most

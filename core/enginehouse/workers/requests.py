@@ -188,7 +188,7 @@ class RequestTable:
     """Streams of the requests that a worker holds, by request id and by link id, the id that is used in messages.
 
     Args:
-        request_queue: told of each request that enters or leaves.
+        request_queue: records each request that enters or leaves.
     """
 
     def __init__(self, request_queue: RequestQueue) -> None:

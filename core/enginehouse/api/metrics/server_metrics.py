@@ -1,4 +1,8 @@
-"""Server metrics: requests counted as they end, models and engines read at scrape time; `GET /metrics`."""
+"""Server metrics: requests counted as they end, models and engines read at scrape time; `GET /metrics`.
+
+Replaces Litestar's Prometheus plugin, which measures HTTP handlers: a streamed response ends long after its handler,
+and most counts come from engines.
+"""
 
 from __future__ import annotations
 

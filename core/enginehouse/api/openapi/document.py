@@ -1,4 +1,8 @@
-"""The complete document: paths, requests and responses."""
+"""The complete document: paths, requests and responses.
+
+Replaces Litestar's OpenAPI generation, which reads the types in the signatures of handlers: ours take bytes, and their
+fields are rows of tables, to which plugins add.
+"""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class PluginStep:
 
     @property
     def follows(self) -> bool:
-        """True if the step must be told which tokens were accepted."""
+        """True if the step needs to know which tokens were accepted."""
         return isinstance(self.step, FollowingStep)
 
     def accept(self, token_id: int, probability: float | None) -> None:
