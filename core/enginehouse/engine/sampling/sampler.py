@@ -178,7 +178,7 @@ class SequenceSampler:
             row, head = step.apply(row, head, number)
         if head is None:
             return row.draw(number())
-        place = pick(head.weights, number())
+        place = pick(head.weights if head.drawn_by is None else head.drawn_by, number())
         token_id = int(head.token_ids[place])
         if self._followers:
             total = float(head.weights.sum())
