@@ -201,7 +201,7 @@ def registry_with(policy: Any) -> PluginRegistry:
     ("options", "message"),
     [
         ({"broken": "bind"}, "the exit policy 'every-other': the model is not to its taste"),
-        ({"broken": "layers"}, r"the exit policy 'every-other': it asks to be asked behind the layers \[8\]"),
+        ({"broken": "layers"}, r"the exit policy 'every-other': it requests the layers \[8\]"),
         ({"brocken": "bind"}, "models.m.exit_policy.brocken: unknown setting"),
     ],
 )

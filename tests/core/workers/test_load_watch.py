@@ -40,7 +40,7 @@ async def test_news_put_the_end_off() -> None:
         assert not load.given_up
     await load.until_given_up()
 
-    assert load.given_up == ["loading made no progress for 1 s; the last news was 'reading' at 50%"]
+    assert load.given_up == ["loading made no progress for 1 s; the last report was 'reading' at 50%"]
 
 
 async def test_silence_is_shown(monkeypatch) -> None:
