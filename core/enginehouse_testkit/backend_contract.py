@@ -49,7 +49,7 @@ class BackendContract(FormContract):
             return problem
         runner = model.open_runner()
         try:
-            return form_of_rows(runner, getattr(cls, "max_logit_difference", 0.05))
+            return form_of_rows(runner, getattr(cls, "max_logit_difference", 0.05), getattr(cls, "exact", None))
         finally:
             runner.close()
 

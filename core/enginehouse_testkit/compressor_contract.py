@@ -20,7 +20,7 @@ import pytest
 from attrs import evolve
 
 from enginehouse.contract.compressor import CompressibleText, CompressionTask, Compressor, Range, cut, joined
-from enginehouse_testkit.contract.form import FormContract, loader_problem
+from enginehouse_testkit.contract.form import FormContract, loader_problem, problem_of
 from enginehouse_testkit.fake_compression import FakeCompressionTools
 
 __all__ = ["CompressorContract"]
@@ -78,17 +78,16 @@ class CompressorContract(FormContract):
     @classmethod
     def form(cls, compressor: Compressor) -> str:
         """Why the loader refuses the compressor."""
-        return loader_problem("compressors", compressor)
+        return loader_problem("compressors", compressor) or problem_of(
+            lambda: _problem_of_ranges(compressor, _task(_document(20), _document(3, seed=2)))
+        )
 
     @staticmethod
     def _compress(compressor: Compressor, task: CompressionTask) -> tuple[list[list[Range]], list[str]]:
         """Return the kept ranges, after checking their form, and the remaining texts."""
         kept = [list(ranges) for ranges in compressor.compress(task, FakeCompressionTools())]
-        assert len(kept) == len(task.texts)
-        for text, ranges in zip(task.texts, kept, strict=True):
-            bounds = [bound for range_ in ranges for bound in range_]
-            assert bounds == sorted(bounds), "ranges must be in order and separated from each other"
-            assert all(0 <= bound <= len(text.text) for bound in bounds)
+        problem = _problem_of(kept, task)
+        assert not problem, problem
         return kept, [cut(text, ranges) for text, ranges in zip(task.texts, kept, strict=True)]
 
     def test_names_are_texts(self, compressor: Compressor) -> None:
@@ -196,6 +195,23 @@ class CompressorContract(FormContract):
         task = _task(_document(20), share=1.0)
 
         assert self._compress(compressor, task)[1] == [task.texts[0].text]
+
+
+def _problem_of_ranges(compressor: Compressor, task: CompressionTask) -> str:
+    return _problem_of([list(ranges) for ranges in compressor.compress(task, FakeCompressionTools())], task)
+
+
+def _problem_of(kept: Sequence[Sequence[Range]], task: CompressionTask) -> str:
+    """Return what is wrong with the form of kept ranges; "" if nothing is."""
+    if len(kept) != len(task.texts):
+        return f"compress gave ranges of {len(kept)} texts; there are {len(task.texts)}"
+    for text, ranges in zip(task.texts, kept, strict=True):
+        bounds = [bound for range_ in ranges for bound in range_]
+        if bounds != sorted(bounds):
+            return f"compress gave ranges that are not in order, or overlap: {list(ranges)[:4]}"
+        if not all(0 <= bound <= len(text.text) for bound in bounds):
+            return f"compress gave a range outside its text of {len(text.text)} characters: {list(ranges)[-1]}"
+    return ""
 
 
 def _blank(text: CompressibleText) -> str:

@@ -60,7 +60,7 @@ class ContractBase(FormContract):
     @classmethod
     def form(cls, runner: Runner) -> str:
         """What is wrong with the rows and lengths of the runner."""
-        return form_of_rows(runner, cls.max_logit_difference)
+        return form_of_rows(runner, cls.max_logit_difference, cls.exact)
 
     @pytest.fixture
     def driver(self, runner: Runner) -> Iterator[RunnerDriver]:

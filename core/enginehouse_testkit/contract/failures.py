@@ -165,12 +165,13 @@ class FailureContract(ContractBase):
             pytest.skip("optional: abort() has no effect, and capabilities.abort is False")
         token_ids = repeated(prompts[0], self._longest_pass(aborting))
         deadline, num_passes = time.monotonic() + _ABORTING_S, 0
-        while time.monotonic() < deadline and num_passes < _MAX_PASSES:
-            sequence, num_passes = aborting.open(), num_passes + 1
-            is_aborted = self._forward_and_abort(aborting, {sequence: token_ids})
-            aborting.free(sequence)
-            if is_aborted:
-                return
+        with _calls_of_abort(aborting):
+            while time.monotonic() < deadline and num_passes < _MAX_PASSES:
+                sequence, num_passes = aborting.open(), num_passes + 1
+                is_aborted = self._is_aborted(aborting, {sequence: token_ids})
+                aborting.free(sequence)
+                if is_aborted:
+                    return
         promise = "capabilities.abort is True, but abort() from another thread interrupted none of"
         advice = "forward must look for it between layers, and raise StepAborted"
         pytest.fail(f"{promise} {num_passes} passes of {len(token_ids)} tokens: {advice}", pytrace=False)
@@ -181,7 +182,8 @@ class FailureContract(ContractBase):
         texts = long, prompts[1]
         sequences = [aborting.holding(token_ids[:3]) for token_ids in texts]
         rest = [token_ids[3:] for token_ids in texts]
-        is_aborted = self._forward_and_abort(aborting, dict(zip(sequences, rest, strict=True)))
+        with _calls_of_abort(aborting):
+            is_aborted = self._is_aborted(aborting, dict(zip(sequences, rest, strict=True)))
 
         for sequence, token_ids in zip(sequences, texts, strict=True):
             assert is_aborted or aborting.runner.length(sequence) == len(token_ids)
@@ -195,28 +197,36 @@ class FailureContract(ContractBase):
         return min(capabilities.max_batch_tokens, capabilities.max_context, driver.runner.free_tokens() // 3)
 
     @staticmethod
-    def _forward_and_abort(driver: RunnerDriver, batch: dict[int, list[int]]) -> bool:
-        """Run a pass while another thread calls ``abort`` repeatedly; return True if it was aborted."""
-        done = threading.Event()
-
-        def keep_aborting() -> None:
-            while not done.wait(0.0005):
-                driver.runner.abort()
-
-        thread = threading.Thread(target=keep_aborting)
-        thread.start()
+    def _is_aborted(driver: RunnerDriver, batch: dict[int, list[int]]) -> bool:
+        """Run a pass; return True if it was aborted, after checking the lengths that the error reports."""
         try:
             driver.runner.forward([driver.span(sequence, token_ids) for sequence, token_ids in batch.items()])
         except StepAborted as error:
             lengths = {sequence: driver.runner.length(sequence) for sequence in batch}
             assert error.lengths == lengths, f"StepAborted.lengths is {error.lengths}, but length() gives {lengths}"
             return True
-        finally:
-            done.set()
-            thread.join()
-            with contextlib.suppress(StepAborted):  # the last call may have come after the pass
-                driver.alone([0])
         return False
+
+
+@contextlib.contextmanager
+def _calls_of_abort(driver: RunnerDriver) -> Iterator[None]:
+    """Call ``abort`` all the time on another thread, while the block runs."""
+    done = threading.Event()
+
+    def keep_aborting() -> None:
+        while not done.is_set():
+            driver.runner.abort()
+            done.wait(0.0002)
+
+    thread = threading.Thread(target=keep_aborting)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        with contextlib.suppress(StepAborted):  # the last call may have come after the last pass
+            driver.alone([0])
 
 
 def _assert_refused(driver: RunnerDriver, spans: list[Span], what: str) -> None:

@@ -74,13 +74,14 @@ def members_problem(what: str, protocol: Any, found: Any) -> str:
     return f"{what} gave {type(found).__name__}, which lacks {', '.join(missing)}" if missing else ""
 
 
-def form_of_rows(runner: Runner, allowed: float) -> str:
+def form_of_rows(runner: Runner, allowed: float, exact: bool | None = None) -> str:
     """Return what is wrong with the rows of logits of a runner, and with the lengths of its sequences.
 
     Includes the rule that all other tests rest on: a row depends on the tokens before it, however they were fed.
 
     Args:
         allowed: largest difference of two logits that should be equal.
+        exact: they must be equal; None: if the runner is ``batch_invariant``.
     """
 
     def check() -> str:
@@ -93,7 +94,8 @@ def form_of_rows(runner: Runner, allowed: float) -> str:
                     return problem
         finally:
             runner.free_sequence(sequence)
-        return _problem_of_values(runner, token_ids, allowed)
+        is_exact = runner.capabilities.batch_invariant if exact is None else exact
+        return _problem_of_values(runner, token_ids, 0.0 if is_exact else allowed)
 
     return problem_of(check)
 
@@ -144,6 +146,10 @@ def _problem_of_values(runner: Runner, token_ids: Any, allowed: float) -> str:
         return "the rows before the last token changed with that token: does the mask of attention look ahead?"
     if not _are_close(rows, fed(token_ids, 3), allowed):
         advice = "does forward take the positions of a span from its start, and attend to what the sequence holds?"
+        if allowed == 0.0:
+            advice = (
+                "capabilities.batch_invariant is True, or the suite is exact, so that they must be equal to the bit"
+            )
         return f"a prompt in chunks of 3 tokens gave other rows than in one pass: {advice}"
     return ""
 
