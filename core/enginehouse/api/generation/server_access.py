@@ -65,6 +65,12 @@ class ServerAccess:
         found = self._find(name)
         return next(self._entry(status, names) for status, names in self.statuses() if status.name == found)
 
+    def status(self, name: str) -> tuple[ModelStatus, list[str]]:
+        """Return the status of a model, and the names by which the caller may request it. Raises ModelNotFound."""
+        check_model(self.caller, name, self.state.manager)
+        status = self.state.manager.find(name).status()
+        return status, shown_as(self.caller, status)
+
     def _find(self, name: str | None) -> str:
         """Return the configured name of a model that the caller may use. Raises ModelNotFound."""
         usual = self.state.pipeline.usual_model(name)
