@@ -40,7 +40,7 @@ from enginehouse.pipeline.routing import (
     find_too_long,
 )
 from enginehouse.plugins import PluginRegistry
-from enginehouse.replay import Generation, Recovery
+from enginehouse.recovery import Generation, Recovery
 from enginehouse.serving import LoadedModel, ModelManager
 from enginehouse.settings.config import Settings
 from enginehouse.settings.profiles import PROFILES
