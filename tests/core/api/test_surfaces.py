@@ -15,10 +15,12 @@ import pytest
 from attrs import evolve, frozen
 
 from enginehouse.api.http.app import build_app
+from enginehouse.api.http.callers import Caller
 from enginehouse.api.http.errors import http_error
 from enginehouse.api.http.security import written_error
 from enginehouse.api.http.sse import write_chunks
 from enginehouse.api.http.surfaces import Surfaces
+from enginehouse.api.openai.decoding import BodyDecoder
 from enginehouse.api.openapi.document import build_document
 from enginehouse.contract.errors import ConfigError, PluginError
 from enginehouse.contract.surface import NDJSON, Chunk, ErrorAnswer, Route
@@ -27,6 +29,7 @@ from enginehouse.plugins.kinds import KINDS
 from enginehouse.plugins.registration import Registration
 from enginehouse.settings.auth import AuthSettings, KeySettings
 from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, ServerSettings, Settings
+from enginehouse.settings.profiles import PROFILES
 from enginehouse_testkit.application import make_state
 from enginehouse_testkit.growth import assert_near_linear
 from enginehouse_testkit.hostile_texts import hostile_text
@@ -295,6 +298,15 @@ class Lines:
 
     lines: tuple[Line, ...]
     stream: bool = False
+
+
+def test_unknown_members_of_parts_are_listed() -> None:
+    decoder = BodyDecoder(Lines, {}, LimitsSettings(), "reject")
+    body = {"lines": [{"text": "a"}, {"text": "b", "pitch": 1}], "volume": 11}
+    decoded = decoder.decode(json.dumps(body).encode(), Caller(profile=PROFILES["openai"]))
+
+    assert decoded.body.lines[1] == Line(text="b")
+    assert decoded.ignored == ("volume", "lines[1].pitch")
 
 
 def test_the_openapi_document_holds_the_parts_of_its_bodies(registry: PluginRegistry) -> None:
