@@ -1,4 +1,7 @@
-"""State shared by handlers: one value per server, injected by the app; and the routes that use it."""
+"""State shared by handlers: one value per server, and the routes that use it.
+
+Handlers are closures over it instead of having Litestar dependencies, which are looked up by name for each request.
+"""
 
 from __future__ import annotations
 
