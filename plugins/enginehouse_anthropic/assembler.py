@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Literal, Protocol
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from enginehouse.contract.surface import Answer, CallPiece, Chunk, ErrorAnswer, Piece
 from enginehouse.contract.usage import Usage
@@ -144,7 +144,7 @@ class MessageAssembler:
 
     def fail(self, error: ErrorAnswer) -> list[Chunk]:
         """Return the event that reports an error."""
-        return [error_body(error)]
+        return [error_body(evolve(error, request_id=self._answer.request_id))]
 
     def whole(self, usage: Usage, details: dict[str, Any] | None) -> Chunk:
         """Return the message."""
