@@ -44,6 +44,7 @@ class AnthropicSurface:
 
     name = "anthropic"
     api_version = 1
+    request_id_header = "request-id"
 
     def __init__(self) -> None:
         self._signatures = Signatures()
@@ -92,8 +93,10 @@ class AnthropicSurface:
         return Reply(error_body(error), status=error_status(error))
 
     def _requests(self, call: Call) -> list[GenerateRequest]:
-        body = call.body
-        stopping = {"max_tokens": body.max_tokens}
+        body, allowed = call.body, call.server.max_tokens
+        if allowed is not None and body.max_tokens > allowed:
+            call.ignore("max_tokens")
+        stopping = {"max_tokens": body.max_tokens if allowed is None else min(body.max_tokens, allowed)}
         if body.stop_sequences:
             stopping["stop"] = body.stop_sequences
         return [self._request(call, sampling=body.sampling(), stopping=stopping)]
