@@ -138,8 +138,7 @@ class MessageAssembler:
     def close(self, usage: Usage, details: dict[str, Any] | None) -> list[Chunk]:
         """Return the events that end the stream."""
         events = list(self._finish())
-        delta = {"stop_reason": self._stop_reason, "stop_sequence": self._stop_sequence}
-        last = {"type": "message_delta", "delta": delta, "usage": _usage(usage.prompt_tokens, usage)}
+        last = {"type": "message_delta", "delta": self._stop(), "usage": _usage(usage.prompt_tokens, usage)}
         return [*events, _with_details(last, details), {"type": "message_stop"}]
 
     def fail(self, error: ErrorAnswer) -> list[Chunk]:
@@ -159,9 +158,11 @@ class MessageAssembler:
             "type": "message",
             "role": "assistant",
             "model": self._answer.model,
-            "stop_reason": self._stop_reason,
-            "stop_sequence": self._stop_sequence,
+            **self._stop(),
         }
+
+    def _stop(self) -> Chunk:
+        return {"stop_reason": self._stop_reason, "stop_sequence": self._stop_sequence, "stop_details": None}
 
     def _push(self, piece: Piece) -> Iterator[Chunk]:
         if piece.reasoning and self._options.thinking != "dropped":

@@ -153,7 +153,7 @@ def test_events_of_an_answer() -> None:
         ("content_block_delta", 2, {"type": "input_json_delta", "partial_json": 'is"}'}),
         ("content_block_stop", 2, None),
     ]
-    assert delta["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
+    assert delta["delta"] == {"stop_reason": "tool_use", "stop_sequence": None, "stop_details": None}
     assert stop == {"type": "message_stop"}
 
 

@@ -66,6 +66,7 @@ def test_a_message(client: httpx.Client) -> None:
         "content": [{"type": "text", "text": "Hello world"}],
         "stop_reason": "end_turn",
         "stop_sequence": None,
+        "stop_details": None,
         "usage": {
             "input_tokens": len("User: Hi\nAssistant:"),
             "cache_creation_input_tokens": 0,
@@ -89,7 +90,7 @@ def test_a_stream(client: httpx.Client) -> None:
         "content_block_stop",
     ]
     assert [event["delta"]["text"] for event in middle[1:-1]] == ["Hel", "lo", " wor", "ld"]
-    assert delta["delta"] == {"stop_reason": "end_turn", "stop_sequence": None}
+    assert delta["delta"] == {"stop_reason": "end_turn", "stop_sequence": None, "stop_details": None}
     assert delta["usage"]["output_tokens"] == 4 and stop == {"type": "message_stop"}
 
 
