@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-anthropic = pytest.importorskip("anthropic", reason="Anthropic's SDK is not installed")
+pytest.importorskip("anthropic", reason="Anthropic's SDK is not installed")
 
+import anthropic
 from pydantic import BaseModel
 
 from enginehouse_testkit.script import write_script
@@ -183,7 +184,7 @@ def test_models(client: anthropic.Anthropic, served: Served) -> None:
 def test_errors(scripted: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.NotFoundError, match="none"):
         scripted.messages.create(model="none", messages=HI, max_tokens=5)
-    with pytest.raises(anthropic.BadRequestError, match="thinking.type") as refused:
+    with pytest.raises(anthropic.BadRequestError, match=r"thinking\.type") as refused:
         scripted.messages.create(model="agent", messages=HI, max_tokens=5, thinking={"type": "on"})
     assert refused.value.request_id == refused.value.response.headers["x-request-id"]
     assert refused.value.type == "invalid_request_error"
