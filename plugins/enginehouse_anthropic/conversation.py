@@ -39,7 +39,7 @@ from enginehouse_anthropic.signatures import Signatures
 
 __all__ = ["read_conversation"]
 
-BILLING = "x-anthropic-billing-header:"
+_BILLING = "x-anthropic-billing-header:"
 """Beginning of a system block of Claude Code that differs in every request, so that no prefix would be cached."""
 
 _SEPARATOR = "\n"
@@ -131,7 +131,7 @@ def _read_system(call: Call, content: Any, path: str) -> Iterator[str]:
         block: TextBlock = convert(data, TextBlock, where)
         for name in unknown_members(data, block, where):
             call.ignore(name)
-        if block.text.startswith(BILLING):
+        if block.text.startswith(_BILLING):
             call.ignore(where)
         else:
             yield block.text
