@@ -290,6 +290,12 @@ def _by_template(_: Row, deciders: Deciders) -> Capability:
     return Capability("emulated", "this model has no chat template; a plain one is used")
 
 
+def _by_last_turn(row: Row, deciders: Deciders) -> Capability:
+    if deciders.info.engine.takes_messages:
+        return Capability("refused", "the engine of this model renders chats itself")
+    return _by_template(row, deciders)
+
+
 def _by_template_variables(_: Row, deciders: Deciders) -> Capability:
     if deciders.has_template:
         return Capability("native", "by the model's chat template")
@@ -381,6 +387,7 @@ _RULES: Mapping[str, _Rule] = MappingProxyType(
         "effort": _by_effort,
         "engine": _by_engine,
         "infill": _by_infill,
+        "last_turn": _by_last_turn,
         "reasoning": _by_reasoning,
         "reasoning_switch": _by_reasoning_switch,
         "server": _by_server,
