@@ -48,6 +48,11 @@ class ServerAccess:
         caller = caller_of(scope)
         return cls(state, scope, evolve(caller, is_local=may_manage(scope)) if caller.key is None else caller)
 
+    @property
+    def max_tokens(self) -> int | None:
+        """Most tokens of an answer that the server allows."""
+        return self.state.settings.limits.max_tokens
+
     # -- models ------------------------------------------------------------------------------------
 
     def statuses(self) -> Iterator[tuple[ModelStatus, list[str]]]:
