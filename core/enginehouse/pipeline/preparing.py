@@ -18,7 +18,7 @@ from enginehouse.contract.preparer import BoundPreparer, ModelAccess, Report
 from enginehouse.contract.types import EngineRequest, GenerateRequest, Segment
 from enginehouse.plugins import PluginRegistry, plugin_guard
 from enginehouse.plugins.kinds import KINDS
-from enginehouse.replay import Recovery
+from enginehouse.recovery import Recovery
 from enginehouse.serving import LoadedModel, ModelManager
 from enginehouse.settings.config import ModelSettings
 from enginehouse.workers.client import WorkerEngine

@@ -18,7 +18,7 @@ from enginehouse.pipeline.chat_formats import ChatFormats, ChatPlan, plan_chat
 from enginehouse.pipeline.prompt.chat_prompt import ChatPrompt, ModelTemplates
 from enginehouse.pipeline.prompt.infill import infill_segments
 from enginehouse.pipeline.prompt.renderer import Renderer
-from enginehouse.replay import Recovery
+from enginehouse.recovery import Recovery
 from enginehouse.serving import LoadedModel
 from enginehouse.serving.background import run_in_thread
 from enginehouse.settings.config import ModelSettings

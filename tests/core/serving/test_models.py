@@ -314,7 +314,7 @@ def test_restart_pauses_grow_to_a_limit_and_begin_anew_after_a_stable_time():
 
 
 def test_deaths_of_work_cost_the_model_no_pause():
-    """Whose work it was waits instead; see ``enginehouse.replay``."""
+    """Whose work it was waits instead; see ``enginehouse.recovery``."""
     restarts = Restarts(RestartPolicy(first_delay_s=0.5, factor=2, max_delay_s=3, stable_after_s=60))
 
     assert [restarts.died(ready_s=1, is_of_work=True) for _ in range(6)] == [0] * 6

@@ -16,7 +16,7 @@ from enginehouse.contract.compressor import CompressibleText, CompressionTask, C
 from enginehouse.contract.types import GenerateRequest, Message
 from enginehouse.pipeline.preparing import Preparers
 from enginehouse.plugins import PluginRegistry
-from enginehouse.replay import Recovery
+from enginehouse.recovery import Recovery
 from enginehouse.serving import LoadedModel, ModelManager
 from enginehouse.settings.config import ModelSettings, Settings
 from enginehouse_compress.extractive import ExtractiveCompressor

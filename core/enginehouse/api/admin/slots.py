@@ -16,7 +16,7 @@ from enginehouse.api.http.state import ApiState
 from enginehouse.contract.backend import Engine
 from enginehouse.contract.errors import EnginehouseError
 from enginehouse.contract.inspection import EngineView, Inspectable, PrefixView
-from enginehouse.replay import Recovery
+from enginehouse.recovery import Recovery
 from enginehouse.serving import LoadedModel, ModelManager
 
 __all__ = ["Engines", "slot_route"]

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from enginehouse.contract.errors import EnginehouseError, FirstTokenTimeout, ServerStopping, TotalTimeout
-from enginehouse.replay import Generation
+from enginehouse.recovery import Generation
 from enginehouse.settings.timeouts import Timeouts
 
 __all__ = ["Exchange", "OpenExchanges", "Receive", "deadlines"]

@@ -36,7 +36,7 @@ from enginehouse.contract.types import (
 )
 from enginehouse.pipeline.routing.circuit_breaker import CircuitBreaker, Trial
 from enginehouse.pipeline.routing.planning import Plan
-from enginehouse.replay import Generation
+from enginehouse.recovery import Generation
 
 __all__ = ["Accepted", "Attempts", "FailedAttempt", "OnDiscarded", "Routed", "Submit"]
 

@@ -32,7 +32,7 @@ _BLAMELESS = (RequestKillsWorker, ModelNotReady, ModelUnloaded)
 
 @define(eq=False)
 class Trial:
-    """One request at one model, from its submission on. Implements :class:`enginehouse.replay.generation.Verdict`."""
+    """One request at one model, from its submission on. Implements :class:`enginehouse.recovery.generation.Verdict`."""
 
     model: str
     began_s: float

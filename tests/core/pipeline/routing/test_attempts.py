@@ -28,7 +28,7 @@ from enginehouse.contract.types import ChoiceFinished, Event, GenerateRequest, R
 from enginehouse.contract.usage import Usage
 from enginehouse.pipeline.routing import Attempts, Plan, Routed
 from enginehouse.pipeline.routing.circuit_breaker import CircuitBreaker
-from enginehouse.replay import Generation
+from enginehouse.recovery import Generation
 from enginehouse.settings.optimisations import RouterSettings
 
 

@@ -17,7 +17,7 @@ from enginehouse.contract.errors import ModelLoadError
 from enginehouse.contract.hookspecs import API_VERSION
 from enginehouse.contract.types import EngineRequest, Segment
 from enginehouse.plugins import PluginRegistry
-from enginehouse.replay import Generation
+from enginehouse.recovery import Generation
 from enginehouse.serving import LoadedModel, ModelManager
 from enginehouse.serving.changing import ModelChanger
 from enginehouse.serving.leases import Lease

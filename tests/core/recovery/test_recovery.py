@@ -15,9 +15,9 @@ import pytest
 from enginehouse.contract.errors import EngineDead, Overloaded
 from enginehouse.contract.types import EngineRequest, RequestFinished, SamplingParams, Segment, StopParams, TextDelta
 from enginehouse.plugins import PluginRegistry
-from enginehouse.replay import Recovery
-from enginehouse.replay.model_work import ModelWork
-from enginehouse.replay.work import State, Work
+from enginehouse.recovery import Recovery
+from enginehouse.recovery.model_work import ModelWork
+from enginehouse.recovery.work import State, Work
 from enginehouse.serving import ModelManager
 from enginehouse.serving.restarts import RestartPolicy
 from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings

@@ -11,7 +11,7 @@ from attrs import define, field
 from enginehouse.contract.errors import EngineDead, EnginehouseError, ModelUnloaded
 from enginehouse.contract.types import Event, RequestFinished, TextDelta, TokenLogprob
 from enginehouse.contract.usage import Usage
-from enginehouse.replay import Generation
+from enginehouse.recovery import Generation
 from enginehouse.serving.leases import Uses
 
 LOGPROBS = (TokenLogprob(0, b"x", -0.1),)

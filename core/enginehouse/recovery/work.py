@@ -1,7 +1,7 @@
 """A work item: a request or a call, as far as the search for culprits needs to know it.
 
 Everything that runs in a worker on behalf of a caller is a work item: requests, tokenize and detokenize calls, engine
-snapshots. Modified by :class:`enginehouse.replay.quarantine.Quarantine` and by messages of its worker.
+snapshots. Modified by :class:`enginehouse.recovery.quarantine.Quarantine` and by messages of its worker.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["State", "Work"]
 
 
 class State(Enum):
-    """State of a work item; see ``TRANSITIONS`` in :mod:`enginehouse.replay.quarantine`."""
+    """State of a work item; see ``TRANSITIONS`` in :mod:`enginehouse.recovery.quarantine`."""
 
     WAITING = "waiting"  # outside
     RUNNING = "running"  # in a worker, together with others

@@ -7,8 +7,8 @@ from typing import TypeVar
 
 from enginehouse.contract.errors import EnginehouseError, WorkerDied
 from enginehouse.contract.types import EngineRequest
-from enginehouse.replay.model_work import ModelWork
-from enginehouse.replay.work import Work
+from enginehouse.recovery.model_work import ModelWork
+from enginehouse.recovery.work import Work
 
 __all__ = ["Question"]
 

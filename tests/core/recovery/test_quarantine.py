@@ -11,9 +11,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from enginehouse.contract.types import EngineRequest
-from enginehouse.replay.culprits import _MAX_PAUSE_S, Offences
-from enginehouse.replay.quarantine import _MARGIN_FACTOR, _MARGIN_TOKENS, _MAX_FORGIVEN, TRANSITIONS, Event, Quarantine
-from enginehouse.replay.work import State, Work
+from enginehouse.recovery.culprits import _MAX_PAUSE_S, Offences
+from enginehouse.recovery.quarantine import (
+    _MARGIN_FACTOR,
+    _MARGIN_TOKENS,
+    _MAX_FORGIVEN,
+    TRANSITIONS,
+    Event,
+    Quarantine,
+)
+from enginehouse.recovery.work import State, Work
 
 
 class Piece(Work):

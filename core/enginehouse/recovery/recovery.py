@@ -7,10 +7,10 @@ from weakref import WeakKeyDictionary
 
 from enginehouse.contract.inspection import EngineView, Inspectable
 from enginehouse.contract.types import EngineRequest, Segment
-from enginehouse.replay.generation import Generation
-from enginehouse.replay.model_work import ModelWork
-from enginehouse.replay.questions import Question
-from enginehouse.replay.request import RecoverableRequest
+from enginehouse.recovery.generation import Generation
+from enginehouse.recovery.model_work import ModelWork
+from enginehouse.recovery.questions import Question
+from enginehouse.recovery.request import RecoverableRequest
 from enginehouse.serving import LoadedModel
 from enginehouse.serving.served import ServedModel
 from enginehouse.workers.client import WorkerEngine

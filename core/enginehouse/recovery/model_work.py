@@ -15,9 +15,9 @@ from enginehouse.contract.errors import (
     ModelUnloaded,
     RequestKillsWorker,
 )
-from enginehouse.replay.culprits import Culprits, Offences
-from enginehouse.replay.quarantine import Quarantine
-from enginehouse.replay.work import State, Work
+from enginehouse.recovery.culprits import Culprits, Offences
+from enginehouse.recovery.quarantine import Quarantine
+from enginehouse.recovery.work import State, Work
 from enginehouse.serving.served import LoadedModel, ServedModel
 from enginehouse.workers.client import WorkerEngine
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from enginehouse.contract.errors import EnginehouseError, WorkerDied
 from enginehouse.contract.types import CacheMiss, EngineRequest, Event
 from enginehouse.contract.usage import Usage
-from enginehouse.replay.model_work import ModelWork
-from enginehouse.replay.transcript import Transcript
-from enginehouse.replay.work import Work
+from enginehouse.recovery.model_work import ModelWork
+from enginehouse.recovery.transcript import Transcript
+from enginehouse.recovery.work import Work
 from enginehouse.workers.requests import WorkerStream
 
 __all__ = ["RecoverableRequest"]

@@ -12,7 +12,7 @@ The worker's engine resumes the request: it receives the prompt and the answer s
 
 from __future__ import annotations
 
-from enginehouse.replay.generation import Generation
-from enginehouse.replay.recovery import Recovery
+from enginehouse.recovery.generation import Generation
+from enginehouse.recovery.recovery import Recovery
 
 __all__ = ["Generation", "Recovery"]

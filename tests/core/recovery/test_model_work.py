@@ -25,11 +25,11 @@ from enginehouse.contract.types import (
     TextDelta,
 )
 from enginehouse.contract.usage import Usage
-from enginehouse.replay.culprits import _MAX_PAUSE_S
-from enginehouse.replay.generation import Generation
-from enginehouse.replay.model_work import ModelWork
-from enginehouse.replay.questions import Question
-from enginehouse.replay.request import RecoverableRequest
+from enginehouse.recovery.culprits import _MAX_PAUSE_S
+from enginehouse.recovery.generation import Generation
+from enginehouse.recovery.model_work import ModelWork
+from enginehouse.recovery.questions import Question
+from enginehouse.recovery.request import RecoverableRequest
 from enginehouse.settings.limits import LimitsSettings
 from enginehouse.workers.client import WorkerEngine
 from enginehouse.workers.request_queue import RequestQueue

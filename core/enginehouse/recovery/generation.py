@@ -12,7 +12,7 @@ import msgspec
 from enginehouse.contract.backend import EngineStream
 from enginehouse.contract.errors import EnginehouseError, WorkerDied
 from enginehouse.contract.types import Event, TextDelta
-from enginehouse.replay.request import RecoverableRequest
+from enginehouse.recovery.request import RecoverableRequest
 from enginehouse.serving import LoadedModel
 from enginehouse.serving.leases import Lease
 

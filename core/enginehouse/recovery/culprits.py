@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from enginehouse.contract.types import EngineRequest
-from enginehouse.replay.work import Work
+from enginehouse.recovery.work import Work
 
 __all__ = ["Culprits", "Offences"]
 

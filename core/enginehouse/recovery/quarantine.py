@@ -25,8 +25,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum
 
-from enginehouse.replay.culprits import Offences
-from enginehouse.replay.work import State, Work
+from enginehouse.recovery.culprits import Offences
+from enginehouse.recovery.work import State, Work
 
 __all__ = ["TRANSITIONS", "Event", "Quarantine"]
 

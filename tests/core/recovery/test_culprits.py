@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from enginehouse.contract.types import Constraint, EngineRequest, SamplingParams, Segment, StopParams
-from enginehouse.replay.culprits import (
+from enginehouse.recovery.culprits import (
     _FIRST_PAUSE_S,
     _MAX_PAUSE_S,
     _MAX_REMEMBERED,
@@ -14,7 +14,7 @@ from enginehouse.replay.culprits import (
     Culprits,
     Offences,
 )
-from enginehouse.replay.work import Work
+from enginehouse.recovery.work import Work
 
 LONG = "drink this " * _MIN_UNCOMMON_BYTES
 
