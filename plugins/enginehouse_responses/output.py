@@ -162,7 +162,7 @@ class CallItem:
 
 
 _OPENING = re.compile(r'\s*\{\s*"input"\s*:\s*"')
-_PART_OF_OPENING = re.compile(r'\s*(?:\{\s*(?:"(?:i(?:n(?:p(?:u(?:t(?:"\s*(?::\s*)?)?)?)?)?)?)?)?)?$')
+_PART_OF_OPENING = re.compile(r'\s*(?:\{\s*(?:\}\s*|"(?:i(?:n(?:p(?:u(?:t(?:"\s*(?::\s*)?)?)?)?)?)?)?)?)?$')
 _TEXT = re.compile(r'(?:[^"\\]|\\(?:[^u]|u[0-9a-fA-F]{4}))+')
 
 
@@ -221,7 +221,7 @@ class CustomCallItem:
 
     def close(self, status: Status) -> Iterator[_Event]:
         """End the input; what was kept back of arguments of another form is added."""
-        if self._phase == "opening" and self._waiting.strip() not in ("", "{", "{}"):
+        if self._phase == "opening" and "".join(self._waiting.split()) not in ("", "{", "{}"):
             self._phase = "other"
             yield from self.push("")
         self._status = status

@@ -8,7 +8,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from enginehouse.contract.surface import CallPiece, ErrorAnswer, Piece
 from enginehouse.contract.types import TokenLogprob, TopLogprob
@@ -75,6 +75,7 @@ def _plain(chunks: Any) -> list[dict[str, Any]]:
     return plain
 
 
+@settings(max_examples=30)  # the judge is slow
 @given(_answers(), st.sampled_from(["stop", "length", "tool_calls", "fails", "is cancelled"]))
 def test_events_build_up_the_final_response(pieces: list[Piece], end: str) -> None:
     writer = _writer()
