@@ -84,9 +84,12 @@ class InputTokensBody(PromptBody):
     """The body of ``POST /v1/responses/input_tokens``."""
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, eq=False)
 class ResponsesBody(PromptBody, ParameterFields):
-    """The request body."""
+    """The request body. Two are never equal, so that what belongs to one can be looked up by it."""
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
 
     stream: bool | None = row("Send events while the response is made.")
     stream_options: Any = row(_NO_EFFECT)

@@ -20,8 +20,9 @@ class KeptWriter:
     """Writes one response; an assembler of :mod:`enginehouse.contract.surface`.
 
     Args:
-        save: stores the present state.
-        ended: called once, at the end.
+        add: writes events to the log and returns them encoded.
+        began: called once, before the client gets the id.
+        ended: called once, at the end, and not without the beginning.
 
     Attributes:
         namespace: of the key that made the response.
@@ -34,14 +35,14 @@ class KeptWriter:
         namespace: str,
         items: Sequence[Chunk],
         add: Callable[[Sequence[Chunk]], Sequence[Any]],
-        save: Callable[[KeptWriter], None],
+        began: Callable[[KeptWriter], None],
         ended: Callable[[KeptWriter], None],
     ) -> None:
         self.namespace = namespace
         self.items = items
         self._writer = writer
         self._add = add
-        self._save = save
+        self._began = began
         self._ended = ended
         self._end = asyncio.Event()
 
@@ -66,13 +67,12 @@ class KeptWriter:
 
     def early(self) -> Chunk:
         """Return the response of a request in the background."""
-        self._save(self)
-        self._add(self._writer.opening())
+        self._began(self)
         return self.to_plain()
 
     def opening(self) -> Sequence[Any]:
         """Return the first events."""
-        self._save(self)
+        self._began(self)
         return self._add(self._writer.opening())
 
     def push(self, piece: Piece) -> Sequence[Any]:
@@ -96,7 +96,6 @@ class KeptWriter:
 
     def _finish(self, events: Sequence[Chunk]) -> Sequence[Any]:
         written = self._add(events)
-        self._save(self)
         self._ended(self)
         self._end.set()
         return written
@@ -114,25 +113,22 @@ class KeptResponses:
         self.logs = EventLogs(max_events_bytes)
         self._live: dict[str, KeptWriter] = {}
 
-    def begin(self, writer: ResponseWriter, namespace: str, items: Sequence[Chunk], *, has_log: bool) -> KeptWriter:
-        """Return the writer of a response that is kept from now on."""
-        response_id = writer.resource.id
-        add: Callable[[Sequence[Chunk]], Sequence[Any]] = _unchanged
-        if has_log:
-            add = self.logs.open(response_id).add
-        kept = KeptWriter(writer, namespace, items, add, self._save, self._end)
-        self._live[response_id] = kept
-        return kept
+    def writer(self, writer: ResponseWriter, namespace: str, items: Sequence[Chunk], *, has_log: bool) -> KeptWriter:
+        """Return the writer of a response that is kept."""
+        add = self.logs.open(writer.resource.id).add if has_log else _unchanged
+        return KeptWriter(writer, namespace, items, add, self._begin, self._end)
 
     def live(self, namespace: str, response_id: str) -> KeptWriter | None:
         """Return a response in progress; None if the namespace has none with this id."""
         found = self._live.get(response_id)
         return found if found is not None and found.namespace == namespace else None
 
-    def _save(self, kept: KeptWriter) -> None:
-        self.store.put(kept.namespace, kept.to_plain(), kept.items)
+    def _begin(self, kept: KeptWriter) -> None:
+        if self._live.setdefault(kept.id, kept) is kept:
+            self.store.put(kept.namespace, kept.to_plain(), kept.items)
 
     def _end(self, kept: KeptWriter) -> None:
+        self.store.put(kept.namespace, kept.to_plain(), kept.items)
         self._live.pop(kept.id, None)
         self.logs.close(kept.id)
 

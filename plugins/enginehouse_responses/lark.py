@@ -180,7 +180,9 @@ class _Reader:
         if self._take("."):
             self._need("number", "a priority")
         if self._take(":") is None:
-            raise LarkProblem(f"line {self._line}: expected ':' after {name!r}; rules with parameters are not supported")
+            raise LarkProblem(
+                f"line {self._line}: expected ':' after {name!r}; rules with parameters are not supported"
+            )
         if name in self.rules:
             raise LarkProblem(f"the rule {name!r} is defined twice")
         self.rules[name] = self._alternatives(0)

@@ -168,7 +168,9 @@ class ResponseStore:
         count, total = database.execute("SELECT count(*), coalesce(sum(num_bytes), 0) FROM responses").fetchone()
         if count <= options.max_responses and total <= options.max_bytes:
             return
-        for row_id, num_bytes in database.execute("SELECT id, num_bytes FROM responses ORDER BY used, rowid").fetchall():
+        for row_id, num_bytes in database.execute(
+            "SELECT id, num_bytes FROM responses ORDER BY used, rowid"
+        ).fetchall():
             database.execute("DELETE FROM responses WHERE id = ?", (row_id,))
             count, total = count - 1, total - num_bytes
             if count <= options.max_responses and total <= options.max_bytes:

@@ -38,7 +38,7 @@ from enginehouse_responses.writer import ResponseWriter
 
 __all__ = ["ResponsesSurface"]
 
-_FRAME = evolve(SSE, event="type")
+_FRAME = evolve(SSE, event="type", last_failed=SSE.last)
 _MAX_LISTED = 100
 
 
@@ -58,7 +58,9 @@ class ResponsesSurface:
         if options.is_on:
             self._kept = KeptResponses(ResponseStore(options), options.max_events_bytes)
         self._conversations: WeakKeyDictionary[ResponsesBody, Conversation] = WeakKeyDictionary()
-        self.routes: list[Route] = [route for prefix in ("/v1", "") for route in self._routes(f"{prefix}/responses")]
+        self.routes: Sequence[Route] = [
+            route for prefix in ("/v1", "") for route in self._routes(f"{prefix}/responses")
+        ]
 
     @property
     def store(self) -> ResponseStore | None:
@@ -157,8 +159,10 @@ class ResponsesSurface:
             return writer
         assert self._kept is not None
         items = [_with_id(item) for item in conversation.given]
+        if body.background:
+            resource.status = "queued"
         has_log = self._is_detached(call)
-        return self._kept.begin(writer, call.caller.key_namespace, items, has_log=has_log)
+        return self._kept.writer(writer, call.caller.key_namespace, items, has_log=has_log)
 
     def _is_stored(self, call: Call) -> bool:
         return self._kept is not None and call.body.store is not False
@@ -281,7 +285,9 @@ class ResponsesSurface:
                 raise InvalidRequest(f"after: no item has the id {after[:100]!r}", "after")
             items = items[at + 1 :]
         shown = items[:limit]
-        ends = {"first_id": shown[0]["id"], "last_id": shown[-1]["id"]} if shown else {"first_id": None, "last_id": None}
+        ends = (
+            {"first_id": shown[0]["id"], "last_id": shown[-1]["id"]} if shown else {"first_id": None, "last_id": None}
+        )
         return Reply({"object": "list", "data": shown, **ends, "has_more": len(items) > limit})
 
     def _missing(self, call: Call) -> Reply:
@@ -301,7 +307,9 @@ def _with_id(item: dict[str, Any]) -> Chunk:
         part = "output_text" if item.get("role") == "assistant" else "input_text"
         listed.setdefault("status", "completed")
         if isinstance(content, str):
-            listed["content"] = [{"type": part, "text": content, **({"annotations": []} if part == "output_text" else {})}]
+            listed["content"] = [
+                {"type": part, "text": content, **({"annotations": []} if part == "output_text" else {})}
+            ]
     return listed
 
 

@@ -225,5 +225,3 @@ def _definition(name: str, description: str | None, parameters: dict[str, Any]) 
 def _whole(function: dict[str, Any]) -> dict[str, Any]:
     """Return a function with all members that clients expect."""
     return {"description": None, "parameters": None, "strict": None, **function}
-
-

@@ -17,7 +17,7 @@ THINKING = (
     "{% for m in messages %}[{{ m.role }}:{{ m.reasoning_content }}:{{ m.content }}]{% endfor %}"
     "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
 )
-PATCH = "*** Begin Patch\n*** Add File: a.py\n+print(\"ü\")\n*** End Patch\n"
+PATCH = '*** Begin Patch\n*** Add File: a.py\n+print("ü")\n*** End Patch\n'
 SCRIPTS = {
     "say": ["Hello", " world", "!"],
     "call": in_pieces(CALL),
@@ -56,5 +56,3 @@ def client(models: dict[str, ModelSettings]) -> Iterator[Client]:
         pytest.skip("openresponses-py is not installed")
     with served(Settings(models=models, plugins=PluginsSettings(allow=("parsers", "responses")))) as http:
         yield Client(http)
-
-

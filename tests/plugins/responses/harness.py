@@ -35,7 +35,10 @@ def in_pieces(text: str, size: int = 3) -> list[dict[str, Any]]:
 # -- the judge ---------------------------------------------------------------------------------------
 
 _DOCUMENT = "openresponses/openapi/2026-04-24.json"
-_OURS = {"response.reasoning_text.delta": "response.reasoning.delta", "response.reasoning_text.done": "response.reasoning.done"}
+_OURS = {
+    "response.reasoning_text.delta": "response.reasoning.delta",
+    "response.reasoning_text.done": "response.reasoning.done",
+}
 """OpenAI's names of events to those of Open Responses, where they differ."""
 _NOT_THEIRS = ("custom_tool_call",)
 
@@ -57,7 +60,9 @@ def _document() -> dict[str, Any]:
 @functools.cache
 def _validator(name: str) -> jsonschema.Draft202012Validator:
     document = _document()
-    return jsonschema.Draft202012Validator({"$ref": f"#/components/schemas/{name}", "components": document["components"]})
+    return jsonschema.Draft202012Validator(
+        {"$ref": f"#/components/schemas/{name}", "components": document["components"]}
+    )
 
 
 @functools.cache
@@ -118,7 +123,7 @@ def read_events(lines: Iterable[str]) -> tuple[list[dict[str, Any]], bool]:
             is_done = True
         elif line.startswith("data: "):
             events.append(json.loads(line.removeprefix("data: ")))
-            assert named in (None, events[-1]["type"])
+            assert named == events[-1]["type"]
             named = None
     return events, is_done
 
@@ -212,6 +217,10 @@ def check_stream(events: Sequence[dict[str, Any]]) -> None:
     end = "incomplete" if last["status"] == "cancelled" else last["status"]  # the API has no event of its own
     assert events[-1]["type"] == f"response.{end}"
     assert accumulated(events) == last["output"]
-    lasting = [name for name in last if name not in ("completed_at", "error", "incomplete_details", "output", "status", "usage")]
+    lasting = [
+        name
+        for name in last
+        if name not in ("completed_at", "error", "incomplete_details", "output", "status", "usage")
+    ]
     for event in events[:2]:
         assert all(event["response"][name] == last[name] for name in lasting if name != "enginehouse")

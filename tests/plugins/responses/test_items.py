@@ -38,15 +38,25 @@ def _said(text: str, **members: Any) -> dict[str, Any]:
         ([{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]}], [HI]),
         ([{"role": "developer", "content": "be brief"}], [Message(role="developer", content="be brief")]),
         (
-            [{"role": "system", "content": "A"}, {"role": "developer", "content": "B"}, {"role": "user", "content": "hi"}],
+            [
+                {"role": "system", "content": "A"},
+                {"role": "developer", "content": "B"},
+                {"role": "user", "content": "hi"},
+            ],
             [Message(role="system", content="A\n\nB"), HI],
         ),
         (
             [{"role": "user", "content": "hi"}, {"role": "developer", "content": "B"}],
             [HI, Message(role="developer", content="B")],
         ),
-        ([_said("yes", id="msg_1", status="completed", phase="final_answer")], [Message(role="assistant", content="yes")]),
-        ([{"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}], [Message(role="assistant", content="no")]),
+        (
+            [_said("yes", id="msg_1", status="completed", phase="final_answer")],
+            [Message(role="assistant", content="yes")],
+        ),
+        (
+            [{"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}],
+            [Message(role="assistant", content="no")],
+        ),
         ([CALL, OUTPUT], [Message(role="assistant", content="", tool_calls=(CALLED,)), ANSWERED]),
         (
             [_said("wait"), CALL, {**CALL, "call_id": "c2", "namespace": "mcp__x__"}, OUTPUT],
@@ -95,7 +105,13 @@ def _said(text: str, **members: Any) -> dict[str, Any]:
             [Message(role="assistant", content="yes")],
         ),
         (
-            [{"type": "reasoning", "summary": [{"type": "summary_text", "text": "in short"}], "encrypted_content": "?"}],
+            [
+                {
+                    "type": "reasoning",
+                    "summary": [{"type": "summary_text", "text": "in short"}],
+                    "encrypted_content": "?",
+                }
+            ],
             [Message(role="assistant", content="", reasoning="in short")],
         ),
         (

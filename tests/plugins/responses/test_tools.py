@@ -42,7 +42,11 @@ def test_a_format_becomes_a_pattern_and_is_described(tool: dict[str, Any], match
 
     assert use is not None and use.tools[0].strict
     pattern = use.tools[0].parameters["properties"]["input"]["pattern"]
-    assert re.search(pattern, matching) and not re.search(pattern, other) and not re.search(pattern, f"{matching}\n{other}")
+    assert (
+        re.search(pattern, matching)
+        and not re.search(pattern, other)
+        and not re.search(pattern, f"{matching}\n{other}")
+    )
     function = use.tools[0].definition["function"]
     assert tool["format"]["definition"] in function["description"] and "pattern" not in str(function["parameters"])
 
