@@ -13,7 +13,7 @@ from enginehouse.contract.rows import row
 from enginehouse.contract.types import Constraint, Thinking
 from enginehouse_responses.reading import Node, invalid
 
-__all__ = ["InputTokensBody", "ResponsesBody"]
+__all__ = ["InputTokensBody", "PromptBody", "ResponsesBody"]
 
 _NO_EFFECT = "Accepted and repeated in the response; has no effect."
 _REFUSED = {

@@ -19,7 +19,7 @@ from enginehouse_responses.tools import flat_name
 
 __all__ = ["CALL_OUTPUTS", "call_of", "items_of", "read_items"]
 
-PART_SEPARATOR = "\n"
+_PART_SEPARATOR = "\n"
 
 CALL_OUTPUTS: Mapping[str, str] = {
     "function_call_output": "function_call",
@@ -181,7 +181,7 @@ def _read_content(item: Node, name: str) -> tuple[str, tuple[str | MediaPart, ..
     if not isinstance(content, list):
         raise invalid(item.at(name), "must be a string or a list of parts")
     parts = tuple(_read_part(part) for part in item.objects(name))
-    text = PART_SEPARATOR.join(part for part in parts if isinstance(part, str))
+    text = _PART_SEPARATOR.join(part for part in parts if isinstance(part, str))
     return text, parts if any(isinstance(part, MediaPart) for part in parts) else ()
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from enginehouse.contract.errors import RequestCancelled
 from enginehouse.contract.surface import Chunk, ErrorAnswer, Piece
 from enginehouse.contract.usage import Usage
-from enginehouse_responses.log import EventLogs
+from enginehouse_responses.log import EventLog, EventLogs
 from enginehouse_responses.store import ResponseStore
 from enginehouse_responses.writer import ResponseWriter
 
@@ -20,9 +20,7 @@ class KeptWriter:
     """Writes one response; an assembler of :mod:`enginehouse.contract.surface`.
 
     Args:
-        add: writes events to the log and returns them encoded.
-        began: called once, before the client gets the id.
-        ended: called once, at the end, and not without the beginning.
+        kept: is told the beginning, before the client gets the id, and the end.
 
     Attributes:
         namespace: of the key that made the response.
@@ -31,19 +29,17 @@ class KeptWriter:
 
     def __init__(
         self,
+        kept: KeptResponses,
         writer: ResponseWriter,
+        *,
         namespace: str,
         items: Sequence[Chunk],
-        add: Callable[[Sequence[Chunk]], Sequence[Any]],
-        began: Callable[[KeptWriter], None],
-        ended: Callable[[KeptWriter], None],
     ) -> None:
         self.namespace = namespace
         self.items = items
+        self._kept = kept
+        self._log: EventLog | None = None  # of a response that is shown while it is made
         self._writer = writer
-        self._add = add
-        self._began = began
-        self._ended = ended
         self._end = asyncio.Event()
 
     @property
@@ -67,12 +63,12 @@ class KeptWriter:
 
     def early(self) -> Chunk:
         """Return the response of a request in the background."""
-        self._began(self)
+        self._begin()
         return self.to_plain()
 
     def opening(self) -> Sequence[Any]:
         """Return the first events."""
-        self._began(self)
+        self._begin()
         return self._add(self._writer.opening())
 
     def push(self, piece: Piece) -> Sequence[Any]:
@@ -94,9 +90,16 @@ class KeptWriter:
         self._finish(self._writer.close(usage, details))
         return self.to_plain()
 
+    def _begin(self) -> None:
+        if self._log is None:
+            self._log = self._kept.begin(self)
+
+    def _add(self, events: Sequence[Chunk]) -> Sequence[Any]:
+        return events if self._log is None else self._log.add(events)
+
     def _finish(self, events: Sequence[Chunk]) -> Sequence[Any]:
         written = self._add(events)
-        self._ended(self)
+        self._kept.end(self)
         self._end.set()
         return written
 
@@ -113,25 +116,22 @@ class KeptResponses:
         self.logs = EventLogs(max_events_bytes)
         self._live: dict[str, KeptWriter] = {}
 
-    def writer(self, writer: ResponseWriter, namespace: str, items: Sequence[Chunk], *, has_log: bool) -> KeptWriter:
-        """Return the writer of a response that is kept."""
-        add = self.logs.open(writer.resource.id).add if has_log else _unchanged
-        return KeptWriter(writer, namespace, items, add, self._begin, self._end)
-
     def live(self, namespace: str, response_id: str) -> KeptWriter | None:
         """Return a response in progress; None if the namespace has none with this id."""
         found = self._live.get(response_id)
         return found if found is not None and found.namespace == namespace else None
 
-    def _begin(self, kept: KeptWriter) -> None:
-        if self._live.setdefault(kept.id, kept) is kept:
-            self.store.put(kept.namespace, kept.to_plain(), kept.items)
+    def begin(self, writer: KeptWriter) -> EventLog:
+        """Store and show a response from now on; returns its log."""
+        self._live[writer.id] = writer
+        self._save(writer)
+        return self.logs.open(writer.id)
 
-    def _end(self, kept: KeptWriter) -> None:
-        self.store.put(kept.namespace, kept.to_plain(), kept.items)
-        self._live.pop(kept.id, None)
-        self.logs.close(kept.id)
+    def end(self, writer: KeptWriter) -> None:
+        """Store the final state."""
+        self._save(writer)
+        self._live.pop(writer.id, None)
+        self.logs.close(writer.id)
 
-
-def _unchanged(chunks: Sequence[Chunk]) -> Sequence[Chunk]:
-    return chunks
+    def _save(self, writer: KeptWriter) -> None:
+        self.store.put(writer.namespace, writer.to_plain(), writer.items)

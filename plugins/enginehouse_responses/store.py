@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import msgspec
 from attrs import frozen
 
-from enginehouse.contract.errors import ConfigError
+from enginehouse.contract.errors import ConfigError, EnginehouseError
 from enginehouse_responses.options import ResponsesOptions
 
 __all__ = ["ResponseStore", "StoredResponse"]
@@ -158,7 +158,7 @@ class ResponseStore:
             )
             self._purge(head["id"])  # if it was deleted while it was made
             self._evict()
-        except Exception:  # the response itself must not fail
+        except (EnginehouseError, sqlite3.Error):  # the response itself must not fail
             _log.exception("a response could not be stored")
 
     def _evict(self) -> None:

@@ -28,7 +28,7 @@ from enginehouse.contract.surface import (
 from enginehouse.contract.types import GenerateRequest
 from enginehouse_responses.body import InputTokensBody, PromptBody, ResponsesBody
 from enginehouse_responses.conversation import Conversation, generate_request, prompt_request
-from enginehouse_responses.kept import KeptResponses
+from enginehouse_responses.kept import KeptResponses, KeptWriter
 from enginehouse_responses.options import ResponsesOptions
 from enginehouse_responses.resource import Resource
 from enginehouse_responses.sealed import Seal
@@ -161,8 +161,7 @@ class ResponsesSurface:
         items = [_with_id(item) for item in conversation.given]
         if body.background:
             resource.status = "queued"
-        has_log = self._is_detached(call)
-        return self._kept.writer(writer, call.caller.key_namespace, items, has_log=has_log)
+        return KeptWriter(self._kept, writer, namespace=call.caller.key_namespace, items=items)
 
     def _is_stored(self, call: Call) -> bool:
         return self._kept is not None and call.body.store is not False

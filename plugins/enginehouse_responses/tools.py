@@ -8,7 +8,6 @@ its name as a prefix. Tools that only OpenAI's servers run (``web_search``, ``mc
 from __future__ import annotations
 
 import re
-
 from typing import Any, Literal
 
 from attrs import frozen
@@ -18,7 +17,7 @@ from enginehouse.contract.types import Tool, ToolUse
 from enginehouse_responses.lark import LarkProblem, regex_of_lark
 from enginehouse_responses.reading import Node, invalid, nodes_of
 
-__all__ = ["HOSTED_TOOLS", "CustomFormat", "KnownTool", "Toolbox"]
+__all__ = ["HOSTED_TOOLS", "KnownTool", "Toolbox", "flat_name"]
 
 HOSTED_TOOLS = frozenset(
     {
@@ -41,8 +40,6 @@ HOSTED_TOOLS = frozenset(
 )
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}", re.ASCII)
 _MAX_PATTERN_CHARS = 100_000
-
-CustomFormat = Literal["text", "regex", "lark"]
 
 
 @frozen(kw_only=True)

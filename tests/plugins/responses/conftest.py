@@ -44,6 +44,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModelSettings]
         source = write_script(folder / f"{name}.json", tokens)
         own = {"chat_template": template} if name in REASONING else {}
         found[name] = ModelSettings(source=source, backend="scripted", **own)
+    small = write_script(folder / "small.json", ["ok"])
+    found["small"] = ModelSettings(source=small, backend="scripted", context=400)
     fast = write_script(folder / "fast.json", SCRIPTS["think-call"], tokens_per_step=5)
     found["fast"] = ModelSettings(source=fast, backend="scripted", chat_template=template)
     return found

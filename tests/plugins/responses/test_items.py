@@ -17,6 +17,7 @@ CALL = {"type": "function_call", "call_id": "c1", "name": "now", "arguments": "{
 OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "noon"}
 CALLED = ToolCall(id="c1", name="now", arguments="{}")
 ANSWERED = Message(role="tool", content="noon", tool_call_id="c1", name="now")
+REASONING = {"type": "reasoning", "id": "rs_1", "summary": []}
 HI = Message(role="user", content="hi")
 
 
@@ -97,11 +98,11 @@ def _said(text: str, **members: Any) -> dict[str, Any]:
             [Message(role="assistant", content="yes", reasoning="hm ü")],
         ),
         (
-            [{"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}, CALL, OUTPUT],
+            [{**REASONING, "content": [{"type": "reasoning_text", "text": "hm"}]}, CALL, OUTPUT],
             [Message(role="assistant", content="", reasoning="hm", tool_calls=(CALLED,)), ANSWERED],
         ),
         (  # what another server sealed is not readable, and no reason to refuse
-            [{"type": "reasoning", "summary": [], "encrypted_content": Seal(b"other").pack("hm")}, _said("yes")],
+            [{**REASONING, "encrypted_content": Seal(b"other").pack("hm")}, _said("yes")],
             [Message(role="assistant", content="yes")],
         ),
         (

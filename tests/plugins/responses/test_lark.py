@@ -52,7 +52,7 @@ WORD: "yes" | "no" | /[0-9]{2}/
             APPLY_PATCH,
             [
                 "*** Begin Patch\n*** Add File: a.py\n+x = 1\n+\n*** End Patch\n",
-                "*** Begin Patch\n*** Update File: a\n*** Move to: b\n@@ def f\n-a\n+b\n c\n*** End of File\n*** End Patch",
+                "*** Begin Patch\n*** Update File: a\n*** Move to: b\n@@ f\n-a\n+b\n c\n*** End of File\n*** End Patch",
                 "*** Begin Patch\n*** Delete File: a\n*** Delete File: b\n*** End Patch\n",
             ],
             [

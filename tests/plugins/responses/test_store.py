@@ -17,6 +17,10 @@ def _response(name: str, previous: str | None = None, status: str = "completed")
     return {"id": name, "previous_response_id": previous, "status": status, "output": [{"id": f"msg_{name}"}]}
 
 
+def _modes(folder: Path) -> set[int]:
+    return {stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()}
+
+
 def _fill(store: ResponseStore, *names: str) -> None:
     """Responses that continue each other."""
     previous = None
@@ -110,7 +114,7 @@ async def test_a_file_survives_and_is_private(tmp_path: Path) -> None:
     found = await second.get("us", "open")
     assert found is not None and found.response["status"] == "failed"
     assert found.response["error"]["code"] == "server_error"
-    assert all(stat.S_IMODE(file.stat().st_mode) == 0o600 for file in tmp_path.iterdir())
+    assert _modes(tmp_path) == {0o600}
 
 
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
