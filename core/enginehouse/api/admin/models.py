@@ -16,7 +16,7 @@ from enginehouse.api.http.state import ApiState
 from enginehouse.api.openai.decoding import decode_problem
 from enginehouse.contract.errors import InvalidRequest
 from enginehouse.serving import ModelManager, ModelStatus
-from enginehouse.serving.orders import load_model, unload_model
+from enginehouse.serving.commands import load_model, unload_model
 from enginehouse.settings.structuring import strict_converter
 
 __all__ = ["UnloadBody", "admin_model_routes", "describe_model"]

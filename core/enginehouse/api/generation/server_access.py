@@ -24,7 +24,7 @@ from enginehouse.contract.errors import ModelLoadError
 from enginehouse.contract.types import GenerateRequest, Segment
 from enginehouse.pipeline.prompting import Prompt
 from enginehouse.serving import LoadedModel, ModelStatus
-from enginehouse.serving.orders import load_model, unload_model
+from enginehouse.serving.commands import load_model, unload_model
 
 __all__ = ["ServerAccess", "text_prompt"]
 
@@ -73,8 +73,8 @@ class ServerAccess:
 
     def _entry(self, status: ModelStatus, names: Sequence[str]) -> ModelEntry:
         model, info = self.state.manager.find(status.name), status.info
-        card = self.state.pipeline.card(status.name, info) if info is not None else None
-        supported = card.capabilities.items() if card is not None else ()
+        profile = self.state.pipeline.model_profile(status.name, info) if info is not None else None
+        supported = profile.capabilities.items() if profile is not None else ()
         return ModelEntry(
             name=names[0],
             aliases=tuple(names[1:]),
@@ -89,8 +89,8 @@ class ServerAccess:
             memory_bytes=status.memory_bytes,
             size_bytes=_size(model.plan.source.path) if model.plan is not None else None,
             info=info,
-            quantization=card.quantization if card is not None else None,
-            fingerprint=card.fingerprint if card is not None else None,
+            quantization=profile.quantization if profile is not None else None,
+            fingerprint=profile.fingerprint if profile is not None else None,
             supports=frozenset(name for name, one in supported if one.support != "refused"),
         )
 

@@ -2,7 +2,8 @@
 
 An error after the first byte becomes a chunk and ends the body without the frame's last bytes, so that clients do not
 mistake a truncated response for a complete one. While nothing is generated (queue, prefill), pings keep proxies from
-closing the connection. Writes ASGI messages itself: one per batch of events.
+closing the connection. Writes ASGI messages itself: one per batch of events, where Litestar's ``ServerSentEvent``
+sends one per event and cannot end a stream with an error.
 """
 
 from __future__ import annotations

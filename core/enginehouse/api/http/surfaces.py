@@ -73,7 +73,7 @@ class Surfaces:
         return [route for shared in self._routes.values() for _, route in shared.values()]
 
     def at(self, path: str, headers: Headers) -> Surface | None:
-        """Return the surface to which an address belongs, whether it exists or not; None if it is no surface's."""
+        """Return the surface to which an address belongs, whether it exists or not, or None."""
         # Clients choose the length of a path, and this runs before they are known.
         path = "/".join(path.split("/", self._depth + 1)[: self._depth + 1])
         while path:

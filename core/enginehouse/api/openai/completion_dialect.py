@@ -52,7 +52,7 @@ class CompletionDialect:
             "object": "text_completion",
             "created": int(time.time()),
             "model": assembly.model,
-            "system_fingerprint": assembly.running[0].card.fingerprint,
+            "system_fingerprint": assembly.running[0].model_profile.fingerprint,
         }
         self._assembly = assembly
         self._options = options

@@ -145,7 +145,7 @@ async def read_echo(pipeline: Pipeline, running: RunningRequest) -> Echo:
     """Return the echo of an accepted request, whose prompt is ``text`` or ``token_ids``.
 
     Raises:
-        UnsupportedParameter: the engine does not report the tokens of a prompt.
+        UnsupportedParameter: the engine does not report prompt tokens.
         EngineError: the model is no longer available.
     """
     request, model, recovery = running.request, running.model, pipeline.recovery
@@ -158,5 +158,5 @@ async def read_echo(pipeline: Pipeline, running: RunningRequest) -> Echo:
         token_ids = await (await pipeline.prompt(request, model)).tokenize(recovery, request.caller)
         (piece,) = await recovery.pieces(model, token_ids[:1], request.caller)
     except UnsupportedParameter as error:
-        raise UnsupportedParameter("echo: this model's engine does not tell the tokens of a prompt", "echo") from error
+        raise UnsupportedParameter("echo: this model's engine does not report prompt tokens", "echo") from error
     return Echo(text, (token_ids[0], piece))

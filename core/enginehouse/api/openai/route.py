@@ -49,7 +49,7 @@ def route_route(state: ApiState) -> Route:
 
 
 def _without_choice(asked: str | None, name: str) -> dict[str, Any]:
-    return _answer(asked, [name], strategy=None, reason="asked for; nothing stands in for it")
+    return _answer(asked, [name], strategy=None, reason="requested by name; it has no fallback")
 
 
 def _planned(asked: str | None, plan: Plan) -> dict[str, Any]:

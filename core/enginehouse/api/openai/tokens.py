@@ -46,7 +46,7 @@ class ApplyTemplateBody(ChatBody):
     def check_prompt(self) -> None:
         """Check that there are messages."""
         if self.messages is None or self.prompt is not None:
-            raise InvalidRequest("messages: is required, and no prompt beside it", "messages")
+            raise InvalidRequest("messages: is required; prompt is not allowed here", "messages")
 
     @staticmethod
     def find_ignored(data: Mapping[str, Any]) -> Iterator[str]:
