@@ -12,13 +12,13 @@ from litestar.types import Scope
 
 from enginehouse.api.admin.requests import describe_answer
 from enginehouse.api.admin.slots import Engines
+from enginehouse.api.generation.open_answers import OpenAnswer, find_answer, list_answers
 from enginehouse.api.http.access import record_of
 from enginehouse.api.http.callers import Caller, caller_of, check_model, shown_as
 from enginehouse.api.http.errors import MissingScope, NotLocal, RequestNotRunning
 from enginehouse.api.http.own_machine import foreign_sign
 from enginehouse.api.http.permissions import may_manage
 from enginehouse.api.http.state import ApiState
-from enginehouse.api.openai.open_answers import OpenAnswer, find_answer, list_answers
 from enginehouse.contract.calls import ModelEntry
 from enginehouse.contract.errors import ModelLoadError
 from enginehouse.contract.types import GenerateRequest, Segment

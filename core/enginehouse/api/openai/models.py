@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from enginehouse.api.generation.decoding import Decoded
+from enginehouse.api.generation.details import shown_parameters
 from enginehouse.api.generation.server_access import ServerAccess
 from enginehouse.api.http.state import ApiState
-from enginehouse.api.openai.decoding import Decoded
-from enginehouse.api.openai.details import shown_parameters
 from enginehouse.api.openapi.answers import reference
 from enginehouse.contract.errors import ModelNotFound
 from enginehouse.contract.refusals import refused_fields
