@@ -161,7 +161,7 @@ class Decoded(Generic[_B_co]):
         """Return response headers that name fields without effect; the model does not support those in ``left_out``."""
         headers = []
         if self.ignored:
-            headers.append(("x-enginehouse-ignored", name_list(self.ignored)))
+            headers.append(("x-enginehouse-ignored", name_list(dict.fromkeys(self.ignored))))
         if unsupported := (*self.unsupported, *left_out):
             headers.append(("x-enginehouse-unsupported", name_list(unsupported)))
         return headers
