@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from attrs import evolve, frozen
@@ -10,7 +11,7 @@ from attrs import evolve, frozen
 from enginehouse.contract.surface import new_id
 from enginehouse.contract.types import GenerateRequest, Message
 from enginehouse_responses.body import PromptBody, ResponsesBody
-from enginehouse_responses.items import items_of, read_items
+from enginehouse_responses.items import items_of, read_items, reference_of
 from enginehouse_responses.reading import invalid
 from enginehouse_responses.sealed import Seal
 from enginehouse_responses.tools import Toolbox
@@ -32,8 +33,16 @@ class Conversation:
     toolbox: Toolbox
 
     @classmethod
-    def of(cls, body: PromptBody, before: Sequence[Mapping[str, Any]] = ()) -> Conversation:
+    def of(
+        cls,
+        body: PromptBody,
+        before: Sequence[Mapping[str, Any]] = (),
+        referenced: Mapping[str, dict[str, Any]] = MappingProxyType({}),
+    ) -> Conversation:
         """Return the conversation of a request.
+
+        Args:
+            referenced: the stored items to which its references point, by id.
 
         Raises:
             InvalidRequest: there is no input, or a tool is malformed.
@@ -41,6 +50,7 @@ class Conversation:
         if body.input is None and body.previous_response_id is None:
             raise invalid("input", "is required without previous_response_id")
         given = [] if body.input is None else items_of(body.input)
+        given = [referenced.get(reference_of(item) or "", item) for item in given]
         toolbox = Toolbox()
         if body.tools is not None:
             toolbox.add(body.tools, "tools")

@@ -17,7 +17,7 @@ from enginehouse_responses.reading import Node, invalid, node_of
 from enginehouse_responses.sealed import Seal
 from enginehouse_responses.tools import flat_name
 
-__all__ = ["CALL_OUTPUTS", "call_of", "items_of", "read_items"]
+__all__ = ["CALL_OUTPUTS", "call_of", "items_of", "read_items", "reference_of"]
 
 _PART_SEPARATOR = "\n"
 
@@ -49,6 +49,13 @@ def call_of(item: Mapping[str, Any]) -> str | None:
     kind = item.get("type")
     call_id = item.get("call_id") if kind in CALL_OUTPUTS or kind in CALL_OUTPUTS.values() else None
     return call_id if isinstance(call_id, str) else None
+
+
+def reference_of(item: Mapping[str, Any]) -> str | None:
+    """Return the id of the stored item to which an item refers; None for other items."""
+    kind = item.get("type", None if "role" in item else "item_reference")  # the type may be missing
+    item_id = item.get("id") if kind == "item_reference" else None
+    return item_id if isinstance(item_id, str) else None
 
 
 def read_items(items: Sequence[Mapping[str, Any]], seal: Seal, num_before: int = 0) -> tuple[Message, ...]:

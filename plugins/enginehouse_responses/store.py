@@ -13,7 +13,7 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,6 +41,10 @@ CREATE TABLE IF NOT EXISTS responses (
     input BLOB NOT NULL,
     response BLOB NOT NULL
 );
+CREATE TABLE IF NOT EXISTS items (id TEXT NOT NULL, response TEXT NOT NULL, PRIMARY KEY (id, response));
+CREATE INDEX IF NOT EXISTS by_response ON items (response);
+CREATE TRIGGER IF NOT EXISTS forget_items AFTER DELETE ON responses
+    BEGIN DELETE FROM items WHERE response = OLD.id; END;
 CREATE INDEX IF NOT EXISTS by_use ON responses (used);
 CREATE INDEX IF NOT EXISTS by_previous ON responses (previous);
 """
@@ -103,6 +107,10 @@ class ResponseStore:
         """Return a response and all those that it continues, oldest first; None if one of them is not stored."""
         return await self._do(lambda: self._chain(namespace, response_id))
 
+    async def items(self, namespace: str, item_ids: Collection[str]) -> dict[str, dict[str, Any]]:
+        """Return the stored items with these ids, of input and output, as far as the namespace has them."""
+        return await self._do(lambda: self._items(namespace, item_ids))
+
     async def _do(self, work: Callable[[], _T]) -> _T:
         return await asyncio.wrap_future(self._thread.submit(work))
 
@@ -156,6 +164,10 @@ class ResponseStore:
                     *(head["status"] in ("queued", "in_progress"), items, response),
                 ),
             )
+            ids = [item["id"] for item in (*head["output"], *msgspec.json.decode(items))]
+            self._database.executemany(
+                "INSERT OR IGNORE INTO items (id, response) VALUES (?, ?)", [(one, head["id"]) for one in ids]
+            )
             self._purge(head["id"])  # if it was deleted while it was made
             self._evict()
         except (EnginehouseError, sqlite3.Error):  # the response itself must not fail
@@ -208,6 +220,18 @@ class ResponseStore:
             following = row[2]
         self._touch(ids)
         return found[::-1]
+
+    def _items(self, namespace: str, item_ids: Collection[str]) -> dict[str, dict[str, Any]]:
+        found: dict[str, dict[str, Any]] = {}
+        for item_id in item_ids:
+            row = self._database.execute(
+                "SELECT response FROM items JOIN responses ON responses.id = items.response "
+                "WHERE items.id = ? AND namespace = ? AND NOT is_deleted",
+                (item_id, namespace),
+            ).fetchone()
+            if item_id not in found and row is not None and (stored := self._get(namespace, row[0])) is not None:
+                found |= {item["id"]: item for item in (*stored.input, *stored.output)}
+        return found
 
     def _delete(self, namespace: str, response_id: str) -> bool:
         row = self._find(namespace, response_id)

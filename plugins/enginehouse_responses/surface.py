@@ -28,6 +28,7 @@ from enginehouse.contract.surface import (
 from enginehouse.contract.types import GenerateRequest
 from enginehouse_responses.body import InputTokensBody, PromptBody, ResponsesBody
 from enginehouse_responses.conversation import Conversation, generate_request, prompt_request
+from enginehouse_responses.items import items_of, reference_of
 from enginehouse_responses.kept import KeptResponses, KeptWriter
 from enginehouse_responses.options import ResponsesOptions
 from enginehouse_responses.resource import Resource
@@ -187,7 +188,10 @@ class ResponsesSurface:
                 message = f"the response {previous!r} is not complete yet"
                 raise InvalidRequest(f"previous_response_id: {message}", "previous_response_id")
             before = [item for one in chain for item in (*one.input, *one.output)]
-        return Conversation.of(body, before)
+        references = [one for item in items_of(body.input or []) if (one := reference_of(item)) is not None]
+        if not references or self._kept is None:
+            return Conversation.of(body, before)
+        return Conversation.of(body, before, await self._kept.store.items(call.caller.key_namespace, references))
 
     async def _truncated(self, call: Call, prompt: GenerateRequest, conversation: Conversation) -> GenerateRequest:
         """Return a request without its oldest items, if all do not fit the context."""

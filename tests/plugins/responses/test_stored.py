@@ -118,6 +118,23 @@ def test_input_items_have_ids_and_pages(storing: Client) -> None:
         assert storing.http.get(path, params=query).status_code == 400
 
 
+def test_references_stand_for_stored_items(storing: Client) -> None:
+    """The AI SDK sends these instead of what it got."""
+    first = storing.create("calls", "one", tools=[WEATHER])
+    output = [
+        {"type": "function_call_output", "call_id": item["call_id"], "output": "sunny"} for item in first["output"][1:]
+    ]
+    asked = [{"role": "user", "content": "one"}]
+    references = [{"type": "item_reference", "id": item["id"]} for item in first["output"]]
+    referring = storing.create("say", [*asked, *references, *output])
+
+    assert referring["usage"] == storing.create("say", [*asked, *first["output"], *output])["usage"]
+    listed = storing.http.get(f"/v1/responses/{referring['id']}/input_items", params={"order": "asc"}).json()["data"]
+    assert listed[1:4] == first["output"]
+    error = storing.refused("say", [*asked, {"type": "item_reference", "id": "msg_none"}])
+    assert error["param"] == "input[1].id"
+
+
 # -- streams that are taken up again -----------------------------------------------------------------
 
 
