@@ -225,7 +225,7 @@ class ResponseStore:
         found: dict[str, dict[str, Any]] = {}
         for item_id in item_ids:
             row = self._database.execute(
-                "SELECT response FROM items JOIN responses ON responses.id = items.response "
+                "SELECT items.response FROM items JOIN responses ON responses.id = items.response "
                 "WHERE items.id = ? AND namespace = ? AND NOT is_deleted",
                 (item_id, namespace),
             ).fetchone()
