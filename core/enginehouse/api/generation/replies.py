@@ -9,13 +9,13 @@ import msgspec
 from attrs import frozen
 from litestar.types import Receive, Scope, Send
 
+from enginehouse.api.generation.decoding import Decoded
+from enginehouse.api.generation.encoding import encode_json
 from enginehouse.api.http.access import record_of
 from enginehouse.api.http.errors import describe
 from enginehouse.api.http.security import written_error
 from enginehouse.api.http.sse import FrameWriter, chunk_writer, send_body, write_chunks
 from enginehouse.api.http.state import ApiState
-from enginehouse.api.openai.decoding import Decoded
-from enginehouse.api.openai.encoding import encode_json
 from enginehouse.contract.surface import Chunk, Reply
 
 __all__ = ["ReplyResponse"]
@@ -39,7 +39,9 @@ class ReplyResponse:
         headers = [("content-type", reply.media_type), *reply.headers, *self.call.notices()]
         await send_body(send, body, headers, reply.status or 200)
 
-    async def _stream(self, stream: AsyncIterator[Chunk], scope: Scope, receive: Receive, send: Send) -> None:
+    async def _stream(
+        self, stream: AsyncIterator[Chunk | msgspec.Raw], scope: Scope, receive: Receive, send: Send
+    ) -> None:
         frame, headers = self.reply.frame, [*self.reply.headers, *self.call.notices()]
         async with self.state.exchanges.open(receive, self.state.settings.server.ping_s) as exchange:
             writer = FrameWriter(send, exchange, frame, headers)
