@@ -181,6 +181,11 @@ class Answer(Protocol):
         """True if the chunks of the assembler are sent, False if its whole response is."""
         ...
 
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """The sampling and stopping parameters in force, and the fields of samplers that the requests set, by name."""
+        ...
+
     def usage(self) -> Usage:
         """Return the tokens and times of all prompts and choices so far.
 
@@ -264,14 +269,15 @@ class GenerationRoute(Route):
         body: has an attribute ``stream``: True if the response is streamed.
         requests: returns one request per prompt, all for the same model. Core sets the caller's permissions, profile
             and namespace; a ``namespace`` set here is kept within the caller's. Raises RequestError if the body is
-            invalid; called in a thread for large bodies.
+            invalid; called in a thread for large bodies. It may return an awaitable, for the requests or for a
+            :class:`Reply` where the body asks for something that is not generated.
         assemble: returns the writer of the response, once every prompt is accepted; cancelled if the client leaves.
         frame: format of streams.
         chunk_schema: JSON Schema of the chunks of a stream.
     """
 
     body: type[Any]
-    requests: Callable[[Any], Sequence[GenerateRequest]]
+    requests: Callable[[Any], Sequence[GenerateRequest] | Awaitable[Sequence[GenerateRequest] | Reply]]
     assemble: Callable[[Any, Any], Awaitable[Assembler]]
     limits: Literal["all"] = "all"
     frame: Frame = SSE

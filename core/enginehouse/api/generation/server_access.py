@@ -92,6 +92,7 @@ class ServerAccess:
             quantization=card.quantization if card is not None else None,
             fingerprint=card.fingerprint if card is not None else None,
             supports=frozenset(name for name, one in supported if one.support != "refused"),
+            reasons=card is not None and card.formats.reasoning is not None,
         )
 
     def shown_error(self, status: ModelStatus) -> str | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 from attrs import define, field
 from msgspec.structs import replace
@@ -154,6 +155,16 @@ class Assembly:
     def request_id(self) -> str:
         """Id in the response header ``X-Request-Id``."""
         return self.record.identify()
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The parameters in force for the first request, and the fields of samplers that it sets."""
+        used = self.running[0].parameters
+        groups = (used.sampling, used.stopping)
+        shown = {name: getattr(group, name) for group in groups for name in group.__struct_fields__}
+        for fields in shown.pop("extensions").values():
+            shown |= fields
+        return shown
 
     @property
     def num_prompt_tokens(self) -> int:

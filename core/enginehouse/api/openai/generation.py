@@ -10,6 +10,7 @@ from typing import Any
 from attrs import evolve, frozen
 from litestar.types import Receive, Scope, Send
 
+from enginehouse.api.generation.replies import ReplyResponse
 from enginehouse.api.http.access import AccessRecord, record_of
 from enginehouse.api.http.admission import Ticket
 from enginehouse.api.http.callers import check_model, check_priority, may_see_prompts
@@ -31,7 +32,7 @@ from enginehouse.api.openai.encoding import encode_json, log_prompts
 from enginehouse.api.openai.open_answers import OpenAnswer, estimate_tokens, used_tokens
 from enginehouse.api.openai.prediction import PredictionCount
 from enginehouse.api.openai.reports import report_headers
-from enginehouse.contract.surface import Assembler, GenerationRoute
+from enginehouse.contract.surface import Assembler, GenerationRoute, Reply
 from enginehouse.contract.types import Event, GenerateRequest
 from enginehouse.pipeline.pipeline import RunningRequest
 from enginehouse.serving.background import run_in_thread
@@ -58,14 +59,19 @@ class GenerationResponse:
     requests: Sequence[GenerateRequest]
 
     @classmethod
-    async def make(cls, state: ApiState, route: GenerationRoute, call: Decoded[Any]) -> GenerationResponse:
+    async def make(
+        cls, state: ApiState, route: GenerationRoute, call: Decoded[Any]
+    ) -> GenerationResponse | ReplyResponse:
         """Return the response to a call; prepares the requests of a large one off the event loop.
 
         Raises:
             RequestError: the body is invalid.
         """
-        requests = await run_in_thread(call.is_large, lambda: [call.identify(one) for one in route.requests(call)])
-        return cls(state, route, call, requests)
+        given = await run_in_thread(call.is_large, lambda: route.requests(call))
+        requests = given if isinstance(given, Sequence) else await given
+        if isinstance(requests, Reply):
+            return ReplyResponse(state, call, requests)
+        return cls(state, route, call, [call.identify(one) for one in requests])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Submit the request, and send the response as it is generated; stops as soon as the client disconnects."""
