@@ -7,15 +7,18 @@ length under a key that begins with the architecture.
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 from enginehouse.contract.calls import Call, ModelEntry
 from enginehouse.contract.surface import Chunk, Reply
-from enginehouse_ollama.requests import known_name
+from enginehouse_ollama.requests import OPTION_NAMES, known_name
 
 __all__ = ["list_models", "list_running", "show_model"]
 
+_SHOWN = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty", "stop")
+"""Options among the parameters of ``/api/show``."""
 _NEVER = timedelta(days=366 * 290)
 """Ollama's expiry of a model that is kept: about 290 years from now."""
 
@@ -39,8 +42,10 @@ async def show_model(call: Call) -> Reply:
     if info is not None:
         model_info[f"{architecture}.context_length"] = info.max_context
         model_info[f"{architecture}.vocab_size"] = info.vocab_size
-        model_info |= {f"enginehouse.{name}": value for name, value in info.metadata.items()}
+        if (number := info.metadata.get("parameters", "")).isdigit():
+            model_info["general.parameter_count"] = int(number)
     shown: Chunk = {
+        "license": info.metadata.get("license", "") if info is not None else "",
         "modelfile": f"# Served by Enginehouse\nFROM {entry.name}\n",
         "parameters": _parameters(call, entry),
         "template": info.chat_templates.get("default", "") if info is not None else "",
@@ -87,7 +92,7 @@ def _details(entry: ModelEntry) -> Chunk:
         "format": "gguf" if entry.backend == "llamacpp" else entry.backend or "",
         "family": architecture,
         "families": [architecture],
-        "parameter_size": metadata.get("parameters", ""),
+        "parameter_size": _size(metadata),
         "quantization_level": entry.quantization or "",
     }
 
@@ -115,10 +120,20 @@ def _parameters(call: Call, entry: ModelEntry) -> str:
     """Return the default parameters as lines of a Modelfile."""
     lines = []
     for name, value in call.server.defaults(entry.name).items():
-        values: Any = value if isinstance(value, tuple | list) else (value,)
-        plain = [one for one in values if isinstance(one, bool | int | float | str)]
-        lines += [f"{name:<30} {one!r}" for one in plain]
+        option = OPTION_NAMES.get(name, name)
+        for one in value if isinstance(value, tuple | list) else (value,):
+            if option in _SHOWN and isinstance(one, int | float | str):
+                lines.append(f"{option:<30} {json.dumps(one)}")
     return "\n".join(lines)
+
+
+def _size(metadata: Mapping[str, str]) -> str:
+    """Return the number of parameters as Ollama writes it, such as ``134.5M``; empty if it is not known."""
+    number = float(metadata.get("parameters", "nan"))
+    for unit, power in (("B", 1e9), ("M", 1e6), ("K", 1e3)):
+        if number >= power:
+            return f"{number / power:.1f}{unit}"
+    return ""
 
 
 def _digest(entry: ModelEntry) -> str:

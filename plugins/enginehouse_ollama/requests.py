@@ -21,12 +21,13 @@ from enginehouse.contract.types import (
 )
 from enginehouse_ollama.bodies import ChatBody, GenerateBody, MessageBody, ToolBody
 
-__all__ = ["chat_request", "generate_request", "known_name"]
+__all__ = ["OPTION_NAMES", "chat_request", "generate_request", "known_name"]
 
 _TAG = ":latest"
 _ROLES = ("system", "user", "assistant", "tool")
-_OTHER_NAMES = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
-"""Ollama's names of options to those of request fields; other options have the same name, or no effect."""
+OPTION_NAMES = {"max_tokens": "num_predict", "repetition_penalty": "repeat_penalty"}
+"""Request fields to Ollama's names of options; other options have the field's name, or no effect."""
+_FIELDS = {option: name for name, option in OPTION_NAMES.items()}
 _LEVELS = {"low": "low", "medium": "medium", "high": "high", "max": "xhigh"}
 _IMAGE_TYPES = {"iVBOR": "png", "/9j/": "jpeg", "R0lG": "gif", "UklG": "webp"}
 """Beginning of an image in base64 to its type."""
@@ -89,9 +90,8 @@ def known_name(call: Call, name: str) -> str:
 def _request(call: Call, **prompt: Any) -> GenerateRequest:
     body = call.body
     name = known_name(call, body.model)
-    values = {_OTHER_NAMES.get(option, option): value for option, value in _options(call, name).items()}
-    own_names = {name: option for option, name in _OTHER_NAMES.items()}
-    read = call.parameters(values, {name: f"options.{own_names.get(name, name)}" for name in values})
+    values = {_FIELDS.get(option, option): value for option, value in _options(call, name).items()}
+    read = call.parameters(values, {field: f"options.{OPTION_NAMES.get(field, field)}" for field in values})
     num_logprobs = {"num_logprobs": body.top_logprobs} if body.logprobs else {}
     return GenerateRequest(
         request_id=new_id("ollama-"),

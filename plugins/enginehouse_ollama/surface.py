@@ -10,7 +10,7 @@ from typing import Any, Literal
 from attrs import evolve
 
 from enginehouse.contract.calls import Call
-from enginehouse.contract.errors import EnginehouseError, InvalidRequest
+from enginehouse.contract.errors import InvalidRequest, ModelNotFound
 from enginehouse.contract.hookspecs import API_VERSION
 from enginehouse.contract.surface import (
     NDJSON,
@@ -141,9 +141,10 @@ async def _pull(call: Call) -> Reply:
     """Answer that a served model is here; others are downloaded with the command, and added to the configuration."""
     try:
         known_name(call, call.body.asked)
-    except EnginehouseError as error:
-        advice = "models are downloaded with 'enginehouse pull' and added in the configuration file"
-        raise InvalidRequest(f"/api/pull: {error}; {advice}", "model") from error
+    except ModelNotFound as error:
+        advice = "download it with 'enginehouse pull' and add it in the configuration file"
+        name = call.body.asked[:100]
+        raise InvalidRequest(f"/api/pull: the model {name!r} is not served; {advice}", "model") from error
     steps = [{"status": "pulling manifest"}, {"status": "success"}]
     if not call.body.stream:
         return Reply(steps[-1])

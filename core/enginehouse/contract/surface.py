@@ -128,8 +128,8 @@ SSE = Frame(
 )
 """Server-sent events without names, ended as OpenAI ends them."""
 
-NDJSON = Frame(media_type="application/x-ndjson")
-"""One JSON object per line; empty lines in between are ignored."""
+NDJSON = Frame(media_type="application/x-ndjson", ping=b" ")
+"""One JSON object per line. A ping is a space before the next object: clients of Ollama fail on empty lines."""
 
 
 @frozen
