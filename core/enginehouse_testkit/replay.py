@@ -25,7 +25,7 @@ from enginehouse.contract.types import (
 )
 from enginehouse.contract.usage import Usage
 from enginehouse.engine.constraints import ReasoningGate
-from enginehouse.engine.text.text_stream import Detokenizer, Piece, TextStream
+from enginehouse.engine.text.text_stream import Detokenizer, TextPiece, TextStream
 from enginehouse_testkit.script import Script, ScriptToken
 
 __all__ = ["Entry", "Replay", "Tape"]
@@ -206,7 +206,7 @@ class Replay:
         usage = self._usage[choice] = Usage(completion_tokens=self._num_made, reasoning_tokens=num_reasoning)
         events.append(ChoiceFinished(choice, reason, usage, stop_reason))
 
-    def _report(self, choice: int, piece: Piece, events: list[Event]) -> None:
+    def _report(self, choice: int, piece: TextPiece, events: list[Event]) -> None:
         if piece.text or piece.token_ids:
             logprobs = None
             if self._num_logprobs is not None:

@@ -90,7 +90,7 @@ class PromptCompressor:
             async with asyncio.timeout(_TIMEOUT_S), self._tools(request, model, choice) as tools:
                 request, before, after = await self._shorten(request, model, choice, num_excess, tools)
         except Exception as error:  # noqa: BLE001 - plugin boundary: a broken compressor must not refuse requests
-            _log.error("the compressor %s failed; the prompt stays as it is", method, exc_info=error)
+            _log.error("the compressor %s failed; the prompt is left unchanged", method, exc_info=error)
             failure = type(error).__name__
         details = {
             "method": method,
@@ -136,7 +136,7 @@ class PromptCompressor:
             ranges = await self._on_thread(choice.compressor.compress, task, tools)
             kept = tuple(tuple(of_text) for of_text in ranges)
             if len(kept) != len(task.texts):
-                raise ValueError(f"it says what to keep of {len(kept)} texts, not of {len(task.texts)}")
+                raise ValueError(f"it returned ranges for {len(kept)} texts instead of {len(task.texts)}")
             self._cache[key] = kept
             if len(self._cache) > _MAX_CACHED:
                 self._cache.popitem(last=False)

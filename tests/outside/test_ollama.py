@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-ollama = pytest.importorskip("ollama", reason="ollama is not installed")
+pytest.importorskip("ollama", reason="ollama is not installed")
 pytest.importorskip("langchain_tests", reason="langchain-tests is not installed")
 pytest.importorskip("langchain_ollama", reason="langchain-ollama is not installed")
 
+import ollama
 from langchain_core.language_models import BaseChatModel
 from langchain_ollama import ChatOllama
 from langchain_tests.integration_tests import ChatModelIntegrationTests

@@ -203,7 +203,7 @@ class GenerationFields(RequestOptions, ConstraintFields):
 
     model: str | None = row("A name or alias of `/models`; the first configured model without it.", prompt="shapes")
     n: int = row("Number of choices.", default=1, bounds=(1, None), limit=("maximum", "max_choices"))
-    stream: bool = row("Send the answer as events, while it is made.", default=False)
+    stream: bool = row("Stream the answer as events.", default=False)
     stream_options: StreamOptions | None = row("Only with `stream`.")
     cache_salt: str = row(
         "Prompts share the prefix cache only with those of the same salt; at most 1000 characters.",
@@ -291,7 +291,7 @@ class ChatFields(GenerationFields):
         member="thinking.enabled",
     )
     reasoning_effort: Effort | None = row(
-        "How hard to think, for templates that know efforts; `none` is not at all.",
+        "Reasoning effort, for chat templates that support it; `none` disables reasoning.",
         by="effort",
         prompt="template",
         member="thinking.effort",

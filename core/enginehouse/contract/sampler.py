@@ -111,7 +111,7 @@ class PenaltyStep(Protocol):
     """Penalties of one sequence."""
 
     def penalties(self, history: History) -> TokenPenalties | None:
-        """Return the penalties for the next token; None is no penalty."""
+        """Return the penalties for the next token; None for no penalty."""
         ...
 
 

@@ -120,6 +120,6 @@ def _judge(source: ModelSource, backend: Backend, probe: bool) -> Verdict:
                 return Verdict(backend, 0.0, found.reason)
             accelerator = next((device for device in found.devices if device not in _NO_ACCELERATORS), "")
         match = backend.match(source)
-    except Exception as error:  # noqa: BLE001 - plugin border: one broken backend must not hide the others
+    except Exception as error:  # noqa: BLE001 - plugin boundary: one broken backend must not hide the others
         return Verdict(backend, 0.0, f"failed while looking at it: {type(error).__name__}: {error}")
     return Verdict(backend, match.score, match.reason, accelerator)

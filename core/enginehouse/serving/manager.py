@@ -1,7 +1,7 @@
 """Model manager: the table of served models by name, their states, and leases for requests.
 
 The pipeline requests models by name, the API reads the states of all. Changes of the served models are in ``changing``,
-operator commands in ``orders``; both use the table in this module.
+operator commands in ``commands``; both use the table in this module.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def footprint_of(plan: ModelPlan) -> Footprint:
         models = [(plan.source, plan.backend, plan.options)]
         models += [drafter.second for drafter in plan.drafters if drafter.second is not None]
         return Footprint(sum(_estimate(*model) for model in models), device)
-    except Exception as error:  # noqa: BLE001 - border to the backend: opening the model will say what is wrong
+    except Exception as error:  # noqa: BLE001 - boundary to the backend: opening the model will say what is wrong
         _log.debug("no estimate of the memory of %s: %s", plan.name, error)
         return Footprint(_file_bytes(plan.source.path), device)
 
@@ -150,7 +150,7 @@ def choose_evictions(needed: int, residents: Mapping[Resident, int]) -> Sequence
     memory is not needed.
 
     Args:
-        tenants: all models that hold memory, with their bytes.
+        residents: all models that hold memory, with their bytes.
     """
     movable = [resident for resident in residents if not resident.is_pinned]
     chosen: list[Resident] = []

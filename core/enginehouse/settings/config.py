@@ -95,9 +95,9 @@ class ModelSettings:
         isolation: ``process`` runs the model in a separate worker process, ``thread`` in the server process.
         python: Python executable of the worker process's virtual environment; unset is the server's own.
         step_timeout_s: time limit in seconds for a forward pass, or for tokenizing one prompt; a worker that exceeds it
-            is killed and restarted. 0 is no limit.
+            is killed and restarted. 0 means no limit.
         load_timeout_s: maximum time in seconds without load progress; then the worker is killed and the load fails. 0
-            is no limit.
+            means no limit.
         replay: resume running requests when their worker dies; otherwise they end with an error.
         replay_timeout_s: maximum time in seconds that a request waits for its worker to restart before it ends with an
             error.

@@ -171,7 +171,7 @@ class GuardedExitPolicy:
             mask = np.asarray(self._policy.leaves(view))
             if mask.shape != (num_rows,) or mask.dtype != np.bool_:
                 raise TypeError(f"a mask of {num_rows} bools is wanted, not {mask.dtype} of the shape {mask.shape}")
-        except Exception:  # noqa: BLE001 - plugin border: its answer is not needed
+        except Exception:  # noqa: BLE001 - plugin boundary: its answer is not needed
             _log.exception("the exit policy %r failed and is off until the model is loaded again", self._name)
             self._has_failed = True
             return np.zeros(num_rows, np.bool_)
@@ -187,8 +187,8 @@ def use_exit_policy(registry: PluginRegistry, load: ExitPolicyLoad, runner: Runn
     """
     if not isinstance(runner, LayerAccess):
         raise ModelLoadError(
-            f"{load.options_path}: the backend {backend!r} has no access to the layers of this model, so that no token "
-            "could leave them early; remove the setting, or use a backend that has (docs/early-exit.md names them)"
+            f"{load.options_path}: the backend {backend!r} has no access to the layers of this model, so it does not "
+            "support early exit; remove the setting, or use a backend that has (docs/early-exit.md names them)"
         )
     policy = registry.exit_policies.get(load.name)
     if policy is None:
@@ -199,7 +199,7 @@ def use_exit_policy(registry: PluginRegistry, load: ExitPolicyLoad, runner: Runn
         bound = policy.bind(context, options)
         unknown = sorted(set(bound.layers) - set(context.exit_layers))
         if unknown:
-            raise ModelLoadError(f"it asks to be asked behind the layers {unknown}, which cannot be left")
+            raise ModelLoadError(f"it requests the layers {unknown}, which do not support early exit")
         runner.use_exit_policy(GuardedExitPolicy(load.name, bound))
     except EnginehouseError as error:
         raise ModelLoadError(f"the exit policy {load.name!r}: {error.message}") from error

@@ -293,7 +293,7 @@ def test_what_only_the_pipeline_can_refuse_names_the_parameter_and_says_why(poor
         assert (refused["code"], refused["param"]) == ("unsupported_parameter", field)
         assert refused["message"].startswith(f"{field}: no installed plugin")
     suffix = poor.post("/v1/completions", json={"prompt": "a", "suffix": "b", "model": "fake"}).json()["error"]
-    assert suffix["param"] == "suffix" and "fills no gaps" in suffix["message"]
+    assert suffix["param"] == "suffix" and "does not support infill" in suffix["message"]
 
 
 @pytest.mark.parametrize("model", ["fake", "words"])

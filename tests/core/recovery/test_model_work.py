@@ -138,7 +138,7 @@ class Worker(WorkerEngine):
 
         async def work() -> None:
             await asyncio.sleep(_STEP_S)
-            observer.begun("text")
+            observer.stage_began("text")
             await asyncio.sleep(_STEP_S)
             if "kills at once" in segments[0].text:
                 self.die()

@@ -12,19 +12,19 @@ from litestar.types import Scope
 
 from enginehouse.api.admin.requests import describe_answer
 from enginehouse.api.admin.slots import Engines
+from enginehouse.api.generation.open_answers import OpenAnswer, find_answer, list_answers
 from enginehouse.api.http.access import record_of
 from enginehouse.api.http.callers import Caller, caller_of, check_model, shown_as
 from enginehouse.api.http.errors import MissingScope, NotLocal, RequestNotRunning
 from enginehouse.api.http.own_machine import foreign_sign
 from enginehouse.api.http.permissions import may_manage
 from enginehouse.api.http.state import ApiState
-from enginehouse.api.openai.open_answers import OpenAnswer, find_answer, list_answers
 from enginehouse.contract.calls import ModelEntry
 from enginehouse.contract.errors import ModelLoadError
 from enginehouse.contract.types import GenerateRequest, Segment
 from enginehouse.pipeline.prompting import Prompt
 from enginehouse.serving import LoadedModel, ModelStatus
-from enginehouse.serving.orders import load_model, unload_model
+from enginehouse.serving.commands import load_model, unload_model
 
 __all__ = ["ServerAccess", "text_prompt"]
 
@@ -73,8 +73,8 @@ class ServerAccess:
 
     def _entry(self, status: ModelStatus, names: Sequence[str]) -> ModelEntry:
         model, info = self.state.manager.find(status.name), status.info
-        card = self.state.pipeline.card(status.name, info) if info is not None else None
-        supported = card.capabilities.items() if card is not None else ()
+        profile = self.state.pipeline.model_profile(status.name, info) if info is not None else None
+        supported = profile.capabilities.items() if profile is not None else ()
         return ModelEntry(
             name=names[0],
             aliases=tuple(names[1:]),
@@ -89,10 +89,10 @@ class ServerAccess:
             memory_bytes=status.memory_bytes,
             size_bytes=_size(model.plan.source.path) if model.plan is not None else None,
             info=info,
-            quantization=card.quantization if card is not None else None,
-            fingerprint=card.fingerprint if card is not None else None,
+            quantization=profile.quantization if profile is not None else None,
+            fingerprint=profile.fingerprint if profile is not None else None,
             supports=frozenset(name for name, one in supported if one.support != "refused"),
-            reasons=card is not None and card.formats.reasoning is not None,
+            reasons=profile is not None and profile.formats.reasoning is not None,
         )
 
     def shown_error(self, status: ModelStatus) -> str | None:

@@ -1,7 +1,7 @@
 """The ASGI application: all routes, and the guard in front of them.
 
 Path of a request through the modules: ``security`` (Host, Origin, key), this module (routing), ``permissions`` (scope,
-limits), ``surfaces`` (decoding), ``generation`` (submission and response), ``answer`` (assembly), ``sse`` (frames).
+limits), ``surfaces`` (decoding), then in ``generation``: ``response`` (submission), ``assembly`` and ``stream``.
 """
 
 from __future__ import annotations
@@ -53,9 +53,10 @@ def build_app(state: ApiState) -> Guard:
             slot_route(state),
         ],
         guards=[check_permissions(state.admission)],
+        # One handler instead of one per type: the table in ``errors`` has the status, code and body of every error.
         exception_handlers={Exception: _answer_error},
-        openapi_config=None,
-        logging_config=None,
+        openapi_config=None,  # see api/openapi/document.py
+        logging_config=None,  # the command line configures logging, for workers as well
     )
     state.registry.check_authenticators(state.settings.auth.authenticators)
     authenticators = [state.registry.authenticators[name] for name in state.settings.auth.authenticators]

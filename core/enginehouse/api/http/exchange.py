@@ -15,7 +15,7 @@ from enginehouse.settings.timeouts import Timeouts
 __all__ = ["Exchange", "OpenExchanges", "Receive", "deadlines"]
 
 if TYPE_CHECKING:
-    from enginehouse.api.openai.open_answers import OpenAnswer
+    from enginehouse.api.generation.open_answers import OpenAnswer
 
 
 _T = TypeVar("_T")
@@ -118,7 +118,7 @@ class OpenExchanges:
     def __init__(self) -> None:
         self.stopping = False
         self._open: set[Exchange] = set()
-        self._orders: set[asyncio.Task[Any]] = set()
+        self._commands: set[asyncio.Task[Any]] = set()
         self._end: EnginehouseError | None = None
 
     def __len__(self) -> int:
@@ -141,19 +141,19 @@ class OpenExchanges:
             watcher.cancel()
             exchange.cancel()
 
-    async def follow(self, order: Coroutine[Any, Any, _T]) -> _T:
+    async def follow(self, command: Coroutine[Any, Any, _T]) -> _T:
         """Return an admin operation's result, even if its client disconnects. Raises the error of :meth:`end_all`."""
-        task = asyncio.ensure_future(order)
+        task = asyncio.ensure_future(command)
         try:
             self._check_running()
-            self._orders.add(task)
+            self._commands.add(task)
             return await task
         except asyncio.CancelledError:
             if self._end is None:
                 raise
             raise self._end from None
         finally:
-            self._orders.discard(task)
+            self._commands.discard(task)
             task.cancel()
 
     def end_all(self, error: EnginehouseError) -> None:
@@ -161,8 +161,8 @@ class OpenExchanges:
         self._end = error
         for exchange in self:
             exchange.end(error)
-        for order in self._orders:
-            order.cancel()
+        for command in self._commands:
+            command.cancel()
 
     def _check_running(self) -> None:
         if self.stopping:

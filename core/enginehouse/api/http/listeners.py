@@ -1,4 +1,7 @@
-"""Server events for listener plugins: each listener runs in its own thread."""
+"""Server events for listener plugins: each listener runs in its own thread.
+
+Replaces Litestar's event emitter, which runs listeners on the event loop: a slow plugin would delay requests.
+"""
 
 from __future__ import annotations
 
@@ -117,7 +120,7 @@ class _Thread(threading.Thread):
         now = time.monotonic()
         if now - self._logged_s >= _LOG_EVERY_S:
             self._logged_s = now
-            _log.exception("the plugin %s failed to take an event; further failures are counted", self._plugin)
+            _log.exception("the plugin %s failed to handle an event; further failures are counted", self._plugin)
 
 
 _NAMES = tuple(attribute.name for attribute in attrs.fields(RequestEnded))

@@ -1,9 +1,9 @@
 """The guard in front of every route: checks origin, caller and content type of requests.
 
-A plain ASGI wrapper, so that it also covers paths that do not exist. In this order: the access record; the profile in
-the path; Host (against DNS rebinding); Origin and CORS; API keys or authenticator plugins, for all routes that
-``permissions`` does not list as public; the content type of POSTs. Permissions are checked once the route is known, see
-``permissions``.
+A plain ASGI wrapper instead of Litestar middleware, so that it also covers paths that do not exist. In this order: the
+access record; the profile in the path; Host (against DNS rebinding); Origin and CORS; API keys or authenticator
+plugins, for all routes that ``permissions`` does not list as public; the content type of POSTs. Permissions are checked
+once the route is known, see ``permissions``.
 """
 
 from __future__ import annotations

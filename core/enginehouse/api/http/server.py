@@ -238,6 +238,11 @@ async def _shut_down(
 
 
 def _uvicorn_config(app: ASGIApp, bounds: WireBounds) -> uvicorn.Config:
+    """Return the configuration of uvicorn.
+
+    Replaces Litestar's ``lifespan``, which ends before the port opens: models load while requests are answered, and
+    :func:`serve` closes them in its own order.
+    """
     protocol: Any = functools.partial(HttpProtocol, bounds=bounds)
     return uvicorn.Config(
         app,

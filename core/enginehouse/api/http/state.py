@@ -1,4 +1,7 @@
-"""State shared by handlers: one value per server, injected by the app."""
+"""State shared by handlers: one value per server.
+
+Handlers are closures over it instead of having Litestar dependencies, which are looked up by name for each request.
+"""
 
 from __future__ import annotations
 

@@ -11,13 +11,13 @@ from litestar.exceptions import NotFoundException
 from litestar.handlers import HTTPRouteHandler
 from litestar.types import ASGIApp
 
+from enginehouse.api.generation.decoding import BodyDecoder, Decoded
 from enginehouse.api.generation.replies import ReplyResponse
+from enginehouse.api.generation.response import GenerationResponse
 from enginehouse.api.generation.server_access import ServerAccess
 from enginehouse.api.http.body import read_body
 from enginehouse.api.http.origins import Headers
 from enginehouse.api.http.state import ApiState
-from enginehouse.api.openai.decoding import BodyDecoder, Decoded
-from enginehouse.api.openai.generation import GenerationResponse
 from enginehouse.contract.errors import ConfigError
 from enginehouse.contract.surface import AnswerRoute, GenerationRoute, Route, Surface
 from enginehouse.settings.structuring import closest
@@ -73,7 +73,7 @@ class Surfaces:
         return [route for shared in self._routes.values() for _, route in shared.values()]
 
     def at(self, path: str, headers: Headers) -> Surface | None:
-        """Return the surface to which an address belongs, whether it exists or not; None if it is no surface's."""
+        """Return the surface to which an address belongs, whether it exists or not, or None."""
         # Clients choose the length of a path, and this runs before they are known.
         path = "/".join(path.split("/", self._depth + 1)[: self._depth + 1])
         while path:

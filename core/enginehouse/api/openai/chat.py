@@ -7,12 +7,14 @@ from typing import Any
 
 from attrs import frozen
 
+from enginehouse.api.generation.assembly import Assembly
+from enginehouse.api.generation.decoding import Decoded
 from enginehouse.api.http.state import ApiState
-from enginehouse.api.openai.answer import Assembly
+from enginehouse.api.openai.bodies import GenerationBody
 from enginehouse.api.openai.chat_dialect import ChatDialect, ChatOptions
-from enginehouse.api.openai.decoding import Decoded, GenerationBody
 from enginehouse.api.openai.messages import find_ignored_in_messages, read_messages
 from enginehouse.api.openai.prediction import check_prediction, find_ignored_in_prediction, read_prediction
+from enginehouse.api.openai.prompt_scores import score_prompts
 from enginehouse.api.openai.raw_prompt import TEMPLATE_FIELDS, check_raw_prompt
 from enginehouse.api.openai.tools import (
     check_template_variables,
@@ -128,12 +130,12 @@ def chat_route(state: ApiState) -> GenerationRoute:
     reasoning_field = state.settings.server.reasoning_field
 
     def requests(call: Decoded[ChatBody]) -> list[GenerateRequest]:
-        return [call.request(new_id(call.caller.profile.chat_id), **call.body.chat())]
+        return [call.body.request(new_id(call.caller.profile.chat_id), **call.body.chat())]
 
     async def assemble(call: Decoded[ChatBody], assembly: Assembly) -> ChatDialect:
         profile = call.caller.profile
         usage = profile.usage_in_streams if call.body.include_usage else None
-        assembly.score_prompts(call.body)
+        score_prompts(assembly, call.body)
         return ChatDialect(assembly, ChatOptions(usage=usage, profile=profile, reasoning_field=reasoning_field))
 
     return GenerationRoute(

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from enginehouse.api.generation.decoding import Decoded
+from enginehouse.api.generation.details import shown_parameters
 from enginehouse.api.generation.server_access import ServerAccess
 from enginehouse.api.http.state import ApiState
-from enginehouse.api.openai.decoding import Decoded
-from enginehouse.api.openai.details import shown_parameters
 from enginehouse.api.openapi.answers import reference
 from enginehouse.contract.errors import ModelNotFound
 from enginehouse.contract.refusals import refused_fields
@@ -64,10 +64,13 @@ def model_routes(state: ApiState) -> list[Route]:
     ]
 
 
-def all_capabilities(card: ModelProfile) -> dict[str, Capability]:
+def all_capabilities(model_profile: ModelProfile) -> dict[str, Capability]:
     """Return the handling of every known parameter, including those that no model of this server supports."""
-    refused = refused_fields(card.capabilities)
-    everything = {**card.capabilities, **{name: Capability("refused", reason) for name, reason in refused.items()}}
+    refused = refused_fields(model_profile.capabilities)
+    everything = {
+        **model_profile.capabilities,
+        **{name: Capability("refused", reason) for name, reason in refused.items()},
+    }
     return dict(sorted(everything.items()))
 
 
@@ -137,20 +140,21 @@ _UNKNOWN = dict.fromkeys(
 
 def _opened(state: ApiState, info: ModelInfo, name: str, asked: str, profile: str) -> dict[str, Any]:
     """Return the members known once the model is open; defaults are those of requests by the name ``asked``."""
-    card = state.pipeline.card(name, info)
+    model_profile = state.pipeline.model_profile(name, info)
     parameters = shown_parameters(
         state.pipeline.defaults(asked, name, info, profile), state.registry.request_fields.values()
     )
     if parameters["seed"]["origin"] == "drawn":
         parameters["seed"]["value"] = None  # differs per request
     return {
-        "quantization": card.quantization,
-        "template_hash": card.template_hash,
-        "system_fingerprint": card.fingerprint,
-        "parsers": {"tools": card.formats.tool_parser, "reasoning": card.formats.reasoning_parser},
+        "quantization": model_profile.quantization,
+        "template_hash": model_profile.template_hash,
+        "system_fingerprint": model_profile.fingerprint,
+        "parsers": {"tools": model_profile.formats.tool_parser, "reasoning": model_profile.formats.reasoning_parser},
         "parameters": dict(sorted(parameters.items())),
         "capabilities": {
-            name: {"support": one.support, "reason": one.reason} for name, one in all_capabilities(card).items()
+            name: {"support": one.support, "reason": one.reason}
+            for name, one in all_capabilities(model_profile).items()
         },
         "metadata": info.metadata,
     }

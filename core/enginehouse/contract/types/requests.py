@@ -46,7 +46,7 @@ class EngineRequest(RequestOptions):
         prediction_token_ids: the answer that the client expects; drafters may propose it.
         namespace: prefix-cache entries are shared only inside one namespace.
         caller: name of the caller; within a priority, callers take turns.
-        queue_timeout_s: maximum time in the queue; None is no limit.
+        queue_timeout_s: maximum time in the queue; None means no limit.
     """
 
     request_id: str

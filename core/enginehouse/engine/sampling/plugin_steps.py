@@ -84,7 +84,7 @@ class PluginStep:
 
     @property
     def follows(self) -> bool:
-        """True if the step must be told which tokens were accepted."""
+        """True if the step needs to know which tokens were accepted."""
         return isinstance(self.step, FollowingStep)
 
     def accept(self, token_id: int, probability: float | None) -> None:
@@ -271,7 +271,7 @@ def _converter() -> Converter:
 def _checked(plugin: SamplerPlugin, step: SamplerStep) -> PluginStep:
     role = role_of(plugin)
     if not isinstance(step, _WANTED[role]):
-        raise _mistake(plugin.name, f"made {step!r}, which is no {role} step")
+        raise _mistake(plugin.name, f"made {step!r}, which is not a {role} step")
     return PluginStep(plugin.name, plugin.order, role, step)
 
 

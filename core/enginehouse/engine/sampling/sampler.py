@@ -216,6 +216,6 @@ def _check(maximum: float, bias: LogitBias | None = None) -> None:
         return
     if maximum == -inf:
         raise GenerationFailed(
-            "logit_bias bans every token that could be drawn" if bias else "the model gave no token a finite logit"
+            "logit_bias bans every token that could be sampled" if bias else "the model gave no token a finite logit"
         )
     raise GenerationFailed(f"the model returned {maximum} among its logits")

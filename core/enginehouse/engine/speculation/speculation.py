@@ -295,7 +295,7 @@ def _noting_failures(bound: _Bound) -> Iterator[None]:
     try:
         yield
     except Exception:  # noqa: BLE001 - plugin error boundary
-        _log.exception("the drafter %s failed; what it was asked for goes on without it", bound.name)
+        _log.exception("the drafter %s failed; its sequences continue without drafts", bound.name)
 
 
 def _may_use(drafts: SequenceDrafts) -> bool:

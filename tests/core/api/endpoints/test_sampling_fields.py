@@ -101,7 +101,7 @@ def test_values_at_the_bounds_draw(fake: Endpoints, repetition_penalty: float, t
         ({"min_tokens": -1}, "min_tokens", ">= 0"),
         ({"min_tokens": 9, "max_tokens": 8}, "min_tokens", "at most max_tokens"),
         ({"stop_token_ids": [-1]}, "stop_token_ids", "numbers from 0 on"),
-        ({"stop_token_ids": [10**9]}, "stop_token_ids", "must lie in"),
+        ({"stop_token_ids": [10**9]}, "stop_token_ids", "must be in"),
         ({"stop_token_ids": [1.5]}, "stop_token_ids[0]", "must be a whole number"),
         ({"stop_token_ids": list(range(1025))}, "stop_token_ids", "at most 1024"),
         ({"prompt_logprobs": 21}, "prompt_logprobs", "<= 20"),
