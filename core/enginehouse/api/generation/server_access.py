@@ -48,6 +48,11 @@ class ServerAccess:
         caller = caller_of(scope)
         return cls(state, scope, evolve(caller, is_local=may_manage(scope)) if caller.key is None else caller)
 
+    @property
+    def max_tokens(self) -> int | None:
+        """Most tokens of an answer that the server allows."""
+        return self.state.settings.limits.max_tokens
+
     # -- models ------------------------------------------------------------------------------------
 
     def statuses(self) -> Iterator[tuple[ModelStatus, list[str]]]:
@@ -64,6 +69,12 @@ class ServerAccess:
         """Return one model; where a router chooses by that name, its most likely choice."""
         found = self._find(name)
         return next(self._entry(status, names) for status, names in self.statuses() if status.name == found)
+
+    def status(self, name: str) -> tuple[ModelStatus, list[str]]:
+        """Return the status of a model, and the names by which the caller may request it. Raises ModelNotFound."""
+        check_model(self.caller, name, self.state.manager)
+        status = self.state.manager.find(name).status()
+        return status, shown_as(self.caller, status)
 
     def _find(self, name: str | None) -> str:
         """Return the configured name of a model that the caller may use. Raises ModelNotFound."""

@@ -52,6 +52,9 @@ class ChatBody(GenerationBody, ChatFields):
         if asked is not None and most is not None and asked > most:
             message = f"this server allows at most {most}, not {asked}"
             raise InvalidRequest(f"max_completion_tokens: {message}", "max_completion_tokens")
+        if self.continue_final_message and self.add_generation_prompt:
+            message = "continue_final_message: not true together with add_generation_prompt; give one of them"
+            raise InvalidRequest(message, "continue_final_message")
         if len(self.tools) > MAX_TOOLS:
             raise InvalidRequest(f"tools: at most {MAX_TOOLS} are allowed, not {len(self.tools)}", "tools")
         check_template_variables(self.chat_template_kwargs)
@@ -115,10 +118,15 @@ class ChatBody(GenerationBody, ChatFields):
         prediction = read_prediction(self.prediction)
         if self.messages is None:
             return {"text": self.prompt, "prediction": prediction}
-        variables = self.chat_template_kwargs
+        variables, messages = self.chat_template_kwargs, read_messages(self.messages)
+        if self.continue_final_message and (messages[-1].role != "assistant" or messages[-1].tool_calls):
+            message = "continue_final_message: the last message must be an assistant's, without tool calls"
+            raise InvalidRequest(message, "continue_final_message")
         return {
             "prediction": prediction,
-            "messages": read_messages(self.messages),
+            "messages": messages,
+            "continues": self.continue_final_message,
+            "opens_turn": self.add_generation_prompt is not False,
             "tool_use": read_tool_use(self.tools, self.tool_choice, self.parallel_tool_calls),
             "thinking": read_thinking(self.enable_thinking, self.reasoning_effort, self.thinking_budget, variables),
             "template_variables": variables,
