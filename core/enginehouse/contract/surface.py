@@ -16,7 +16,7 @@ import msgspec
 from attrs import field, frozen
 
 from enginehouse.contract.identity import Scope
-from enginehouse.contract.types import GenerateRequest, TokenLogprob
+from enginehouse.contract.types import GenerateRequest, PromptProgress, TokenLogprob
 from enginehouse.contract.usage import Usage
 
 __all__ = [
@@ -64,6 +64,7 @@ class Piece(msgspec.Struct, gc=False):
         scores: members that describe the prompt; they come before everything else.
         stop_reason: at the end, the stop string or end token id that ended the choice, if one did.
         limit: at the end, what ended a choice whose finish reason is ``length``.
+        progress: of the prefill, for requests with ``return_progress``; comes before everything else.
     """
 
     index: int
@@ -75,6 +76,7 @@ class Piece(msgspec.Struct, gc=False):
     scores: dict[str, Any] | None = None
     stop_reason: str | int | None = None
     limit: Limit | None = None
+    progress: PromptProgress | None = None
 
 
 @frozen
