@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-__all__: list[str] = []
+__all__ = ["pytest_configure"]
 
 _SUITES = sorted(path.stem for path in Path(__file__).parent.glob("*_contract.py"))
 
