@@ -23,7 +23,8 @@ from enginehouse.contract.types import EngineRequest, Resume
 from enginehouse.engine.disk import DiskTier
 from enginehouse.engine.loop import EngineOutput, StepEngine
 from enginehouse.engine.sequence import ActiveRequest
-from enginehouse.plugins import PluginRegistry
+from enginehouse.plugins import PluginFailures, PluginRegistry
+from enginehouse.plugins.call_notes import CallNotes
 from enginehouse.workers.intake import Intake
 from enginehouse.workers.ipc import FrameTooLarge, Link
 from enginehouse.workers.messages import (
@@ -82,10 +83,14 @@ class WorkerHost:
         link: the worker's end.
         on_server_gone: called on the reader thread when the server closed its end or died. A process exits here,
             whatever the engine thread is doing; a thread can only be asked to end.
+        notes: where calls into plugins are noted; None for a thread.
     """
 
-    def __init__(self, link: Link, on_server_gone: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, link: Link, on_server_gone: Callable[[], None] | None = None, notes: CallNotes | None = None
+    ) -> None:
         self._link = link
+        self._notes = notes
         self._on_server_gone = on_server_gone
         self._inbox: SimpleQueue[Load | Cancel | GetStats | GetView | GetCached | StopThinking | Close | _Enter] = (
             SimpleQueue()
@@ -93,6 +98,7 @@ class WorkerHost:
         self._intake: Intake | None = None
         self._engine: StepEngine | None = None
         self._disk: DiskTier | None = None
+        self._failures = PluginFailures()
         self._is_ended = False
         self._last_progress = LoadProgress(0.0, "")
 
@@ -117,14 +123,20 @@ class WorkerHost:
         except EnginehouseError as error:
             self._send(LoadFailed(failure_of(error)))
             return None
-        except (KeyboardInterrupt, SystemExit):
+        except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - worker border; Rust panics are not an Exception
             _log.exception("the backend %s failed to load the model", message.backend)
             reason = f"the backend {message.backend!r} failed: {type(error).__name__}: {error}"
             self._send(LoadFailed(failure_of(ModelLoadError(reason))))
             return None
-        self._intake = Intake(engine, runner.tokenizer, self._send, lambda *item: self._inbox.put(_Enter(*item)))
+        self._intake = Intake(
+            engine,
+            runner.tokenizer,
+            self._send,
+            lambda *item: self._inbox.put(_Enter(*item)),
+            engine.guard,
+        )
         self._intake.start()
         self._engine = engine
         self._send(Ready(msgspec.structs.replace(runner.info, engine=engine.capabilities)))
@@ -132,6 +144,8 @@ class WorkerHost:
 
     def _open(self, message: Load) -> tuple[Runner, StepEngine]:
         registry = PluginRegistry.load(message.plugins, builtin=[message.backend])
+        registry.failures.notes = self._notes
+        self._failures = registry.failures
         runner = open_runner(find_backend(registry, message.backend), message, self._report)
         drafters: Mapping[str, BoundDrafter] = {}
         try:
@@ -149,6 +163,7 @@ class WorkerHost:
                 drafters=drafters,
                 on_started=self._report_started,
                 disk=self._disk,
+                guard=registry.guard("backends", message.backend),
             )
         except BaseException:
             for drafter in drafters.values():
@@ -171,14 +186,17 @@ class WorkerHost:
 
     def _serve(self, engine: StepEngine) -> bool:
         """Run the engine thread's loop: handle messages, then run one step; blocks while there is no work."""
-        reports = FigureReports(engine, self._send, is_process=self._on_server_gone is not None)
+        is_process = self._on_server_gone is not None
+        reports = FigureReports(engine, self._send, is_process=is_process, failures=self._failures)
         try:
             while self._take_messages(engine, reports):
                 outputs = engine.step()
                 if outputs:
                     self._send_outputs(outputs)
                 reports.after_step()
-        except Exception as error:  # noqa: BLE001 - worker border: the engine's state cannot be trusted after this
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - worker border: the engine's state cannot be trusted after this
             _log.exception("the engine failed")
             self._send(Died(printable(f"the engine failed: {type(error).__name__}: {error}")))
             return False
