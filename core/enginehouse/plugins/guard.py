@@ -288,12 +288,12 @@ def guarded_function(function: Callable[..., Any], guard: Guard) -> Callable[...
     return call
 
 
-def guard_of(candidate: Any, kind: str) -> Guard:
+def guard_of(candidate: Any, kind: str, name: str = "") -> Guard:
     """Return the guard of a guarded object; for another one, a guard that names its module as the plugin."""
     guard = getattr(candidate, "_enginehouse_guard", None)
     if guard is None:
         module = type(candidate).__module__
-        guard = Guard(module, kind, str(getattr(candidate, "name", type(candidate).__name__)))
+        guard = Guard(module, kind, name or str(getattr(candidate, "name", type(candidate).__name__)))
     return guard
 
 

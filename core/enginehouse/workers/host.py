@@ -18,7 +18,7 @@ from attrs import frozen
 
 from enginehouse.contract.backend import Runner
 from enginehouse.contract.drafter import BoundDrafter
-from enginehouse.contract.errors import EnginehouseError, GenerationFailed, ModelLoadError
+from enginehouse.contract.errors import EnginehouseError, GenerationFailed, ModelLoadError, PluginFailed
 from enginehouse.contract.types import EngineRequest, Resume
 from enginehouse.engine.disk import DiskTier
 from enginehouse.engine.loop import EngineOutput, StepEngine
@@ -120,6 +120,9 @@ class WorkerHost:
         """Open the model and report the result to the server; None if opening failed."""
         try:
             runner, engine = self._open(message)
+        except PluginFailed as error:
+            self._send(LoadFailed(failure_of(_explained(error))))
+            return None
         except EnginehouseError as error:
             self._send(LoadFailed(failure_of(error)))
             return None
@@ -299,3 +302,9 @@ class WorkerHost:
     def _send(self, message: FromWorker) -> None:
         """Send a message; dropped if the server is gone, which the reader thread notices too, ending the worker."""
         self._link.send(encode(message))
+
+
+def _explained(error: PluginFailed) -> ModelLoadError:
+    """Return the reason why a model cannot be loaded, for its operator: with the exception, which clients never see."""
+    cause = error.__cause__
+    return ModelLoadError(error.message if cause is None else f"{error.message} {type(cause).__name__}: {cause}")

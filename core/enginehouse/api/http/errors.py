@@ -208,7 +208,10 @@ def describe(error: BaseException, request_id: str = "-", *, shows_details: bool
         return ErrorAnswer(500, _with_id("The server failed.", request_id), "server_error", "internal_error")
     status, kind, code = next((status, kind, code) for cls, status, kind, code in _KINDS if isinstance(error, cls))
     message = error.message
-    if error.generic is not None and not shows_details:
+    if isinstance(error, PluginFailed):
+        _log.error("request %s failed: %s", request_id, _on_one_line(message))
+        message = _with_id(message, request_id)
+    elif error.generic is not None and not shows_details:
         _log.error("request %s failed: %s: %s", request_id, type(error).__name__, _on_one_line(message))
         message = _with_id(error.generic, request_id)
     return ErrorAnswer(status, message, kind, code, getattr(error, "param", None), _retry_headers(error, status))

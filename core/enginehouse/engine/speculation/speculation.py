@@ -98,7 +98,7 @@ class Speculation:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._drafters = [
-            _Bound(name, guarded(one, BoundDrafter, guard_of(one, "drafter")), AcceptanceRates(prior=one.prior))
+            _Bound(name, guarded(one, BoundDrafter, guard_of(one, "drafter", name)), AcceptanceRates(prior=one.prior))
             for name, one in drafters.items()
         ]
         self._runner = runner
