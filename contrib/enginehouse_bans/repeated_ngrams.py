@@ -26,7 +26,7 @@ class RepeatedNgramsFields:
     no_repeat_ngram_size: int = field(
         default=0,
         validator=[ge(0), le(_LONGEST)],
-        metadata={"description": "no run of so many tokens stands twice in prompt and answer; 0 is off"},
+        metadata={"description": "no run of this many tokens may occur twice in prompt and answer; 0 is off"},
     )
 
 

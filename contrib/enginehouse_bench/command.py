@@ -17,8 +17,8 @@ from rich.text import Text
 
 from enginehouse.cli.target import connect
 from enginehouse_bench.driving import Run, Served, drive
-from enginehouse_bench.figures import Figures, Goals, Spread, figures_of
 from enginehouse_bench.report import milliseconds, rows, spreads, to_json, to_markdown
+from enginehouse_bench.results import Goals, Results, Spread, results_of
 from enginehouse_bench.workload import Lengths, Workload, parse_lengths
 
 __all__ = ["bench"]
@@ -49,12 +49,12 @@ class _LengthsType(click.ParamType):
     type=click.IntRange(1, _MAX_CLIENTS),
     default=8,
     show_default=True,
-    help="Requests under way at once; with --rate the most there may be.",
+    help="Requests in flight at once; with --rate the maximum.",
 )
 @click.option(
     "--rate",
     type=click.FloatRange(0, min_open=True),
-    help="Requests per second at random times, whatever the server makes of them.  [default: each client sends its "
+    help="Requests per second at random times, independent of the server's answers.   [default: each client sends its "
     "next request when its last one is answered]",
 )
 @click.option(
@@ -69,7 +69,7 @@ class _LengthsType(click.ParamType):
     "--shared", "shared_words", type=click.IntRange(0, 1_000_000), default=0, help="Words that all prompts begin with."
 )
 @click.option(
-    "--warmup", type=click.IntRange(0, 1000), default=1, show_default=True, help="Requests before, not counted."
+    "--warmup", type=click.IntRange(0, 1000), default=1, show_default=True, help="Requests before the measurement."
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Of prompts, lengths and times.")
 @click.option(
@@ -98,7 +98,7 @@ class _LengthsType(click.ParamType):
 @click.option("--goal-ttft", type=click.FloatRange(0), help="Goodput: longest time to the first token in ms.")
 @click.option("--goal-tpot", type=click.FloatRange(0), help="Goodput: longest time per further token in ms.")
 @click.option("--goal-latency", type=click.FloatRange(0), help="Goodput: longest time of a whole answer in ms.")
-@click.option("--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Write all figures there.")
+@click.option("--json", "json_file", type=click.Path(path_type=Path, dir_okay=False), help="Write all results there.")
 @click.option(
     "--markdown", "markdown_file", type=click.Path(path_type=Path, dir_okay=False), help="Write tables there."
 )
@@ -120,17 +120,17 @@ def bench(ctx: click.Context, **options: Any) -> None:
     _warm_up(served, options)
     run = _drive(served, workload, options, Console(stderr=True))
     goals = Goals(options["goal_ttft"], options["goal_tpot"], options["goal_latency"])
-    figures = figures_of(run, workload.num_requests, goals)
+    results = results_of(run, workload.num_requests, goals)
     console.print(Text(f"{target.model} at {target.url}"), soft_wrap=True)
-    _show(console, figures)
+    _show(console, results)
     setting = {"url": target.url, "model": target.model, **_setting(options)}
     for file, text in (
-        (options["json_file"], to_json(setting, figures)),
-        (options["markdown_file"], to_markdown(setting, figures)),
+        (options["json_file"], to_json(setting, results)),
+        (options["markdown_file"], to_markdown(setting, results)),
     ):
         if file is not None:
             file.write_text(text, encoding="utf-8")
-    ctx.exit(1 if figures.errors else 0)
+    ctx.exit(1 if results.errors else 0)
 
 
 def _workload(options: dict[str, Any]) -> Workload:
@@ -169,14 +169,14 @@ def _drive(served: Served, workload: Workload, options: dict[str, Any], console:
         )
 
 
-def _show(console: Console, figures: Figures) -> None:
+def _show(console: Console, results: Results) -> None:
     counts = Table(box=None, show_header=False)
-    for name, value in rows(figures):
+    for name, value in rows(results):
         counts.add_row(Text(name), Text(value))
     console.print(counts)
     columns = [attribute.name for attribute in attrs.fields(Spread)]
     times = Table("ms", *columns, box=None, header_style="bold")
-    for name, spread in spreads(figures):
+    for name, spread in spreads(results):
         times.add_row(name, *(milliseconds(getattr(spread, column)) for column in columns))
     console.print(times)
 

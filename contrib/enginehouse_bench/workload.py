@@ -56,7 +56,7 @@ def parse_lengths(text: str) -> Lengths:
         mean, deviation = int(found[1]), int(found[2])
         if 1 <= mean <= _MAX_LENGTH:
             return Lengths(1, min(_MAX_LENGTH, mean + 4 * deviation), float(mean), float(deviation))
-    raise ValueError(f"{text!r} is no length: write 128, 64-512 or normal:256:64")
+    raise ValueError(f"{text!r} is not a length; write 128, 64-512 or normal:256:64")
 
 
 @frozen

@@ -15,7 +15,7 @@ from rich.console import Console
 from enginehouse.cli.logs import write_logs
 from enginehouse.cli.options import config_option, read_settings
 from enginehouse.cli.target import connect
-from enginehouse_chat.conversation import ChatFailed, Conversation, Piece
+from enginehouse_chat.conversation import AnswerPart, ChatFailed, Conversation
 from enginehouse_chat.slash_commands import HELP, run_command
 
 __all__ = ["chat"]
@@ -103,20 +103,20 @@ def _converse(conversation: Conversation) -> None:
 
 def _answer(conversation: Conversation, text: str) -> None:
     """Show one answer; Ctrl-C stops only the answer."""
-    pieces = conversation.ask(text)
+    parts = conversation.ask(text)
     try:
-        _show(pieces, is_terminal=sys.stdout.isatty())
+        _show(parts, is_terminal=sys.stdout.isatty())
     except KeyboardInterrupt:
-        pieces.close()
+        parts.close()
         click.echo(f"{_PLAIN}\n(stopped)")
     except ChatFailed as error:
         click.echo(f"{_PLAIN}({error.message})")
 
 
-def _show(pieces: Iterator[Piece], *, is_terminal: bool) -> None:
+def _show(parts: Iterator[AnswerPart], *, is_terminal: bool) -> None:
     """Write an answer as it arrives; reasoning is dimmed, and omitted without a terminal."""
     shown, usage = "", {}
-    for piece in pieces:
+    for piece in parts:
         if piece.kind == "usage":
             usage = piece.usage
         elif piece.kind == "text" or is_terminal:

@@ -17,7 +17,7 @@ from attrs import define, field, frozen
 from enginehouse.cli.addresses import connection_to
 from enginehouse.contract.errors import EnginehouseError
 
-__all__ = ["ChatFailed", "Conversation", "Piece"]
+__all__ = ["AnswerPart", "ChatFailed", "Conversation"]
 
 _TIMEOUT_S = 600.0
 
@@ -27,7 +27,7 @@ class ChatFailed(EnginehouseError):
 
 
 @frozen
-class Piece:
+class AnswerPart:
     """A part of an answer. ``usage`` is the server's token count, once, at the end."""
 
     kind: Literal["text", "reasoning", "usage"]
@@ -63,7 +63,7 @@ class Conversation:
         """Clear the history; the system prompt and the fields stay."""
         self.turns.clear()
 
-    def ask(self, text: str) -> Generator[Piece, None, None]:
+    def ask(self, text: str) -> Generator[AnswerPart, None, None]:
         """Send ``text`` and yield the answer as it arrives.
 
         An answer that is interrupted (close the iterator) stays in the conversation as far as it arrived, so that the
@@ -85,7 +85,7 @@ class Conversation:
             else:
                 self.turns.pop()
 
-    def _stream(self) -> Iterator[Piece]:
+    def _stream(self) -> Iterator[AnswerPart]:
         body = {
             "model": self.model,
             "messages": self.messages,
@@ -101,12 +101,12 @@ class Conversation:
             with closing(connection_to(self.url, _TIMEOUT_S)) as connection:
                 connection.request("POST", f"{path}/chat/completions", json.dumps(body), headers)
                 with closing(connection.getresponse()) as answer:
-                    yield from _pieces(answer)
+                    yield from _parts(answer)
         except (OSError, http.client.HTTPException) as error:
             raise ChatFailed(f"{self.url} cannot be reached: {error or type(error).__name__}") from error
 
 
-def _pieces(answer: http.client.HTTPResponse) -> Iterator[Piece]:
+def _parts(answer: http.client.HTTPResponse) -> Iterator[AnswerPart]:
     if answer.status != 200:
         raise ChatFailed(f"{answer.status}: {_error_of(answer.read(100_000))}")
     for line in answer:
@@ -119,7 +119,7 @@ def _pieces(answer: http.client.HTTPResponse) -> Iterator[Piece]:
     raise ChatFailed("the server broke off its answer")
 
 
-def _of_chunk(data: bytes) -> Iterator[Piece]:
+def _of_chunk(data: bytes) -> Iterator[AnswerPart]:
     try:
         chunk = json.loads(data)
     except ValueError as error:
@@ -129,11 +129,11 @@ def _of_chunk(data: bytes) -> Iterator[Piece]:
     for choice in chunk.get("choices") or ():
         delta = choice.get("delta") or {}
         if reasoning := delta.get("reasoning_content") or delta.get("reasoning"):
-            yield Piece("reasoning", reasoning)
+            yield AnswerPart("reasoning", reasoning)
         if text := delta.get("content"):
-            yield Piece("text", text)
+            yield AnswerPart("text", text)
     if usage := chunk.get("usage"):
-        yield Piece("usage", usage=usage)
+        yield AnswerPart("usage", usage=usage)
 
 
 def _error_of(body: bytes) -> str:

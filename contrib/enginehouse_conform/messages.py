@@ -86,11 +86,11 @@ def _images(target: Target) -> None:
 
 
 CHECKS = (
-    Check("H21", "Messages that are none are refused.", _bad_messages),
+    Check("H21", "Invalid messages are refused.", _bad_messages),
     Check("H21", "Text in parts is the same text, and every part is read.", _parts),
     Check("H21", "'developer' is read as 'system', and a name is accepted.", _roles),
     Check("H22", "Control tokens written in a message stay text.", _control_text),
     Check("H35", "Several prompts with several answers each come in order.", _prompts),
-    Check("H35", "Prompts that are empty, or hold numbers that are no tokens, are refused.", _bad_prompts),
-    Check("H36", "Images that are none, and parts of unknown types, are refused.", _images),
+    Check("H35", "Empty prompts, and numbers in a prompt that are not token ids, are refused.", _bad_prompts),
+    Check("H36", "Invalid images, and parts of unknown types, are refused.", _images),
 )

@@ -153,7 +153,7 @@ CHECKS = (
     Check("H28", "Malformed bodies are refused with an error object, and the server goes on.", _malformed),
     Check("H28", "A field of the wrong type is refused by name.", _wrong_types),
     Check("H29", "A prompt longer than the context is a 400 with 'context_length_exceeded'.", _too_long),
-    Check("H30", "Without the right key there is nothing but a 401.", _keys),
+    Check("H30", "Requests without a valid key are answered with 401.", _keys),
     Check("H31", "A wrong method is a 405, an unknown address a 404, both with an error object.", _http),
     Check("H31", "The given web origin may call, others may not.", _cors),
 )

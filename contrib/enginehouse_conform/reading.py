@@ -85,7 +85,7 @@ def read_stream(answer: Answer, what: str = "the stream") -> Stream:
     try:
         text = answer.body.decode("utf-8").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
-        raise CheckFailed(f"{what} is no valid UTF-8: {error}") from error
+        raise CheckFailed(f"{what} is not valid UTF-8: {error}") from error
     require(text.endswith("\n\n"), f"{what} does not end with a blank line")
     events: list[str] = []
     for block in text.removesuffix("\n\n").split("\n\n"):
@@ -94,7 +94,7 @@ def read_stream(answer: Answer, what: str = "the stream") -> Stream:
             continue
         require(
             len(lines) == 1 and lines[0].startswith("data:"),
-            f"{what} has an event that is no data line: {block[:80]!r}",
+            f"{what} has an event that is not a data line: {block[:80]!r}",
         )
         events.append(lines[0].removeprefix("data:").strip())
     require(events and events[-1] == "[DONE]" and events.count("[DONE]") == 1, f"{what} does not end with one [DONE]")
@@ -116,9 +116,9 @@ def _event(text: str, what: str) -> dict[str, Any]:
     try:
         data = json.loads(text)
     except ValueError as error:
-        raise CheckFailed(f"{what} has an event that is no JSON: {text[:80]!r}") from error
+        raise CheckFailed(f"{what} has an event that is not valid JSON: {text[:80]!r}") from error
     if not isinstance(data, dict):
-        raise CheckFailed(f"{what} has an event that is no JSON object: {text[:80]!r}")
+        raise CheckFailed(f"{what} has an event that is not a JSON object: {text[:80]!r}")
     if "error" in data:
         raise CheckFailed(f"{what} holds an error: {text[:160]}")
     return data

@@ -128,7 +128,7 @@ def _legacy_logprobs(target: Target) -> None:
 CHECKS = (
     Check("H09", "n answers have their indexes, roles and ends, and the prompt counts once.", _several),
     Check("H09", "n of 0 or less is refused by name.", _none),
-    Check("H10", "logit_bias with a key that is no token, or a value that is no number, is refused.", _bias),
+    Check("H10", "logit_bias with a key that is not a token id, or a value that is not a number, is refused.", _bias),
     Check("H11", "Optional fields that are null are as if absent.", _nulls),
     Check("H11", "Values out of range are refused by name.", _ranges),
     Check("H11", "Unknown fields, metadata, store, service_tier and user are accepted.", _unknown),

@@ -39,12 +39,12 @@ def _parse(data: dict[str, Any], beginnings: tuple[str, ...]) -> Any:
     try:
         return json.loads(content)
     except ValueError as error:
-        raise CheckFailed(f"the answer is no JSON: {content[:160]!r}") from error
+        raise CheckFailed(f"the answer is not valid JSON: {content[:160]!r}") from error
 
 
 def _check_beginning(content: str, beginnings: tuple[str, ...]) -> None:
-    begun = content.lstrip()
-    require(not begun or begun.startswith(beginnings), f"an answer that was cut begins with {begun[:80]!r}")
+    text = content.lstrip()
+    require(not text or text.startswith(beginnings), f"an answer that was cut begins with {text[:80]!r}")
 
 
 def _check_pet(value: Any) -> None:
@@ -112,7 +112,7 @@ def _not_enforced(target: Target) -> None:
 
 
 CHECKS = (
-    Check("H18", "json_object gives an object, whatever the temperature.", _json_object),
+    Check("H18", "json_object gives an object at any temperature.", _json_object),
     Check("H18", "A JSON schema with definitions, enums, constants and bounds holds, streamed or not.", _json_schema),
     Check("H19", "A response_format that makes no sense is refused; nothing is answered without it.", _fail_closed),
     Check("H19", "A keyword that cannot be enforced is refused, or the answer fits all the same.", _not_enforced),

@@ -34,11 +34,11 @@ def _function(name: str | None = "set_lamp", **fields: Any) -> dict[str, Any]:
 
 
 def _check_arguments(text: Any) -> None:
-    require(isinstance(text, str), f"arguments are no string: {text!r}")
+    require(isinstance(text, str), f"arguments are not a string: {text!r}")
     try:
         arguments = json.loads(text)
     except ValueError as error:
-        raise CheckFailed(f"arguments are no JSON: {text!r}") from error
+        raise CheckFailed(f"arguments are not valid JSON: {text!r}") from error
     fits = (
         isinstance(arguments, dict)
         and set(arguments) == {"on", "level"}

@@ -159,9 +159,11 @@ def _check_reach(settings: Settings) -> Iterator[Finding]:
     server = settings.server
     if server.insecure and server.uds is None and not settings.auth.needs_key:
         advice = "set auth.key_file (enginehouse keys add), and put TLS in front: docs/deployment.md"
-        yield Finding("reach", "advice", f"whoever reaches {server.host}:{server.port} may use the models", advice)
+        yield Finding(
+            "reach", "advice", f"any client that reaches {server.host}:{server.port} may use the models", advice
+        )
     if "*" in server.cors_origins and not settings.auth.needs_key:
-        yield Finding("reach", "advice", "every web page may use the models", "list the origins in server.cors_origins")
+        yield Finding("reach", "advice", "any web page may use the models", "list the origins in server.cors_origins")
 
 
 def _check_keys(auth: AuthSettings, served: tuple[str, ...]) -> Iterator[Finding]:
@@ -178,7 +180,7 @@ def _check_keys(auth: AuthSettings, served: tuple[str, ...]) -> Iterator[Finding
     path = Path(auth.key_file).expanduser()
     mode = stat.S_IMODE(path.stat().st_mode)
     if sys.platform != "win32" and mode & (stat.S_IWGRP | stat.S_IWOTH):
-        text = f"{path} can be changed by others (mode {mode:o}): they could let themselves in"
+        text = f"{path} can be changed by others (mode {mode:o}): they could add keys"
         yield Finding("keys", "problem", text, f"chmod 600 {path}")
     elif sys.platform != "win32" and mode & stat.S_IROTH:
         yield Finding("keys", "advice", f"{path} can be read by everyone (mode {mode:o})", f"chmod 600 {path}")

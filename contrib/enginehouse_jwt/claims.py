@@ -67,4 +67,4 @@ def _limits(given: Any, claim: str) -> dict[str, int]:
 
 
 def _missing(claim: str) -> str:
-    raise PluginError(f"the token has no claim {claim!r}, which says whose it is", "jwt")
+    raise PluginError(f"the token has no claim {claim!r}, which names its owner", "jwt")

@@ -115,7 +115,7 @@ class BackendContract:
     def test_sources_that_cannot_be_opened_are_load_errors(self, model: ModelUnderTest, tmp_path: Path) -> None:
         """Any exception of the library becomes a ModelLoadError."""
         if model.source.path is None:
-            pytest.skip("the source is no file")
+            pytest.skip("the source is not a file")
         missing = tmp_path / f"missing{model.source.path.suffix}"
         damaged = tmp_path / f"damaged{model.source.path.suffix}"
         if model.source.path.is_dir():

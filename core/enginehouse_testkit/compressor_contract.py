@@ -79,9 +79,9 @@ class CompressorContract:
         kept = [list(ranges) for ranges in compressor.compress(task, FakeCompressionTools())]
         assert len(kept) == len(task.texts)
         for text, ranges in zip(task.texts, kept, strict=True):
-            borders = [border for range_ in ranges for border in range_]
-            assert borders == sorted(borders), "ranges must be in order and apart from each other"
-            assert all(0 <= border <= len(text.text) for border in borders)
+            bounds = [bound for range_ in ranges for bound in range_]
+            assert bounds == sorted(bounds), "ranges must be in order and separated from each other"
+            assert all(0 <= bound <= len(text.text) for bound in bounds)
         return kept, [cut(text, ranges) for text, ranges in zip(task.texts, kept, strict=True)]
 
     def test_names_are_texts(self, compressor: Compressor) -> None:
@@ -92,7 +92,7 @@ class CompressorContract:
 
     @pytest.mark.parametrize("question", [_QUESTION, "", "?", "why " * 3000])
     def test_what_is_kept_is_byte_identical_and_never_longer(self, compressor: Compressor, question: str) -> None:
-        """The result is a subsequence of the text, whatever the question."""
+        """The result is a subsequence of the text for every question."""
         task = _task(_document(40), _document(7, seed=2), question=question)
         kept, left = self._compress(compressor, task)
 
@@ -110,8 +110,8 @@ class CompressorContract:
         """Protected ranges are kept, and count towards the budget."""
         for seed in range(5):
             text, drawn = _document(30, seed), random.Random(seed)
-            borders = sorted(drawn.sample(range(len(text)), 8))
-            protected = tuple(zip(borders[::2], borders[1::2], strict=True))
+            bounds = sorted(drawn.sample(range(len(text)), 8))
+            protected = tuple(zip(bounds[::2], bounds[1::2], strict=True))
             task = evolve(_task(text, share=0.3), texts=(CompressibleText(text=text, protected=protected),))
             _, (left,) = self._compress(compressor, task)
 

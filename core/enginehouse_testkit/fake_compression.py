@@ -36,7 +36,7 @@ class FakeCompressionTools:
         return [self._score(before, text) for before, text in pairs]
 
     def _score(self, before: str, text: str) -> list[ScoredToken]:
-        assert before, "what stands before a text must not be empty"
+        assert before, "the text before another one must not be empty"
         seen = set(_TOKEN.findall(before.lower()))
         tokens = []
         for match in _TOKEN.finditer(text):

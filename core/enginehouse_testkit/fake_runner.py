@@ -271,7 +271,7 @@ class FakeRunner:
         length = self.length(span.sequence)
         if isinstance(span.input, LastSampled):
             if span.sequence not in self._last_sampled or span.start != length:
-                raise InvalidSpan(f"nothing was drawn for sequence {span.sequence} that could stand at {span.start}")
+                raise InvalidSpan(f"no token was sampled for sequence {span.sequence} at {span.start}")
             return [self._last_sampled[span.sequence]]
         if span.input.ndim != 1 or not span.input.size:
             raise InvalidSpan(f"a span needs at least one token; sequence {span.sequence} has none")

@@ -32,5 +32,5 @@ def unpack_cells(data: memoryview) -> list[SavedCell]:
     magic, num_cells, checksum = _HEAD.unpack(data[: _HEAD.size])
     body = data[_HEAD.size :]
     if magic != _MAGIC or body.nbytes != num_cells * _CELL.size or zlib.crc32(body) != checksum:
-        raise StateRefused("the data is no saved sequence, or is damaged")
+        raise StateRefused("the data is not a saved sequence, or is damaged")
     return [(token_id, (number, missing), layers) for token_id, number, missing, layers in _CELL.iter_unpack(body)]

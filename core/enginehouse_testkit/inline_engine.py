@@ -59,7 +59,7 @@ class InlineEngine:
     async def pieces(self, token_ids: Sequence[int]) -> list[bytes]:
         """Return the bytes of each id."""
         if not all(0 <= token_id < self._tokenizer.vocab_size for token_id in token_ids):
-            raise InvalidRequest("token ids must lie inside the vocabulary", "tokens")
+            raise InvalidRequest("token ids must be in the vocabulary", "tokens")
         return [self._tokenizer.token_bytes[token_id] for token_id in token_ids]
 
     async def stats(self) -> EngineStats:

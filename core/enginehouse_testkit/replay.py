@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from enginehouse.contract.errors import GenerationFailed
 from enginehouse.contract.types import (
@@ -25,8 +25,8 @@ from enginehouse.contract.types import (
 )
 from enginehouse.contract.usage import Usage
 from enginehouse.engine.constraints import ReasoningGate
-from enginehouse.engine.text.text_stream import Detokenizer, Piece, TextStream
-from enginehouse_testkit.script import Script
+from enginehouse.engine.text.text_stream import Detokenizer, TextPiece, TextStream
+from enginehouse_testkit.script import Script, ScriptToken
 
 __all__ = ["Entry", "Replay", "Tape"]
 
@@ -50,23 +50,39 @@ class Tape:
     entries: tuple[Entry, ...]
     tokens_per_step: int
     loop: bool
+    replies: tuple[tuple[str, tuple[Entry, ...]], ...] = ()
 
     @classmethod
     def of(cls, script: Script) -> Tape:
         """Assign token ids to ``script``."""
         token_bytes = [bytes([byte]) for byte in range(_NUM_BYTES)]
         ids: dict[bytes, int] = {}
-        entries = []
-        for token in script.tokens:
-            if token.delay_s is not None or token.error is not None:
-                entries.append(Entry(None, token.delay_s or 0.0, token.error))
-                continue
-            data = token.text.encode() if token.text is not None else bytes(token.bytes or ())
-            if data not in ids:
-                ids[data] = len(token_bytes)
-                token_bytes.append(data)
-            entries.append(Entry(ids[data], 0.0, None))
-        return cls(token_bytes, tuple(entries), script.tokens_per_step, script.loop)
+        entries = _entries(script.tokens, token_bytes, ids)
+        replies = tuple((reply.when, _entries(reply.tokens, token_bytes, ids)) for reply in script.replies)
+        return cls(token_bytes, entries, script.tokens_per_step, script.loop, replies)
+
+    def answering(self, token_ids: Sequence[int]) -> Tape:
+        """Return the tape with the answer to a prompt."""
+        if not self.replies:
+            return self
+        prompt = b"".join(self.token_bytes[token_id] for token_id in token_ids).decode("utf-8", "replace")
+        entries = next((entries for when, entries in reversed(self.replies) if when in prompt), self.entries)
+        return evolve(self, entries=entries)
+
+
+def _entries(tokens: Sequence[ScriptToken], token_bytes: list[bytes], ids: dict[bytes, int]) -> tuple[Entry, ...]:
+    """Return tokens in replayable form; adds those that are new to ``token_bytes`` and ``ids``."""
+    entries = []
+    for token in tokens:
+        if token.delay_s is not None or token.error is not None:
+            entries.append(Entry(None, token.delay_s or 0.0, token.error))
+            continue
+        data = token.text.encode() if token.text is not None else bytes(token.bytes or ())
+        if data not in ids:
+            ids[data] = len(token_bytes)
+            token_bytes.append(data)
+        entries.append(Entry(ids[data], 0.0, None))
+    return tuple(entries)
 
 
 class Replay:
@@ -190,7 +206,7 @@ class Replay:
         usage = self._usage[choice] = Usage(completion_tokens=self._num_made, reasoning_tokens=num_reasoning)
         events.append(ChoiceFinished(choice, reason, usage, stop_reason))
 
-    def _report(self, choice: int, piece: Piece, events: list[Event]) -> None:
+    def _report(self, choice: int, piece: TextPiece, events: list[Event]) -> None:
         if piece.text or piece.token_ids:
             logprobs = None
             if self._num_logprobs is not None:

@@ -1,10 +1,10 @@
 """The engine ``scripted``: replays a JSON file (see ``script``), for tests of all components above the engine.
 
 A configuration selects it with ``backend = "scripted"`` and ``source = "file.json"``. Every choice of every request
-gets the same tokens. Token ids 0 to 255 are single bytes; each further text or bytes of the script has an id from 256
-on. A prompt has one token per UTF-8 byte and does not affect the answer. Text, stop strings, token limits, slots and
-cancellation behave as in the real engine, because the text goes through the same
-:class:`enginehouse.engine.text.text_stream.TextStream`; sampling parameters have no effect.
+gets the same tokens, unless the script has replies to prompts. Token ids 0 to 255 are single bytes; each further text
+or bytes of the script has an id from 256 on. A prompt has one token per UTF-8 byte and does not affect the answer
+otherwise. Text, stop strings, token limits, slots and cancellation behave as in the real engine, because the text goes
+through the same :class:`enginehouse.engine.text.text_stream.TextStream`; sampling parameters have no effect.
 """
 
 from __future__ import annotations
@@ -211,7 +211,8 @@ class _ScriptedStream:
         try:
             await self._ticket
             began = time.perf_counter()
-            replay = Replay(self._engine.tape, self._request, self.num_prompt_tokens, self._engine.info.max_context)
+            tape = self._engine.tape.answering(self._token_ids)
+            replay = Replay(tape, self._request, self.num_prompt_tokens, self._engine.info.max_context)
             if scored := replay.score(self._token_ids):
                 yield scored
             while not (self._ended.is_set() or replay.is_done):

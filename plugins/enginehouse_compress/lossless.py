@@ -39,34 +39,34 @@ def _kept(text: CompressibleText) -> list[Range]:
     kept: list[Range] = []
     for start, end in text.free():
         removed = joined([*_repeated(text.text, start, end, seen), *_white_space(text.text, start, end)])
-        borders = [start, *(border for range_ in removed for border in range_), end]
-        kept += [(left, right) for left, right in zip(borders[::2], borders[1::2], strict=True) if left < right]
+        bounds = [start, *(bound for range_ in removed for bound in range_), end]
+        kept += [(left, right) for left, right in zip(bounds[::2], bounds[1::2], strict=True) if left < right]
     return kept
 
 
 def _repeated(text: str, start: int, end: int, seen: set[str]) -> Iterator[Range]:
     """Yield paragraphs that occur earlier in this text, with the white space after them."""
     paragraphs = list(_paragraphs(text, start, end))
-    following = [*(begun for begun, _ in paragraphs[1:]), end]
-    for (begun, ended), next_begun in zip(paragraphs, following, strict=False):
-        said = " ".join(text[begun:ended].split())
+    following = [*(begin for begin, _ in paragraphs[1:]), end]
+    for (begin, stop), next_begin in zip(paragraphs, following, strict=False):
+        said = " ".join(text[begin:stop].split())
         if len(said) >= _MIN_REPEATED_CHARS:
             if said in seen:
-                yield begun, next_begun
+                yield begin, next_begin
             seen.add(said)
 
 
 def _paragraphs(text: str, start: int, end: int) -> Iterator[Range]:
     """Yield runs of non-blank lines."""
-    begun: int | None = None
+    begin: int | None = None
     for line_start, line_end in _lines(text, start, end):
         if text[line_start:line_end].strip():
-            begun = line_start if begun is None else begun
-        elif begun is not None:
-            yield begun, line_start
-            begun = None
-    if begun is not None:
-        yield begun, end
+            begin = line_start if begin is None else begin
+        elif begin is not None:
+            yield begin, line_start
+            begin = None
+    if begin is not None:
+        yield begin, end
 
 
 def _lines(text: str, start: int, end: int) -> Iterator[Range]:

@@ -93,7 +93,7 @@ class PromptCompressor:
         except PluginFailed as error:  # a broken compressor must not refuse requests; core has logged it
             failure = error.message
         except (EnginehouseError, TimeoutError) as error:
-            _log.error("the compressor %s failed; the prompt stays as it is", method, exc_info=error)
+            _log.error("the compressor %s failed; the prompt is left unchanged", method, exc_info=error)
             failure = type(error).__name__
         details = {
             "method": method,

@@ -42,21 +42,21 @@ def split_sentences(text: str, start: int = 0, end: int | None = None) -> list[P
 
 def _lines(text: str, start: int, end: int) -> Iterator[Part]:
     """Yield non-blank lines; lines within brackets that span several are kept together."""
-    begun: int | None = None
+    begin: int | None = None
     depth = 0
     line_start = start
     for line in text[start:end].splitlines(keepends=True):
         line_end = line_start + len(line)
-        if begun is not None or line.strip():
-            begun = line_start if begun is None else begun
+        if begin is not None or line.strip():
+            begin = line_start if begin is None else begin
             if depth or line.lstrip()[:1] in _OPENING:
                 depth = max(0, depth + sum(map(line.count, "{[")) - sum(map(line.count, "}]")))
-            if depth == 0 or line_end - begun > _MAX_CHARS:
-                yield begun, line_end
-                begun, depth = None, 0
+            if depth == 0 or line_end - begin > _MAX_CHARS:
+                yield begin, line_end
+                begin, depth = None, 0
         line_start = line_end
-    if begun is not None:
-        yield begun, end
+    if begin is not None:
+        yield begin, end
 
 
 def _sentences_of_line(text: str, start: int, end: int) -> Iterator[Part]:
@@ -65,21 +65,21 @@ def _sentences_of_line(text: str, start: int, end: int) -> Iterator[Part]:
     if line.lstrip()[:1] in _OPENING and len(line) <= _MAX_CHARS:
         yield from _trimmed(text, start, end)
         return
-    begun = scanned = start
+    begin = scanned = start
     closing: str | None = None  # closing mark of the open quotation
     for match in _END.finditer(line):
-        border = start + match.end()
-        closing = _behind(text[scanned:border], closing)
-        scanned = border
-        if closing is not None and border - begun < _MAX_CHARS:
+        boundary = start + match.end()
+        closing = _behind(text[scanned:boundary], closing)
+        scanned = boundary
+        if closing is not None and boundary - begin < _MAX_CHARS:
             continue
-        if match.group()[-1] not in _MARKS and text[border : border + 2].strip()[:1].islower():
+        if match.group()[-1] not in _MARKS and text[boundary : boundary + 2].strip()[:1].islower():
             continue  # "Wait." he said.
-        if _ABBREVIATION.search(text[max(begun, border - _MAX_ABBREVIATION_CHARS) : border]):
+        if _ABBREVIATION.search(text[max(begin, boundary - _MAX_ABBREVIATION_CHARS) : boundary]):
             continue
-        yield from _trimmed(text, begun, border)
-        begun, closing = border, None
-    yield from _trimmed(text, begun, end)
+        yield from _trimmed(text, begin, boundary)
+        begin, closing = boundary, None
+    yield from _trimmed(text, begin, end)
 
 
 def _behind(piece: str, closing: str | None) -> str | None:
@@ -95,6 +95,6 @@ def _behind(piece: str, closing: str | None) -> str | None:
 def _trimmed(text: str, start: int, end: int) -> Iterator[Part]:
     """Yield the part without surrounding white space; nothing if it is blank."""
     piece = text[start:end]
-    begun = end - len(piece.lstrip())
-    if begun < end:
-        yield begun, begun + len(piece.strip())
+    begin = end - len(piece.lstrip())
+    if begin < end:
+        yield begin, begin + len(piece.strip())

@@ -34,7 +34,7 @@ _MIN_GAIN = 1.02  # smaller differences also occur between two identical runs
 )
 @click.option("--text", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="UTF-8 text to measure on.")
 @click.option("--passages", "num_passages", type=click.IntRange(1), default=6, show_default=True, help="Most of them.")
-@click.option("--layers", help="Layers to leave behind, with commas.  [default: half, three quarters, nine tenths]")
+@click.option("--layers", help="Layers to measure, separated by commas.  [default: half, three quarters, nine tenths]")
 @click.option(
     "--policy", "policies", type=click.Choice(list(THRESHOLDS)), multiple=True, help="Only this one; repeatable."
 )
@@ -64,7 +64,7 @@ def calibrate_early_exit(
         parts = passages(token_ids, _PROMPT_TOKENS, _ANSWER_TOKENS, num_passages)
         if not parts:
             least = _PROMPT_TOKENS + _ANSWER_TOKENS + 1
-            raise click.ClickException(f"the text has {len(token_ids)} tokens; {least} is the least")
+            raise click.ClickException(f"the text has {len(token_ids)} tokens; at least {least} are needed")
         settings = grid(_layers(layers, runner), policies or tuple(THRESHOLDS))
         click.echo(f"{len(parts)} passages, {len(settings)} settings ...", err=True)
         plain, measured = calibrate(
@@ -94,7 +94,7 @@ def _open(model: str, config_file: Path | None) -> LayerAccess:
     registry = PluginRegistry.for_settings(settings)
     plan = plan_model(model, settings.models.get(model) or ModelSettings(source=model), registry)
     if plan.backend.opens != "runner":
-        raise ModelLoadError(f"{model}: the backend {plan.backend.name!r} hands requests on; it has no layers")
+        raise ModelLoadError(f"{model}: the backend {plan.backend.name!r} forwards requests; it has no layers")
     options = structure_options(plan.backend.options, plan.options, plan.options_path)
     runner = cast(Runner, plan.backend.open(plan.source, options, lambda share, what: None))
     if isinstance(runner, LayerAccess) and runner.capabilities.exit_layers:
@@ -114,7 +114,7 @@ def _layers(asked: str | None, runner: LayerAccess) -> list[int]:
         raise click.BadParameter("must be whole numbers with commas between them", param_hint="--layers") from error
     if wrong := [layer for layer in found if layer not in offered]:
         raise click.BadParameter(
-            f"{wrong}: this model can be left behind {offered[0]} to {offered[-1]}", param_hint="--layers"
+            f"{wrong}: this model supports early exit after layers {offered[0]} to {offered[-1]}", param_hint="--layers"
         )
     return found
 

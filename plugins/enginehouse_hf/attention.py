@@ -174,7 +174,7 @@ class Step:
         return keys, values
 
     def narrowed(self, columns: Sequence[int]) -> Step:
-        """Return a step of some of the lanes, each one column wide; ``columns`` selects them."""
+        """Return a step of some of the rows, each one column wide; ``columns`` selects them."""
         chosen = [self.segments[column] for column in columns]
         segments = [Segment(segment.slot, segment.start, place, place + 1) for place, segment in enumerate(chosen)]
         return Step(self.memory, segments, self.aborted)

@@ -100,10 +100,10 @@ class EarlyExits:
         self._pass: _Pass | None = None
 
     def run(self, step: Step, token_ids: Tensor) -> Exited:
-        """Run one pass over single tokens, each its own lane of ``step``.
+        """Run one pass over single tokens, each its own row of ``step``.
 
         Args:
-            step: its lanes have one column each.
+            step: its rows have one column each.
             token_ids: (T,) int64.
         """
         num_tokens = len(token_ids)

@@ -111,7 +111,7 @@ def pull_command(ctx: click.Context, *, models: tuple[str, ...], code: bool, dry
         except DownloadError as error:
             raise click.ClickException(error.message) from error
         except KeyboardInterrupt:
-            click.echo("\nStopped. The same command goes on from here.", err=True)
+            click.echo("\nStopped. The same command continues from here.", err=True)
             ctx.exit(_STOPPED)
         click.echo(_plan(reference, pulled) if dry_run else _outcome(reference, pulled))
 
@@ -119,7 +119,7 @@ def pull_command(ctx: click.Context, *, models: tuple[str, ...], code: bool, dry
 def _reference(text: str) -> HubReference:
     reference = parse_reference(text)
     if reference is None:
-        raise click.UsageError(f"{text!r} is no model of a hub; write OWNER/NAME[:QUANTISATION][@REVISION]")
+        raise click.UsageError(f"{text!r} is not a model id; write OWNER/NAME[:QUANTISATION][@REVISION]")
     return reference
 
 

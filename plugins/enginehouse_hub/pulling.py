@@ -110,8 +110,8 @@ def _fetch(transfer: Transfer, files: Sequence[HubFile], report: PullReport) -> 
     cache, commit = transfer.cache, transfer.commit
     missing = [file for file in files if cache.num_bytes(commit, file.path, file.digest) != file.num_bytes]
     total = sum(file.num_bytes for file in files)
-    begun = sum(_num_bytes_begun(cache, file) for file in missing)
-    to_fetch = sum(file.num_bytes for file in missing) - begun
+    num_bytes_here = sum(_num_bytes_here(cache, file) for file in missing)
+    to_fetch = sum(file.num_bytes for file in missing) - num_bytes_here
     try:
         _check_disk(cache.folder, to_fetch)
         report.begin(files, total, total - to_fetch)
@@ -126,7 +126,7 @@ def _fetch(transfer: Transfer, files: Sequence[HubFile], report: PullReport) -> 
     return to_fetch
 
 
-def _num_bytes_begun(cache: ModelCache, file: HubFile) -> int:
+def _num_bytes_here(cache: ModelCache, file: HubFile) -> int:
     try:
         return min(cache.incomplete(file.digest).stat().st_size, file.num_bytes)
     except OSError:

@@ -41,7 +41,7 @@ _SHARD_KEYS = "split."
 _NOT_PER_LAYER = ("rope.dimension_sections",)  # arrays whose length may equal the number of layers by coincidence
 
 _BY_ARCHITECTURE = {
-    "baichuan": "llama.cpp tells its positions by the number of its layers",
+    "baichuan": "llama.cpp derives its positions from the number of its layers",
     "hrm-text": "its layers run in cycles",
     "t5": "it has an encoder and a decoder",
     "gemma3n": "its embeddings hold a part for each layer",
@@ -49,17 +49,17 @@ _BY_ARCHITECTURE = {
 _BY_SIZE = {
     ("gemma2", 46): "llama.cpp scales its attention by the number of its layers",
     ("gemma3", 62): "llama.cpp scales its attention by the number of its layers",
-    ("exaone4", 64): "llama.cpp tells its sliding windows by the number of its layers",
+    ("exaone4", 64): "llama.cpp derives its sliding windows from the number of its layers",
 }
 _BY_KEY = {
-    "nextn_predict_layers": "its last layers are no part of the others' work but predict further tokens",
+    "nextn_predict_layers": "its last layers predict further tokens and are not part of the others' computation",
     "attention.shared_kv_layers": "its last layers use the keys and values of others",
     "embedding_length_per_layer_input": "its embeddings hold a part for each layer",
 }
 
 
 @frozen
-class _Piece:
+class _ByteRange:
     """Bytes of a file, and the number of zero bytes that follow them."""
 
     path: Path
@@ -79,7 +79,7 @@ class FirstLayers:
 
     num_layers: int
     header: bytes
-    _pieces: tuple[_Piece, ...]
+    _pieces: tuple[_ByteRange, ...]
 
     @property
     def num_bytes(self) -> int:
@@ -147,7 +147,7 @@ def cut_layers(path: Path, num_layers: int) -> FirstLayers:
 @frozen
 class _Tensor:
     place: TensorPlace
-    piece: _Piece
+    piece: _ByteRange
 
 
 @frozen(eq=False)
@@ -169,7 +169,7 @@ class _Model:
             found = list(reader.entries())
             end = reader.position
             if end > _MAX_HEADER_BYTES:
-                raise ValueError(f"what it says of itself has {end} bytes")
+                raise ValueError(f"its metadata has {end} bytes")
             file.seek(0)
             data = file.read(end)
         values = {entry.key: entry.value for entry in found if entry.value is not None}
@@ -182,7 +182,7 @@ class _Model:
             raise ModelLoadError(f"{path}: not a valid GGUF file: an alignment of {alignment}")
         reason = _reason_against(values, architecture, num_layers)
         if reason is not None:
-            raise ModelLoadError(f"the first layers of {path.name} are no model of their own: {reason}")
+            raise ModelLoadError(f"the first layers of {path.name} cannot be used as a model: {reason}")
         tensors = [tensor for shard in shard_paths(path) for tensor in _tensors_of(shard, alignment)]
         layers = {layer for tensor in tensors if (layer := _layer_of(tensor)) is not None}
         if len(layers) != num_layers or max(layers, default=0) >= num_layers:
@@ -206,12 +206,12 @@ def _tensors_of(path: Path, alignment: int) -> list[_Tensor]:
         places = list(reader.tensors())
         data_begin = reader.position + -reader.position % alignment
         num_bytes = file.seek(0, 2) - data_begin
-        borders = [*(place.offset for place in places), num_bytes]
-        if any(end <= begin for begin, end in pairwise(borders)):
+        bounds = [*(place.offset for place in places), num_bytes]
+        if any(end <= begin for begin, end in pairwise(bounds)):
             raise ValueError("it ends too early, or its tensors are not in order")
     return [
-        _Tensor(place, _Piece(path, data_begin + begin, end - begin, -(end - begin) % alignment))
-        for place, (begin, end) in zip(places, pairwise(borders), strict=True)
+        _Tensor(place, _ByteRange(path, data_begin + begin, end - begin, -(end - begin) % alignment))
+        for place, (begin, end) in zip(places, pairwise(bounds), strict=True)
     ]
 
 

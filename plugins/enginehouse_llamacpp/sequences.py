@@ -6,7 +6,7 @@ A handle is llama.cpp's own sequence id, so it is below ``max_sequences``.
 differently, and a small quantised model amplifies that to different words (measured on SmolLM2: 3 to 5 of 100
 greedy tokens). llama.cpp itself reuses cells as they become free, so the order depends on the other requests. With
 ``keeps_order`` new tokens always go to cells above all others: cells of dropped tokens stay allocated to a separate
-sequence, the *grave*, until the live cells are compacted.
+sequence, the *discard sequence*, until the live cells are compacted.
 
 **Parking (swapping out).** Cells of other sequences are masked, not skipped, so each slows every token slightly: 3,200
 cached ones made SmolLM2's steps a fifth slower. Therefore compaction also copies sequences that no recent pass used out
@@ -27,7 +27,7 @@ from enginehouse_llamacpp.states import num_checked_bytes, state_array
 __all__ = ["NUM_OWN_SEQUENCES", "SequenceTable"]
 
 NUM_OWN_SEQUENCES = 2
-"""llama.cpp ids that ``keeps_order`` needs beyond the handles: the grave, and one for moving parts."""
+"""llama.cpp ids that ``keeps_order`` needs beyond the handles: the discard sequence, and one for moving parts."""
 
 _MIN_GROWTH_CELLS = 512
 """Minimum number of cells allocated since the last compaction before the next one."""
@@ -146,7 +146,7 @@ class SequenceTable:
         try:
             self._memory.restore(sequence, state_array(data))
             if self._memory.length(sequence) != num_tokens:
-                raise RunnerError("it holds another number of tokens than it says")
+                raise RunnerError("its number of tokens differs from the one in its header")
         except RunnerError as error:
             self._memory.remove(sequence)
             self._empty(held, 0)

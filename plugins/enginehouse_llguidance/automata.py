@@ -339,7 +339,7 @@ def _written(ranges: _Ranges) -> str:
         return "(?s:.)"
     parts = []
     for low, high in ranges:
-        low = 0xE000 if 0xD800 <= low < 0xE000 else low  # noqa: PLW2901 - surrogates are no characters
+        low = 0xE000 if 0xD800 <= low < 0xE000 else low  # noqa: PLW2901 - surrogates are not characters
         high = 0xD7FF if 0xD800 <= high < 0xE000 else high  # noqa: PLW2901
         if low <= high:
             parts.append(f"\\x{{{low:x}}}" if low == high else f"\\x{{{low:x}}}-\\x{{{high:x}}}")

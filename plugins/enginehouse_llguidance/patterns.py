@@ -287,7 +287,7 @@ class _Parser:
         if char in "*+?":
             raise self.error(f"nothing to repeat before {char!r}")
         if char == "{":
-            raise self.error("'{' that is no repetition must be written '\\{'")
+            raise self.error("'{' that does not begin a repetition must be written '\\{'")
         if char == ".":
             self.depends_on_dialect = True
             return "(?s:.)" if self.is_widened else _DOT
@@ -354,7 +354,7 @@ class _Parser:
         low, comma, high = self.text[self.position + 1 : max(end, 0)].partition(",")
         digits = (low, *([high] if high else []))
         if end < 0 or not all(number.isascii() and number.isdecimal() and len(number) < 9 for number in digits):
-            raise self.error("'{' that is no repetition must be written '\\{'")
+            raise self.error("'{' that does not begin a repetition must be written '\\{'")
         if max(map(int, digits)) > _MAX_REPETITIONS:
             raise self.error(f"more than {_MAX_REPETITIONS} repetitions are not supported")
         if high and int(low) > int(high):
@@ -403,7 +403,7 @@ class _Parser:
                 return chr(0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00))
             code = low
         if 0xD800 <= code < 0xE000:
-            raise self.error("half a surrogate pair matches no text")
+            raise self.error("a lone surrogate matches no text")
         return chr(code)
 
     def _class(self, item: _Class, tables: dict[str, str]) -> str:

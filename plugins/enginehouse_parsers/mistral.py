@@ -59,12 +59,12 @@ class MistralFormat:
         """See :class:`enginehouse.contract.parsers.ToolFormat`."""
         repeats_tag = parallel is not False and self._names_calls
         if answer == "any":
-            behind = self._behind_tag(only_strict(tools), parallel)
-            return compose(talk_or_call(_TAG, behind, "", repeats_tag), strict_param(tools))
-        call = InOrder((Marker(_TAG), self._behind_tag(tools, parallel)))
+            after_tag = self._after_tag(only_strict(tools), parallel)
+            return compose(talk_or_call(_TAG, after_tag, "", repeats_tag), strict_param(tools))
+        call = InOrder((Marker(_TAG), self._after_tag(tools, parallel)))
         return compose(or_answer(one_or_more(call, "", repeats_tag), answer), "tool_choice")
 
-    def _behind_tag(self, tools: Sequence[Tool], parallel: bool | None) -> Composition:
+    def _after_tag(self, tools: Sequence[Tool], parallel: bool | None) -> Composition:
         if not self._names_calls:
             listed = one_or_more(json_calls(tools, "arguments"), ", ", parallel)
             return InOrder((Text(self._beginning), listed, Text("]")))

@@ -1,4 +1,4 @@
-"""Backend ``remote``: models behind any OpenAI-compatible server. Hook implementations only."""
+"""Backend ``remote``: models on any OpenAI-compatible server. Hook implementations only."""
 
 from __future__ import annotations
 

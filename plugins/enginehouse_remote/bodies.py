@@ -71,7 +71,7 @@ def _parameters(request: EngineRequest, kind: KindOfServer) -> dict[str, Any]:
         # Every request has a seed; one set by a client has already been refused here.
         is_asked = value is not None and value != _OFF.get(name) and name != "seed"
         if is_asked and name not in kind.parameters:
-            raise UnsupportedParameter(f"{name}: the server behind this model does not honour it", name)
+            raise UnsupportedParameter(f"{name}: the remote server does not honour it", name)
     honoured = {name: value for name, value in values.items() if value is not None and name in kind.parameters}
     if "top_k" in honoured:
         honoured["top_k"] = honoured["top_k"] or kind.off.get("top_k", 0)
@@ -186,7 +186,7 @@ def _tool(tool: Tool) -> dict[str, Any]:
 def _constraint(constraint: Constraint, kind: KindOfServer) -> dict[str, Any]:
     if constraint.kind not in kind.constraints:
         raise UnsupportedParameter(
-            f"{constraint.param}: the server behind this model enforces no {constraint.kind}", constraint.param
+            f"{constraint.param}: the remote server does not enforce {constraint.kind}", constraint.param
         )
     if constraint.kind == "json_object":
         return {"response_format": {"type": "json_object"}}

@@ -50,7 +50,7 @@ class _Arguments:
                 self.has_begun = True
                 self.is_complete = self._depth <= 0
         if self.is_complete and text[at:].strip():
-            raise ValueError("the arguments of a call go on behind their end, so two calls cannot be told apart")
+            raise ValueError("arguments follow a complete call, so two calls cannot be distinguished")
 
 
 @define(eq=False)

@@ -55,7 +55,7 @@ class RemoteEngine:
     async def submit(self, request: EngineRequest) -> EngineStream:
         """Send the request to the least busy server; returns once a server has accepted it."""
         if request.num_prompt_logprobs is not None:
-            message = "prompt_logprobs: the server behind this model is not asked for them"
+            message = "prompt_logprobs: not supported for remote models"
             raise UnsupportedParameter(message, "prompt_logprobs")
         if len(self._running) >= self._options.max_requests:
             raise Overloaded(f"{len(self._running)} requests run at the servers of this model; try again later.")
@@ -95,9 +95,7 @@ class RemoteEngine:
 
     async def pieces(self, token_ids: Sequence[int]) -> list[bytes]:
         """Raise UnsupportedParameter: servers do not report the bytes of token ids."""
-        raise UnsupportedParameter(
-            "with_pieces: the pieces of tokens stay with the server behind this model", "with_pieces"
-        )
+        raise UnsupportedParameter("with_pieces: remote servers do not report the pieces of tokens", "with_pieces")
 
     async def stats(self) -> EngineStats:
         """Number of requests running on the servers."""
@@ -112,7 +110,7 @@ class RemoteEngine:
     async def _ask(self, path: str, data: dict[str, Any], param: str, kind: type[_A], max_bytes: int) -> _A:
         """Send a short request; returns the response of the first server that answers."""
         if not self._found.tokenizes:
-            raise UnsupportedParameter(f"{param}: the server behind this model offers no {path}", param)
+            raise UnsupportedParameter(f"{param}: the remote server has no {path}", param)
         self.servers.start()
         content = {"model": self._found.model, **data}
         tried: set[Server] = set()
@@ -148,4 +146,4 @@ class RemoteEngine:
         try:
             return msgspec.json.decode(body, type=kind)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise GenerationFailed(f"The server {server.url} answered {path} with nonsense: {error}") from error
+            raise GenerationFailed(f"The server {server.url} gave an invalid answer to {path}: {error}") from error

@@ -82,7 +82,7 @@ def _of_error(
         return _refusal(error, message)
     said = f"The server {url} answered {status}: {message}"
     if status == 429:
-        said = f"The server behind this model has too much to do: {message}"
+        said = f"The remote server is overloaded: {message}"
         return ServerFailed(Overloaded(said, retry_after_s=_seconds(retry_after)), is_down=False)
     if status in (401, 403):
         return ServerFailed(GenerationFailed(f"{said} (it does not take the API key of the settings)"), is_down=False)

@@ -94,7 +94,7 @@ class RemoteGeneration:
             await self._try_servers()
         except EnginehouseError as error:
             self._fail(error)
-        except Exception as error:  # noqa: BLE001 - border to the library: a request always ends
+        except Exception as error:  # noqa: BLE001 - boundary to the library: a request always ends
             self._fail(GenerationFailed(f"The answer could not be read: {repr(error)[:300]}"))
 
     def _fail(self, error: EnginehouseError) -> None:
@@ -167,9 +167,7 @@ class RemoteGeneration:
                     continue
                 num_events += len(events)
                 if num_events > self._limits.max_events:
-                    message = (
-                        f"The answer of the server {server.url} does not end: more tokens came than were asked for."
-                    )
+                    message = f"The answer of the server {server.url} has more tokens than were requested."
                     raise GenerationFailed(message)
                 if not self._has_shown:
                     self._has_shown, began = True, time.perf_counter()

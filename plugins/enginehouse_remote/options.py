@@ -22,7 +22,7 @@ Kind = Literal["enginehouse", "vllm", "sglang", "llamacpp", "openai"]
 def _check_urls(_: Any, attribute: attrs.Attribute[Any], value: tuple[str, ...]) -> None:
     for url in value:
         if not url.startswith(("http://", "https://")) or not urlsplit(url).hostname:
-            raise ValueError(f"{url!r} is no address of a server; write http://host:port/v1")
+            raise ValueError(f"{url!r} is not an address of a server; write http://host:port/v1")
 
 
 @frozen(kw_only=True)

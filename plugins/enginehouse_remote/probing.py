@@ -105,31 +105,31 @@ async def _probe(client: httpx.AsyncClient, url: str, options: RemoteOptions) ->
     entry = _choose(await _models(client, url, options.connect_timeout_s), options.model, url)
     name = str(entry["id"])
     kind: Kind = _OWNERS.get(str(entry.get("owned_by")), "openai") if options.kind == "auto" else options.kind
-    card: dict[str, Any] = {}
+    description: dict[str, Any] = {}
     if kind == "enginehouse":
         _, said = await _get(client, f"{url}/models/{quote(name)}", options.connect_timeout_s)
-        card = said if isinstance(said, dict) else {}
-        if card.get("state") == "loading":
+        description = said if isinstance(said, dict) else {}
+        if description.get("state") == "loading":
             raise httpx.TransportError("the model is still loading there")
-    return _found(url, name, kind, entry, card=card, options=options)
+    return _found(url, name, kind, entry, description=description, options=options)
 
 
 def _found(
-    url: str, name: str, kind: Kind, entry: Mapping[str, Any], *, card: Mapping[str, Any], options: RemoteOptions
+    url: str, name: str, kind: Kind, entry: Mapping[str, Any], *, description: Mapping[str, Any], options: RemoteOptions
 ) -> Found:
-    """Build the result from the server's model list and, for an Enginehouse server, its model card."""
-    capabilities = _capabilities(card)
+    """Build the result from the server's model list and, for an Enginehouse server, its model description."""
+    capabilities = _capabilities(description)
     table = restricted(KINDS[kind], capabilities, options)
-    max_context = options.context or _context(card) or _context(entry) or _UNLIMITED
-    reason = f"the server behind this model ({kind}) has no such thing"
+    max_context = options.context or _context(description) or _context(entry) or _UNLIMITED
+    reason = f"the remote server ({kind}) does not support it"
     engine = engine_capabilities(table, capabilities, reason)
     info = ModelInfo(
         backend="remote",
         max_context=max_context,
         vocab_size=_vocab_size(entry) or _UNLIMITED,
         engine=msgspec.structs.replace(engine, media=("image",) if options.images else ()),
-        generation_defaults=_defaults(card),
-        metadata=_metadata(card, entry, url, name, kind),
+        generation_defaults=_defaults(description),
+        metadata=_metadata(description, entry, url, name, kind),
     )
     return Found(model=name, kind=table, info=info, tokenizes=kind == "enginehouse")
 
@@ -161,9 +161,9 @@ def _choose(models: Sequence[dict[str, Any]], wanted: str | None, url: str) -> d
     raise ModelLoadError(f"{url} serves no model {wanted!r}; it serves: {listed}")
 
 
-def _capabilities(card: Mapping[str, Any]) -> dict[str, dict[str, str]] | None:
+def _capabilities(description: Mapping[str, Any]) -> dict[str, dict[str, str]] | None:
     """Return the capabilities reported by an Enginehouse server, or None. Texts only."""
-    said = card.get("capabilities")
+    said = description.get("capabilities")
     if not isinstance(said, dict):
         return None
     return {
@@ -219,9 +219,9 @@ def _vocab_size(entry: Mapping[str, Any]) -> int | None:
     return value if _is_size(value) else None
 
 
-def _defaults(card: Mapping[str, Any]) -> dict[str, Any]:
+def _defaults(description: Mapping[str, Any]) -> dict[str, Any]:
     """Return the server's default request values: shown and sent as defaults, so that both servers agree."""
-    parameters = card.get("parameters")
+    parameters = description.get("parameters")
     if not isinstance(parameters, dict):
         return {}
     return {
@@ -239,10 +239,12 @@ def _is_short(value: Any) -> bool:
         return False
 
 
-def _metadata(card: Mapping[str, Any], entry: Mapping[str, Any], url: str, name: str, kind: Kind) -> dict[str, str]:
-    own = card.get("metadata")
+def _metadata(
+    description: Mapping[str, Any], entry: Mapping[str, Any], url: str, name: str, kind: Kind
+) -> dict[str, str]:
+    own = description.get("metadata")
     shown = list(own.items())[:_MAX_MEMBERS] if isinstance(own, dict) else ()
     known = {key[:_MAX_NAME_CHARS]: str(value)[:_MAX_TEXT_CHARS] for key, value in shown}
-    if isinstance(stamp := card.get("system_fingerprint"), str):
+    if isinstance(stamp := description.get("system_fingerprint"), str):
         known["remote_fingerprint"] = stamp[:_MAX_NAME_CHARS]
     return {**known, "remote_url": url, "remote_model": name, "remote_kind": kind}

@@ -36,9 +36,9 @@ async def read_events(body: AsyncIterator[bytes]) -> AsyncGenerator[dict[str, An
         try:
             data = msgspec.json.decode(text)
         except (msgspec.DecodeError, RecursionError) as error:
-            raise GenerationFailed(f"The server behind this model sent an event that is no JSON: {error}") from error
+            raise GenerationFailed(f"The remote server sent an event that is not valid JSON: {error}") from error
         if not isinstance(data, dict):
-            raise GenerationFailed("The server behind this model sent an event that is no JSON object.")
+            raise GenerationFailed("The remote server sent an event that is not a JSON object.")
         if "error" in (name, kind) and "error" not in data:
             data = {"error": data}
         kind = ""
@@ -47,16 +47,16 @@ async def read_events(body: AsyncIterator[bytes]) -> AsyncGenerator[dict[str, An
 
 async def _lines(body: AsyncIterator[bytes]) -> AsyncGenerator[str, None]:
     """Yield lines that end with LF or CRLF only: JSON may contain U+2028, at which Python splits lines."""
-    begun: list[bytes] = []  # pieces of an unfinished line; joined once, as a line may arrive byte by byte
+    parts: list[bytes] = []  # pieces of an unfinished line; joined once, as a line may arrive byte by byte
     num_bytes = 0
     async for piece in body:
         *ended, rest = piece.split(b"\n")
         for line in ended:
-            yield b"".join([*begun, line]).removesuffix(b"\r").decode("utf-8", "replace")
-            begun, num_bytes = [], 0
-        begun.append(rest)
+            yield b"".join([*parts, line]).removesuffix(b"\r").decode("utf-8", "replace")
+            parts, num_bytes = [], 0
+        parts.append(rest)
         num_bytes += len(rest)
         if num_bytes > _MAX_LINE_BYTES:
-            raise GenerationFailed("The server behind this model sent a line that does not end.")
+            raise GenerationFailed("The remote server sent a line that does not end.")
     if num_bytes:
-        yield b"".join(begun).decode("utf-8", "replace")
+        yield b"".join(parts).decode("utf-8", "replace")

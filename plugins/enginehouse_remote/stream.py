@@ -81,7 +81,7 @@ class AnswerStream:
                 self._push_choice(data, events)
         except (KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError) as error:
             said = repr(error)[:_MAX_REASON_CHARS]
-            raise GenerationFailed(f"The server behind this model sent a chunk that is none: {said}") from error
+            raise GenerationFailed(f"The remote server sent an invalid chunk: {said}") from error
         return events
 
     def finish(self, prefill_s: float, decode_s: float) -> list[Event]:
@@ -92,11 +92,11 @@ class AnswerStream:
             GenerationFailed: requested log-probabilities or a required call are missing, or calls are ambiguous.
         """
         if any(choice.finish_reason is None for choice in self._choices):
-            raise EngineDead("The server behind this model ended its answer before it was complete.")
+            raise EngineDead("The remote server ended its answer before it was complete.")
         if self._num_logprobs is not None and any(one.has_text and not one.has_logprobs for one in self._choices):
-            raise GenerationFailed("The server behind this model reports no log-probabilities; leave out logprobs.")
+            raise GenerationFailed("The remote server reported no log-probabilities; leave out logprobs.")
         if self._requires_call and any(one.finish_reason == "stop" and not one.calls for one in self._choices):
-            raise GenerationFailed("The server behind this model made no call, though tool_choice requires one.")
+            raise GenerationFailed("The remote server made no call, although tool_choice requires one.")
         for choice in self._choices:
             if choice.finish_reason != "length":
                 self._check_calls(choice)
@@ -125,7 +125,7 @@ class AnswerStream:
         try:
             choice.calls.check_ends()
         except ValueError as error:
-            raise GenerationFailed(f"The server behind this model mixes up its calls: {error}") from error
+            raise GenerationFailed(f"The remote server sent inconsistent tool calls: {error}") from error
 
     def _push_choice(self, data: Mapping[str, Any], events: list[Event]) -> None:
         index = data.get("index", 0)
@@ -212,5 +212,5 @@ def _is_count(value: Any) -> TypeGuard[int]:
 def _logprob(value: Any) -> float:
     """Return a finite number; raises TypeError for anything else, such as the text "nan", which float() accepts."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise TypeError("a log-probability that is no number")
+        raise TypeError("a log-probability that is not a number")
     return float(value)

@@ -32,7 +32,7 @@ def calibrate_router(log: TextIO, models: str) -> None:
         raise click.UsageError(f"--models needs 2 to {_MAX_MODELS} different names, with commas")
     examples = list(_read(log, names))
     if len(examples) < _MIN_PROMPTS:
-        raise click.ClickException(f"{len(examples)} prompts are too few to learn from; {_MIN_PROMPTS} is the least")
+        raise click.ClickException(f"{len(examples)} prompts are too few; at least {_MIN_PROMPTS} are needed")
     even = tuple(number / len(names) for number in range(1, len(names)))
     before = accuracy(examples, Fitted(dict(WEIGHTS), even))
     fitted = fit(examples, len(names))
@@ -55,7 +55,7 @@ def _read(log: TextIO, names: list[str]) -> Iterator[Labelled]:
 def _labelled(data: dict[str, Any], names: list[str]) -> Labelled:
     model = data["model"]
     if model not in names:
-        raise ValueError(f"the model {model!r} is none of {', '.join(names)}")
+        raise ValueError(f"the model {model!r} is not one of {', '.join(names)}")
     if ("prompt" in data) == ("messages" in data):
         raise ValueError("either prompt or messages is needed")
     if "prompt" in data:

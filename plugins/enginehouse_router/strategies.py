@@ -31,7 +31,7 @@ class RulesRouter:
             if rule.model not in models:
                 path = f"plugins.router.rules[{index}].model"
                 hint = closest(rule.model, tuple(models))
-                raise ConfigError(f"{path}: {rule.model!r} is none of the models of the router{hint}", path)
+                raise ConfigError(f"{path}: {rule.model!r} is not one of the models of the router{hint}", path)
 
     def route(self, question: RouteQuestion) -> Route:
         """Return the model of the first matching rule whose model can serve the request, then the others."""
@@ -40,7 +40,7 @@ class RulesRouter:
         for number, rule in enumerate(self.options.rules, 1):
             if rule.model in names and _holds(rule, reading):
                 return Route(attempts=_beginning_with(rule.model, question), reason=f"rule {number} holds")
-        return Route(attempts=_beginning_with(question.default, question), reason="no rule holds; the default model")
+        return Route(attempts=_beginning_with(question.default, question), reason="no rule matches; the default model")
 
 
 @frozen

@@ -1,4 +1,4 @@
-"""Sampler plugins: DRY, dynamic temperature, typical-p, XTC, top-n-sigma and Mirostat 2. Hook implementations only."""
+"""Sampler plugins: DRY, dynamic temperature, typical-p, XTC, top-n-sigma, Mirostat, adaptive-p. Hooks only."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from enginehouse import hookimpl
 from enginehouse.contract.sampler import SamplerPlugin
+from enginehouse_samplers.adaptive_p import AdaptivePSampler
 from enginehouse_samplers.dry import DrySampler
 from enginehouse_samplers.dynatemp import DynatempSampler
 from enginehouse_samplers.mirostat import MirostatSampler
@@ -25,3 +26,4 @@ def register_samplers(register: Callable[[SamplerPlugin], None]) -> None:
     register(XtcSampler())
     register(TopNSigmaSampler())
     register(MirostatSampler())
+    register(AdaptivePSampler())

@@ -63,7 +63,7 @@ class DryFields:
     dry_sequence_breakers: tuple[str, ...] = field(
         default=("\n", ":", '"', "*"),
         validator=_check_breakers,
-        metadata={"description": "Strings that DRY follows no repetition across."},
+        metadata={"description": "Strings at which DRY ends a repetition."},
     )
 
 

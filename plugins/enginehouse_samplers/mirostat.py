@@ -1,17 +1,18 @@
-"""Mirostat 2: adaptive truncation that keeps the surprise of the text near a target.
+"""Mirostat: adaptive truncation that keeps the surprise of the text near a target, in its two versions.
 
 Source: Basu et al., "Mirostat: A Neural Text Decoding Algorithm that Directly Controls Perplexity"
-(https://arxiv.org/abs/2007.14966), in the version without a Zipf estimate, as in llama.cpp: tokens with a surprise
-above mu are cut, and after each draw mu moves by ``eta`` times the difference between the drawn token's surprise, among
-the remaining tokens, and ``tau``; mu starts at twice ``tau``. Mode 1, which estimates Zipf's exponent, is not offered:
-the paper's own authors found no gain, and its estimate depends on the size of the vocabulary.
+(https://arxiv.org/abs/2007.14966), as in llama.cpp (``llama_sampler_mirostat`` and ``llama_sampler_mirostat_v2``).
+After each draw ``mu`` moves by ``eta`` times the difference between the drawn token's surprise, among the remaining
+tokens, and ``tau``; it starts at twice ``tau``. Version 1 estimates Zipf's exponent from the 100 most probable tokens
+and keeps the number of tokens that it gives for ``mu``; version 2 cuts tokens with a surprise above ``mu``. Where
+llama.cpp's estimate overflows or divides by zero (one candidate, equal logits), the limit of the formula is used.
 
 Tokens forced by a constraint were not drawn, so they do not change mu.
 """
 
 from __future__ import annotations
 
-from math import log, log2
+from math import exp, expm1, inf, log, log2
 from typing import Any
 
 import numpy as np
@@ -20,13 +21,17 @@ from numpy.typing import NDArray
 
 from enginehouse.contract.sampler import Candidates
 
-__all__ = ["MirostatFields", "MirostatSampler", "MirostatStep"]
+__all__ = ["MirostatFields", "MirostatSampler", "MirostatStep", "ZipfMirostatStep"]
+
+_NUM_RANKS = 100
+"""Most probable tokens from which Zipf's exponent is estimated."""
+_MAX_EXPONENT = 700.0
+"""Of a power of e that a float holds."""
 
 
 def _check_mode(_: Any, attribute: Any, value: int) -> None:
-    if value not in (0, 2):
-        also = "; version 1 is not offered" if value == 1 else ""
-        raise ValueError(f"'{attribute.name}' must be 0 (off) or 2, not {value}{also}")
+    if value not in (0, 1, 2):
+        raise ValueError(f"'{attribute.name}' must be 0 (off), 1 or 2, not {value}")
 
 
 @frozen
@@ -37,8 +42,9 @@ class MirostatFields:
         default=0,
         validator=_check_mode,
         metadata={
-            "description": "2 turns Mirostat 2 on, which replaces the other truncations (top_k, top_p, ...). 0 is off.",
-            "choices": (0, 2),
+            "description": "1 and 2 are the versions of Mirostat, which replaces the other truncations (top_k, top_p, "
+            "...). 0 is off.",
+            "choices": (0, 1, 2),
         },
     )
     mirostat_tau: float = field(
@@ -82,6 +88,40 @@ class MirostatStep:
             self.mu -= self._eta * (-log2(probability) - self._tau)
 
 
+class ZipfMirostatStep(MirostatStep):
+    """Keeps the number of candidates that Zipf's law gives for a surprise of ``mu`` bits."""
+
+    def __call__(self, candidates: Candidates) -> NDArray[np.bool_]:
+        """See :class:`MirostatStep`."""
+        keep = np.zeros(candidates.logits.size, np.bool_)
+        keep[: _num_kept(candidates.logits[:_NUM_RANKS], self.mu, candidates.row.size, keep.size)] = True
+        return keep
+
+
+def _num_kept(logits: NDArray[np.float32], mu: float, vocab_size: int, num_candidates: int) -> int:
+    """Return the number of most probable tokens to keep.
+
+    Args:
+        logits: (num_ranks,) float32, those of the most probable tokens, descending.
+        mu: maximum surprise in bits.
+    """
+    if logits.size < 2:
+        return 1
+    ranks = np.arange(1, logits.size + 1, dtype=np.float64)
+    ratios, falls = np.diff(np.log(ranks)), -np.diff(logits.astype(np.float64))
+    exponent = float((ratios * falls).sum() / (ratios * ratios).sum())
+    epsilon = exponent - 1
+    # epsilon / (1 - N ** -epsilon), whose limit at 0 is 1 / ln N
+    log_vocab = log(vocab_size)
+    share = -epsilon * log_vocab
+    scale = 1 / log_vocab if epsilon == 0 else (epsilon / -expm1(share) if share < _MAX_EXPONENT else 0.0)
+    log_scaled = (log(scale) if scale > 0 else -inf) + mu * log(2)
+    if exponent == 0:
+        return num_candidates if log_scaled > 0 else 1
+    log_kept = log_scaled / exponent
+    return num_candidates if log_kept >= log(num_candidates) else max(int(exp(log_kept)), 1)
+
+
 class MirostatSampler:
     """Mirostat as a sampler plugin. Its step replaces all other truncations."""
 
@@ -93,4 +133,7 @@ class MirostatSampler:
 
     def create(self, fields: MirostatFields) -> MirostatStep | None:
         """See :class:`enginehouse.contract.sampler.SamplerPlugin`."""
-        return MirostatStep(fields.mirostat_tau, fields.mirostat_eta) if fields.mirostat else None
+        if not fields.mirostat:
+            return None
+        step = ZipfMirostatStep if fields.mirostat == 1 else MirostatStep
+        return step(fields.mirostat_tau, fields.mirostat_eta)

@@ -125,7 +125,7 @@ def _said_by_remote(registry: PluginRegistry, is_rich: bool) -> EngineCapabiliti
     there = _capabilities(registry, "llamacpp", is_rich=True) if is_rich else None
     said = {name: attrs.asdict(capability) for name, capability in there.items()} if there is not None else None
     kind = restricted(KINDS["enginehouse" if is_rich else "openai"], said, RemoteOptions())
-    return engine_capabilities(kind, said, "the server behind this model has no such thing")
+    return engine_capabilities(kind, said, "the remote server does not support it")
 
 
 def _support(rich: Capability, bare: Capability) -> str:

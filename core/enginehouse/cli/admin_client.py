@@ -41,7 +41,7 @@ def ask_server(
     """
     address = full_url(url)
     if address is None:
-        raise ServerRefusal(f"{url!r} is no address of a server; it must begin with http://, https:// or unix:")
+        raise ServerRefusal(f"{url!r} is not an address of a server; it must begin with http://, https:// or unix:")
     address = address.removesuffix("/v1")
     headers = {"content-type": "application/json"}
     if key is not None:
@@ -68,5 +68,5 @@ def _object(body: bytes, address: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         data = None
     if not isinstance(data, dict):
-        raise ServerRefusal(f"what answers at {address} is no Enginehouse server")
+        raise ServerRefusal(f"the server at {address} is not an Enginehouse server")
     return data

@@ -112,7 +112,7 @@ def _import(target: str) -> click.Command:
     module, _, attribute = target.partition(":")
     command = getattr(importlib.import_module(module), attribute)
     if not isinstance(command, click.Command):
-        raise PluginError(f"{target} is no click command")
+        raise PluginError(f"{target} is not a click command")
     return command
 
 

@@ -195,7 +195,7 @@ def connect(url: str, model: str | None = None, key: str | None = None, origin: 
     """
     whole = full_url(url)
     if whole is None:
-        raise ConfigError(f"{url!r} is no address; write http://host:port/v1, or unix:path for a Unix domain socket")
+        raise ConfigError(f"{url!r} is not an address; write http://host:port/v1, or unix:path for a socket file")
     url = whole if urlsplit(whole).path else f"{whole}/v1"
     target = Target(url, "", key, origin=origin)
     try:

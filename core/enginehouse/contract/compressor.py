@@ -40,8 +40,8 @@ class CompressibleText:
 
     def free(self) -> list[Range]:
         """Return the ranges that are not protected, in order."""
-        borders = [0, *(border for range_ in self.protected for border in range_), len(self.text)]
-        pairs = zip(borders[::2], borders[1::2], strict=True)
+        bounds = [0, *(bound for range_ in self.protected for bound in range_), len(self.text)]
+        pairs = zip(bounds[::2], bounds[1::2], strict=True)
         return [(start, end) for start, end in pairs if start < end]
 
 
@@ -150,5 +150,5 @@ def cut(text: CompressibleText, kept: Iterable[Range]) -> str:
     """
     ranges = joined([*kept, *text.protected])
     if ranges and not (ranges[0][0] >= 0 and ranges[-1][1] <= len(text.text)):
-        raise ValueError(f"a range to keep lies outside of the text of {len(text.text)} characters")
+        raise ValueError(f"a range to keep is outside the text of {len(text.text)} characters")
     return "".join(text.text[start:end] for start, end in ranges)

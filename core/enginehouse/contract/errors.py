@@ -366,8 +366,8 @@ class RequestKillsWorker(EngineError):
     """The request crashed the worker twice. It is refused; other requests that ran with it are not."""
 
     generic = (
-        "The model's worker died twice while it worked on this request, the second time on nothing else. The request "
-        "is refused; please do not send it again."
+        "The model's worker died twice while it worked on this request, the second time with no other work. The "
+        "request is refused; please do not send it again."
     )
 
 

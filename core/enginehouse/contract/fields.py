@@ -203,7 +203,7 @@ class GenerationFields(RequestOptions, ConstraintFields):
 
     model: str | None = row("A name or alias of `/models`; the first configured model without it.", prompt="shapes")
     n: int = row("Number of choices.", default=1, bounds=(1, None), limit=("maximum", "max_choices"))
-    stream: bool = row("Send the answer as events, while it is made.", default=False)
+    stream: bool = row("Stream the answer as events.", default=False)
     stream_options: StreamOptions | None = row("Only with `stream`.")
     cache_salt: str = row(
         "Prompts share the prefix cache only with those of the same salt; at most 1000 characters.",
@@ -291,7 +291,7 @@ class ChatFields(GenerationFields):
         member="thinking.enabled",
     )
     reasoning_effort: Effort | None = row(
-        "How hard to think, for templates that know efforts; `none` is not at all.",
+        "Reasoning effort, for chat templates that support it; `none` disables reasoning.",
         by="effort",
         prompt="template",
         member="thinking.effort",
@@ -302,6 +302,21 @@ class ChatFields(GenerationFields):
         prompt="template",
         member="thinking.budget",
         bounds=(-1, 2**31 - 1),
+    )
+    continue_final_message: bool | None = row(
+        "Continue the last message, which must be an assistant's without calls, instead of answering it. Without this "
+        "field such a message is continued.",
+        by="last_turn",
+        prompt="template",
+        member="continues",
+    )
+    add_generation_prompt: bool | None = row(
+        "Open the turn of the assistant after the messages; false ends the prompt with the last message. Not true "
+        "together with `continue_final_message`.",
+        by="last_turn",
+        prompt="template",
+        member="opens_turn",
+        off=(True,),
     )
     chat_template_kwargs: dict[str, Any] = row(
         "Further variables of the chat template.",

@@ -14,7 +14,7 @@ from enginehouse.contract.usage import Usage
 
 __all__ = [
     "BATCH_SIZES",
-    "EngineFigures",
+    "EngineMetrics",
     "EngineView",
     "Inspectable",
     "Phase",
@@ -84,7 +84,7 @@ class EngineView(msgspec.Struct, frozen=True, array_like=True):
     prefixes: tuple[PrefixView, ...]
 
 
-class EngineFigures(msgspec.Struct, frozen=True, array_like=True):
+class EngineMetrics(msgspec.Struct, frozen=True, array_like=True):
     """Counters of an engine since it was opened. A worker sends them about once a second while it works.
 
     Attributes:
@@ -107,7 +107,7 @@ class EngineFigures(msgspec.Struct, frozen=True, array_like=True):
 class Inspectable(Protocol):
     """An engine that supports inspection. Used only from the server's event loop."""
 
-    figures: EngineFigures
+    figures: EngineMetrics
     """The last counters received; reading them never blocks."""
 
     async def view(self) -> EngineView:

@@ -131,7 +131,7 @@ class ModelFolder:
             return default
         most = _MAX_LAYERS if key in _LAYERS else _MAX_EXPERTS if key in _EXPERTS else _MAX_SIZE
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
-            raise ModelLoadError(f"{self.path / 'config.json'} has sizes that are none: {key} is {str(value)[:40]!r}")
+            raise ModelLoadError(f"{self.path / 'config.json'} has an invalid size: {key} is {str(value)[:40]!r}")
         return value
 
 
@@ -152,7 +152,7 @@ def check_model_files(path: Path) -> None:
             most = _MAX_FILE_BYTES.get(file.name, _MAX_FILE_BYTES.get(file.suffix))
             if most is not None and found.st_size > most and stat.S_ISREG(found.st_mode):
                 raise ModelLoadError(
-                    f"{file} has {found.st_size} bytes, more than {most}: it is no such file of a model"
+                    f"{file} has {found.st_size} bytes; a file of this name in a model's folder has at most {most}"
                 )
 
 
@@ -244,5 +244,5 @@ def _tokens(values: Mapping[str, Any], key: str) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise ModelLoadError(f"config.json: {key} is {str(value)[:40]!r}, which is no number of tokens")
+        raise ModelLoadError(f"config.json: {key} is {str(value)[:40]!r}, which is not a number of tokens")
     return min(int(value), _MAX_SIZE)

@@ -80,7 +80,7 @@ def row(
     Args:
         text: effect of the field.
         default: value if the field is not given; ``attrs.NOTHING`` makes the field required.
-        bounds: lower and upper bound, inclusive; None is no bound.
+        bounds: lower and upper bound, inclusive; None means unbounded.
         check: a further attrs validator; not called with None.
         known: the other attributes of :class:`Row`.
     """

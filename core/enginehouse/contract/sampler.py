@@ -31,6 +31,7 @@ __all__ = [
     "TemperatureStep",
     "TokenPenalties",
     "TruncationStep",
+    "WeightsStep",
     "role_of",
 ]
 
@@ -39,12 +40,13 @@ CORE_ORDER: Mapping[str, int] = MappingProxyType(
 )
 """Core's own steps and their positions."""
 
-SamplerRole = Literal["penalty", "temperature", "truncation", "replacement", "processor"]
+SamplerRole = Literal["penalty", "temperature", "truncation", "replacement", "weights", "processor"]
 """Kind of a plugin's step.
 
 ``penalty`` lowers some logits, ``temperature`` sets the temperature (at the position of core's step), ``truncation``
-keeps some candidates; ``replacement`` is a truncation that replaces all others, core's included. ``processor`` is the
-role of logits processors (:mod:`enginehouse.contract.logits_processor`), not of samplers."""
+keeps some candidates; ``replacement`` is a truncation that replaces all others, core's included; ``weights`` sets the
+weights of the draw, after every other step, whatever order a request lists. ``processor`` is the role of logits
+processors (:mod:`enginehouse.contract.logits_processor`), not of samplers."""
 
 
 @frozen(eq=False)
@@ -109,7 +111,7 @@ class PenaltyStep(Protocol):
     """Penalties of one sequence."""
 
     def penalties(self, history: History) -> TokenPenalties | None:
-        """Return the penalties for the next token; None is no penalty."""
+        """Return the penalties for the next token; None for no penalty."""
         ...
 
 
@@ -129,6 +131,15 @@ class TemperatureStep(Protocol):
 
 
 @runtime_checkable
+class WeightsStep(Protocol):
+    """Probabilities of one sequence's draw; called at most once per position, and not if the request is greedy."""
+
+    def weights(self, candidates: Candidates) -> NDArray[np.float64]:
+        """Return (num_candidates,) float64: finite, not negative, not all 0; proportional to the probabilities."""
+        ...
+
+
+@runtime_checkable
 class FollowingStep(Protocol):
     """A step that depends on previously drawn tokens. Any step may implement it as well."""
 
@@ -137,13 +148,13 @@ class FollowingStep(Protocol):
 
         Args:
             token_id: the new token.
-            probability: its probability among the tokens that all steps kept; None if it was not sampled (greedy, or
-                forced by a constraint).
+            probability: its probability among the tokens that all steps kept, before a step of the role ``weights``;
+                None if it was not sampled (greedy, or forced by a constraint).
         """
         ...
 
 
-SamplerStep = TruncationStep | PenaltyStep | TemperatureStep
+SamplerStep = TruncationStep | PenaltyStep | TemperatureStep | WeightsStep
 """A step that a sampler creates for one sequence."""
 
 

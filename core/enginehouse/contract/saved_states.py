@@ -53,7 +53,7 @@ def check_head(data: memoryview, state_format: str) -> int:
     magic, settings, num_tokens, num_bytes, num_checked = _FIELDS.unpack(data[: _FIELDS.size])
     is_whole = magic == _MAGIC and num_tokens > 0 and num_checked <= num_bytes == data.nbytes - HEAD_BYTES
     if not is_whole or _CHECKSUM.unpack(data[_FIELDS.size : HEAD_BYTES])[0] != _checksum(data, num_checked):
-        raise StateRefused("the data is no saved sequence, or is damaged")
+        raise StateRefused("the data is not a saved sequence, or is damaged")
     if settings != _digest(state_format):
         raise StateRefused("the sequence was saved with other settings or by another version of the backend")
     return int(num_tokens)

@@ -14,7 +14,7 @@ import msgspec
 from attrs import evolve, frozen
 from msgspec.structs import astuple
 
-__all__ = ["USAGE_FIELDS", "Shown", "Tally", "Usage"]
+__all__ = ["USAGE_FIELDS", "Shown", "Usage", "UsageCounter"]
 
 
 @frozen
@@ -39,8 +39,12 @@ class Shown:
     is_work: bool = False
 
 
-class Tally(msgspec.Struct, array_like=True):
-    """Fields of :class:`Usage`, for the engine to count in place. Times are in seconds, measured in the worker."""
+class UsageCounter(msgspec.Struct, array_like=True):
+    """Fields of :class:`Usage`, for the engine to count in place.
+
+    Times are in seconds. Those of the queue, of prefill and of decoding are measured in the worker, the others in the
+    server.
+    """
 
     prompt_tokens: Annotated[int, Shown("Tokens of prompts that an engine has accepted.", "always")] = 0
     cached_tokens: Annotated[
@@ -53,38 +57,43 @@ class Tally(msgspec.Struct, array_like=True):
             is_optimization=True,
         ),
     ] = 0
-    completion_tokens: Annotated[int, Shown("Tokens of answers, those that were broken off up to there.", "always")] = 0
+    completion_tokens: Annotated[int, Shown("Generated tokens, including those of aborted answers.", "always")] = 0
     reasoning_tokens: Annotated[
         int,
         Shown("Of these, tokens between reasoning markers.", "never", metric=None, group="completion_tokens_details"),
     ] = 0
     accepted_prediction_tokens: Annotated[
-        int, Shown("Tokens of predicted answers that came.", group="completion_tokens_details")
+        int, Shown("Tokens of predictions that the answer contains.", group="completion_tokens_details")
     ] = 0
     rejected_prediction_tokens: Annotated[
-        int, Shown("Tokens of predicted answers that did not come.", group="completion_tokens_details")
+        int, Shown("Tokens of predictions that the answer does not contain.", group="completion_tokens_details")
     ] = 0
-    replays: Annotated[int, Shown("Answers that went on after their worker had died.")] = 0
+    replays: Annotated[int, Shown("Answers that were continued after the death of their worker.")] = 0
     queue_s: Annotated[float, Shown("Waiting for a slot.", "complete", metric="queue_seconds")] = 0.0
     prefill_s: Annotated[float, Shown("From the slot to the first token.", "complete", metric="prefill_seconds")] = 0.0
     decode_s: Annotated[float, Shown("From the first token to the last one.", "complete", metric=None)] = 0.0
-    loaded_prompt_tokens: Annotated[int, Shown("Cached prompt tokens that came from the disk.")] = 0
-    forced_tokens: Annotated[
-        int, Shown("Tokens that a constraint forced, so that no pass was needed.", is_optimization=True)
-    ] = 0
+    loaded_prompt_tokens: Annotated[int, Shown("Cached prompt tokens that were loaded from disk.")] = 0
+    forced_tokens: Annotated[int, Shown("Tokens forced by a constraint, without sampling.", is_optimization=True)] = 0
     drafted_tokens: Annotated[int, Shown("Tokens that a drafter proposed.", is_optimization=True, is_work=True)] = 0
     accepted_draft_tokens: Annotated[
-        int, Shown("Of these, tokens that the model would draw.", is_optimization=True, is_work=True)
+        int, Shown("Of these, tokens that verification accepted.", is_optimization=True, is_work=True)
     ] = 0
     early_exit_tokens: Annotated[
-        int, Shown("Tokens made without the model's last layers.", is_optimization=True, is_work=True)
+        int, Shown("Tokens generated without the model's last layers.", is_optimization=True, is_work=True)
     ] = 0
-    skipped_layers: Annotated[
-        int, Shown("Layers that these tokens did not need.", is_optimization=True, is_work=True)
-    ] = 0
+    skipped_layers: Annotated[int, Shown("Layers that these tokens skipped.", is_optimization=True, is_work=True)] = 0
     routed_requests: Annotated[int, Shown("Requests that a router sent to this model.")] = 0
-    routing_attempts: Annotated[int, Shown("Models that were tried for these, the last one too.")] = 0
-    discarded_tokens: Annotated[int, Shown("Tokens of attempts that were not good enough.")] = 0
+    routing_attempts: Annotated[int, Shown("Models that were tried for these requests, including the last one.")] = 0
+    discarded_tokens: Annotated[int, Shown("Tokens of attempts whose answer was not used.")] = 0
+    load_s: Annotated[float, Shown("Waiting for the model to be loaded.", "never", metric=None)] = 0.0
+    render_s: Annotated[float, Shown("In the chat template.", "never", metric=None)] = 0.0
+    tokenize_s: Annotated[
+        float, Shown("From the template until the engine has accepted the prompt.", "never", metric=None)
+    ] = 0.0
+    first_token_s: Annotated[
+        float, Shown("From the arrival of the request to its first text.", "never", metric=None)
+    ] = 0.0
+    total_s: Annotated[float, Shown("From the arrival of the request until now.", "never", metric=None)] = 0.0
 
     def snapshot(self) -> "Usage":
         """Return the present values."""
@@ -95,13 +104,13 @@ class Tally(msgspec.Struct, array_like=True):
         counts = _work_of(self)
         return Usage(**dict(zip(_WORK, counts, strict=True))) if any(counts) else None
 
-    def __add__(self, other: "Tally") -> Self:
+    def __add__(self, other: "UsageCounter") -> Self:
         """Return the sum; times are the longer ones."""
         pairs = zip(_TIMES, astuple(self), astuple(other), strict=True)
         return type(self)(*(max(one, two) if is_time else one + two for is_time, one, two in pairs))
 
 
-class Usage(Tally, frozen=True):  # type: ignore[misc]  # a struct, unlike a dataclass, may be frozen anew
+class Usage(UsageCounter, frozen=True):  # type: ignore[misc]  # a struct, unlike a dataclass, may be frozen anew
     """Usage of a choice, a prompt or a response. Counts add up; of several prompts, the longest time counts."""
 
     def shown(self, *, is_complete: bool) -> Iterator[tuple[str, Shown, float]]:

@@ -86,7 +86,7 @@ class TokenMask:
             if self.bitmask is not None and logits.max() == -np.inf:
                 logits[token_ids] = before
         if logits.max() == -np.inf:
-            raise GenerationFailed("No token that is allowed here could be drawn.")
+            raise GenerationFailed("No allowed token can be sampled here.")
 
 
 class ReasoningGate:

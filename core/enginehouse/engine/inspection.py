@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from enginehouse.contract.inspection import (
     BATCH_SIZES,
-    EngineFigures,
+    EngineMetrics,
     EngineView,
     Phase,
     RequestView,
@@ -36,9 +36,9 @@ class StepCounts:
         self._num_batched += num_sequences
         self._by_size[batch_size_bucket(num_sequences)] += 1
 
-    def figures(self, stats: EngineStats, num_cache_tokens: int) -> EngineFigures:
+    def figures(self, stats: EngineStats, num_cache_tokens: int) -> EngineMetrics:
         """Return the statistics, combined with ``stats``."""
-        return EngineFigures(stats, num_cache_tokens, tuple(self._by_size), self._num_batched)
+        return EngineMetrics(stats, num_cache_tokens, tuple(self._by_size), self._num_batched)
 
 
 def view_engine(scheduler: Scheduler, requests: Iterable[ActiveRequest], now_s: float) -> EngineView:

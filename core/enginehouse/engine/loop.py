@@ -21,7 +21,7 @@ from enginehouse.contract.backend import Runner, Sampled
 from enginehouse.contract.drafter import BoundDrafter
 from enginehouse.contract.errors import EngineDead, EnginehouseError, GenerationFailed, PluginFailed, QueueTimeout
 from enginehouse.contract.exit_policy import LayerAccess
-from enginehouse.contract.inspection import EngineFigures, EngineView
+from enginehouse.contract.inspection import EngineMetrics, EngineView
 from enginehouse.contract.sampler import SamplerPlugin
 from enginehouse.contract.structured import StructuredDecoder
 from enginehouse.contract.types import (
@@ -34,7 +34,6 @@ from enginehouse.contract.types import (
     FinishReason,
     Resume,
 )
-from enginehouse.engine.admission import SequenceFactory
 from enginehouse.engine.constraints import Masks
 from enginehouse.engine.disk import DiskTier
 from enginehouse.engine.forward import forward
@@ -43,8 +42,9 @@ from enginehouse.engine.outputs import score_tokens, summary, text_delta, token_
 from enginehouse.engine.sampling.device_draws import DeviceDraws, InFlightStep, launch
 from enginehouse.engine.scheduler import Batch, Scheduler
 from enginehouse.engine.sequence import ActiveRequest, Sequence
+from enginehouse.engine.sequence_factory import SequenceFactory
 from enginehouse.engine.speculation.speculation import Speculation
-from enginehouse.engine.text.text_stream import Piece
+from enginehouse.engine.text.text_stream import TextPiece
 from enginehouse.plugins import Guard, guard_of
 
 __all__ = ["EngineOutput", "StepEngine"]
@@ -241,7 +241,7 @@ class StepEngine:
             self._take_forced(sequence)
 
     def _take_forced(self, sequence: Sequence) -> None:
-        """Append all forced tokens, whatever the logits are; the next step computes them in one span."""
+        """Append all forced tokens without reading the logits; the next step computes them in one span."""
         while forced := sequence.forced_token_ids():
             for token_id in forced:
                 sequence.num_forced += 1
@@ -265,12 +265,14 @@ class StepEngine:
             return self._finish(sequence, sequence.text.flush(), "length", None)
         return True
 
-    def _emit(self, sequence: Sequence, piece: Piece) -> None:
+    def _emit(self, sequence: Sequence, piece: TextPiece) -> None:
         event = text_delta(sequence, piece)
         if event is not None:
             self._outputs.append((sequence.owner.request.request_id, event))
 
-    def _finish(self, sequence: Sequence, piece: Piece, reason: FinishReason, stop_reason: str | int | None) -> bool:
+    def _finish(
+        self, sequence: Sequence, piece: TextPiece, reason: FinishReason, stop_reason: str | int | None
+    ) -> bool:
         """End a sequence, and its request if it was the last one. Returns False, the result of :meth:`_take`."""
         self._emit(sequence, piece)
         owner = sequence.owner
@@ -383,7 +385,7 @@ class StepEngine:
             num_preemptions=scheduler.num_preemptions,
         )
 
-    def figures(self) -> EngineFigures:
+    def figures(self) -> EngineMetrics:
         """Return the statistics since the start."""
         return self._steps.figures(self.stats(), self._runner.capabilities.cache_tokens)
 
@@ -417,5 +419,5 @@ def _overdue(owner: ActiveRequest) -> QueueTimeout:
 
 def _valid(sampled: Sampled) -> Sampled:
     if sampled.token_id < 0:
-        raise GenerationFailed("The model's logits leave no token that could be drawn, or are not finite.")
+        raise GenerationFailed("No token can be sampled: all logits are -inf or not finite.")
     return sampled

@@ -25,7 +25,7 @@ from enginehouse.contract.usage import Usage
 from enginehouse.engine.sampling.candidates import LogitRow, RawLogprobs
 from enginehouse.engine.sampling.sampler import Sampled
 from enginehouse.engine.sequence import ActiveRequest, Sequence
-from enginehouse.engine.text.text_stream import Piece
+from enginehouse.engine.text.text_stream import TextPiece
 
 __all__ = ["score_tokens", "summary", "text_delta", "token_logprob"]
 
@@ -67,7 +67,7 @@ def score_tokens(
     return PromptLogprobs(tuple(entries), tuple(ranks))
 
 
-def text_delta(sequence: Sequence, piece: Piece) -> TextDelta | None:
+def text_delta(sequence: Sequence, piece: TextPiece) -> TextDelta | None:
     """Return the event of a piece of text with the pending log-probabilities of its tokens; None if empty."""
     if not piece.token_ids and not piece.text:
         return None

@@ -222,7 +222,7 @@ class Scheduler:
             token_bytes = self.runner.tokenizer.token_bytes
             expected = None if found.expected is None else token_bytes[found.expected]
             owner.cache_miss = CacheMiss(found.index, expected, token_bytes[int(owner.prompt[found.index])])
-            _log.debug("%s leaves what is kept at its token %d", owner.request.request_id, found.index)
+            _log.debug("%s differs from the cached prefixes at token %d", owner.request.request_id, found.index)
 
     def _fit(self, sequence: Sequence, source: Source) -> bool:
         """Evict prefixes until the sequence fits; returns False if it does not fit even then."""

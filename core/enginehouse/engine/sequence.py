@@ -17,11 +17,11 @@ from attrs import Factory, define, field
 from numpy.typing import NDArray
 
 from enginehouse.contract.types import CacheMiss, EngineRequest, TokenDetails, TokenLogprob
-from enginehouse.contract.usage import Tally, Usage
+from enginehouse.contract.usage import Usage, UsageCounter
 from enginehouse.engine.constraints import ConstraintState, ReasoningGate, TokenMask
 from enginehouse.engine.disk import StateRead
 from enginehouse.engine.sampling.sampler import SequenceSampler
-from enginehouse.engine.text.text_stream import Piece, TextStream
+from enginehouse.engine.text.text_stream import TextPiece, TextStream
 
 if TYPE_CHECKING:
     from enginehouse.engine.speculation.speculation import SequenceDrafts
@@ -49,7 +49,9 @@ class ActiveRequest:
     is_resumed: bool = False
     sequences: list[Sequence] = field(factory=list)
     num_unfinished: int = 0
-    usage: Tally = field(default=Factory(lambda self: Tally(prompt_tokens=len(self.prompt)), takes_self=True))
+    usage: UsageCounter = field(
+        default=Factory(lambda self: UsageCounter(prompt_tokens=len(self.prompt)), takes_self=True)
+    )
     has_source: bool = False
     cache_miss: CacheMiss | None = None
     started_s: float | None = None
@@ -83,7 +85,7 @@ class Sequence:
         reads_at_once: True if each token must be read before the next step, because drafts continue from it.
         num_forced: tokens forced by a constraint.
         num_counted: generated tokens already charged to its caller.
-        untold: probabilities of the tokens since the last event, if a sampler step follows sampled tokens.
+        unreported: probabilities of the tokens since the last event, if a sampler step follows sampled tokens.
         has_asked_disk: True if the disk tier was searched for a prefix of it.
         disk_read: such a prefix that is being loaded into the prefix cache.
         exit_layer: number of layers computed for the last row of logits (None without early exit).
@@ -234,7 +236,7 @@ class Sequence:
     def _closing_token_ids(self) -> tuple[int, ...]:
         return self.reasoning.forced_token_ids() if self.reasoning is not None else ()
 
-    def advance(self, token_id: int) -> Piece | None:
+    def advance(self, token_id: int) -> TextPiece | None:
         """Append a token and update the dependent state; returns None if the token ends the sequence.
 
         Raises:

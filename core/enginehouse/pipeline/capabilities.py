@@ -83,7 +83,7 @@ def find_unsupported(request: GenerateRequest, capabilities: Mapping[str, Capabi
         if capability is None or (given.name in _OF_TOOLS and "tools" in found):
             continue
         if capability.support == "refused":
-            found[given.name] = capability.reason
+            found[given.named] = capability.reason
         elif given.use in capability.refuses:
             found[given.path] = capability.refuses[given.use]
     return tuple(found.items())
@@ -109,6 +109,11 @@ class _Given:
     use: str = ""
     path: str = ""
 
+    @property
+    def named(self) -> str:
+        """The field as the client wrote it: other surfaces have other names for a field of OpenAI's."""
+        return self.path if self.path and _root(self.path) != self.name else self.name
+
 
 def _given(request: GenerateRequest) -> Iterator[_Given]:
     """Yield the parameters that some models cannot honour, once for each use; of two names of a value, the first."""
@@ -125,10 +130,11 @@ def _given(request: GenerateRequest) -> Iterator[_Given]:
     if request.num_choices > 1:
         yield _Given("n")
     if (constraint := request.constraint) is not None:
-        name = _root(constraint.param)
+        root = _root(constraint.param)
+        name = root if root in FIELDS else "response_format"
         yield _Given(name, constraint.kind, constraint.param)
         if uses_tools:
-            yield _Given(name, "composition", name)
+            yield _Given(name, "composition", root)
 
 
 def _of_tools(use: ToolUse, *, has_constraint: bool) -> Iterator[_Given]:
@@ -245,7 +251,7 @@ def _by_server(_: Row, __: Deciders) -> Capability:
 
 def _by_cache(row: Row, deciders: Deciders) -> Capability:
     if deciders.info.engine.takes_messages:
-        return Capability("accepted", "the server behind this model caches as it likes")
+        return Capability("accepted", "caching is up to the remote server")
     return _by_server(row, deciders)
 
 
@@ -274,20 +280,26 @@ def _by_plugin(field: RequestField, deciders: Deciders) -> Capability:
 
 def _by_preparer(field: RequestField, deciders: Deciders) -> Capability:
     if deciders.info.engine.takes_messages:
-        return Capability("refused", "the engine behind this model renders its prompts itself")
+        return Capability("refused", "the engine of this model renders prompts itself")
     return Capability("emulated", f"before the prompt is rendered, by {field.plugin!r}")
 
 
 def _by_template(_: Row, deciders: Deciders) -> Capability:
     if deciders.has_template:
         return Capability("native", "by the model's chat template")
-    return Capability("emulated", "this model has no chat template; a plain one stands in")
+    return Capability("emulated", "this model has no chat template; a plain one is used")
+
+
+def _by_last_turn(row: Row, deciders: Deciders) -> Capability:
+    if deciders.info.engine.takes_messages:
+        return Capability("refused", "the engine of this model renders chats itself")
+    return _by_template(row, deciders)
 
 
 def _by_template_variables(_: Row, deciders: Deciders) -> Capability:
     if deciders.has_template:
         return Capability("native", "by the model's chat template")
-    return Capability("accepted", "this model has no chat template that could read them")
+    return Capability("accepted", "this model has no chat template that reads them")
 
 
 def _by_tools(_: Row, deciders: Deciders) -> Capability:
@@ -314,7 +326,7 @@ def _by_tool_constraint(row: Row, deciders: Deciders) -> Capability:
     if tools.support == "refused":
         return tools
     if problem := _composition_problem(deciders):
-        reason = f"'auto' and 'none' only: {engine.constraint_problem or 'its engine enforces no calls'}"
+        reason = f"'auto' and 'none' only: {engine.constraint_problem or 'its engine does not enforce calls'}"
         return Capability("emulated", reason, {"required": problem})
     return Capability("emulated", "enforced by a grammar")
 
@@ -324,12 +336,12 @@ def _composition_problem(deciders: Deciders) -> str:
     engine = deciders.info.engine
     if engine.takes_messages or "composition" in engine.constraint_kinds:
         return ""
-    return f"{engine.constraint_problem or 'its engine enforces no calls'} (composition)"
+    return f"{engine.constraint_problem or 'its engine does not enforce calls'} (composition)"
 
 
 def _by_constraint(row: Row, deciders: Deciders) -> Capability:
     engine = deciders.info.engine
-    problem = engine.constraint_problem or "its engine enforces no constraints"
+    problem = engine.constraint_problem or "its engine does not enforce constraints"
     if not set(row.kinds) & set(engine.constraint_kinds):
         return Capability("refused", problem)
     refuses = {kind: f"{problem} ({kind})" for kind in row.kinds if kind not in engine.constraint_kinds}
@@ -340,8 +352,8 @@ def _by_constraint(row: Row, deciders: Deciders) -> Capability:
 
 def _by_reasoning(_: Row, deciders: Deciders) -> Capability:
     if deciders.formats.reasoning is None:
-        return Capability("accepted", "this model does not reason: there is nothing to switch or to limit")
-    return Capability("emulated", f"core counts and ends it; {deciders.formats.reasoning_parser!r} knows its marks")
+        return Capability("accepted", "this model does not reason")
+    return Capability("emulated", f"counted and ended by core; {deciders.formats.reasoning_parser!r} finds its markers")
 
 
 def _by_reasoning_switch(row: Row, deciders: Deciders) -> Capability:
@@ -356,7 +368,7 @@ def _by_effort(row: Row, deciders: Deciders) -> Capability:
     if reasoning is not None and reasoning.variables(None, "low"):
         return Capability("native", "by the chat template")
     if reasoning is not None:
-        return Capability("accepted", "the chat template knows no efforts; 'none' switches reasoning off")
+        return Capability("accepted", "the chat template has no efforts; 'none' disables reasoning")
     return _by_reasoning(row, deciders)
 
 
@@ -375,6 +387,7 @@ _RULES: Mapping[str, _Rule] = MappingProxyType(
         "effort": _by_effort,
         "engine": _by_engine,
         "infill": _by_infill,
+        "last_turn": _by_last_turn,
         "reasoning": _by_reasoning,
         "reasoning_switch": _by_reasoning_switch,
         "server": _by_server,

@@ -168,7 +168,8 @@ def _place(name: str, roles: Mapping[str, str]) -> str:
 
 
 def _truncates(name: str, roles: Mapping[str, str]) -> bool:
-    return roles.get(name, "truncation") in ("truncation", "replacement") and name not in ("penalties", "temperature")
+    replaced = ("truncation", "replacement", "weights")
+    return roles.get(name, "truncation") in replaced and name not in ("penalties", "temperature")
 
 
 Origin = Literal["request", "alias", "model", "generation_config", "profile", "limits", "built-in", "drawn"]

@@ -58,9 +58,10 @@ class RunningRequest:
     """A request that an engine has accepted. Iterate or cancel ``generation``.
 
     Attributes:
-        card: profile of the model.
+        model_profile: profile of the model.
         parsing: parser configuration for the text of its answers.
         prediction_token_ids: of the predicted answer; None without one.
+        load_s: seconds spent waiting for the model to be loaded.
         render_s: seconds spent in the chat template.
         tokenize_s: seconds from then until the engine had tokenized and accepted it.
         unsupported: parameters that were dropped because the model cannot honour them.
@@ -70,11 +71,12 @@ class RunningRequest:
 
     request: GenerateRequest
     model: LoadedModel
-    card: ModelProfile
+    model_profile: ModelProfile
     parameters: Parameters
     generation: Generation
     parsing: AnswerParsing
     prediction_token_ids: Sequence[int] | None = None
+    load_s: float = 0.0
     render_s: float = 0.0
     tokenize_s: float = 0.0
     unsupported: tuple[str, ...] = ()
@@ -111,7 +113,7 @@ class Pipeline:
         }
         templates, formats = ModelTemplates(settings.models), ChatFormats(registry, settings.models)
         self._prompts = PromptMaker(settings.models, formats, templates, renderer)
-        self._cards = ModelProfiles(registry, formats, templates)
+        self._model_profiles = ModelProfiles(registry, formats, templates)
         self.recovery = recovery if recovery is not None else Recovery()
         self._preparers = Preparers(settings.models, registry, manager, self.recovery)
         self._media = MediaReader(settings.media)
@@ -119,11 +121,11 @@ class Pipeline:
         self._leaves_out = settings.server.unsupported_parameters == "report"
 
     def _capabilities_of(self, name: str, info: ModelInfo) -> Mapping[str, Capability]:
-        return self.card(name, info).capabilities
+        return self.model_profile(name, info).capabilities
 
-    def card(self, name: str, info: ModelInfo) -> ModelProfile:
+    def model_profile(self, name: str, info: ModelInfo) -> ModelProfile:
         """Return the profile of a model that was opened."""
-        return self._cards.of(name, info)
+        return self._model_profiles.of(name, info)
 
     def defaults(self, asked: str, name: str, info: ModelInfo, profile: str) -> Parameters:
         """Return the parameters that apply to a request by the name ``asked`` in ``profile`` that gives none itself."""
@@ -149,8 +151,8 @@ class Pipeline:
         """
         request, plan, unsupported = await self._route(request)
         if plan is None:
-            return await self._lease(request, request.model)
-        attempts = Attempts(plan, request, self._lease, self._planner.circuit_breaker, on_discarded)
+            return await self._start_on(request, request.model)
+        attempts = Attempts(plan, request, self._start_on, self._planner.circuit_breaker, on_discarded)
         running, routed = await attempts.run()
         return evolve(running, routed=routed, unsupported=(*unsupported, *running.unsupported))
 
@@ -194,19 +196,21 @@ class Pipeline:
         prompt = await self._prompts.make(request, model)
         return len(await prompt.tokenize(self.recovery, request.caller))
 
-    async def _lease(self, request: GenerateRequest, name: str | None, may_drop: bool = True) -> RunningRequest:
+    async def _start_on(self, request: GenerateRequest, name: str | None, may_drop: bool = True) -> RunningRequest:
         """Start the request on the model of that name, which stays leased until the generation has ended."""
+        began = time.perf_counter()
         lease = await self._manager.lease(name)
+        load_s = time.perf_counter() - began
         try:
             with lease.explaining():
-                running = await self._enqueue(lease.model, request, may_drop=may_drop)
+                running = await self._start_leased(lease.model, request, may_drop=may_drop)
         except BaseException:
             lease.release()
             raise
         running.generation.keep(lease)
-        return running
+        return evolve(running, load_s=load_s)
 
-    async def _enqueue(self, model: LoadedModel, request: GenerateRequest, *, may_drop: bool) -> RunningRequest:
+    async def _start_leased(self, model: LoadedModel, request: GenerateRequest, *, may_drop: bool) -> RunningRequest:
         """Start the request if the model's queue has a place for it."""
         if model.name not in self._settings.models:
             raise ModelNotFound(model.name)  # it was added after this request arrived
@@ -243,8 +247,8 @@ class Pipeline:
         Raises:
             RequestError: the model cannot serve the request as asked.
         """
-        card = self._cards.of(model.name, model.info)
-        asked, unsupported = self._check(request, card.capabilities, may_drop=may_drop)
+        model_profile = self._model_profiles.of(model.name, model.info)
+        asked, unsupported = self._check(request, model_profile.capabilities, may_drop=may_drop)
         layers = self._layers(asked, model.name, model.info)
         of_samplers = {name: fields for name, fields in asked.extensions.items() if name in self._samplers}
         sampled = evolve(asked, extensions=of_samplers)
@@ -256,7 +260,7 @@ class Pipeline:
             asked=asked,
             request=rendered,
             model=model,
-            card=card,
+            model_profile=model_profile,
             parameters=parameters,
             prompt=await self._prompts.make(rendered, model),
             prediction_token_ids=prediction,
@@ -307,7 +311,7 @@ class Pipeline:
         return RunningRequest(
             request=request,
             model=prepared.model,
-            card=prepared.card,
+            model_profile=prepared.model_profile,
             parameters=prepared.parameters,
             generation=generation,
             parsing=prompt.parsing,
@@ -345,7 +349,7 @@ class Pipeline:
         unsupported: tuple[str, ...] = ()
         if self._leaves_out:
             shaping = evolve(request, sampling={}, stopping={}, extensions={})
-            lacking = find_unsupported(shaping, self.card(model.name, model.info).capabilities)
+            lacking = find_unsupported(shaping, self.model_profile(model.name, model.info).capabilities)
             request, unsupported = without_parameters(request, [param for param, _ in lacking])
         prompt = await self._prompts.make(await self._with_media(request, model), model)
         return evolve(prompt, unsupported=unsupported)

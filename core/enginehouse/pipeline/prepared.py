@@ -23,7 +23,7 @@ class Prepared:
     Attributes:
         asked: the request without what the model does not support.
         request: the same as rendered: changed by preparers of plugins, its media read.
-        card: profile of the model.
+        model_profile: profile of the model.
         prompt: the rendered prompt.
         prediction_token_ids: of the predicted answer; None without one.
         unsupported: parameters that were dropped because the model cannot honour them.
@@ -33,7 +33,7 @@ class Prepared:
     asked: GenerateRequest
     request: GenerateRequest
     model: LoadedModel
-    card: ModelProfile
+    model_profile: ModelProfile
     parameters: Parameters
     prompt: Prompt
     prediction_token_ids: Sequence[int] | None = None

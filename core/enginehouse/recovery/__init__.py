@@ -7,7 +7,7 @@ and ``transcript`` records its progress. ``questions`` holds calls: tokenize, de
 recognises them when they are sent again.
 
 The worker's engine resumes the request: it receives the prompt and the answer so far, and continues from there
-(:mod:`enginehouse.engine.admission`). Does not know HTTP, prompts or processes.
+(:mod:`enginehouse.engine.sequence_factory`). Does not know HTTP, prompts or processes.
 """
 
 from __future__ import annotations

@@ -16,10 +16,10 @@ from enginehouse.recovery.request import RecoverableRequest
 from enginehouse.serving import LoadedModel
 from enginehouse.serving.leases import Lease
 
-__all__ = ["Generation", "Verdict"]
+__all__ = ["Generation", "OutcomeObserver"]
 
 
-class Verdict(Protocol):
+class OutcomeObserver(Protocol):
     """Receives the outcome of a generation."""
 
     def answered(self) -> None:
@@ -42,13 +42,13 @@ class Generation:
     Attributes:
         ahead: batches that were read ahead of the reader.
         hides_logprobs: True if log-probabilities are removed from the batches that the reader gets.
-        verdict: receives the outcome.
+        outcome_observer: receives the outcome.
     """
 
     def __init__(self, attempt: EngineStream, request: RecoverableRequest | None = None) -> None:
         self.ahead: deque[Sequence[Event]] = deque()
         self.hides_logprobs = False
-        self.verdict: Verdict | None = None
+        self.outcome_observer: OutcomeObserver | None = None
         self._attempt = attempt
         self._request = request
         self._reading: AsyncIterator[Sequence[Event]] | None = None  # once something is read ahead
@@ -128,16 +128,16 @@ class Generation:
             if self._error is not None:
                 raise self._error
         except EnginehouseError as error:
-            if self.verdict is not None and not self._has_begun:
-                self.verdict.raised(error)
+            if self.outcome_observer is not None and not self._has_begun:
+                self.outcome_observer.raised(error)
             raise
         finally:
             self.cancel()
 
     def _begin(self) -> None:
         self._has_begun = True
-        if self.verdict is not None:
-            self.verdict.answered()
+        if self.outcome_observer is not None:
+            self.outcome_observer.answered()
 
     # -- ending ------------------------------------------------------------------------------------
 
@@ -161,8 +161,8 @@ class Generation:
             self._attempt.cancel()
         if self._lease is not None:
             self._lease.release()
-        if self.verdict is not None:
-            self.verdict.ended()
+        if self.outcome_observer is not None:
+            self.outcome_observer.ended()
 
 
 def _without_logprobs(batch: Sequence[Event]) -> Sequence[Event]:

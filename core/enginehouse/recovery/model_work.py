@@ -32,7 +32,7 @@ _RETRY_S = 0.05
 
 _CROWDED = "The model is recovering from a crash, and too many requests wait for it; try again."
 
-_KNOWN = "The model's worker has died of this before; it is refused. Please do not send it again."
+_KNOWN = "An equal request has killed this model's worker before; it is refused. Please do not send it again."
 
 
 class ModelWork:
@@ -193,7 +193,7 @@ class ModelWork:
         """Handle the death of a worker: identify suspects, and return everything that it held to the next worker."""
         held = [work for work in self._works if work.engine is engine]
         if held:
-            _log.warning("model %s: %s; what it held (%d) goes on in the next worker", self._name, error, len(held))
+            _log.warning("model %s: %s; its requests (%d) continue in the next worker", self._name, error, len(held))
         working = [work for work in held if work.stage != "waiting"]
         if engine.ended_by is not None:
             self._refuse_plugin(engine.ended_by, working)
@@ -223,9 +223,11 @@ class ModelWork:
     def _refuse(self, culprit: Work, error: EngineDead) -> None:
         """Refuse a culprit, and all equal work items that have not begun to answer."""
         pause_s = self._offences.pause_s(culprit.caller)
-        message = "model %s: its worker died twice of the same work, which is refused; its caller %r has to wait %.0f s"
+        message = (
+            "model %s: its worker died twice of the same work, which is refused; work of its caller %r waits %.0f s"
+        )
         _log.error(message, self._name, culprit.caller, pause_s)
-        culprit.refusal = RequestKillsWorker(_verdict(error))
+        culprit.refusal = RequestKillsWorker(_refusal_message(error))
         self._culprits.add(culprit)
         for work in self._works:
             if work.refusal is None and not work.num_tokens and self._culprits.knows(work):
@@ -242,8 +244,8 @@ def _queue_id(work: Work) -> str:
     return work.request.request_id or f"call {work.arrival}"
 
 
-def _verdict(error: EngineDead) -> str:
+def _refusal_message(error: EngineDead) -> str:
     return (
-        f"The model's worker died twice while it worked on this request ({error.message}), the second time on nothing "
-        "else. The request is refused; please do not send it again."
+        f"The model's worker died twice while it worked on this request ({error.message}), the second time with no "
+        "other work. The request is refused; please do not send it again."
     )

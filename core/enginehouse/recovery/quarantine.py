@@ -39,7 +39,7 @@ Only a few sampled tokens can be unreported when a worker dies: an incomplete ch
 _MARGIN_FACTOR = 4
 """Factor by which the margin grows with each further suspicion."""
 
-_MAX_FORGIVEN = 2
+_MAX_EXCUSED = 2
 """Number of deaths from outside from which a work item in the worker is excused."""
 
 
@@ -136,7 +136,7 @@ class Quarantine:
 
     def died(self, working: Sequence[Work], *, from_outside: bool = False) -> Work | None:
         """The worker died while it worked on these items; returns the culprit if it is known."""
-        blamed = [work for work in working if not (from_outside and _forgive(work))]
+        blamed = [work for work in working if not (from_outside and _excuse(work))]
         inside, self._inside = self._inside, {}
         isolated, self._isolated = self._isolated, None
         if isolated in blamed:  # it was alone
@@ -195,9 +195,9 @@ def _move(work: Work, event: Event) -> None:
     work.state = TRANSITIONS[work.state][event]
 
 
-def _forgive(work: Work) -> bool:
+def _excuse(work: Work) -> bool:
     """True if the item is excused from a death from outside."""
-    if work.num_forgiven >= _MAX_FORGIVEN:
+    if work.num_excused >= _MAX_EXCUSED:
         return False
-    work.num_forgiven += 1
+    work.num_excused += 1
     return True

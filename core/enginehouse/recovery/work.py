@@ -46,7 +46,7 @@ class Work(WorkObserver):
         stage: the part of it on which its worker is working.
         engine: the worker that holds it, even after its client has left; None while it is outside.
         num_suspicions: number of times it became suspect without an explanation being found.
-        num_forgiven: number of deaths from outside from which it was excused.
+        num_excused: number of deaths from outside from which it was excused.
         is_over: True if its client expects nothing more.
         is_answered: True if it ended by itself, whether its client waited for that or not.
         num_plugin_deaths: number of workers that ended in a call of a plugin while they worked on it.
@@ -64,7 +64,7 @@ class Work(WorkObserver):
         self.stage: Stage = "waiting"
         self.engine: WorkerEngine | None = None
         self.num_suspicions = 0
-        self.num_forgiven = 0
+        self.num_excused = 0
         self.is_over = False
         self.is_answered = False
         self.num_plugin_deaths = 0
@@ -77,7 +77,7 @@ class Work(WorkObserver):
         """Progress: number of tokens of its answer."""
         return 0
 
-    def begun(self, stage: Stage) -> None:
+    def stage_began(self, stage: Stage) -> None:
         """The worker starts a stage of it."""
         self.stage = stage
 

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from attrs import evolve, frozen
 
 from enginehouse.contract.errors import EnginehouseError, ModelTooLarge
+from enginehouse.serving.commands import load_model
 from enginehouse.serving.manager import ModelManager, budget_of
 from enginehouse.serving.memory import footprint_apart
 from enginehouse.serving.opening import ModelPlan, plan_apart
-from enginehouse.serving.orders import load_model
 from enginehouse.serving.served import ServedModel
 from enginehouse.serving.status import EventKind, ModelEvent
 from enginehouse.settings.config import ModelSettings, Settings

@@ -150,7 +150,7 @@ def choose_evictions(needed: int, residents: Mapping[Resident, int]) -> Sequence
     memory is not needed.
 
     Args:
-        tenants: all models that hold memory, with their bytes.
+        residents: all models that hold memory, with their bytes.
     """
     movable = [resident for resident in residents if not resident.is_pinned]
     chosen: list[Resident] = []

@@ -36,7 +36,7 @@ def plan_prefix_disk(name: str, settings: ModelSettings, backend: Backend) -> Pr
     if not settings.prefix_cache:
         raise ConfigError(f"{path}: there is nothing to save without a prefix cache; remove one of the two", path)
     if backend.opens != "runner":
-        reason = f"the backend {backend.name!r} hands requests on; it has no prefix cache here"
+        reason = f"the backend {backend.name!r} forwards requests; it has no prefix cache here"
         raise ConfigError(f"{path}: {reason}", path)
     # A name may hold slashes or consist of dots; quoted, it is one folder name, which no other model name maps to.
     quoted = quote(name, safe=" ").replace(".", "%2E") if name.startswith(".") else quote(name, safe=" ")
@@ -62,7 +62,7 @@ def plan_exit_policy(
         raise ConfigError(f"{path}: there is no exit policy {chosen.name!r}{hint}", path)
     structure_options(known.options, chosen.options, path, also_known=("name",))
     if backend.opens != "runner":
-        reason = f"the backend {backend.name!r} hands requests on; it has no layers that could be left"
+        reason = f"the backend {backend.name!r} forwards requests; it does not support early exit"
         raise ConfigError(f"{path}: {reason}", path)
     if settings.drafters:
         reason = "drafts are verified by all layers, so that the two would write different texts; remove one of them"
@@ -128,7 +128,7 @@ def plan_drafters(
     for index, drafter in enumerate(settings.drafters):
         path = f"models.{name}.drafters[{index}]"
         if any(drafter.name == other.name for other in plans):
-            raise ConfigError(f"{path}: {drafter.name!r} stands twice", path)
+            raise ConfigError(f"{path}: {drafter.name!r} is listed twice", path)
         plans.append(_plan(drafter, path, settings, registry, model))
     return tuple(plans)
 
@@ -147,7 +147,9 @@ def _plan(
     elif drafter.source is not None:
         second = _second_model(drafter, path, settings, registry)
     elif named := _first_set(drafter, "backend", "settings"):
-        raise ConfigError(f"{path}.{named}: it is about a second model, which 'source' must name", f"{path}.{named}")
+        raise ConfigError(
+            f"{path}.{named}: it applies to a second model; set 'source' to that model", f"{path}.{named}"
+        )
     return DrafterPlan(name=drafter.name, options=drafter.options, options_path=path, second=second)
 
 
@@ -176,7 +178,7 @@ def _first_layers(
         raise ConfigError(f"{path}.{named}: {reason}", f"{path}.{named}")
     if not isinstance(backend, LayerBackend):
         if drafter.settings:
-            reason = f"the backend {backend.name!r} opens nothing for {drafter.name!r} that could have settings"
+            reason = f"the backend {backend.name!r} opens no second model for {drafter.name!r}; remove the settings"
             raise ConfigError(f"{path}.settings: {reason}", f"{path}.settings")
         return None
     try:

@@ -1,6 +1,6 @@
 """Keeps a model's worker running: open, watch until it dies, open again after a delay, give up after repeated failures.
 
-Part of ``served``, which knows how to open an engine and what its requests are told.
+Part of ``served``, which knows how to open an engine and the errors of its requests.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Supervisor:
         lifecycle: state of the model, to which the ``restarts`` record also belongs.
         open: opens the next engine.
         on_ready: called with an engine that is ready to serve.
-        on_gone: called when it no longer serves, before any request is told.
+        on_gone: called when it no longer serves, before any request gets the error.
         finds_culprits: returns True if the work that kills a worker is identified.
     """
 
@@ -163,7 +163,7 @@ class Supervisor:
             delay_s = min(2 * delay_s, _MAX_SHORTAGE_DELAY_S)
 
     async def _until_dead(self, died: asyncio.Future[EngineDead]) -> str:
-        """Wait for the death of the engine and return the cause. The state changes before any request is told.
+        """Wait for the death of the engine and return the cause. The state changes before any request gets the error.
 
         Cancelling this closes the model and says nothing about its engine.
         """

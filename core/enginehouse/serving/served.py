@@ -279,7 +279,7 @@ class ServedModel:
             ).run()
         except EnginehouseError as error:
             self.fail(error.message)
-        except Exception as error:  # noqa: BLE001 - border to the backend: never stay "loading" forever
+        except Exception as error:  # noqa: BLE001 - boundary to the backend: never stay "loading" forever
             _log.exception("opening the model %s failed", self.name)
             self.fail(f"{type(error).__name__}: {error}")
         finally:

@@ -115,7 +115,7 @@ class AuthSettings:
             if name in names:
                 raise ConfigError(f"the name {name!r} is taken by another key", path)
             if text in texts:
-                raise ConfigError("another entry has the same key, and could say something else about it", path)
+                raise ConfigError("another entry has the same key", path)
             names.add(name)
             texts.add(text)
 

@@ -99,13 +99,13 @@ class LimitsSettings:
             all of it.
         max_queue_tokens: maximum number of waiting prompt tokens per model; a request that exceeds it is refused,
             unless none waits.
-        requests_per_minute: of the whole server; unset is no limit, here and below.
+        requests_per_minute: of the whole server; unset means no limit, here and below.
         tokens_per_minute: of prompts and answers together, of the whole server.
         max_concurrent: concurrent requests that generate, tokenize, render or ask for a route, of the whole server.
         key_requests_per_minute: of each key without a limit of its own.
         key_tokens_per_minute: of prompts and answers together, of each such key.
         key_max_concurrent: concurrent requests of this kind, of each such key.
-        queue_timeout_s: maximum time in the queue; unset is no limit. A request that is expected to wait longer is
+        queue_timeout_s: maximum time in the queue; unset means no limit. A request that is expected to wait longer is
             refused at once.
         first_token_timeout_s: maximum time from a request's arrival to its first output.
         total_timeout_s: maximum time from a request's arrival to the end of its answer.

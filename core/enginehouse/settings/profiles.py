@@ -33,7 +33,7 @@ class Profile:
         whole_head: members of a non-streamed response before ``choices``.
         opening_delta: the first delta of each choice.
         null_logprobs: ``logprobs`` is null if it was not requested; otherwise it is omitted.
-        null_members: members of a non-streamed message that are null if empty; others are omitted. ``reasoning`` stands
+        null_members: members of a non-streamed message that are null if empty; others are omitted. ``reasoning`` means
             for the fields that carry it.
         reasoning_field: field that carries reasoning; unset is the value of ``server.reasoning_field``.
         usage_details: ``usage`` also counts cached and reasoning tokens.

@@ -11,7 +11,7 @@ __all__ = ["Timeouts", "timeouts_of"]
 
 @frozen(kw_only=True)
 class Timeouts:
-    """Time limits of one request in seconds; None is no limit.
+    """Time limits of one request in seconds; None means no limit.
 
     Attributes:
         queue_s: from its acceptance until it is scheduled into the batch.

@@ -7,12 +7,21 @@ import itertools
 from typing import Any
 
 from enginehouse.contract.errors import EnginehouseError, WorkerDied
-from enginehouse.workers.messages import Begun, Cached, CallFailed, Detokenized, Stats, ThinkingStopped, Tokenized, View
+from enginehouse.workers.messages import (
+    Cached,
+    CallFailed,
+    Detokenized,
+    StageBegan,
+    Stats,
+    ThinkingStopped,
+    Tokenized,
+    View,
+)
 from enginehouse.workers.requests import WorkObserver
 
 __all__ = ["NO_CALL", "Answer", "Calls", "settle"]
 
-Answer = Begun | Cached | CallFailed | Detokenized | Stats | ThinkingStopped | Tokenized | View
+Answer = StageBegan | Cached | CallFailed | Detokenized | Stats | ThinkingStopped | Tokenized | View
 
 NO_CALL = -1
 """Call number of pings, whose answer is not delivered; its arrival is enough."""
@@ -41,10 +50,10 @@ class Calls:
 
     def handle(self, message: Answer) -> None:
         """Handle the start or the answer of a call; an answer that is no longer awaited is dropped."""
-        if isinstance(message, Begun):
+        if isinstance(message, StageBegan):
             _, observer = self._open.get(int(message.work), (None, None))
             if observer is not None:
-                observer.begun(message.stage)
+                observer.stage_began(message.stage)
             return
         future, observer = self._open.pop(message.call, (None, None))
         if future is None:

@@ -23,7 +23,7 @@ from enginehouse.contract.errors import (
     PluginError,
     WorkerDied,
 )
-from enginehouse.contract.inspection import EngineFigures, EngineView
+from enginehouse.contract.inspection import EngineMetrics, EngineView
 from enginehouse.contract.types import EngineRequest, EngineStats, ModelInfo, Resume, Segment
 from enginehouse.plugins.call_notes import NotedCall
 from enginehouse.settings.limits import LimitsSettings
@@ -32,7 +32,6 @@ from enginehouse.workers.health import LoadWatch, Watchdog
 from enginehouse.workers.launch import Worker, check_hello, explain, start_worker
 from enginehouse.workers.messages import (
     Accepted,
-    Begun,
     CallFailed,
     Cancel,
     Close,
@@ -40,7 +39,6 @@ from enginehouse.workers.messages import (
     Detokenized,
     Died,
     Entered,
-    Figures,
     FromWorker,
     GetCached,
     GetStats,
@@ -50,8 +48,10 @@ from enginehouse.workers.messages import (
     Load,
     LoadFailed,
     LoadProgress,
+    MetricsReport,
     Ready,
     Rejected,
+    StageBegan,
     Started,
     Stats,
     StepOutputs,
@@ -77,7 +77,7 @@ _CLOSE_WITH_DISK_S = 15.0  # sequences that are only in memory are saved first
 
 # After the link broke: time to wait for the exit status, which gives the reason. After the process ended: time to wait
 # for its last messages, in case a process that it started keeps the link open.
-_AUTOPSY_S = 2.0
+_EXIT_STATUS_GRACE_S = 2.0
 
 # Time to wait for a killed worker, or for a worker thread, which cannot be killed.
 _KILL_S = 1.0
@@ -116,7 +116,7 @@ class WorkerEngine:
         self._worker = worker
         self._load_watch: LoadWatch | None = None
         self._connection = Connection(pack, decode_from_worker, self._handle, self._on_lost)
-        self.figures = EngineFigures()
+        self.figures = EngineMetrics()
         self.died: asyncio.Future[EngineDead] = self._loop.create_future()
         self.is_killed_from_outside = False
         self.has_died_working = False
@@ -142,7 +142,7 @@ class WorkerEngine:
         self._is_ready = False
         self._is_closing = False
         self._close_s = _CLOSE_S
-        worker.ended.add_done_callback(lambda _: self._loop.call_later(_AUTOPSY_S, self._on_exit))
+        worker.ended.add_done_callback(lambda _: self._loop.call_later(_EXIT_STATUS_GRACE_S, self._on_exit))
 
     @property
     def is_open(self) -> bool:
@@ -220,7 +220,7 @@ class WorkerEngine:
             async with asyncio.timeout(_HELLO_S):
                 hello = await self._greeted
         except TimeoutError:
-            raise ModelLoadError(f"{path}: {python or 'the worker'} said nothing for {_HELLO_S:g} s") from None
+            raise ModelLoadError(f"{path}: {python or 'the worker'} sent nothing for {_HELLO_S:g} s") from None
         except EngineDead as error:
             if python is None:
                 raise
@@ -272,7 +272,7 @@ class WorkerEngine:
             self._on_exit()
         else:
             self._worker.ended.add_done_callback(lambda _: self._on_exit())
-            self._loop.call_later(_AUTOPSY_S, self._on_exit)
+            self._loop.call_later(_EXIT_STATUS_GRACE_S, self._on_exit)
 
     def _on_exit(self) -> None:
         """Handle the death of the worker, or the loss of its link: fail everything that waits for it."""
@@ -444,9 +444,9 @@ class WorkerEngine:
         elif isinstance(message, Accepted | Rejected | Tokenized | Detokenized | CallFailed):
             self._intake_watchdog.heard()
         match message:
-            case Accepted() | Rejected() | Entered() | Started() | Left() | Begun(work=str()):
+            case Accepted() | Rejected() | Entered() | Started() | Left() | StageBegan(work=str()):
                 self._requests.handle(message)
-            case Figures():
+            case MetricsReport():
                 self.figures = message.figures
             case Hello():
                 settle(self._greeted, message)

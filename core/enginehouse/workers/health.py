@@ -118,9 +118,9 @@ class LoadWatch:
         self._silent_s += self._interval_s
         if self._limit_s and self._silent_s >= self._limit_s:
             self._timer = None
-            news = f"the last news was {self._text!r} at {self._share:.0%}" if self._text else "it never said anything"
-            self._on_stuck(f"loading did not get on for {self._limit_s:g} s; {news}")
+            news = f"the last report was {self._text!r} at {self._share:.0%}" if self._text else "there was no report"
+            self._on_stuck(f"loading made no progress for {self._limit_s:g} s; {news}")
             return
         if self._silent_s >= _SHOWN_S:
-            self._on_progress(self._share, f"{self._text or 'loading'} (no news for {self._silent_s:.0f} s)")
+            self._on_progress(self._share, f"{self._text or 'loading'} (no progress for {self._silent_s:.0f} s)")
         self._timer = self._loop.call_later(self._interval_s, self._look)

@@ -28,7 +28,6 @@ from enginehouse.plugins.call_notes import CallNotes
 from enginehouse.workers.intake import Intake
 from enginehouse.workers.ipc import FrameTooLarge, Link
 from enginehouse.workers.messages import (
-    Begun,
     Cached,
     Cancel,
     Close,
@@ -44,6 +43,7 @@ from enginehouse.workers.messages import (
     LoadFailed,
     LoadProgress,
     Ready,
+    StageBegan,
     Started,
     Stats,
     StepOutputs,
@@ -60,7 +60,7 @@ from enginehouse.workers.messages import (
     printable,
 )
 from enginehouse.workers.parts import bind_drafters, find_backend, open_disk, open_runner, use_exit_policy
-from enginehouse.workers.stats import FigureReports
+from enginehouse.workers.stats import MetricsReports
 
 __all__ = ["WorkerHost"]
 
@@ -82,7 +82,7 @@ class WorkerHost:
     Args:
         link: the worker's end.
         on_server_gone: called on the reader thread when the server closed its end or died. A process exits here,
-            whatever the engine thread is doing; a thread can only be asked to end.
+            even while the engine thread is busy; a thread can only be asked to end.
         notes: where calls into plugins are noted; None for a thread.
     """
 
@@ -128,7 +128,7 @@ class WorkerHost:
             return None
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # noqa: BLE001 - worker border; Rust panics are not an Exception
+        except BaseException as error:  # noqa: BLE001 - worker boundary; Rust panics are not an Exception
             _log.exception("the backend %s failed to load the model", message.backend)
             reason = f"the backend {message.backend!r} failed: {type(error).__name__}: {error}"
             self._send(LoadFailed(failure_of(ModelLoadError(reason))))
@@ -190,7 +190,7 @@ class WorkerHost:
     def _serve(self, engine: StepEngine) -> bool:
         """Run the engine thread's loop: handle messages, then run one step; blocks while there is no work."""
         is_process = self._on_server_gone is not None
-        reports = FigureReports(engine, self._send, is_process=is_process, failures=self._failures)
+        reports = MetricsReports(engine, self._send, is_process=is_process, failures=self._failures)
         try:
             while self._take_messages(engine, reports):
                 outputs = engine.step()
@@ -199,7 +199,7 @@ class WorkerHost:
                 reports.after_step()
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # noqa: BLE001 - worker border: the engine's state cannot be trusted after this
+        except BaseException as error:  # noqa: BLE001 - worker boundary: the engine's state cannot be trusted after this
             _log.exception("the engine failed")
             self._send(Died(printable(f"the engine failed: {type(error).__name__}: {error}")))
             return False
@@ -209,7 +209,7 @@ class WorkerHost:
             engine.close()
         return True
 
-    def _take_messages(self, engine: StepEngine, reports: FigureReports) -> bool:
+    def _take_messages(self, engine: StepEngine, reports: MetricsReports) -> bool:
         """Handle all queued messages; returns False after Close. Blocks while the engine has nothing to do."""
         while True:
             is_idle = not engine.has_work()
@@ -231,10 +231,10 @@ class WorkerHost:
                 case GetStats():
                     self._send(Stats(message.call, engine.stats()))
                 case GetView():
-                    self._send(Begun(message.call, "request"))
+                    self._send(StageBegan(message.call, "request"))
                     self._send(View(message.call, engine.view()))
                 case GetCached():
-                    self._send(Begun(message.call, "request"))
+                    self._send(StageBegan(message.call, "request"))
                     self._send(Cached(message.call, engine.cached_tokens(message.token_ids, message.namespace)))
                 case StopThinking():
                     self._send(ThinkingStopped(message.call, engine.stop_thinking(message.request_id)))
@@ -243,7 +243,7 @@ class WorkerHost:
 
     def _add(self, engine: StepEngine, entering: _Enter) -> None:
         request_id = entering.request.request_id
-        self._send(Begun(request_id, "request"))
+        self._send(StageBegan(request_id, "request"))
         try:
             engine.add(entering.request, entering.token_ids, entering.resume)
             self._send(Entered(request_id))
@@ -267,12 +267,12 @@ class WorkerHost:
     # -- reader thread -----------------------------------------------------------------------------
 
     def _read(self) -> None:
-        """Receive messages until the server is gone. A worker that can no longer receive ends, whatever the reason."""
+        """Receive messages until the server is gone. A worker that can no longer receive ends."""
         try:
             while (payload := self._link.receive()) is not None:
                 self._dispatch(decode_to_worker(payload))
         except (FrameTooLarge, msgspec.DecodeError):
-            _log.exception("the server sent something that is no message")
+            _log.exception("the server sent something that is not a message")
         except Exception:  # noqa: BLE001 - a runner's abort(), for example: otherwise all requests would wait forever
             _log.exception("receiving failed")
             self._send(Died("the worker could not receive any more"))

@@ -21,13 +21,13 @@ from enginehouse.workers.calls import NO_CALL
 from enginehouse.workers.ipc import FrameTooLarge
 from enginehouse.workers.messages import (
     Accepted,
-    Begun,
     CallFailed,
     Detokenize,
     Detokenized,
     FromWorker,
     Left,
     Rejected,
+    StageBegan,
     Submit,
     Tokenize,
     Tokenized,
@@ -78,7 +78,7 @@ class Intake:
         self._queues = {"constrained intake": self._constrained, "long intake": self._long, "intake": self._queue}
         self._lock = threading.Lock()
         self._waiting: set[str] = set()  # submitted, not yet handed to the engine thread, not cancelled
-        self._begun: dict[str, bool] = {}  # being tokenized or compiled; True if cancelled since then
+        self._in_progress: dict[str, bool] = {}  # being tokenized or compiled; True if cancelled since then
         self._is_closing = False
         self._threads = [
             threading.Thread(target=self._run, args=(queue,), name=name, daemon=True)
@@ -118,10 +118,10 @@ class Intake:
             if request_id not in self._waiting:
                 return False
             self._waiting.remove(request_id)
-            is_begun = request_id in self._begun
-            if is_begun:
-                self._begun[request_id] = True
-        if not is_begun:
+            is_in_progress = request_id in self._in_progress
+            if is_in_progress:
+                self._in_progress[request_id] = True
+        if not is_in_progress:
             self._send(Left(request_id))
         return True
 
@@ -142,11 +142,11 @@ class Intake:
         with self._lock:
             if request_id not in self._waiting:
                 return
-            self._begun[request_id] = False
-        self._send(Begun(request_id, "text"))
+            self._in_progress[request_id] = False
+        self._send(StageBegan(request_id, "text"))
         self._take(request, resume)
         with self._lock:
-            is_cancelled = self._begun.pop(request_id)
+            is_cancelled = self._in_progress.pop(request_id)
         if is_cancelled:
             self._send(Left(request_id))
 
@@ -156,7 +156,7 @@ class Intake:
             with self._guard.of_request(request_id).calling("encode of its tokenizer"):
                 token_ids = self._token_ids(request)
             if request.constraint is not None:
-                self._send(Begun(request_id, "constraint"))
+                self._send(StageBegan(request_id, "constraint"))
             self._engine.check(request, len(token_ids))
         except Exception as error:  # noqa: BLE001 - only this request may fail
             with self._lock:
@@ -179,7 +179,7 @@ class Intake:
 
     def _answer(self, message: Tokenize | Detokenize) -> None:
         if message.call != NO_CALL:
-            self._send(Begun(message.call, "text"))
+            self._send(StageBegan(message.call, "text"))
         try:
             with self._guard.calling("its tokenizer"):
                 if isinstance(message, Tokenize):
@@ -198,7 +198,7 @@ class Intake:
         bad_ids = [token_id for token_id in token_ids if not 0 <= token_id < vocab_size]
         if bad_ids:
             listed = ", ".join(map(str, bad_ids[:8]))
-            raise InvalidRequest(f"Token ids must lie in [0, {vocab_size}); got {listed}.", "tokens")
+            raise InvalidRequest(f"Token ids must be in [0, {vocab_size}); got {listed}.", "tokens")
         return [self._tokenizer.token_bytes[token_id] for token_id in token_ids]
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from enginehouse.contract.errors import EnginehouseError, InvalidRequest, error_from_fields
-from enginehouse.contract.inspection import EngineFigures, EngineView
+from enginehouse.contract.inspection import EngineMetrics, EngineView
 from enginehouse.contract.types import (
     CacheMiss,
     EngineRequest,
@@ -31,7 +31,6 @@ from enginehouse.workers.ipc import FrameTooLarge, frame
 __all__ = [
     "PROTOCOL",
     "Accepted",
-    "Begun",
     "Cached",
     "CallFailed",
     "Cancel",
@@ -43,7 +42,6 @@ __all__ = [
     "Entered",
     "ExitPolicyLoad",
     "Failure",
-    "Figures",
     "FromWorker",
     "GetCached",
     "GetStats",
@@ -53,11 +51,13 @@ __all__ = [
     "Load",
     "LoadFailed",
     "LoadProgress",
+    "MetricsReport",
     "ModelLoad",
     "PrefixDiskLoad",
     "Ready",
     "Rejected",
     "Stage",
+    "StageBegan",
     "Started",
     "Stats",
     "StepOutputs",
@@ -299,7 +299,7 @@ Stage = Literal["waiting", "text", "constraint", "request"]
 """The part of a request or call on which the worker is working: none, its text, its constraint, or all of it."""
 
 
-class Begun(msgspec.Struct, frozen=True, array_like=True, tag="begun"):
+class StageBegan(msgspec.Struct, frozen=True, array_like=True, tag="begun"):
     """Work on a request (identified by its id) or a call (by its number) begins; sent before any of it is done."""
 
     work: str | int
@@ -379,10 +379,10 @@ class ThinkingStopped(msgspec.Struct, frozen=True, array_like=True, tag="thinkin
     num_choices: int
 
 
-class Figures(msgspec.Struct, frozen=True, array_like=True, tag="figures"):
+class MetricsReport(msgspec.Struct, frozen=True, array_like=True, tag="figures"):
     """Statistics of the engine; sent without a request, about once a second while the engine works."""
 
-    figures: EngineFigures
+    figures: EngineMetrics
 
 
 class CallFailed(msgspec.Struct, frozen=True, array_like=True, tag="call_failed"):
@@ -404,7 +404,7 @@ FromWorker = (
     | Ready
     | LoadFailed
     | Accepted
-    | Begun
+    | StageBegan
     | Left
     | Rejected
     | Entered
@@ -416,7 +416,7 @@ FromWorker = (
     | View
     | Cached
     | ThinkingStopped
-    | Figures
+    | MetricsReport
     | CallFailed
     | Died
 )

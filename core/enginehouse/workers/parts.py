@@ -191,8 +191,8 @@ def use_exit_policy(registry: PluginRegistry, load: ExitPolicyLoad, runner: Runn
     """
     if not isinstance(runner, LayerAccess):
         raise ModelLoadError(
-            f"{load.options_path}: the backend {backend!r} has no access to the layers of this model, so that no token "
-            "could leave them early; remove the setting, or use a backend that has (docs/early-exit.md names them)"
+            f"{load.options_path}: the backend {backend!r} has no access to the layers of this model, so it does not "
+            "support early exit; remove the setting, or use a backend that has (docs/early-exit.md names them)"
         )
     policy = registry.exit_policies.get(load.name)
     if policy is None:
@@ -203,7 +203,7 @@ def use_exit_policy(registry: PluginRegistry, load: ExitPolicyLoad, runner: Runn
         bound = policy.bind(context, options)
         unknown = sorted(set(bound.layers) - set(context.exit_layers))
         if unknown:
-            raise ModelLoadError(f"it asks to be asked behind the layers {unknown}, which cannot be left")
+            raise ModelLoadError(f"it requests the layers {unknown}, which do not support early exit")
         runner.use_exit_policy(GuardedExitPolicy(guard_of(policy, "exit policy"), bound))
     except PluginFailed:
         raise

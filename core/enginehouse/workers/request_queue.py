@@ -40,7 +40,7 @@ class _Entry:
 
 
 @define
-class _Lateness:
+class _ExcessWait:
     """Running mean of the delay of requests beyond the expected wait, and its mean deviation.
 
     Answers that began together end together, so a slot may become free up to a whole answer later than the pace
@@ -52,9 +52,9 @@ class _Lateness:
     mean_s: float = 0.0
     deviation_s: float = 0.0
 
-    def add(self, late_s: float) -> None:
-        self.deviation_s += (abs(late_s - self.mean_s) - self.deviation_s) / 4
-        self.mean_s += (late_s - self.mean_s) / 8
+    def add(self, excess_s: float) -> None:
+        self.deviation_s += (abs(excess_s - self.mean_s) - self.deviation_s) / 4
+        self.mean_s += (excess_s - self.mean_s) / 8
 
     @property
     def likely_s(self) -> float:
@@ -76,7 +76,7 @@ class RequestQueue:
         self._limits = limits
         self._clock = clock
         self._entries: dict[str, _Entry] = {}
-        self._lateness = _Lateness()
+        self._excess_wait = _ExcessWait()
         self._pace = Throughput(clock)
         # Measured only while all slots are taken: the engine's capacity, not the demand.
         self._full_pace = Throughput(clock)
@@ -115,7 +115,7 @@ class RequestQueue:
     def _note_wait(self, entry: _Entry) -> None:
         """Record the difference between the actual and the expected wait of a request."""
         if entry.expected_s is not None:
-            self._lateness.add(self._clock() - entry.since_s - entry.expected_s)
+            self._excess_wait.add(self._clock() - entry.since_s - entry.expected_s)
 
     def _run(self) -> None:
         self._pace.run(bool(self._entries))
@@ -141,7 +141,7 @@ class RequestQueue:
         expected_s = self._expected_wait_s(caller, priority)
         if queue_timeout_s is None or not expected_s:
             return
-        likely_s = expected_s + self._lateness.likely_s
+        likely_s = expected_s + self._excess_wait.likely_s
         if likely_s > queue_timeout_s:
             message = f"This model may need {likely_s:.0f} s to begin, longer than {queue_timeout_s:g} s"
             raise ModelOverloaded(f"{message} (queue_timeout_s); try again later.", likely_s - queue_timeout_s)
@@ -195,7 +195,7 @@ class RequestQueue:
         return min(_MAX_RETRY_S, (num_waiting / 2 + 1) / per_s)
 
     def _share(self, caller: str) -> int:
-        """Queue places for one caller; callers without a name cannot be told apart, so all places are open to them."""
+        """Queue places for one caller; callers without a name share all places."""
         most = self._limits.max_queue
         if not caller:
             return most

@@ -9,7 +9,17 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from enginehouse.contract.errors import EngineDead, EnginehouseError, WorkerDied
 from enginehouse.contract.types import CacheMiss, Event, RequestFinished
 from enginehouse.contract.usage import Usage
-from enginehouse.workers.messages import Accepted, Begun, Entered, Failure, Left, Rejected, Stage, Started, StepOutputs
+from enginehouse.workers.messages import (
+    Accepted,
+    Entered,
+    Failure,
+    Left,
+    Rejected,
+    Stage,
+    StageBegan,
+    Started,
+    StepOutputs,
+)
 from enginehouse.workers.request_queue import RequestQueue
 
 __all__ = ["RequestTable", "WorkObserver", "WorkerStream"]
@@ -24,7 +34,7 @@ class WorkObserver:
     def accepted(self) -> None:
         """The worker has accepted the request."""
 
-    def begun(self, stage: Stage) -> None:
+    def stage_began(self, stage: Stage) -> None:
         """The worker starts a stage of it."""
 
     def entered(self) -> None:
@@ -98,7 +108,7 @@ class WorkerStream:
     def begin(self, stage: Stage) -> None:
         """The worker starts a stage of it."""
         self.is_begun = True
-        self.observer.begun(stage)
+        self.observer.stage_began(stage)
 
     def leave(self, *, is_alive: bool = True) -> None:
         """The worker has dropped the request after its cancellation, or has died before that."""
@@ -178,7 +188,7 @@ class RequestTable:
     """Streams of the requests that a worker holds, by request id and by link id, the id that is used in messages.
 
     Args:
-        request_queue: told of each request that enters or leaves.
+        request_queue: records each request that enters or leaves.
     """
 
     def __init__(self, request_queue: RequestQueue) -> None:
@@ -246,13 +256,13 @@ class RequestTable:
             self._request_queue.leave(stream.request_id)
             stream.fail(error)
 
-    def handle(self, message: Accepted | Begun | Entered | Left | Rejected | Started) -> None:
-        """Handle a message about one request; messages for a cancelled request are dropped, except Begun and Left."""
+    def handle(self, message: Accepted | StageBegan | Entered | Left | Rejected | Started) -> None:
+        """Handle a message about one request; for a cancelled request, only StageBegan and Left."""
         if isinstance(message, Left):
             if (stream := self._leaving.pop(message.request_id, None)) is not None:
                 stream.leave()
             return
-        if isinstance(message, Begun):
+        if isinstance(message, StageBegan):
             link_id = str(message.work)
             if (stream := self._streams.get(link_id) or self._leaving.get(link_id)) is not None:
                 stream.begin(message.stage)

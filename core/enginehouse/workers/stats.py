@@ -14,14 +14,14 @@ import msgspec
 
 from enginehouse.engine.loop import StepEngine
 from enginehouse.plugins import PluginFailures
-from enginehouse.workers.messages import Figures
+from enginehouse.workers.messages import MetricsReport
 
-__all__ = ["FigureReports", "rss_bytes"]
+__all__ = ["MetricsReports", "rss_bytes"]
 
 _INTERVAL_S = 1.0
 
 
-class FigureReports:
+class MetricsReports:
     """Sends the statistics of one engine. Used on the engine thread.
 
     Args:
@@ -32,7 +32,7 @@ class FigureReports:
     def __init__(
         self,
         engine: StepEngine,
-        send: Callable[[Figures], None],
+        send: Callable[[MetricsReport], None],
         *,
         is_process: bool,
         failures: PluginFailures | None = None,
@@ -64,7 +64,7 @@ class FigureReports:
             figures = msgspec.structs.replace(figures, plugin_failures=dict(counts))
         if self._is_process:
             figures = msgspec.structs.replace(figures, rss_bytes=rss_bytes())
-        self._send(Figures(figures))
+        self._send(MetricsReport(figures))
 
 
 def rss_bytes() -> int:

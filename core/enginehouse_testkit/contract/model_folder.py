@@ -160,7 +160,7 @@ class ModelFolderContract:
             open_model(folder, context=513)
 
     def test_a_model_recommends_what_its_generation_config_says(self, folder: Path, open_model: _Attempt) -> None:
-        """What is no sampling parameter is left out."""
+        """Entries that are not sampling parameters are left out."""
         (folder / "generation_config.json").write_text('{"do_sample": true, "temperature": 0.6, "top_k": 20}')
         runner = open_model(folder)
         try:

@@ -42,17 +42,17 @@ class Said:
         for part in parts:
             match part:
                 case AnswerText(text):
-                    assert text and not is_open, "text must not be empty, nor stand inside a call"
+                    assert text and not is_open, "text must not be empty, nor be inside a call"
                     self.content += text
                 case ReasoningText(text):
-                    assert text and not is_open and not self.calls, "reasoning stands in front of everything"
+                    assert text and not is_open and not self.calls, "reasoning must come first"
                     self.reasoning += text
                 case CallStarted(name):
                     assert not is_open, "a call starts inside another one"
                     self.calls.append((name, ""))
                     is_open = True
                 case CallArguments(text):
-                    assert text and is_open, "arguments must not be empty, nor stand outside a call"
+                    assert text and is_open, "arguments must not be empty, nor be outside a call"
                     name, arguments = self.calls[-1]
                     self.calls[-1] = (name, arguments + text)
                 case CallFinished():

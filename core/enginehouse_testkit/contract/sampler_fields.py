@@ -35,7 +35,7 @@ class SamplerFieldContract(SamplerContractBase):
         Registration().register(KINDS["samplers"], "kit", sampler)
 
         assert isinstance(sampler, SamplerPlugin)
-        assert role_of(sampler) in ("penalty", "temperature", "truncation", "replacement")
+        assert role_of(sampler) in ("penalty", "temperature", "truncation", "replacement", "weights")
 
     def test_its_place_is_its_own(self, sampler: SamplerPlugin) -> None:
         """A step is placed between core's steps; only a temperature replaces core's."""

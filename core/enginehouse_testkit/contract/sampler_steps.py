@@ -8,7 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from enginehouse.contract.sampler import Candidates, History, PenaltyStep, SamplerPlugin, TemperatureStep, role_of
+from enginehouse.contract.sampler import (
+    Candidates,
+    History,
+    PenaltyStep,
+    SamplerPlugin,
+    TemperatureStep,
+    WeightsStep,
+    role_of,
+)
 from enginehouse.contract.types import SamplingParams
 from enginehouse.settings.structuring import strict_converter
 from enginehouse_testkit.contract.sampler_base import VOCAB_SIZE, SamplerContractBase, rows
@@ -52,9 +60,21 @@ class SamplerStepContract(SamplerContractBase):
                 assert np.isfinite(found)
                 assert found >= 0.0
 
+    def test_weights_can_be_drawn_from(self, sampler: SamplerPlugin, requests: list[SamplingParams]) -> None:
+        """One number per candidate: finite, not negative, not all 0."""
+        for step in _steps(sampler, requests, "weights"):
+            assert isinstance(step, WeightsStep)
+            for candidates in _all_candidates():
+                weights = step.weights(candidates)
+                assert weights.dtype == np.float64
+                assert weights.shape == candidates.token_ids.shape
+                assert np.isfinite(weights).all()
+                assert weights.min() >= 0.0
+                assert weights.max() > 0.0
+
     def test_arguments_are_not_changed(self, sampler: SamplerPlugin, requests: list[SamplingParams]) -> None:
         """Rows and histories belong to core, which uses them afterwards."""
-        for step in _steps(sampler, requests, "truncation", "replacement", "temperature"):
+        for step in _steps(sampler, requests, "truncation", "replacement", "temperature", "weights"):
             for candidates in _all_candidates():
                 parts = (candidates.token_ids, candidates.logits, candidates.row)
                 before = [part.copy() for part in parts]
@@ -65,7 +85,7 @@ class SamplerStepContract(SamplerContractBase):
         self, sampler: SamplerPlugin, requests: list[SamplingParams]
     ) -> None:
         """Steps are deterministic, so a token can be sampled again; random numbers come from ``uniform`` alone."""
-        for step in _steps(sampler, requests, "truncation", "replacement", "temperature"):
+        for step in _steps(sampler, requests, "truncation", "replacement", "temperature", "weights"):
             for candidates in _all_candidates():
                 first = _ask(step, candidates)
                 assert np.array_equal(first, _ask(step, candidates))
@@ -82,7 +102,7 @@ def _steps(sampler: SamplerPlugin, requests: list[SamplingParams], *roles: str) 
 def _ask(step: Any, candidates: Candidates) -> Any:
     if isinstance(step, TemperatureStep):
         return step.temperature(candidates.row[np.isfinite(candidates.row)], 0.8)
-    return step(candidates)
+    return step.weights(candidates) if isinstance(step, WeightsStep) else step(candidates)
 
 
 def _all_candidates() -> Iterator[Candidates]:

@@ -33,11 +33,11 @@ def weight_of(key, highest, inverse, SHIFT: tl.constexpr):
 
 
 @triton.jit
-def least_key(min_p, highest, heat, inverse, bottom, SHIFT: tl.constexpr):
+def least_key(min_p, highest, temperature, inverse, bottom, SHIFT: tl.constexpr):
     """Smallest key that ``min_p`` allows; ``bottom`` if there is none."""
     key = bottom
     if min_p > 0.0:
-        key = key_of(highest + tl.log(min_p.to(tl.float32)) * heat, SHIFT).to(tl.int64)
+        key = key_of(highest + tl.log(min_p.to(tl.float32)) * temperature, SHIFT).to(tl.int64)
         # The key of this floor is rounded down; move one step up if that admits tokens that are too improbable.
         if weight_of(key, highest, inverse, SHIFT) < min_p * (1.0 - 1e-6):
             key += 1
@@ -45,12 +45,12 @@ def least_key(min_p, highest, heat, inverse, bottom, SHIFT: tl.constexpr):
 
 
 @triton.jit
-def first_cuts(highest, heat, bottom, top, least, SHIFT: tl.constexpr):
+def first_cuts(highest, temperature, bottom, top, least, SHIFT: tl.constexpr):
     """The bottom, keys at fixed distances (in temperatures) below the highest logit, and the key of ``min_p``."""
     column = tl.arange(0, 8)
     far = tl.where(column == 3, 5.0, tl.where(column == 4, 3.5, tl.where(column == 5, 2.2, 1.0)))
     far = tl.where(column == 1, 10.0, tl.where(column == 2, 7.0, far))
-    cuts = key_of(highest - far * heat, SHIFT).to(tl.int64)
+    cuts = key_of(highest - far * temperature, SHIFT).to(tl.int64)
     cuts = tl.where(column == 0, bottom, tl.where(column == 7, least, cuts))
     return tl.minimum(tl.maximum(cuts, bottom), top - 1)
 

@@ -82,10 +82,10 @@ class LayeredTransformers:
             return states_of(layer(given, *others, **named))
 
         def keep(index: int, layer: Any, hidden: Tensor, *others: Any, **named: Any) -> Tensor:
-            behind = run(index, layer, hidden, *others, **named)
+            outputs = run(index, layer, hidden, *others, **named)
             if index == end - 1:
-                states.hidden.copy_(behind[0])
-            return behind
+                states.hidden.copy_(outputs[0])
+            return outputs
 
         token_ids = torch.zeros_like(step.token_ids) if begin else step.token_ids  # its ``begin`` has not run
         self._loop(step, token_ids, keep, self._on_pool(step))

@@ -19,7 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from enginehouse_hf.cuda.packing import Segment
 from enginehouse_hf.facts import Shape
 
-__all__ = ["Kernel", "LongSpans", "Probe", "choose", "fits", "span_by_span"]
+__all__ = ["Kernel", "LongSpans", "SampleStep", "choose", "fits", "span_by_span"]
 
 _log = logging.getLogger(__name__)
 
@@ -173,7 +173,7 @@ def _error(kernel: Kernel, device: torch.device, dtype: torch.dtype, dim: int) -
     )
     errors = []
     for window in (None, 16):
-        step = Probe([Segment(0, 37, 0), Segment(37, 42, 85), Segment(42, 106, 0)], device)
+        step = SampleStep([Segment(0, 37, 0), Segment(37, 42, 85), Segment(42, 106, 0)], device)
         found = kernel.attend(query, keys, values, step, dim**-0.5, window).float()
         expected = span_by_span(query.float(), keys.float(), values.float(), step, dim**-0.5, window, None)
         error = float((found - expected).norm() / expected.norm())
@@ -181,7 +181,7 @@ def _error(kernel: Kernel, device: torch.device, dtype: torch.dtype, dim: int) -
     return max(errors)
 
 
-class Probe:
+class SampleStep:
     """Test spans without a model."""
 
     num_decodes = 0

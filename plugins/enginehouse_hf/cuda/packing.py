@@ -47,7 +47,7 @@ class PackedSpans:
     Attributes:
         tokens: (4, T): token ids (-1: the last one drawn), slots, positions, places.
         num_decodes: number of leading tokens that attend individually.
-        lanes: the longer spans.
+        segments: the longer spans.
         gather: places visible to the longer spans, span by span.
         rows: tokens whose logits are requested, in the original order of the spans.
     """

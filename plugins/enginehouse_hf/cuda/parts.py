@@ -100,9 +100,9 @@ class NetworkParts:
 
     def prepare(self, layers: Sequence[int]) -> None:
         """Record the parts for tokens that may exit after ``layers``, ascending; no step may be in flight."""
-        borders = [0, *layers, self.num_layers]
+        bounds = [0, *layers, self.num_layers]
         # The head first: later recordings do not use the memory of its logits, and keys are written after them.
-        parts: list[_Part] = [_Head(), *(_Layers(begin, end) for begin, end in pairwise(borders)), *map(_Keys, layers)]
+        parts: list[_Part] = [_Head(), *(_Layers(begin, end) for begin, end in pairwise(bounds)), *map(_Keys, layers)]
         for size in reversed(self._sizes):
             for part in parts:
                 if (part, size) not in self._recorded:

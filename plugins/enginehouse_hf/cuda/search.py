@@ -68,12 +68,14 @@ def _begin(rules, index, num_rows, record, ends, width, parts, SHIFT: tl.constex
     tl.store(record + 2, temperature * 0.0 + float("inf"))
     tl.store(record + 3, tl.where(is_fit, greedy, -1.0).to(tl.float64))
     if is_weighted > 0:
-        heat, inverse = temperature.to(tl.float32), (1.0 / temperature).to(tl.float32)
+        temperature32, inverse = temperature.to(tl.float32), (1.0 / temperature).to(tl.float32)
         low, high = key_of(lowest, SHIFT).to(tl.int64), key_of(highest, SHIFT).to(tl.int64) + 1
-        least = least_key(min_p, highest, heat, inverse, low, SHIFT)
+        least = least_key(min_p, highest, temperature32, inverse, low, SHIFT)
         nothing = temperature * 0.0
         note(record + 8, low, high, nothing, nothing, nothing, nothing, nothing, 0)
-        tl.store(record + 32 + tl.arange(0, 8), first_cuts(highest, heat, low, high, least, SHIFT).to(tl.float64))
+        tl.store(
+            record + 32 + tl.arange(0, 8), first_cuts(highest, temperature32, low, high, least, SHIFT).to(tl.float64)
+        )
 
 
 @triton.jit(do_not_specialize=["num_rows"])

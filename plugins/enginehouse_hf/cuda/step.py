@@ -52,12 +52,12 @@ class Step:
     Attributes:
         num_tokens: T.
         num_decodes: number of leading tokens that attend individually.
-        lanes: the longer spans.
+        segments: the longer spans.
         token_ids: (T,) int64, valid after :meth:`begin`.
         slots, positions, places: (T,) int32.
         lengths: (num_decodes,) int32, number of tokens visible to each decode, itself included.
         gather: (num_seen,) int32, places visible to the longer spans, span by span.
-        query_ends, key_ends: (len(lanes) + 1,) int32, running sums of their tokens and of their visible places.
+        query_ends, key_ends: (len(segments) + 1,) int32, running sums of their tokens and of their visible places.
         rows: (num_rows,) int32 tokens whose logits are requested; None is all.
         num_layers: number of layers to run; None is all.
     """

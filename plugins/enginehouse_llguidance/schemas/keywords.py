@@ -94,7 +94,7 @@ KEYWORDS: dict[str, Keyword] = {
     "properties": Keyword("enforced", "in the order of the schema"),
     "required": Keyword("enforced"),
     "additionalProperties": Keyword(
-        "enforced", "taken as `false` where it is absent and the object stands alone with its properties"
+        "enforced", "read as `false` if it is absent and no other schema applies to the object"
     ),
     "patternProperties": Keyword("enforced", "patterns that no name can match twice"),
     "propertyNames": Keyword(

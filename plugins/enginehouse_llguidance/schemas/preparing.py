@@ -74,7 +74,7 @@ def read_schema(text: str) -> Any:
     """
 
     def refuse(name: str) -> None:
-        raise ValueError(f"{name} is no JSON")
+        raise ValueError(f"{name} is not valid JSON")
 
     try:
         schema = json.loads(text, parse_constant=refuse)
@@ -174,7 +174,7 @@ class _Preparer:
             if keyword is None:
                 meant = meant_keyword(name)
                 if meant is not None:
-                    raise SchemaProblem(place.at(name), f"there is no such keyword; did you mean {meant!r}?")
+                    raise SchemaProblem(place.at(name), f"unknown keyword; did you mean {meant!r}?")
             elif keyword.status == "refused" and not _ASKS_NOTHING.get(name, lambda _: False)(value):
                 reason = f": {keyword.note}" if keyword.note else ""
                 raise SchemaProblem(place.at(name), f"the keyword {name!r} is not supported{reason}")
@@ -290,7 +290,7 @@ def _types(schema: Mapping[str, Any], place: Place) -> list[str]:
     for name in names:
         if name not in TYPES:
             shown = repr(name)[:60]
-            raise SchemaProblem(place.at("type"), f"{shown} is no type; there are {', '.join(TYPES)}")
+            raise SchemaProblem(place.at("type"), f"{shown} is not a type; the types are {', '.join(TYPES)}")
     return [name for name in dict.fromkeys(names) if name != "integer" or "number" not in names]
 
 

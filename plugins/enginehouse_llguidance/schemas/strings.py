@@ -58,7 +58,7 @@ def check_text(text: str, pointer: str) -> None:
         if (char < " " and char not in _ESCAPED) or char == "\x7f":
             raise SchemaProblem(pointer, f"the control character {char!r} is not supported in a constant")
         if "\ud800" <= char <= "\udfff":
-            raise SchemaProblem(pointer, "half a surrogate pair is no text")
+            raise SchemaProblem(pointer, "a lone surrogate is not a character")
 
 
 def _format(name: Any, pointer: str) -> str | None:

@@ -1,4 +1,4 @@
-"""``enginehouse bench``: workloads, figures, and runs against scripted servers whose delays are known."""
+"""``enginehouse bench``: workloads, results, and runs against scripted servers whose delays are known."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 from enginehouse.cli import main
 from enginehouse.settings.config import ModelSettings, Settings
 from enginehouse_bench.driving import Answered, Run, Served, drive
-from enginehouse_bench.figures import Figures, Goals, figures_of
+from enginehouse_bench.results import Goals, Results, results_of
 from enginehouse_bench.workload import Lengths, Workload, parse_lengths
 from enginehouse_testkit.served import wait_ready
 from enginehouse_testkit.server_thread import server_thread
@@ -75,11 +75,11 @@ def test_lengths_stay_within_their_bounds(text: str, low: int, high: int) -> Non
 
 @pytest.mark.parametrize("text", ["", "0", "9-3", "a", "1-2-3", "normal:5", "normal:0:1", "-5", "99999999"])
 def test_other_texts_are_no_lengths(text: str) -> None:
-    with pytest.raises(ValueError, match="is no length"):
+    with pytest.raises(ValueError, match="is not a length"):
         parse_lengths(text)
 
 
-# -- figures ---------------------------------------------------------------------------------------
+# -- results ---------------------------------------------------------------------------------------
 
 
 def answered(due_s: float, *times_s: float, tokens: int | None = None, error: str | None = None) -> Answered:
@@ -95,34 +95,34 @@ def answered(due_s: float, *times_s: float, tokens: int | None = None, error: st
 
 def test_figures_are_those_of_the_times() -> None:
     run = Run((answered(0.0, 1.0, 1.5, 2.0), answered(1.0, 1.5, 1.75, tokens=6), answered(0.0, error="500 boom")), 4.0)
-    figures = figures_of(run, 5, Goals(ttft_ms=600))
+    results = results_of(run, 5, Goals(ttft_ms=600))
 
-    assert (figures.num_requests, figures.num_answered, figures.num_cut) == (5, 2, 2)
-    assert figures.errors == {"500 boom": 1}
-    assert (figures.num_prompt_tokens, figures.num_output_tokens) == (20, 9)
-    assert figures.output_tokens_per_s == pytest.approx(9 / 4)
-    assert figures.total_tokens_per_s == pytest.approx(29 / 4)
-    assert figures.ttft_ms.p50 == pytest.approx(750)
-    assert figures.ttft_ms.max == pytest.approx(1000)
-    assert figures.itl_ms.mean == pytest.approx((500 + 500 + 250) / 3)
-    assert figures.tpot_ms.mean == pytest.approx((500 + 50) / 2)
-    assert figures.latency_ms.max == pytest.approx(2000)
-    assert figures.goodput == pytest.approx(1 / 3)
+    assert (results.num_requests, results.num_answered, results.num_cut) == (5, 2, 2)
+    assert results.errors == {"500 boom": 1}
+    assert (results.num_prompt_tokens, results.num_output_tokens) == (20, 9)
+    assert results.output_tokens_per_s == pytest.approx(9 / 4)
+    assert results.total_tokens_per_s == pytest.approx(29 / 4)
+    assert results.ttft_ms.p50 == pytest.approx(750)
+    assert results.ttft_ms.max == pytest.approx(1000)
+    assert results.itl_ms.mean == pytest.approx((500 + 500 + 250) / 3)
+    assert results.tpot_ms.mean == pytest.approx((500 + 50) / 2)
+    assert results.latency_ms.max == pytest.approx(2000)
+    assert results.goodput == pytest.approx(1 / 3)
 
 
 def test_percentiles_lie_between_neighbours() -> None:
     run = Run(tuple(answered(0.0, value / 10) for value in range(1, 12)), 2.0)
 
-    assert figures_of(run, 11).ttft_ms.p50 == pytest.approx(600)
-    assert figures_of(run, 11).ttft_ms.p95 == pytest.approx(1050)
+    assert results_of(run, 11).ttft_ms.p50 == pytest.approx(600)
+    assert results_of(run, 11).ttft_ms.p95 == pytest.approx(1050)
 
 
 def test_a_run_without_answers_has_no_times_and_no_goodput() -> None:
-    figures = figures_of(Run((), 1.0, is_cut=True), 3)
+    results = results_of(Run((), 1.0, is_cut=True), 3)
 
-    assert figures.ttft_ms.p50 is None
-    assert figures.goodput is None
-    assert figures.num_cut == 3
+    assert results.ttft_ms.p50 is None
+    assert results.goodput is None
+    assert results.num_cut == 3
 
 
 # -- runs ------------------------------------------------------------------------------------------
@@ -150,53 +150,53 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield running.url
 
 
-def measure(url: str, model: str = "slow", clients: int = 4, limit_s: float = 60.0, **changes: Any) -> Figures:
+def measure(url: str, model: str = "slow", clients: int = 4, limit_s: float = 60.0, **changes: Any) -> Results:
     work = workload(**{"num_requests": 8, "output_tokens": Lengths(64, 64), **changes})
     run = drive(Served(f"{url}/v1", model), work, clients=clients, limit_s=limit_s, timeout_s=30)
-    return figures_of(run, work.num_requests)
+    return results_of(run, work.num_requests)
 
 
 def test_figures_are_those_of_the_script(url: str) -> None:
-    figures = measure(url)
+    results = measure(url)
 
-    assert figures.num_answered == 8
-    assert figures.num_output_tokens == 8 * NUM_TOKENS
-    assert figures.ttft_ms.p50 is not None
-    assert TTFT_S * 1000 <= figures.ttft_ms.p50 < TTFT_S * 1000 + 2000
-    assert figures.itl_ms.p50 == pytest.approx(GAP_S * 1000, rel=0.6)
-    assert figures.wall_s >= 2 * (TTFT_S + GAP_S * NUM_TOKENS)  # two requests of each client, one after the other
-    assert figures.output_tokens_per_s == pytest.approx(8 * NUM_TOKENS / figures.wall_s)
+    assert results.num_answered == 8
+    assert results.num_output_tokens == 8 * NUM_TOKENS
+    assert results.ttft_ms.p50 is not None
+    assert TTFT_S * 1000 <= results.ttft_ms.p50 < TTFT_S * 1000 + 2000
+    assert results.itl_ms.p50 == pytest.approx(GAP_S * 1000, rel=0.6)
+    assert results.wall_s >= 2 * (TTFT_S + GAP_S * NUM_TOKENS)  # two requests of each client, one after the other
+    assert results.output_tokens_per_s == pytest.approx(8 * NUM_TOKENS / results.wall_s)
 
 
 def test_waiting_for_a_free_client_counts_as_the_servers_time(url: str) -> None:
     """Requests that are due at the same time, and one client: the last one has waited for all others."""
-    figures = measure(url, clients=1, num_requests=4, rate=1000.0)
+    results = measure(url, clients=1, num_requests=4, rate=1000.0)
     one_s = TTFT_S + GAP_S * NUM_TOKENS
 
-    assert figures.ttft_ms.max is not None
-    assert figures.ttft_ms.max >= 3 * one_s * 1000
+    assert results.ttft_ms.max is not None
+    assert results.ttft_ms.max >= 3 * one_s * 1000
 
 
 def test_run_ends_when_its_time_is_up(url: str) -> None:
-    figures = measure(url, "endless", clients=2, limit_s=1.5)
+    results = measure(url, "endless", clients=2, limit_s=1.5)
 
-    assert figures.num_answered == 0
-    assert figures.num_cut == 8
-    assert figures.wall_s < 20
+    assert results.num_answered == 0
+    assert results.num_cut == 8
+    assert results.wall_s < 20
 
 
 def test_errors_are_counted_by_their_reason(url: str) -> None:
-    figures = measure(url, "failing")
+    results = measure(url, "failing")
 
-    assert figures.num_answered == 0
-    assert sum(figures.errors.values()) == 8
-    assert all("The model failed" in reason for reason in figures.errors)
+    assert results.num_answered == 0
+    assert sum(results.errors.values()) == 8
+    assert all("The model failed" in reason for reason in results.errors)
 
 
 def test_server_that_is_not_there_fails_each_request() -> None:
-    figures = measure("http://127.0.0.1:9", num_requests=2)
+    results = measure("http://127.0.0.1:9", num_requests=2)
 
-    assert figures.errors == {"connection: ConnectionRefusedError": 2}
+    assert results.errors == {"connection: ConnectionRefusedError": 2}
 
 
 # -- the command -----------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ def bench(*arguments: str) -> Result:
 
 
 def test_command_prints_tables_and_writes_files(url: str, tmp_path: Path) -> None:
-    files = tmp_path / "figures.json", tmp_path / "figures.md"
+    files = tmp_path / "results.json", tmp_path / "results.md"
     result = bench(
         "--url", url, "--requests", "3", "--clients", "3", "--goal-ttft", "60000",
         "--json", str(files[0]), "--markdown", str(files[1]),
@@ -230,7 +230,7 @@ def test_command_prints_tables_and_writes_files(url: str, tmp_path: Path) -> Non
     [
         (["--url", "http://192.0.2.1:8080"], "is not on this machine; loading it needs --allow-remote"),
         (["--url", "http://127.0.0.1:9"], "cannot be reached"),
-        (["--prompt", "many"], "is no length"),
+        (["--prompt", "many"], "is not a length"),
         (["--clients", "5000"], "1<=x<=1024"),
         (["--field", "temperature"], "must be JSON"),
         (["--field", "temperature=99"], "does not serve such requests: 400"),

@@ -19,7 +19,7 @@ from attrs import define, evolve
 
 from enginehouse.settings.auth import AuthSettings, KeySettings
 from enginehouse.settings.config import ModelSettings, ServerSettings, Settings
-from enginehouse_chat.conversation import ChatFailed, Conversation, Piece
+from enginehouse_chat.conversation import AnswerPart, ChatFailed, Conversation
 from enginehouse_chat.slash_commands import run_command
 from enginehouse_testkit.served import wait_ready
 from enginehouse_testkit.server_thread import server_thread
@@ -285,11 +285,11 @@ def test_commands_change_the_conversation(folder: Path) -> None:
 
 def test_stopped_answer_stays_with_what_had_come(url: str) -> None:
     talk = Conversation(f"{url}/v1", "endless", KEY)
-    pieces = talk.ask("Go on")
-    first = next(pieces)
-    pieces.close()
+    parts = talk.ask("Go on")
+    first = next(parts)
+    parts.close()
 
-    assert first == Piece("text", "on ")
+    assert first == AnswerPart("text", "on ")
     assert talk.turns == [{"role": "user", "content": "Go on"}, {"role": "assistant", "content": "on "}]
 
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from enginehouse.api.metrics.families import family
-from enginehouse.contract.usage import USAGE_FIELDS, Tally, Usage
+from enginehouse.contract.usage import USAGE_FIELDS, Usage, UsageCounter
 
 
 def test_counts_add_up_and_the_longest_time_counts() -> None:
@@ -17,7 +17,7 @@ def test_counts_add_up_and_the_longest_time_counts() -> None:
 
 
 def test_a_tally_is_counted_in_place_and_reports_values() -> None:
-    tally = Tally(prompt_tokens=5)
+    tally = UsageCounter(prompt_tokens=5)
     assert tally.work() is None, "what events show is not work beside them"
     before = tally.snapshot()
     tally.drafted_tokens += 2

@@ -201,7 +201,7 @@ def registry_with(policy: Any) -> PluginRegistry:
     ("options", "message"),
     [
         ({"broken": "bind"}, "the exit policy 'every-other': the model is not to its taste"),
-        ({"broken": "layers"}, r"the exit policy 'every-other': it asks to be asked behind the layers \[8\]"),
+        ({"broken": "layers"}, r"the exit policy 'every-other': it requests the layers \[8\]"),
         ({"brocken": "bind"}, "models.m.exit_policy.brocken: unknown setting"),
     ],
 )
@@ -260,7 +260,7 @@ def test_wrong_settings_are_refused_before_the_model_is_loaded(plan: Plan) -> No
         plan(ExitPolicySettings(name="margin", options={"treshold": 0.5}))
     with pytest.raises(ConfigError, match="early exit and drafters exclude each other"):
         plan(MARGIN, drafters=(DrafterSettings(name="prompt-lookup"),))
-    with pytest.raises(ConfigError, match="hands requests on"):
+    with pytest.raises(ConfigError, match="forwards requests"):
         plan(MARGIN, source="http://127.0.0.1:1/v1", backend="remote")
 
 

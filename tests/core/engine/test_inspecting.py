@@ -6,7 +6,7 @@ import sys
 import psutil
 import pytest
 
-from enginehouse.contract.inspection import EngineFigures, EngineView
+from enginehouse.contract.inspection import EngineMetrics, EngineView
 from enginehouse.contract.types import (
     ChoiceFinished,
     EngineRequest,
@@ -17,8 +17,8 @@ from enginehouse.contract.types import (
     TextDelta,
 )
 from enginehouse.engine.loop import StepEngine
-from enginehouse.workers.messages import Figures, decode_from_worker, encode
-from enginehouse.workers.stats import FigureReports, rss_bytes
+from enginehouse.workers.messages import MetricsReport, decode_from_worker, encode
+from enginehouse.workers.stats import MetricsReports, rss_bytes
 from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
 
 _ids = itertools.count()
@@ -110,7 +110,7 @@ def test_pictures_and_figures_cross_the_link() -> None:
     engine = make_engine()
     add(engine, request(num_choices=2))
     engine.step()
-    message = Figures(engine.figures())
+    message = MetricsReport(engine.figures())
 
     assert decode_from_worker(encode(message)) == message
     assert isinstance(engine.view(), EngineView)
@@ -133,7 +133,7 @@ def test_steps_are_counted_by_their_size() -> None:
 
 def test_a_worker_reports_now_and_then_and_before_it_rests() -> None:
     engine, sent, now = make_engine(), [], [0.0]
-    reports = FigureReports(engine, sent.append, is_process=False, clock=lambda: now[0])
+    reports = MetricsReports(engine, sent.append, is_process=False, clock=lambda: now[0])
     reports.before_rest()
     assert len(sent) == 1, "the first one tells the size of the cache"
     reports.before_rest()
@@ -151,11 +151,11 @@ def test_a_worker_reports_now_and_then_and_before_it_rests() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")
 def test_memory_is_what_the_system_says() -> None:
     assert rss_bytes() == pytest.approx(psutil.Process().memory_info().rss, rel=0.2)
-    sent: list[Figures] = []
-    FigureReports(make_engine(), sent.append, is_process=True).before_rest()
+    sent: list[MetricsReport] = []
+    MetricsReports(make_engine(), sent.append, is_process=True).before_rest()
 
     assert sent[0].figures.rss_bytes > 2**20
-    assert EngineFigures().rss_bytes == 0
+    assert EngineMetrics().rss_bytes == 0
 
 
 # -- reasoning ----------------------------------------------------------------------------------------

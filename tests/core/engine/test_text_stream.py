@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from enginehouse.engine.text.text_stream import Piece, StopAutomaton, TextStream, stop_automaton
+from enginehouse.engine.text.text_stream import StopAutomaton, TextPiece, TextStream, stop_automaton
 
 EVERYTHING = "Grüße 漢字かな 한국어 🧑🏽‍🚀 🇨🇦 \U0001d518 e\u0301"
 CONTROL = frozenset({0})
@@ -25,7 +25,7 @@ def stream_of(chunks: list[bytes | None], stop: tuple[str, ...] = ()) -> tuple[T
     return TextStream(table, CONTROL, stop), [0 if chunk is None else table.index(chunk, 1) for chunk in chunks]
 
 
-def pieces_of(chunks: list[bytes | None], stop: tuple[str, ...] = ()) -> list[Piece]:
+def pieces_of(chunks: list[bytes | None], stop: tuple[str, ...] = ()) -> list[TextPiece]:
     """All pieces of a sequence that ends at the stop string or after the last token."""
     stream, token_ids = stream_of(chunks, stop)
     pieces = []
@@ -207,18 +207,18 @@ def test_the_stop_string_that_is_complete_first_wins() -> None:
 def test_a_token_is_visible_when_one_of_its_characters_is() -> None:
     stream, (mount, ain, eering) = stream_of([b"mount", b"ain", b"eering"], ("nee",))
 
-    assert stream.push(mount) == Piece("mount", (mount,))
-    assert stream.push(ain) == Piece("ai", (ain,))
-    assert stream.push(eering) == Piece("", (), "nee")
+    assert stream.push(mount) == TextPiece("mount", (mount,))
+    assert stream.push(ain) == TextPiece("ai", (ain,))
+    assert stream.push(eering) == TextPiece("", (), "nee")
     assert stream.num_pending == 0
 
 
 def test_a_held_token_travels_with_its_text_when_the_stop_string_fails() -> None:
     stream, (a, b, c) = stream_of([b"a", b"b", b"c"], ("abx",))
 
-    assert stream.push(a) == Piece("")
-    assert stream.push(b) == Piece("")
-    assert stream.push(c) == Piece("abc", (a, b, c))
+    assert stream.push(a) == TextPiece("")
+    assert stream.push(b) == TextPiece("")
+    assert stream.push(c) == TextPiece("abc", (a, b, c))
 
 
 def test_flush_shows_held_text() -> None:
@@ -226,25 +226,25 @@ def test_flush_shows_held_text() -> None:
     stream.push(a)
     stream.push(b)
 
-    assert stream.flush() == Piece("ab", (a, b))
-    assert stream.flush() == Piece("")
+    assert stream.flush() == TextPiece("ab", (a, b))
+    assert stream.flush() == TextPiece("")
 
 
 def test_flush_drops_a_character_cut_in_two() -> None:
     stream, (a, half) = stream_of([b"a\xf0", b"\x9f\xa7"])
 
-    assert stream.push(a) == Piece("a", (a,))
-    assert stream.push(half) == Piece("")
-    assert stream.flush() == Piece("")
+    assert stream.push(a) == TextPiece("a", (a,))
+    assert stream.push(half) == TextPiece("")
+    assert stream.flush() == TextPiece("")
 
 
 def test_control_tokens_are_listed_without_text() -> None:
     stream, (a, control, b) = stream_of([b"a", None, b"b"])
 
     assert [stream.push(token_id) for token_id in (a, control, b)] == [
-        Piece("a", (a,)),
-        Piece("", (control,)),
-        Piece("b", (b,)),
+        TextPiece("a", (a,)),
+        TextPiece("", (control,)),
+        TextPiece("b", (b,)),
     ]
 
 
@@ -269,17 +269,17 @@ def test_stop_strings_are_looked_for_in_the_answer_only() -> None:
 def test_text_that_was_held_back_when_reasoning_begins_is_shown() -> None:
     stream, (start, thought, x) = stream_of([b"<think>", b"a", b">x"], (">x",))
 
-    assert stream.push(start) == Piece("<think", (start,))
-    assert stream.push(thought, is_reasoning=True) == Piece(">a", (thought,))
+    assert stream.push(start) == TextPiece("<think", (start,))
+    assert stream.push(thought, is_reasoning=True) == TextPiece(">a", (thought,))
     assert stream.push(x).stop == ">x"
 
 
 def test_nothing_is_visible_after_a_stop_string() -> None:
     stream, (a, b) = stream_of([b"a", b"b"], ("a",))
 
-    assert stream.push(a) == Piece("", (), "a")
-    assert stream.push(b) == Piece("", (), "a")
-    assert stream.flush() == Piece("", (), "a")
+    assert stream.push(a) == TextPiece("", (), "a")
+    assert stream.push(b) == TextPiece("", (), "a")
+    assert stream.flush() == TextPiece("", (), "a")
 
 
 def test_an_empty_stop_string_is_refused() -> None:

@@ -167,7 +167,7 @@ async def test_program_that_says_nothing_is_given_up(tmp_path, monkeypatch):
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\nexec sleep 60\n")
     python.chmod(0o755)
-    with pytest.raises(ModelLoadError, match=r"models\.m\.python: .*python said nothing for 0.3 s"):
+    with pytest.raises(ModelLoadError, match=r"models\.m\.python: .*python sent nothing for 0.3 s"):
         await open_with(str(python))
 
 

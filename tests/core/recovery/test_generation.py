@@ -145,7 +145,7 @@ async def test_cancelled_generation_ends_without_an_error_and_without_events() -
 async def test_outcome_is_reported_once(batches: Sequence[Sequence[Event]]) -> None:
     error, outcome = EngineDead("gone"), Outcome()
     generation = Generation(Stream(batches, error))
-    generation.verdict = outcome
+    generation.outcome_observer = outcome
     with pytest.raises(EngineDead):
         await read(generation)
 

@@ -15,7 +15,7 @@ from enginehouse.recovery.culprits import _MAX_PAUSE_S, Offences
 from enginehouse.recovery.quarantine import (
     _MARGIN_FACTOR,
     _MARGIN_TOKENS,
-    _MAX_FORGIVEN,
+    _MAX_EXCUSED,
     TRANSITIONS,
     Event,
     Quarantine,
@@ -212,7 +212,7 @@ def test_answered_suspect_is_cleared(bench):
 
 def test_death_from_outside_is_held_against_nothing_for_a_while(bench):
     one, two = Piece(0), Piece(1)
-    for _ in range(_MAX_FORGIVEN):
+    for _ in range(_MAX_EXCUSED):
         bench.running(one, two)
         assert bench.quarantine.died([one, two], from_outside=True) is None
         assert bench.states(one, two) == ["waiting", "waiting"]
@@ -326,7 +326,7 @@ class Game(RuleBasedStateMachine):
         if which < len(self.pieces) and not self.pieces[which].is_over:
             self.quarantine.over(self.pieces[which])
 
-    @precondition(lambda self: self.num_from_outside < _MAX_FORGIVEN)
+    @precondition(lambda self: self.num_from_outside < _MAX_EXCUSED)
     @rule()
     def kill_from_outside(self) -> None:
         self.enter()

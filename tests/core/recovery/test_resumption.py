@@ -187,6 +187,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"sampling": SamplingParams(temperature=1.5, seed=2, extensions={"mirostat": {"mirostat": 2}})},
         {},
     ),
+    "adaptive-p": (
+        {"sampling": SamplingParams(temperature=1.5, seed=2, extensions={"adaptive_p": {"adaptive_target": 0.2}})},
+        {},
+    ),
     "mirostat with choices and stop strings": (
         {
             "sampling": SamplingParams(temperature=1.5, seed=2, extensions={"mirostat": {"mirostat": 2}}),

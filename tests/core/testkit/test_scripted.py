@@ -77,6 +77,13 @@ async def test_characters_are_never_split(open_engine) -> None:
     assert [event.text for event in events if isinstance(event, TextDelta)] == ["💖", "!"]
 
 
+async def test_replies_answer_prompts_that_contain_their_text(open_engine) -> None:
+    engine = open_engine(["Hello"], replies={"name": ["Ann", "."], "name and age": ["Ann, 7"]})
+    asked = ["hi", "Your name?", "Your name and age?"]
+
+    assert [text_of(await events_of(engine, request(prompt))) for prompt in asked] == ["Hello", "Ann.", "Ann, 7"]
+
+
 @pytest.mark.parametrize("tokens_per_step", [1, 2, 3, 100])
 async def test_tokens_per_step_changes_batches_not_text(open_engine, tokens_per_step: int) -> None:
     engine = open_engine(list("abcdefg"), tokens_per_step=tokens_per_step)

@@ -291,7 +291,7 @@ async def test_load_that_does_not_get_on_is_refused_and_its_worker_killed():
             load_timeout_s=2.0,
         )
 
-    assert "did not get on for 2 s; the last news was 'imagining weights' at 0%" in refused.value.message
+    assert "made no progress for 2 s; the last report was 'imagining weights' at 0%" in refused.value.message
     assert "raise models.m.load_timeout_s" in refused.value.message
     assert reports == [(0.0, "imagining weights")]
     async with asyncio.timeout(5):

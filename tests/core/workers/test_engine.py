@@ -139,7 +139,7 @@ async def test_tokenizer_and_stats_are_reachable(isolation):
         token_ids = await engine.tokenize([Segment("<|bos|>", True), Segment("héllo <|bos|>")], False)
         text = await engine.detokenize(token_ids)
         generation = await engine.submit(make_request("héllo"))
-        with pytest.raises(InvalidRequest, match="Token ids must lie in"):
+        with pytest.raises(InvalidRequest, match="Token ids must be in"):
             await engine.detokenize([10**6])
         stats = await engine.stats()
         await collect(generation)

@@ -16,13 +16,13 @@ from enginehouse.workers.intake import Intake
 from enginehouse.workers.ipc import MAX_FRAME_BYTES, FrameTooLarge
 from enginehouse.workers.messages import (
     Accepted,
-    Begun,
     CallFailed,
     Detokenize,
     Detokenized,
     FromWorker,
     Left,
     Rejected,
+    StageBegan,
     Submit,
     Tokenize,
     Tokenized,
@@ -83,7 +83,7 @@ class Bench:
     @property
     def sent(self) -> list[FromWorker]:
         """Its answers, without what it says of its work."""
-        return [message for message in self.told if not isinstance(message, Begun | Left)]
+        return [message for message in self.told if not isinstance(message, StageBegan | Left)]
 
     def _enter(self, request: EngineRequest, token_ids: list[int], resume: Resume | None) -> None:
         self.entered.append(request.request_id)
@@ -234,14 +234,14 @@ def test_it_tells_what_it_works_on_before_it_does(bench):
     bench.submit("long", "slow")
     bench.submit("queued")
     assert bench.tokenizer.is_busy.wait(5)
-    assert bench.told == [Begun("long", "text")]
+    assert bench.told == [StageBegan("long", "text")]
     bench.submit("bomb", constraint=Constraint(kind="regex", text="a"))
     assert bench.decoder.is_busy.wait(5)
-    assert bench.told[1:] == [Begun("bomb", "text"), Begun("bomb", "constraint")]
+    assert bench.told[1:] == [StageBegan("bomb", "text"), StageBegan("bomb", "constraint")]
     bench.intake.call(Tokenize(7, (Segment("hello"),), False))
     bench.tokenizer.gate.set()
     bench.wait(lambda: isinstance(bench.told[-1], Tokenized))
-    assert bench.told[-2] == Begun(7, "text")
+    assert bench.told[-2] == StageBegan(7, "text")
 
 
 def test_cancelled_request_has_left_when_nothing_works_on_it_any_more(bench):
@@ -280,7 +280,7 @@ def test_tokens_that_fit_no_frame_are_refused():
     def send(message: FromWorker) -> None:
         if isinstance(message, Tokenized):
             raise FrameTooLarge(MAX_FRAME_BYTES + 1)
-        if not isinstance(message, Begun):
+        if not isinstance(message, StageBegan):
             sent.append(message)
 
     engine = StepEngine(FakeRunner(FakeOptions(context=64)), EngineSettings(slots=1), {})

@@ -28,7 +28,7 @@ async def test_load_without_a_word_is_given_up_once() -> None:
     await asyncio.sleep(0.3)
     load.watch.heard(0.5, "too late")
 
-    assert load.given_up == ["loading did not get on for 0.1 s; it never said anything"]
+    assert load.given_up == ["loading made no progress for 0.1 s; there was no report"]
     assert load.shown == []
 
 
@@ -40,7 +40,7 @@ async def test_news_put_the_end_off() -> None:
         assert not load.given_up
     await load.until_given_up()
 
-    assert load.given_up == ["loading did not get on for 1 s; the last news was 'reading' at 50%"]
+    assert load.given_up == ["loading made no progress for 1 s; the last report was 'reading' at 50%"]
 
 
 async def test_silence_is_shown(monkeypatch) -> None:
@@ -56,6 +56,6 @@ async def test_silence_is_shown(monkeypatch) -> None:
     load.watch.heard(1.0, "ready")
 
     assert load.shown[0] == (0.25, "reading")
-    assert {text for _, text in load.shown[1:]} == {"reading (no news for 0 s)"}
+    assert {text for _, text in load.shown[1:]} == {"reading (no progress for 0 s)"}
     assert len(load.shown) == num_shown, "the load has ended"
     assert not load.given_up

@@ -17,7 +17,7 @@ from enginehouse.contract import errors
 from enginehouse.contract.types import EngineRequest
 from enginehouse.workers import messages
 from enginehouse.workers.ipc import MAX_FRAME_BYTES, FrameCutter, FrameTooLarge, Link, frame, socket_pair
-from enginehouse.workers.messages import Begun, Cancel, FromWorker, decode_from_worker, encode, pack
+from enginehouse.workers.messages import Cancel, FromWorker, StageBegan, decode_from_worker, encode, pack
 from enginehouse.workers.process import Connection
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -194,11 +194,11 @@ async def test_connection_ends_with_a_message_beyond_its_own_limit():
     connection = Connection(pack, decode_from_worker, said.append, lost.set_result, max_frame_bytes=100)
     await connection.open(ours)
     with theirs:
-        theirs.sendall(frame(encode(Begun("a", "text"))) + frame(bytes(101)))
+        theirs.sendall(frame(encode(StageBegan("a", "text"))) + frame(bytes(101)))
         async with asyncio.timeout(5):
             assert "a frame of 101 bytes exceeds the limit of 100" in str(await lost)
 
-    assert said == [Begun("a", "text")]
+    assert said == [StageBegan("a", "text")]
     assert not connection.is_open
 
 
@@ -213,12 +213,12 @@ def test_what_a_worker_sent_last_is_read_although_nothing_can_be_sent_to_it_any_
         lost: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         connection = Connection(pack, decode_from_worker, said.append, lost.set_result)
         await connection.open(ours)
-        theirs.sendall(frame(encode(Begun("a", "text"))))
+        theirs.sendall(frame(encode(StageBegan("a", "text"))))
         theirs.close()
         connection.send(Cancel("b"))
         async with asyncio.timeout(5):
             assert await lost is None
-        assert said == [Begun("a", "text")]
+        assert said == [StageBegan("a", "text")]
 
     factory = asyncio.new_event_loop if loop == "asyncio" else pytest.importorskip("uvloop").new_event_loop
     with asyncio.Runner(loop_factory=factory) as runner:

@@ -148,9 +148,9 @@ def test_the_printed_setting_is_one_that_models_take(tmp_path: Path) -> None:
     ("arguments", "exit_code", "message"),
     [
         (["flat"], 2, "has no access to the layers of this model"),
-        (["far"], 2, "hands requests on; it has no layers"),
+        (["far"], 2, "forwards requests; it has no layers"),
         (["nowhere.gguf"], 2, "nowhere.gguf"),
-        (["m", "--layers", "3,8"], 2, "[8]: this model can be left behind 1 to 7"),
+        (["m", "--layers", "3,8"], 2, "[8]: this model supports early exit after layers 1 to 7"),
         (["m", "--layers", "x"], 2, "must be whole numbers"),
         (["m", "--target-agreement", "2"], 2, "0<=x<=1"),
         (["m", "--policy", "hope"], 2, "'hope' is not one of"),
@@ -168,7 +168,7 @@ def test_a_text_that_is_too_short_is_refused(config: Path, tmp_path: Path) -> No
     done = run("m", "--config", config, "--text", tmp_path / "short.txt")
 
     assert done.exit_code == 1
-    assert "the text has 4 tokens; 57 is the least" in done.output
+    assert "the text has 4 tokens; at least 57 are needed" in done.output
 
 
 def test_help_lists_the_group_and_its_member() -> None:

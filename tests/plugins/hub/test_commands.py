@@ -106,7 +106,7 @@ def test_stopped_pull_goes_on_where_it_was(hub: StandIn, downloads: Path, number
     again = run("pull", "owner/plain")
 
     assert process.returncode == (130 if number == signal.SIGINT else -signal.SIGKILL)
-    assert "The same command goes on from here." in errors or number == signal.SIGKILL
+    assert "The same command continues from here." in errors or number == signal.SIGKILL
     assert again.returncode == 0
     assert "6 files, 3.0 MB, 1.5 MB of it is here" in again.stderr
     assert hub.contents_asked() == [("model.safetensors", len(WEIGHTS) // 2)]
@@ -128,7 +128,7 @@ def test_dry_run_lists_files_with_their_sizes() -> None:
     [
         (["owner/gated"], 1, "is gated: accept its terms at"),
         (["owner/packed"], 1, "name one, as in owner/packed:Q4_K_M"),
-        (["not-an-id"], 2, "is no model of a hub; write OWNER/NAME"),
+        (["not-an-id"], 2, "is not a model id; write OWNER/NAME"),
         ([], 2, "Missing argument"),
     ],
 )

@@ -130,7 +130,7 @@ def test_numbers_out_of_range_are_refused(toy: Path, num_layers: int) -> None:
     ("change", "reason"),
     [
         ({"general.architecture": "t5", "t5.block_count": 4}, "an encoder and a decoder"),
-        ({"general.architecture": "baichuan", "baichuan.block_count": 4}, "positions by the number of its layers"),
+        ({"general.architecture": "baichuan", "baichuan.block_count": 4}, "positions from the number of its layers"),
         ({"toy.nextn_predict_layers": 1}, "predict further tokens"),
         ({"toy.attention.shared_kv_layers": 2}, "keys and values of others"),
         ({"toy.embedding_length_per_layer_input": 8}, "a part for each layer"),

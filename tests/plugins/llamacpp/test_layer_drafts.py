@@ -91,12 +91,14 @@ def test_settings_that_cannot_act_are_refused(
 def test_a_model_that_cannot_be_cut_is_refused(tmp_path: Path, registry: PluginRegistry) -> None:
     path = write_gguf(tmp_path / "m.gguf", {**VALUES, "toy.nextn_predict_layers": 1}, toy_tensors())
 
-    with pytest.raises(ModelLoadError, match=r"the drafter 'layers': the first layers of m\.gguf are no model"):
+    with pytest.raises(
+        ModelLoadError, match=r"the drafter 'layers': the first layers of m\.gguf cannot be used as a model"
+    ):
         plan_model("m", model(path, "layers"), registry)
 
 
 def test_settings_of_a_second_model_need_one(toy: Path, registry: PluginRegistry) -> None:
-    with pytest.raises(ConfigError, match=r"drafters\[0\]\.settings: .* which 'source' must name"):
+    with pytest.raises(ConfigError, match=r"drafters\[0\]\.settings: .* set 'source' to that model"):
         plan_model("m", model(toy, {"name": "prompt-lookup", "settings": {"threads": 1}}), registry)
 
 

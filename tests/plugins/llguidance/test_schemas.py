@@ -48,7 +48,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"anyOf": [{}], "properties": {"a": {}}, "unevaluatedProperties": False}, "'/unevaluatedProperties'"),
     ({"$ref": "#/$defs/a", "unevaluatedItems": False, "$defs": {"a": {}}}, "'/unevaluatedItems'"),
     # Malformed values
-    ({"type": "strnig"}, "'/type': 'strnig' is no type"),
+    ({"type": "strnig"}, "'/type': 'strnig' is not a type"),
     ({"type": 7}, "'/type'"),
     ({"type": []}, "'/type'"),
     ({"type": ["string", {}]}, "'/type'"),
@@ -92,7 +92,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"enum": [0.1 + 0.2]}, "'/enum/0'"),
     ({"enum": ["\x01"]}, "'/enum/0': the control character"),
     ({"const": {"a": ["\x7f"]}}, "'/const/a/0'"),
-    ({"const": "\ud83d"}, "'/const': half a surrogate pair"),
+    ({"const": "\ud83d"}, "'/const': a lone surrogate"),
     ({"type": "integer", "minimum": 2**64}, "'/minimum'"),
     ({"type": "number", "maximum": -1e300}, "'/maximum'"),
     ({"additionalProperties": {}, "minProperties": 2}, "'/minProperties'"),

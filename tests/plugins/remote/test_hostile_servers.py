@@ -161,7 +161,7 @@ async def test_tokens_that_come_one_by_one_end_with_what_was_asked_for(attacker:
 
     error = await error_of(attacker.url)
 
-    assert "more tokens came than were asked for" in error.message
+    assert "has more tokens than were requested" in error.message
 
 
 @pytest.mark.parametrize("status", [200, 400])

@@ -22,6 +22,7 @@ OWN_ORDER = (
     "xtc",
     "top_n_sigma",
     "mirostat",
+    "adaptive_p",
 )
 """The steps in their own order, as the documents have it."""
 
@@ -77,7 +78,7 @@ def distribution(row, fields, *, order=None, **context):
         context: see :class:`Context`.
     """
     left = Distribution(row)
-    for step in order or OWN_ORDER:
+    for step in sorted(order or OWN_ORDER, key="adaptive_p".__eq__):  # always last
         _STEPS[step](left, fields, Context(**context))
     result = np.zeros(len(left.row))
     result[left.ordered] = left.probabilities()
@@ -191,8 +192,31 @@ def _mirostat(left, fields, context):
     if not fields.get("mirostat"):
         return
     mu = 2 * fields.get("mirostat_tau", 5.0) if context.mu is None else context.mu
+    if fields["mirostat"] == 1:
+        left.keep(left.ordered[: max(1, int(_zipf_count(left, mu)))])
+        return
     surprises = [-math.log2(p) if p else math.inf for p in left.probabilities()]
     left.keep([token_id for token_id, s in zip(left.ordered, surprises, strict=True) if s <= mu] or left.ordered[:1])
+
+
+def _zipf_count(left, mu):
+    """The number of tokens that the paper's equations give for a surprise of mu."""
+    probabilities = left.probabilities()[:100]
+    steps = range(len(probabilities) - 1)
+    t = [math.log((i + 2) / (i + 1)) for i in steps]
+    b = [math.log(probabilities[i] / probabilities[i + 1]) for i in steps]
+    s = sum(x * y for x, y in zip(t, b, strict=True)) / sum(x * x for x in t)
+    epsilon = s - 1
+    return (epsilon * 2**mu / (1 - len(left.row) ** -epsilon)) ** (1 / s)
+
+
+def _adaptive_p(left, fields, _):
+    """The first token: its target is the request's."""
+    target = fields.get("adaptive_target", -1.0)
+    if target < 0:
+        return
+    distances = np.abs(left.probabilities() - target) / 0.3
+    left.row[left.ordered] = 5 - 10 * distances**2 / (1 + distances)
 
 
 def next_mu(mu, probability, fields):
@@ -213,6 +237,7 @@ _STEPS = {
     "xtc": _xtc,
     "top_n_sigma": _top_n_sigma,
     "mirostat": _mirostat,
+    "adaptive_p": _adaptive_p,
 }
 
 

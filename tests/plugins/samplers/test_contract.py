@@ -7,6 +7,7 @@ from typing import ClassVar
 import pytest
 
 from enginehouse.contract.sampler import SamplerPlugin
+from enginehouse_samplers.adaptive_p import AdaptivePSampler
 from enginehouse_samplers.dry import DrySampler
 from enginehouse_samplers.dynatemp import DynatempSampler
 from enginehouse_samplers.mirostat import MirostatSampler
@@ -25,6 +26,11 @@ class Contract(SamplerContract):
         return cls.plugin()
 
 
+class TestAdaptiveP(Contract):
+    plugin = AdaptivePSampler
+    active = ({"adaptive_target": 0.3, "min_p": 0.02}, {"adaptive_target": 0.0, "adaptive_decay": 0.5})
+
+
 class TestDry(Contract):
     plugin = DrySampler
     active = (
@@ -41,6 +47,11 @@ class TestDynatemp(Contract):
 class TestMirostat(Contract):
     plugin = MirostatSampler
     active = ({"mirostat": 2, "mirostat_tau": 3.0, "mirostat_eta": 0.3}, {"mirostat": 2, "temperature": 1.5})
+
+
+class TestMirostatOne(Contract):
+    plugin = MirostatSampler
+    active = ({"mirostat": 1, "mirostat_tau": 3.0, "mirostat_eta": 0.3}, {"mirostat": 1, "temperature": 1.5})
 
 
 class TestTopNSigma(Contract):

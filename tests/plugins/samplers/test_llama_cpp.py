@@ -14,6 +14,7 @@ import pytest
 from enginehouse.contract.sampler import History
 from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.config import PluginsSettings
+from enginehouse_samplers.adaptive_p import AdaptivePFields, AdaptivePSampler
 from enginehouse_samplers.dry import DryFields, DrySampler
 from enginehouse_samplers.dynatemp import DynatempFields, DynatempSampler
 from enginehouse_samplers.mirostat import MirostatFields, MirostatSampler
@@ -125,21 +126,47 @@ def test_dynamic_temperature_is_that_of_llama_cpp(library: Library, exponent: fl
         assert row.max() / best["logit"] == pytest.approx(step.temperature(row, 0.9), rel=1e-3)
 
 
-def test_mirostat_leaves_and_learns_what_llama_cpp_does(library: Library) -> None:
+@pytest.mark.parametrize("version", [1, 2])
+def test_mirostat_leaves_and_learns_what_llama_cpp_does(library: Library, version: int) -> None:
     """Our step is told what llama.cpp drew, so both must go on from the same state."""
-    sampler = library.c.llama_sampler_init_mirostat_v2(7, 2.5, 0.3)
-    step = MirostatSampler().create(MirostatFields(mirostat=2, mirostat_tau=2.5, mirostat_eta=0.3))
+    if version == 1:
+        sampler = library.c.llama_sampler_init_mirostat(400, 7, 2.5, 0.3, 100)
+    else:
+        sampler = library.c.llama_sampler_init_mirostat_v2(7, 2.5, 0.3)
+    step = MirostatSampler().create(MirostatFields(mirostat=version, mirostat_tau=2.5, mirostat_eta=0.3))
     assert step is not None
     random = np.random.default_rng(5)
     for _ in range(40):
         row = random.normal(0, 2, 400).astype(np.float32)
         candidates, place = library.apply(sampler, row)
         ordered = np.argsort(-row, kind="stable")
-        kept = step(SimpleNamespace(logits=row[ordered]))  # type: ignore[arg-type]  # all that it looks at
+        kept = step(SimpleNamespace(logits=row[ordered], row=row))  # type: ignore[arg-type]  # all that it looks at
 
         assert sorted(candidates["id"]) == sorted(ordered[kept])
         weights = np.exp(row[candidates["id"]].astype(np.float64))
         step.accept(int(candidates["id"][place]), float(weights[place] / weights.sum()))
+    library.c.llama_sampler_free(sampler)
+
+
+def test_adaptive_p_weighs_and_learns_as_llama_cpp_does(library: Library) -> None:
+    """Its probabilities before the draw; our step is told what it drew."""
+    sampler = library.c.llama_sampler_init_adaptive_p(0.25, 0.8, 7)
+    step = AdaptivePSampler().create(AdaptivePFields(adaptive_target=0.25, adaptive_decay=0.8))
+    assert step is not None
+    random = np.random.default_rng(5)
+    for _ in range(40):
+        row = random.normal(0, 2, 50).astype(np.float32)
+        candidates, place = library.apply(sampler, row)
+        ordered = np.argsort(-row, kind="stable")
+        weights = step.weights(SimpleNamespace(logits=row[ordered]))  # type: ignore[arg-type]  # all that it looks at
+        ours = np.zeros(row.size)
+        ours[ordered] = weights / weights.sum()
+
+        assert ours[candidates["id"]] == pytest.approx(candidates["p"], rel=1e-3, abs=1e-6)
+        drawn = int(candidates["id"][place])
+        library.c.llama_sampler_accept(sampler, drawn)
+        powers = np.exp(row.astype(np.float64))
+        step.accept(drawn, float(powers[drawn] / powers.sum()))
     library.c.llama_sampler_free(sampler)
 
 

@@ -72,9 +72,22 @@ def test_mirostat_is_off_by_default():
     assert SAMPLER.create(MirostatFields(mirostat_tau=2.0)) is None
 
 
-def test_mirostat_names_version_one():
-    with pytest.raises(ValueError, match=r"'mirostat' must be 0 \(off\) or 2, not 1; version 1 is not offered"):
-        MirostatFields(mirostat=1)
+@pytest.mark.parametrize(
+    ("row", "tau", "num_kept"),
+    [
+        ([2.0], 5.0, 1),
+        ([1.0, 1.0, 1.0], 0.4, 1),  # equal: Zipf's exponent is 0
+        ([1.0, 1.0, 1.0], 5.0, 3),
+        ([300.0, 0.0, -300.0], 5.0, 1),  # so steep that its powers overflow
+        ([float(-np.log(rank)) for rank in range(1, 9)], 1.0, 1),  # an exponent of 1, where the formula is 0 / 0
+    ],
+)
+def test_mirostat_one_takes_the_limit_where_its_formula_has_no_value(candidates_of, row, tau, num_kept):
+    step = SAMPLER.create(MirostatFields(mirostat=1, mirostat_tau=tau))
+    keep = step(candidates_of(np.array(row, np.float32)))
+
+    assert keep.sum() == num_kept
+    assert keep[0]
 
 
 @pytest.mark.parametrize(

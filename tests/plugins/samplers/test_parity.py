@@ -42,6 +42,9 @@ ALONE = [
     {"dry_multiplier": 0.7, "dry_sequence_breakers": ["e", "x"]},
     {"mirostat": 2, "mirostat_tau": 1.6},
     {"mirostat": 2, "mirostat_tau": 0.7},
+    {"mirostat": 1, "mirostat_tau": 1.6},
+    {"adaptive_target": 0.2},
+    {"adaptive_target": 0.0, "adaptive_decay": 0.5},
 ]
 TOGETHER = [
     ({"temperature": 0.8, "top_k": 20, "top_p": 0.9, "min_p": 0.02}, None),
@@ -50,6 +53,9 @@ TOGETHER = [
     ({"temperature": 0.9, "repetition_penalty": 1.2, "dry_multiplier": 0.6, "top_n_sigma": 1.4}, None),
     ({"dynatemp_range": 0.8, "top_k": 15, "xtc_probability": 0.7}, None),
     ({"dry_multiplier": 0.4, "presence_penalty": 0.5, "temperature": 0.7, "mirostat": 2, "mirostat_tau": 1.2}, None),
+    ({"mirostat": 1, "mirostat_tau": 1.1, "temperature": 1.2}, None),
+    ({"adaptive_target": 0.4, "min_p": 0.05, "temperature": 0.8}, None),
+    ({"adaptive_target": 0.1, "top_k": 8, "temperature": 1.3}, ("top_k", "adaptive_p", "temperature")),
     ({"top_k": 10, "top_p": 0.7, "temperature": 2.0}, ("top_k", "top_p", "temperature")),
     ({"top_k": 10, "top_p": 0.7, "temperature": 2.0}, ("top_p", "temperature", "top_k")),
     (
@@ -111,6 +117,8 @@ def test_draws_are_distributed_as_the_reference_says(samplers, fields, order, se
         ({"dry_multiplier": 0.8}, {"dry_multiplier": 0.8, "dry_allowed_length": 3}),
         ({"dynatemp_range": 0.9, "dynatemp_exponent": 0.5}, {}),
         ({"mirostat": 2, "mirostat_tau": 1.6}, {"mirostat": 2, "mirostat_tau": 0.8}),
+        ({"mirostat": 1, "mirostat_tau": 1.6}, {"mirostat": 2, "mirostat_tau": 1.6}),
+        ({"adaptive_target": 0.2}, {"adaptive_target": 0.3}),
         ({"typical_p": 0.9}, {"typical_p": 0.7}),
         ({"top_n_sigma": 1.4}, {"top_n_sigma": 1.0}),
     ],
@@ -130,6 +138,7 @@ def test_comparison_tells_different_requests_apart(samplers, drawn, claimed):
     [
         {"mirostat": 2, "mirostat_tau": 2.0, "mirostat_eta": 0.4},
         {"mirostat": 2, "mirostat_tau": 1.0, "mirostat_eta": 1.0, "temperature": 1.5, "dry_multiplier": 0.5},
+        {"mirostat": 1, "mirostat_tau": 1.5, "mirostat_eta": 0.4, "temperature": 1.2},
         {"dry_multiplier": 1.0, "dry_allowed_length": 1, "repetition_penalty": 1.1},
         {"dynatemp_range": 0.6, "presence_penalty": 0.4, "top_k": 12},
     ],

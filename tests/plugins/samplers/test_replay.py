@@ -14,6 +14,7 @@ from .drawing import params_of
 
 FIELDS = [
     {"dynatemp_range": 0.7, "xtc_probability": 0.5, "xtc_threshold": 0.05, "top_n_sigma": 2.0, "typical_p": 0.9},
+    {"adaptive_target": 0.3, "min_p": 0.02, "xtc_probability": 0.3, "xtc_threshold": 0.05},
     {"mirostat": 2, "mirostat_tau": 4.0, "dry_multiplier": 0.5, "dynatemp_range": 0.4},
 ]
 _ids = itertools.count()

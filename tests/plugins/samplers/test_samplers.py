@@ -23,14 +23,14 @@ def samplers():
 
 
 def test_hook_register_samplers_hands_over_all(samplers):
-    assert set(samplers) == {"dry", "dynatemp", "mirostat", "top_n_sigma", "typical_p", "xtc"}
+    assert set(samplers) == {"adaptive_p", "dry", "dynatemp", "mirostat", "top_n_sigma", "typical_p", "xtc"}
     assert all(isinstance(sampler, SamplerPlugin) for sampler in samplers.values())
 
 
 def test_every_field_says_what_it_means(samplers):
     fields = [a for sampler in samplers.values() for a in attrs.fields(sampler.request_fields)]
 
-    assert len(fields) == 14
+    assert len(fields) == 16
     assert all(len(field.metadata["description"]) > 20 and field.validator is not None for field in fields)
 
 
@@ -61,6 +61,7 @@ def test_fields_at_their_defaults_change_nothing(samplers):
         "dry": {"dry_multiplier": 0.0, "dry_base": 3.0},
         "dynatemp": {"dynatemp_range": 0.0},
         "mirostat": {"mirostat": 0, "mirostat_tau": 1.0},
+        "adaptive_p": {"adaptive_target": -0.5, "adaptive_decay": 0.5},
     }
 
     for position in range(50):

@@ -35,10 +35,13 @@ def test_layers_need_no_second_model_there(registry: PluginRegistry) -> None:
 @pytest.mark.parametrize(
     ("drafter", "message"),
     [
-        ({"name": "layers", "settings": {"context": 64}}, r"settings: the backend 'fake' opens nothing for 'layers'"),
+        (
+            {"name": "layers", "settings": {"context": 64}},
+            r"settings: the backend 'fake' opens no second model for 'layers'",
+        ),
         ({"name": "layers", "source": "fake"}, r"source: 'layers' drafts with layers of the model itself"),
-        ({"name": "draft-model", "settings": {"context": 64}}, r"settings: .* which 'source' must name"),
-        ({"name": "draft-model", "backend": "fake"}, r"backend: .* which 'source' must name"),
+        ({"name": "draft-model", "settings": {"context": 64}}, r"settings: .* set 'source' to that model"),
+        ({"name": "draft-model", "backend": "fake"}, r"backend: .* set 'source' to that model"),
     ],
 )
 def test_settings_that_cannot_act_are_refused(registry: PluginRegistry, drafter: dict[str, Any], message: str) -> None:

@@ -11,12 +11,12 @@ from litestar import Request, get, post
 from litestar.exceptions import NotFoundException
 from litestar.handlers import HTTPRouteHandler
 
+from enginehouse.api.generation.decoding import decode_problem
 from enginehouse.api.http.body import parse_object, read_body, read_empty_body
 from enginehouse.api.http.state import ApiState
-from enginehouse.api.openai.decoding import decode_problem
 from enginehouse.contract.errors import InvalidRequest
 from enginehouse.serving import ModelManager, ModelStatus
-from enginehouse.serving.orders import load_model, unload_model
+from enginehouse.serving.commands import load_model, unload_model
 from enginehouse.settings.structuring import strict_converter
 
 __all__ = ["UnloadBody", "admin_model_routes", "describe_model"]

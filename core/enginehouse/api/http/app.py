@@ -1,7 +1,7 @@
 """The ASGI application: all routes, and the guard in front of them.
 
 Path of a request through the modules: ``security`` (Host, Origin, key), this module (routing), ``permissions`` (scope,
-limits), ``surfaces`` (decoding), ``generation`` (submission and response), ``answer`` (assembly), ``sse`` (frames).
+limits), ``surfaces`` (decoding), then in ``generation``: ``response`` (submission), ``assembly`` and ``stream``.
 """
 
 from __future__ import annotations
@@ -53,14 +53,23 @@ def build_app(state: ApiState) -> Guard:
             slot_route(state),
         ],
         guards=[check_permissions(state.admission)],
+        # One handler instead of one per type: the table in ``errors`` has the status, code and body of every error.
         exception_handlers={Exception: _answer_error},
-        openapi_config=None,
-        logging_config=None,
+        openapi_config=None,  # see api/openapi/document.py
+        logging_config=None,  # the command line configures logging, for workers as well
     )
     state.registry.check_authenticators(state.settings.auth.authenticators)
     authenticators = [state.registry.authenticators[name] for name in state.settings.auth.authenticators]
     callers = Callers(state.keys, authenticators, state.settings.auth.timeout_s)
-    return Guard(litestar, state.settings, callers, state.admission, find_surface=surfaces.at, on_end=_on_end(state))
+    return Guard(
+        litestar,
+        state.settings,
+        callers,
+        state.admission,
+        find_surface=surfaces.at,
+        has_head=surfaces.has_head,
+        on_end=_on_end(state),
+    )
 
 
 def _on_end(state: ApiState) -> Callable[[AccessRecord], None]:
@@ -80,7 +89,6 @@ def _answer_error(request: Request[Any, Any, Any], error: Exception) -> Response
     shows_details = concerns_manager and may_manage(request.scope)
     answer = describe(error, record_of(request.scope).identify(), shows_details=shows_details)
     note_outcome(request.scope, answer.code)
-    headers = dict(answer.headers)
-    return Response(
-        written_error(answer, request.scope), status_code=answer.status, media_type="application/json", headers=headers
-    )
+    status, headers, body = written_error(answer, request.scope)
+    fields = dict(headers)
+    return Response(body, status_code=status, media_type=fields.pop("content-type"), headers=fields)

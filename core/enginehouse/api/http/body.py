@@ -1,4 +1,8 @@
-"""Request body bytes to plain JSON data. Does not know any fields."""
+"""Request body bytes to plain JSON data. Does not know any fields.
+
+Replaces the ``data`` argument of Litestar's handlers: the limits are settings, nesting and the number of values are
+bounded before parsing, and every error has the surface's body.
+"""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ __all__ = ["ConfigSnapshots", "Reread", "keep_fixed"]
 Reread = Callable[[], Settings]
 """Reads the settings again, in the same way as at startup; may block, raises ConfigError."""
 
-_STAYS = "The configuration was not reloaded, the old one stays"
+_STAYS = "The configuration was not reloaded; the old one stays in use"
 
 _log = logging.getLogger("enginehouse.server")
 

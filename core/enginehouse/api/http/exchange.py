@@ -15,7 +15,7 @@ from enginehouse.settings.timeouts import Timeouts
 __all__ = ["Exchange", "OpenExchanges", "Receive", "deadlines"]
 
 if TYPE_CHECKING:
-    from enginehouse.api.openai.open_answers import OpenAnswer
+    from enginehouse.api.generation.open_answers import OpenAnswer
 
 
 _T = TypeVar("_T")
@@ -28,7 +28,7 @@ class Exchange:
     """One request and its response.
 
     Attributes:
-        disconnected: True if the client has disconnected and no longer reads the response.
+        disconnected: True if the client has disconnected and no longer reads the response, unless it is detached.
         error: the error with which the server ended the exchange early, or None.
         answer: the response in progress, for listing running requests; None if nothing is generated.
         on_idle: called when nothing was sent for ``ping_s`` seconds; set while a stream is open.
@@ -45,6 +45,7 @@ class Exchange:
         self._last_sent = self._loop.time()
         self._snapshots: list[Generation] = []
         self._is_cancelled = False
+        self._is_detached = False
         self._waiting: asyncio.Task[Any] | None = None
 
     @property
@@ -69,6 +70,10 @@ class Exchange:
         if not self.is_ended:
             self.error = error
             self._stop_work()
+
+    def detach(self) -> None:
+        """Let the response go on when its client disconnects from now on; what is sent then goes to nobody."""
+        self._is_detached = True
 
     def sent(self) -> None:
         """Record that something was sent now."""
@@ -102,8 +107,9 @@ class Exchange:
                         await self.on_idle()
                 continue
             if message["type"] == "http.disconnect":
-                self.disconnected = True
-                self._stop_work()
+                if not self._is_detached:
+                    self.disconnected = True
+                    self._stop_work()
                 return
 
     def _stop_work(self) -> None:
@@ -118,7 +124,7 @@ class OpenExchanges:
     def __init__(self) -> None:
         self.stopping = False
         self._open: set[Exchange] = set()
-        self._orders: set[asyncio.Task[Any]] = set()
+        self._commands: set[asyncio.Task[Any]] = set()
         self._end: EnginehouseError | None = None
 
     def __len__(self) -> int:
@@ -141,19 +147,19 @@ class OpenExchanges:
             watcher.cancel()
             exchange.cancel()
 
-    async def follow(self, order: Coroutine[Any, Any, _T]) -> _T:
+    async def follow(self, command: Coroutine[Any, Any, _T]) -> _T:
         """Return an admin operation's result, even if its client disconnects. Raises the error of :meth:`end_all`."""
-        task = asyncio.ensure_future(order)
+        task = asyncio.ensure_future(command)
         try:
             self._check_running()
-            self._orders.add(task)
+            self._commands.add(task)
             return await task
         except asyncio.CancelledError:
             if self._end is None:
                 raise
             raise self._end from None
         finally:
-            self._orders.discard(task)
+            self._commands.discard(task)
             task.cancel()
 
     def end_all(self, error: EnginehouseError) -> None:
@@ -161,8 +167,8 @@ class OpenExchanges:
         self._end = error
         for exchange in self:
             exchange.end(error)
-        for order in self._orders:
-            order.cancel()
+        for command in self._commands:
+            command.cancel()
 
     def _check_running(self) -> None:
         if self.stopping:

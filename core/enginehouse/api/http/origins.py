@@ -2,6 +2,9 @@
 
 A web page must not reach a server without keys on loopback, so foreign origins are refused unless the settings list
 them. Every response to an allowed origin has CORS headers, including errors and streams. Used by the guard.
+
+Replaces Litestar's ``CORSConfig``, which adds headers but does not refuse requests, and does not cover responses that
+the guard sends.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from enginehouse.settings.profiles import PROFILES
 
 __all__ = ["Headers", "Origins", "host_name", "is_preflight", "is_same_origin"]
 
-_METHODS = "GET, HEAD, OPTIONS, POST"
+_METHODS = "DELETE, GET, HEAD, OPTIONS, POST"
 _EXPOSED = ", ".join(
     (
         "retry-after",
@@ -100,7 +103,7 @@ def is_same_origin(origin: bytes, host: bytes, scheme: str | None = None) -> boo
 
     Args:
         host: the Host header.
-        scheme: the server's scheme; None accepts both, because pages behind a TLS proxy have another one than the
+        scheme: the server's scheme; None accepts both, because with a TLS proxy pages have another one than the
             server.
     """
     try:

@@ -90,30 +90,30 @@ _OF_MODELS = (
     _gauge("waiting_requests", "Requests that wait for a slot.", "model"),
     _gauge("slots", "Sequences that can run at once.", "model"),
     _gauge("kv_cache_tokens", "KV positions in all.", "model"),
-    _gauge("kv_cache_free_tokens", "KV positions that are free; the prefix cache's count as taken.", "model"),
+    _gauge("kv_cache_free_tokens", "Free KV positions; those of the prefix cache count as used.", "model"),
     _gauge("prefix_cache_tokens", "Tokens that the prefix cache holds.", "model"),
     _gauge("worker_memory_bytes", "Resident memory of a model's worker process.", "model"),
-    _counter("preemptions", "Sequences that lost their place to others and were computed again.", "model"),
+    _counter("preemptions", "Sequences that were preempted and computed again.", "model"),
     _histogram("batch_sequences", "Sequences in one step.", tuple(map(float, BATCH_SIZES)), "model"),
 )
 
 _OF_THE_SERVER = (
     _gauge("server_memory_bytes", "Resident memory of the server process, without its workers."),
-    _gauge("start_time_seconds", "When the server started, as Unix time."),
-    _gauge("client_memory_bytes", "Memory for what clients have sent and for answers that they do not read."),
+    _gauge("start_time_seconds", "Start time of the server, as Unix time."),
+    _gauge("client_memory_bytes", "Memory for requests and for responses that clients have not read yet."),
     _counter(
         "client_memory_refusals",
-        "Requests refused, and connections ended (`unread`), for want of it, by what was used up.",
+        "Requests refused and connections closed (`unread`) because this memory was used up, by limit.",
         "limit",
     ),
     _counter("plugin_failures", "Exceptions and wrong results of plugins, by kind of plugin object.", "plugin", "kind"),
-    _counter("dropped_events", "Events that a plugin failed to take, or was too slow for.", "plugin", "reason"),
+    _counter("dropped_events", "Events that a plugin failed to handle or was too slow for.", "plugin", "reason"),
 )
 
 _OF_COMPRESSION = (
     _counter("compressed_tokens_before", "Tokens of prompts before compression.", "model"),
-    _counter("compressed_tokens_after", "Tokens of the same prompts behind it.", "model"),
-    _counter("failed_compressions", "Prompts that stayed whole as a compressor failed.", "model"),
+    _counter("compressed_tokens_after", "Tokens of the same prompts after compression.", "model"),
+    _counter("failed_compressions", "Prompts left uncompressed because a compressor failed.", "model"),
 )
 
 FIGURES = frozenset(item.name for item in _OF_COMPRESSION)

@@ -1,4 +1,8 @@
-"""Server metrics: requests counted as they end, models and engines read at scrape time; `GET /metrics`."""
+"""Server metrics: requests counted as they end, models and engines read at scrape time; `GET /metrics`.
+
+Replaces Litestar's Prometheus plugin, which measures HTTP handlers: a streamed response ends long after its handler,
+and most counts come from engines.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +19,14 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from enginehouse.api.generation.open_answers import list_answers
 from enginehouse.api.http.access import AccessRecord
 from enginehouse.api.http.admission import MemoryAccount
 from enginehouse.api.http.exchange import OpenExchanges
 from enginehouse.api.http.listeners import Listeners
 from enginehouse.api.metrics.families import FIGURES, Values
-from enginehouse.api.openai.open_answers import list_answers
 from enginehouse.contract.errors import EnginehouseError
-from enginehouse.contract.inspection import BATCH_SIZES, EngineFigures, Inspectable
+from enginehouse.contract.inspection import BATCH_SIZES, EngineMetrics, Inspectable
 from enginehouse.contract.usage import Usage
 from enginehouse.plugins import PluginFailures
 from enginehouse.serving import ModelManager, ModelState, ModelStatus
@@ -139,7 +143,7 @@ class ServerMetrics(Collector):
         self._memory = memory
         self._failures = failures
         self._engines: dict[str, Inspectable] = {}
-        self._of_former_engines: dict[str, EngineFigures] = {}
+        self._of_former_engines: dict[str, EngineMetrics] = {}
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
         self.values.set("start_time_seconds", value=time.time())
@@ -197,7 +201,7 @@ class ServerMetrics(Collector):
     def _read_counters(self, model: str, engine: Inspectable | None, now: Values) -> None:
         """Add this engine's counts to those of its predecessors, so that no counter decreases on a worker restart."""
         last = self._engines.get(model)
-        former = self._of_former_engines.get(model, EngineFigures(steps_by_size=_NO_STEPS))
+        former = self._of_former_engines.get(model, EngineMetrics(steps_by_size=_NO_STEPS))
         if last is not None and last is not engine:
             former = self._of_former_engines[model] = _sum(former, last.figures)
             del self._engines[model]
@@ -212,7 +216,7 @@ class ServerMetrics(Collector):
         now.observe_counts("batch_sequences", model, counts=total.steps_by_size, total=total.num_batched)
 
 
-def _read_gauges(model: str, figures: EngineFigures, now: Values) -> None:
+def _read_gauges(model: str, figures: EngineMetrics, now: Values) -> None:
     stats = figures.stats
     now.set("running_sequences", model, value=stats.num_running)
     now.set("waiting_requests", model, value=stats.num_waiting)
@@ -224,11 +228,11 @@ def _read_gauges(model: str, figures: EngineFigures, now: Values) -> None:
         now.set("worker_memory_bytes", model, value=figures.rss_bytes)
 
 
-def _sum(first: EngineFigures, second: EngineFigures) -> EngineFigures:
+def _sum(first: EngineMetrics, second: EngineMetrics) -> EngineMetrics:
     """Return the sum of two engines' counters; gauges are the second's."""
     stats = second.stats
     steps = zip(first.steps_by_size or _NO_STEPS, second.steps_by_size or _NO_STEPS, strict=True)
-    return EngineFigures(
+    return EngineMetrics(
         stats=msgspec.structs.replace(stats, num_preemptions=first.stats.num_preemptions + stats.num_preemptions),
         num_cache_tokens=second.num_cache_tokens,
         steps_by_size=tuple(one + other for one, other in steps),

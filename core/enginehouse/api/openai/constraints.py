@@ -131,7 +131,7 @@ def _schema(value: Any, path: str) -> Constraint:
         try:
             value = json.loads(value)
         except (ValueError, RecursionError) as error:
-            raise InvalidRequest(f"{path}: is no JSON: {error}", path) from error
+            raise InvalidRequest(f"{path}: is not valid JSON: {error}", path) from error
     if not isinstance(value, dict | bool):
         raise InvalidRequest(f"{path}: must be a JSON Schema, an object", path)
     return Constraint(kind="json_schema", text=json.dumps(value), param=path)

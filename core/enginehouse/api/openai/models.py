@@ -8,16 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from litestar import Request, Response
-
-from enginehouse.api.http.callers import caller_of, shown_as
-from enginehouse.api.http.permissions import may_manage
-from enginehouse.api.http.state import ApiState, HandlerRoute
-from enginehouse.api.openai.details import shown_parameters
+from enginehouse.api.generation.decoding import Decoded
+from enginehouse.api.generation.details import shown_parameters
+from enginehouse.api.generation.server_access import ServerAccess
+from enginehouse.api.http.state import ApiState
 from enginehouse.api.openapi.answers import reference
-from enginehouse.contract.errors import ModelLoadError, ModelNotFound
+from enginehouse.contract.errors import ModelNotFound
 from enginehouse.contract.refusals import refused_fields
-from enginehouse.contract.surface import Route
+from enginehouse.contract.surface import AnswerRoute, Reply, Route
 from enginehouse.contract.types import ModelInfo
 from enginehouse.pipeline.capabilities import Capability
 from enginehouse.pipeline.model_profile import ModelProfile
@@ -26,30 +24,26 @@ from enginehouse.serving import ModelStatus
 
 __all__ = ["all_capabilities", "model_routes"]
 
-_Request = Request[Any, Any, Any]
-
 
 def model_routes(state: ApiState) -> list[Route]:
     """Return the routes, without a prefix."""
 
-    async def list_models(request: _Request, _: None) -> Response[dict[str, Any]]:
-        models = _models(state, request)
+    async def list_models(call: Decoded[Any]) -> Reply:
+        models = _models(state, call.server)
         behind_auto = _behind_auto(state, models)
-        return Response({"object": "list", "data": models + ([_routed(behind_auto)] if behind_auto else [])})
+        return Reply({"object": "list", "data": models + ([_routed(behind_auto)] if behind_auto else [])})
 
-    async def show_model(request: _Request, _: None) -> Response[dict[str, Any]]:
-        name = str(request.path_params["model_id"]).removeprefix("/")
-        caller = caller_of(request.scope)
-        for status in state.manager.statuses():
-            names = shown_as(caller, status)
-            if name in names:
-                return Response(_model(state, status, names, name, request))
-        if name == AUTO and (behind_auto := _behind_auto(state, _models(state, request))):
-            return Response(_routed(behind_auto))
-        raise ModelNotFound(name)
+    async def show_model(call: Decoded[Any]) -> Reply:
+        name = call.path["model_id"]
+        if state.pipeline.is_routed(name):
+            if behind_auto := _behind_auto(state, _models(state, call.server)):
+                return Reply(_routed(behind_auto))
+            raise ModelNotFound(name)
+        status, names = call.server.status(name)
+        return Reply(_model(state, status, names, name, call.server))
 
     return [
-        HandlerRoute(
+        AnswerRoute(
             method="GET",
             path="/models",
             name="list_models",
@@ -58,7 +52,7 @@ def model_routes(state: ApiState) -> list[Route]:
             limits=None,
             response_schema=reference("ModelList"),
         ),
-        HandlerRoute(
+        AnswerRoute(
             method="GET",
             path="/models/{model_id:path}",
             name="show_model",
@@ -70,26 +64,26 @@ def model_routes(state: ApiState) -> list[Route]:
     ]
 
 
-def all_capabilities(card: ModelProfile) -> dict[str, Capability]:
+def all_capabilities(model_profile: ModelProfile) -> dict[str, Capability]:
     """Return the handling of every known parameter, including those that no model of this server supports."""
-    refused = refused_fields(card.capabilities)
-    everything = {**card.capabilities, **{name: Capability("refused", reason) for name, reason in refused.items()}}
+    refused = refused_fields(model_profile.capabilities)
+    everything = {
+        **model_profile.capabilities,
+        **{name: Capability("refused", reason) for name, reason in refused.items()},
+    }
     return dict(sorted(everything.items()))
 
 
-def _models(state: ApiState, request: _Request) -> list[dict[str, Any]]:
+def _models(state: ApiState, server: ServerAccess) -> list[dict[str, Any]]:
     """Return every model that the caller may use."""
-    caller = caller_of(request.scope)
-    shown = [(status, shown_as(caller, status)) for status in state.manager.statuses()]
-    return [_model(state, status, names, names[0], request) for status, names in shown if names]
+    return [_model(state, status, names, names[0], server) for status, names in server.statuses()]
 
 
-def _model(state: ApiState, status: ModelStatus, names: Sequence[str], asked: str, request: _Request) -> dict[str, Any]:
+def _model(
+    state: ApiState, status: ModelStatus, names: Sequence[str], asked: str, server: ServerAccess
+) -> dict[str, Any]:
     """Return OpenAI's model object; members after ``owned_by`` are ours. Its id is the first of ``names``."""
-    info = status.info
-    profile, error = caller_of(request.scope).profile, status.error
-    if error is not None and not may_manage(request.scope):
-        error = ModelLoadError.generic  # the actual error may name files
+    info, profile = status.info, server.caller.profile
     return {
         "id": names[0],
         "object": "model",
@@ -98,7 +92,7 @@ def _model(state: ApiState, status: ModelStatus, names: Sequence[str], asked: st
         "aliases": list(names[1:]),
         "state": status.state,
         "progress": status.progress,
-        "error": error,
+        "error": server.shown_error(status),
         "backend": status.backend,
         "num_restarts": status.num_restarts,
         "max_context": info.max_context if info else None,
@@ -146,20 +140,21 @@ _UNKNOWN = dict.fromkeys(
 
 def _opened(state: ApiState, info: ModelInfo, name: str, asked: str, profile: str) -> dict[str, Any]:
     """Return the members known once the model is open; defaults are those of requests by the name ``asked``."""
-    card = state.pipeline.card(name, info)
+    model_profile = state.pipeline.model_profile(name, info)
     parameters = shown_parameters(
         state.pipeline.defaults(asked, name, info, profile), state.registry.request_fields.values()
     )
     if parameters["seed"]["origin"] == "drawn":
         parameters["seed"]["value"] = None  # differs per request
     return {
-        "quantization": card.quantization,
-        "template_hash": card.template_hash,
-        "system_fingerprint": card.fingerprint,
-        "parsers": {"tools": card.formats.tool_parser, "reasoning": card.formats.reasoning_parser},
+        "quantization": model_profile.quantization,
+        "template_hash": model_profile.template_hash,
+        "system_fingerprint": model_profile.fingerprint,
+        "parsers": {"tools": model_profile.formats.tool_parser, "reasoning": model_profile.formats.reasoning_parser},
         "parameters": dict(sorted(parameters.items())),
         "capabilities": {
-            name: {"support": one.support, "reason": one.reason} for name, one in all_capabilities(card).items()
+            name: {"support": one.support, "reason": one.reason}
+            for name, one in all_capabilities(model_profile).items()
         },
         "metadata": info.metadata,
     }

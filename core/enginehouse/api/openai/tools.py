@@ -188,7 +188,7 @@ def check_template_variables(variables: Mapping[str, Any]) -> None:
         if name in _RESERVED:
             raise InvalidRequest(f"{path}: this variable is reserved", path)
         if not name.isidentifier() or name.startswith("_"):
-            raise InvalidRequest(f"{path}: is no name of a template variable", path)
+            raise InvalidRequest(f"{path}: is not a valid name of a template variable", path)
     try:
         num_bytes = len(msgspec.json.encode(variables))
     except UnicodeEncodeError:

@@ -51,7 +51,7 @@ _NULLABLE_LIST = {"type": ["array", "null"]}
 
 RUNNING_SCHEMAS: dict[str, JsonSchema] = {
     "RunningRequest": object_of(
-        {"prompts": {"type": ["array", "null"], "description": "Null unless the settings allow to show them."}},
+        {"prompts": {"type": ["array", "null"], "description": "Null unless the settings allow showing them."}},
         id=_TEXT,
         request_id=_TEXT,
         key=_TEXT_OR_NULL,
@@ -84,7 +84,7 @@ RUNNING_SCHEMAS: dict[str, JsonSchema] = {
     "StoppedThinking": object_of(id=_TEXT, choices_stopped={"type": "integer", "minimum": 1}),
     "ModelSlots": object_of(
         model=_TEXT,
-        inspectable={"type": "boolean", "description": "Whether this engine shows its inside."},
+        inspectable={"type": "boolean", "description": "True if the engine reports its slots and caches."},
         slots=_COUNT_OR_NULL,
         slots_in_use=_COUNT_OR_NULL,
         requests_waiting=_COUNT_OR_NULL,
@@ -195,7 +195,7 @@ def admin_paths() -> dict[str, Any]:
         },
         "/admin/requests/{request_id}/partial": {
             **request,
-            "get": _get("show_partial", "Show what a running request has said so far", "PartialAnswer", (400, 404)),
+            "get": _get("show_partial", "Show the text of a running request so far", "PartialAnswer", (400, 404)),
         },
         "/admin/requests/{request_id}/cancel": {
             **request,
@@ -231,7 +231,7 @@ def _post(
 def _events() -> dict[str, Any]:
     schema = {"anyOf": [reference("ModelEvent"), reference("LostEvents")]}
     content = {"text/event-stream": {"schema": _TEXT, "x-event-schema": schema}}
-    return _operation("stream_events", "Stream what happens to models", content, (401, 403))
+    return _operation("stream_events", "Stream the events of models", content, (401, 403))
 
 
 def _metrics() -> dict[str, Any]:

@@ -1,4 +1,8 @@
-"""The complete document: paths, requests and responses."""
+"""The complete document: paths, requests and responses.
+
+Replaces Litestar's OpenAPI generation, which reads the types in the signatures of handlers: ours take bytes, and their
+fields are rows of tables, to which plugins add.
+"""
 
 from __future__ import annotations
 
@@ -30,15 +34,15 @@ _ROOT = [{"url": "/"}]
 
 # Status to description, for operations that read a body.
 _REFUSALS = {
-    400: "The request is malformed, or asks for what cannot be done.",
-    401: "Keys are configured, and none of them was given.",
+    400: "The request is malformed or cannot be honoured.",
+    401: "API keys are configured, and the request has no valid one.",
     403: "The host, the origin or the scope of the key is not allowed.",
     404: "No such model.",
     413: "The body is too large.",
     415: "The body is not declared as JSON.",
     429: "The caller has used up a limit, or fills the queue.",
     500: "This request failed inside the server.",
-    503: "The model is not ready or has too much to do, or the server stops.",
+    503: "The model is not ready or overloaded, or the server is shutting down.",
 }
 _EXAMPLES_OF_ERRORS: dict[int, tuple[str, str | None, str, str]] = {
     400: ("temperature: must be <= 2: 3.0", "temperature", "invalid_request_error", "invalid_value"),
@@ -55,11 +59,11 @@ _EXAMPLES_OF_ERRORS: dict[int, tuple[str, str | None, str, str]] = {
     507: ("The model 'x' needs 9.0 GiB of memory.", None, "server_error", "model_too_large"),
 }
 # Of generation paths only.
-_TIMEOUTS = {504: "The answer did not begin, or did not end, in the time that it may take."}
+_TIMEOUTS = {504: "The answer exceeded a time limit."}
 # Of admin paths only.
 _CONFLICTS = {
-    409: "What is going on, or the model's settings, contradict the order.",
-    507: "The model needs more memory than there may ever be for it.",
+    409: "The state or the settings of the model do not allow the command.",
+    507: "The model needs more memory than the budget allows.",
 }
 _RETRIES = (429, 503)
 _DETAILS = {
@@ -111,7 +115,7 @@ def _document(
                 "Ignored": _header("Fields of the request that had no effect."),
                 "Unsupported": _header("Known fields that cannot be honoured, where the server reports these."),
                 "RequestId": _header("The id of the request, as in the log."),
-                "Rate": _header("A rate that holds for the caller: its limit, what is left, and when all of it is."),
+                "Rate": _header("A rate limit of the caller: the limit, what remains, and when it is full again."),
                 "RetryAfter": {"description": "Seconds.", "schema": {"type": "integer"}},
             },
             "securitySchemes": {
@@ -135,6 +139,8 @@ def _surface_paths(
         if route.path.startswith("/v1/") and route.path.removeprefix("/v1") in known:
             continue
         item = paths.setdefault(re.sub(r":\w+}", "}", route.path), {})
+        if route.header is not None and route.method.lower() in item:
+            continue  # an address that two surfaces share is described once
         item[route.method.lower()] = _route_operation(route, limits, components)
         if f"/v1{route.path}" not in known:
             item["servers"] = _ROOT

@@ -126,7 +126,7 @@ class Thinking:
 
     Attributes:
         enabled: turns reasoning on or off, if the model supports it.
-        budget: maximum number of reasoning tokens; None is no limit.
+        budget: maximum number of reasoning tokens; None means no limit.
         effort: reasoning effort, for templates that support it.
     """
 

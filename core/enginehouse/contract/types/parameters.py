@@ -113,7 +113,7 @@ class ReasoningParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
         start: the marker that opens reasoning, if the model writes it itself.
         end: the marker that closes reasoning.
         is_open: the prompt already ends inside reasoning.
-        budget: maximum number of reasoning tokens; then reasoning is closed by force. None is no limit.
+        budget: maximum number of reasoning tokens; then reasoning is closed by force. None means no limit.
     """
 
     start: str = "<think>"

@@ -119,7 +119,7 @@ def read_head(path: Path, model: bytes) -> StateHead:
     with open_regular(path) as file:
         fixed = file.read(_HEAD.size)
         if len(fixed) < _HEAD.size or not fixed.startswith(_MAGIC):
-            raise DamagedFile("it is no saved sequence of this version")
+            raise DamagedFile("it is not a saved sequence of this version")
         _, its_model, namespace, num_tokens, num_state_bytes = _HEAD.unpack(fixed)
         if its_model != model:
             raise DamagedFile("it was saved by another model, with other settings or by another version")

@@ -266,7 +266,7 @@ class Recall:
             return
         if runner.length(handle) != num_tokens:
             runner.free_sequence(handle)
-            self._tier.discard(state, "it holds another number of tokens than it says")
+            self._tier.discard(state, "its number of tokens differs from the one in its header")
             return
         self._tier.pace.loading.observe(num_tokens, read_s + self._tier.clock() - began)
         _log.debug("loaded a sequence of %d tokens from %s", num_tokens, state.path.name)

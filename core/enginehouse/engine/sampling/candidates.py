@@ -47,10 +47,12 @@ class Head:
     Attributes:
         token_ids: (num_candidates,) int64.
         weights: (num_candidates,) float64, ``exp((logit - max) / temperature)``.
+        drawn_by: (num_candidates,) float64, the weights of the draw if these are others; else None.
     """
 
     token_ids: NDArray[np.int64]
     weights: NDArray[np.float64]
+    drawn_by: NDArray[np.float64] | None = None
 
     def __getitem__(self, kept: slice | NDArray[np.bool_]) -> Head:
         return Head(self.token_ids[kept], self.weights[kept])

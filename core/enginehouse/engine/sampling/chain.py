@@ -49,12 +49,14 @@ def arrange(
     """Build the chain of one sequence. ``history`` is required if a plugin step is a penalty or processor."""
     temperature = bounded_temperature(params.temperature)
     first = [step.bind(history, temperature) for step in plugin_steps if step.role == "processor"]
-    others = [step for step in plugin_steps if step.role != "processor"]
+    others = [step for step in plugin_steps if step.role not in ("processor", "weights")]
+    last = [step.bind(history, temperature) for step in plugin_steps if step.role == "weights"]
     places = [(step.order, step.bind(history, temperature)) for step in others]
     sets_temperature = any(step.name == "temperature" for _, step in places)
     core = _core_steps(params, vocab_size, penalties, None if sets_temperature else temperature)
     places += [(CORE_ORDER[step.name], step) for step in core]
-    return _split([*first, *_in_order(places, params.samplers)])
+    last = [step for step in last if params.samplers is None or step.name in params.samplers]
+    return _split([*first, *_in_order(places, params.samplers), *last])
 
 
 def _core_steps(

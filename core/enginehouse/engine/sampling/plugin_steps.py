@@ -28,6 +28,7 @@ from enginehouse.contract.sampler import (
     TemperatureStep,
     TokenPenalties,
     TruncationStep,
+    WeightsStep,
     role_of,
 )
 from enginehouse.contract.types import SamplingParams
@@ -44,6 +45,7 @@ _WANTED: Mapping[SamplerRole, type[Any]] = {
     "temperature": TemperatureStep,
     "truncation": TruncationStep,
     "replacement": TruncationStep,
+    "weights": WeightsStep,
     "processor": ProcessorSession,
 }
 
@@ -82,11 +84,13 @@ class PluginStep:
             return RowPenalty(self.plugin, _PluginPenalty(self.guard, self.step, history).change)
         if self.role == "temperature":
             return _PluginTemperature(self.guard, self.step, temperature)
+        if self.role == "weights":
+            return _PluginWeights(self.plugin, self.guard, self.step)
         return _PluginTruncation(self.plugin, self.guard, self.step)
 
     @property
     def follows(self) -> bool:
-        """True if the step must be told which tokens were accepted."""
+        """True if the step needs to know which tokens were accepted."""
         return isinstance(self.step, FollowingStep)
 
     def accept(self, token_id: int, probability: float | None) -> None:
@@ -109,20 +113,51 @@ class _PluginTruncation:
             GenerationFailed: the plugin raised, returned a wrong shape or left no token.
         """
         head = row.whole() if head is None else head
-        token_ids = head.token_ids.astype(np.int32)
-        scaled = (row.logits[token_ids].astype(np.float64) / row.temperature).astype(np.float32)
-        candidates = Candidates(token_ids, scaled, _read_only(row.logits), row.temperature, self._own(number))
-        keep = np.asarray(_call(self.guard, "its step", self.step, candidates))
-        if keep.dtype != np.bool_ or keep.shape != token_ids.shape:
-            what = f"gave {keep.dtype} of shape {keep.shape}, bool of shape {token_ids.shape} was expected"
+        keep = np.asarray(_call(self.guard, "its step", self.step, _candidates(self.name, row, head, number)))
+        if keep.dtype != np.bool_ or keep.shape != head.token_ids.shape:
+            what = f"gave {keep.dtype} of shape {keep.shape}, bool of shape {(len(head),)} was expected"
             raise self.guard.mistake("its step", what, _code_of(self.step))
         if not keep.any():
             raise self.guard.mistake("its step", "left no token to draw", _code_of(self.step))
         return row, head[keep]
 
-    def _own(self, number: Uniform) -> Uniform:
-        """Return random numbers of this plugin, so that two plugins with the same purpose do not share one."""
-        return lambda purpose: number(f"{self.name}:{purpose}")
+
+@frozen(eq=False)
+class _PluginWeights:
+    """A step that changes the probabilities of the draw."""
+
+    name: str
+    guard: Guard
+    step: WeightsStep
+
+    def apply(self, row: LogitRow, head: Head | None, number: Uniform) -> tuple[LogitRow, Head]:
+        """See :class:`Step`.
+
+        Raises:
+            GenerationFailed: the plugin raised, or returned a wrong shape or invalid weights.
+        """
+        head = row.whole() if head is None else head
+        weights = np.asarray(_call(self.guard, "weights", self.step.weights, _candidates(self.name, row, head, number)))
+        if weights.dtype != np.float64 or weights.shape != head.token_ids.shape:
+            what = f"gave {weights.dtype} of shape {weights.shape}, float64 of shape {(len(head),)} was expected"
+            raise self.guard.mistake("weights", what, self.step.weights)
+        if not np.isfinite(weights).all() or weights.min() < 0 or weights.max() == 0:
+            what = "gave weights that are not finite, negative, or all 0"
+            raise self.guard.mistake("weights", what, self.step.weights)
+        return row, Head(head.token_ids, head.weights, weights)
+
+
+def _candidates(plugin: str, row: LogitRow, head: Head, number: Uniform) -> Candidates:
+    """Return the candidates for a plugin, whose random numbers are its own even if another one has the same purpose."""
+    token_ids = head.token_ids.astype(np.int32)
+    scaled = (row.logits[token_ids].astype(np.float64) / row.temperature).astype(np.float32)
+    return Candidates(
+        token_ids,
+        scaled,
+        _read_only(row.logits),
+        row.temperature,
+        lambda purpose: number(f"{plugin}:{purpose}"),
+    )
 
 
 @frozen(eq=False)

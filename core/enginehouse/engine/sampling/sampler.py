@@ -178,7 +178,7 @@ class SequenceSampler:
             row, head = step.apply(row, head, number)
         if head is None:
             return row.draw(number())
-        place = pick(head.weights, number())
+        place = pick(head.weights if head.drawn_by is None else head.drawn_by, number())
         token_id = int(head.token_ids[place])
         if self._followers:
             total = float(head.weights.sum())
@@ -216,6 +216,6 @@ def _check(maximum: float, bias: LogitBias | None = None) -> None:
         return
     if maximum == -inf:
         raise GenerationFailed(
-            "logit_bias bans every token that could be drawn" if bias else "the model gave no token a finite logit"
+            "logit_bias bans every token that could be sampled" if bias else "the model gave no token a finite logit"
         )
     raise GenerationFailed(f"the model returned {maximum} among its logits")

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import msgspec
 
-__all__ = ["Detokenizer", "Piece", "StopAutomaton", "TextStream", "stop_automaton"]
+__all__ = ["Detokenizer", "StopAutomaton", "TextPiece", "TextStream", "stop_automaton"]
 
 _new_decoder = codecs.getincrementaldecoder("utf-8")
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -147,7 +147,7 @@ def stop_automaton(stops: tuple[str, ...]) -> StopAutomaton:
     return StopAutomaton(stops)
 
 
-class Piece(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class TextPiece(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Text and tokens that became visible.
 
     Attributes:
@@ -162,7 +162,7 @@ class Piece(msgspec.Struct, frozen=True, array_like=True, gc=False):
     stop: str | None = None
 
 
-_NOTHING = Piece("")
+_NOTHING = TextPiece("")
 
 
 class TextStream:
@@ -214,21 +214,21 @@ class TextStream:
         """Tokens pushed but not yet visible."""
         return tuple(token_id for token_id, _ in self._pending)
 
-    def push(self, token_id: int, *, is_reasoning: bool = False) -> Piece:
+    def push(self, token_id: int, *, is_reasoning: bool = False) -> TextPiece:
         """Process the next token; after a stop string nothing more becomes visible.
 
         Stop strings are searched for in the answer only: not in reasoning, nor in the white space after it, which
         clients do not see and which a forced closing may have added.
         """
         if self._stop is not None:
-            return Piece("", (), self._stop)
+            return TextPiece("", (), self._stop)
         detokenizer = self._detokenizer
         text = detokenizer.push(token_id)
         # By far the most common case. Text without a character of this token completed an earlier, broken character.
         if self._automaton is None and len(text) > detokenizer.num_leading and not self._pending:
             self._num_decoded += len(text)
             self._num_shown = self._num_decoded
-            return Piece(text, (token_id,))
+            return TextPiece(text, (token_id,))
         visible_at = self._num_decoded + detokenizer.num_leading
         if not detokenizer.is_hidden(token_id):
             visible_at += 1
@@ -241,20 +241,20 @@ class TextStream:
                 return self._show(text)
         return self._advance(text)
 
-    def flush(self) -> Piece:
+    def flush(self) -> TextPiece:
         """Return the text held back for stop strings; call once, when the sequence ended without one.
 
         An incomplete character at the end (a token limit may cut an emoji in two) is dropped together with the tokens
         that have no other text: text consists of whole characters only.
         """
         if self._stop is not None:
-            return Piece("", (), self._stop)
+            return TextPiece("", (), self._stop)
         text, self._held, self._state = self._held, "", 0
         piece = self._show(text) if text or self._pending else _NOTHING
         self._pending.clear()
         return piece
 
-    def _advance(self, text: str) -> Piece:
+    def _advance(self, text: str) -> TextPiece:
         automaton = self._automaton
         if automaton is None:
             return self._show(text)
@@ -270,9 +270,9 @@ class TextStream:
         self._pending.clear()
         return piece
 
-    def _show(self, text: str) -> Piece:
+    def _show(self, text: str) -> TextPiece:
         self._num_shown += len(text)
         pending, token_ids = self._pending, []
         while pending and pending[0][1] <= self._num_shown:
             token_ids.append(pending.popleft()[0])
-        return Piece(text, tuple(token_ids), self._stop)
+        return TextPiece(text, tuple(token_ids), self._stop)

@@ -198,15 +198,15 @@ class ImageFetcher:
             url = urljoin(url, answer.location)
             was_secure, target = target.scheme == "https", self._allowed(url)
             if was_secure and target.scheme != "https":
-                raise AddressRefused("it leads from https to http")
-        raise FetchFailed("it leads on and on (media.max_redirects)")
+                raise AddressRefused("it redirects from https to http")
+        raise FetchFailed("it redirects too often (media.max_redirects)")
 
     def _allowed(self, url: str) -> Target:
         target = read_url(url)
         if not self._settings.allowed_hosts:
-            raise AddressRefused("this server reads no addresses (media.allowed_hosts); send a data: URL")
+            raise AddressRefused("this server does not fetch images (media.allowed_hosts); send a data: URL")
         if not is_allowed_host(target, self._settings.allowed_hosts):
-            raise AddressRefused("it lies at a host that media.allowed_hosts does not list; send a data: URL")
+            raise AddressRefused("its host is not in media.allowed_hosts; send a data: URL")
         return target
 
     async def _get(self, target: Target) -> _Answer:

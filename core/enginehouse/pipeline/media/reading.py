@@ -168,7 +168,7 @@ class MediaReader:
             raise InvalidRequest(f"messages: {message}", "messages")
         for role, part in parts:
             if role != "user":
-                raise InvalidRequest(f"{part.param}: only messages of the user hold images", part.param)
+                raise InvalidRequest(f"{part.param}: only user messages may contain images", part.param)
         images = await _all(self._image(part) for _, part in parts)
         found = {part.param: image for (_, part), image in zip(parts, images, strict=True)}
         return tuple(_with_images(message, found) for message in messages)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from enginehouse.contract.errors import ConfigError
 from enginehouse.contract.regular_files import read_regular_text
 from enginehouse.contract.types import Message, ModelInfo
-from enginehouse.settings.config import ModelSettings
+
+if TYPE_CHECKING:  # rendering processes start sooner without the settings
+    from enginehouse.settings.config import ModelSettings
 
 __all__ = ["CHATML", "GEMMA", "PLAIN", "ChatPrompt", "ModelTemplates", "fallback_template"]
 
@@ -83,8 +85,9 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         template: Jinja source.
         special_tokens: all control-token strings of the model.
-        add_generation_prompt: end with the beginning of an assistant turn. A final assistant message is continued
-            instead (its turn is left open), as llama-server does.
+        add_generation_prompt: end with the beginning of an assistant turn.
+        continues: leave the turn of the last message open, instead of beginning another one. None: that of a final
+            assistant message, as llama-server does, if ``add_generation_prompt``.
         extra: further variables of the template (``tools``, ``documents``, ``enable_thinking``, ...); plain data.
     """
 
@@ -94,6 +97,7 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
     eos_token: str = ""
     special_tokens: tuple[str, ...] = ()
     add_generation_prompt: bool = True
+    continues: bool | None = None
     extra: dict[str, Any] = {}
 
 

@@ -40,7 +40,7 @@ from enginehouse.workers.process import ChildProcess, Connection
 
 __all__ = ["ChatPrompt", "Renderer"]
 
-_MAX_SUSPECTS = 256
+_MAX_QUARANTINED = 256
 _START_TIMEOUT_S = 60.0  # Python itself takes 0.2 s; a busy machine much longer
 _EXIT_S = 1.0  # from the end of its link to its exit status, which says why
 _MAX_BACKOFF_S = 5.0
@@ -75,7 +75,7 @@ class Renderer:
         self._busy: Counter[str] = Counter()  # number of processes held by each template
         self._clients: set[_RenderProcess] = set()
         self._waiting: deque[tuple[str, asyncio.Future[_RenderProcess]]] = deque()
-        self._suspects: dict[str, None] = {}  # templates whose last run hung, exhausted memory or crashed
+        self._quarantined: dict[str, None] = {}  # templates whose last run hung, exhausted memory or crashed
         self._starting: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -129,7 +129,7 @@ class Renderer:
                 except _ProcessLost:  # not necessarily caused by the template
                     reply = await self._attempt(template, call, deadline)
         except TimeoutError:
-            if template not in self._suspects:
+            if template not in self._quarantined:
                 raise ServerOverloaded("All rendering processes are busy; try again.") from None
             raise RenderError(f"The chat template took longer than {self._timeout_s:g} s.", "messages") from None
         except _ProcessLost:
@@ -151,17 +151,17 @@ class Renderer:
         finally:
             healthy = client.is_idle and not (isinstance(reply, Failed) and reply.exhausted)
             if reply is not None or (blame and not healthy):
-                self._judge(template, suspect=not healthy)
+                self._judge(template, healthy=healthy)
             self._give_back(client, template, healthy)
         return reply
 
-    def _judge(self, template: str, suspect: bool) -> None:
-        if not suspect:
-            self._suspects.pop(template, None)
+    def _judge(self, template: str, healthy: bool) -> None:
+        if healthy:
+            self._quarantined.pop(template, None)
             return
-        self._suspects[template] = None
-        if len(self._suspects) > _MAX_SUSPECTS:
-            del self._suspects[next(iter(self._suspects))]
+        self._quarantined[template] = None
+        if len(self._quarantined) > _MAX_QUARANTINED:
+            del self._quarantined[next(iter(self._quarantined))]
 
     async def _take(self, template: str) -> _RenderProcess:
         """Wait for a process that ``template`` may use; first come, first served among the eligible."""
@@ -189,9 +189,9 @@ class Renderer:
         return None
 
     def _may_use(self, template: str) -> bool:
-        if template in self._suspects:
+        if template in self._quarantined:
             num_ready = len(self._idle) + self._busy.total()  # without those that are starting
-            if sum(self._busy[suspect] for suspect in self._suspects) >= num_ready - 1:
+            if sum(self._busy[name] for name in self._quarantined) >= num_ready - 1:
                 return False
         return self._busy[template] < self._num_processes - 1
 

@@ -34,11 +34,11 @@ from enginehouse.contract.types import (
     RequestFinished,
     TextDelta,
 )
-from enginehouse.pipeline.routing.circuit_breaker import CircuitBreaker, Trial
+from enginehouse.pipeline.routing.circuit_breaker import CircuitBreaker, OutcomeRecorder
 from enginehouse.pipeline.routing.planning import Plan
 from enginehouse.recovery import Generation
 
-__all__ = ["Accepted", "Attempts", "FailedAttempt", "OnDiscarded", "Routed", "Submit"]
+__all__ = ["AcceptedRequest", "Attempts", "FailedAttempt", "OnDiscarded", "Routed", "SubmitFunction"]
 
 
 @frozen
@@ -66,7 +66,7 @@ class Routed:
     decision_s: float = 0.0
 
 
-class Accepted(Protocol):
+class AcceptedRequest(Protocol):
     """A request that a model has accepted."""
 
     @property
@@ -74,9 +74,9 @@ class Accepted(Protocol):
         """Its answer."""
 
 
-_A = TypeVar("_A", bound=Accepted)
+_A = TypeVar("_A", bound=AcceptedRequest)
 
-Submit = Callable[[GenerateRequest, str, bool], Awaitable[_A]]
+SubmitFunction = Callable[[GenerateRequest, str, bool], Awaitable[_A]]
 """Submits a request to a model by name; returns when it is accepted.
 
 The last argument allows to drop what the model does not support, where the settings permit that.
@@ -102,7 +102,7 @@ class Attempts(Generic[_A]):
 
     plan: Plan
     request: GenerateRequest
-    submit: Submit[_A]
+    submit: SubmitFunction[_A]
     circuit_breaker: CircuitBreaker
     on_discarded: OnDiscarded = lambda num_tokens: None
     _left: deque[Attempt] = field(init=False)
@@ -135,16 +135,16 @@ class Attempts(Generic[_A]):
         """
         is_last = not (self._left or self._unsure)
         accept = attempt.accept if self._may_be_better() else None
-        trial = self.circuit_breaker.begin(attempt.model)
+        recorder = self.circuit_breaker.begin(attempt.model)
         try:
             # Another model may support everything, unless the client named this one.
             may_drop = is_last or attempt.model == self.plan.named
-            accepted = await self._submit_to(trial, is_probed=accept is not None, may_drop=may_drop)
+            accepted = await self._submit_to(recorder, is_probed=accept is not None, may_drop=may_drop)
             if is_last:
                 return accepted
             probe = await self._begin(accepted.generation, accept)
         except EnginehouseError as error:
-            trial.raised(error)
+            recorder.raised(error)
             if not self._is_passed_over(attempt.model, error):
                 raise
             if _is_fault_of_model(error):
@@ -156,7 +156,7 @@ class Attempts(Generic[_A]):
             self._failed.append(FailedAttempt(attempt.model, error.public_message))
             return None
         except BaseException:
-            trial.ended()
+            recorder.ended()
             raise
         # Models that might have done better may have an open circuit by now.
         if accept is None or accept.is_good(probe) or not self._may_be_better():
@@ -166,7 +166,7 @@ class Attempts(Generic[_A]):
         self._num_discarded += num_tokens
         self.on_discarded(num_tokens)
         self._unsure.append(attempt.model)
-        self._failed.append(FailedAttempt(attempt.model, "how its answer began was not accepted"))
+        self._failed.append(FailedAttempt(attempt.model, "the beginning of its answer was not accepted"))
         self._left = deque(sorted(self._left, key=lambda other: other.model in self.plan.last_resorts))
         return None
 
@@ -200,15 +200,15 @@ class Attempts(Generic[_A]):
             decision_s=self.plan.decision_s,
         )
 
-    async def _submit_to(self, trial: Trial, *, is_probed: bool, may_drop: bool) -> _A:
+    async def _submit_to(self, recorder: OutcomeRecorder, *, is_probed: bool, may_drop: bool) -> _A:
         """Submit the request to a model; the generation reports its outcome, as nothing here waits for the last one."""
         request = _with_logprobs(self.request) if is_probed else self.request
-        if trial.model in self._accepted:  # the engine may still hold the first attempt, which had this id
+        if recorder.model in self._accepted:  # the engine may still hold the first attempt, which had this id
             request = evolve(request, request_id=f"{request.request_id}-again")
-        accepted = await self.submit(request, trial.model, may_drop)
-        self._accepted.add(trial.model)
+        accepted = await self.submit(request, recorder.model, may_drop)
+        self._accepted.add(recorder.model)
         accepted.generation.hides_logprobs = is_probed and not self.plan.has_logprobs
-        accepted.generation.verdict = trial
+        accepted.generation.outcome_observer = recorder
         return accepted
 
     def _may_be_better(self) -> bool:

@@ -21,18 +21,21 @@ from enginehouse.contract.errors import (
 )
 from enginehouse.settings.optimisations import RouterSettings
 
-__all__ = ["CircuitBreaker", "Trial"]
+__all__ = ["CircuitBreaker", "OutcomeRecorder"]
 
 _WEIGHT = 0.3
 """Weight of the newest time in the moving average."""
 
-_BLAMELESS = (RequestKillsWorker, ModelNotReady, ModelUnloaded)
+_NOT_COUNTED = (RequestKillsWorker, ModelNotReady, ModelUnloaded)
 """Engine errors caused by the request, by the operator, or by a load in progress."""
 
 
 @define(eq=False)
-class Trial:
-    """One request at one model, from its submission on. Implements :class:`enginehouse.recovery.generation.Verdict`."""
+class OutcomeRecorder:
+    """Records the outcome of one request at one model.
+
+    Implements :class:`enginehouse.recovery.generation.OutcomeObserver`.
+    """
 
     model: str
     began_s: float
@@ -44,8 +47,8 @@ class Trial:
         self._circuit_breaker.answered(self.model, self._circuit_breaker.clock() - self.began_s)
 
     def raised(self, error: EnginehouseError) -> None:
-        """Record the outcome of an error: a failure only if the model is at fault and made the request wait in vain."""
-        if isinstance(error, EngineError | QueueTimeout) and not isinstance(error, _BLAMELESS):
+        """Record the outcome of an error: a failure only if the model is at fault."""
+        if isinstance(error, EngineError | QueueTimeout) and not isinstance(error, _NOT_COUNTED):
             self.failed()
         else:
             self.ended()
@@ -57,7 +60,7 @@ class Trial:
             self._circuit_breaker.failed(self.model)
 
     def ended(self) -> None:
-        """End the trial without a verdict about the model. No effect after another outcome."""
+        """Record that there is no outcome. No effect after another one."""
         self._circuit_breaker.left(self)
 
 
@@ -66,7 +69,7 @@ class _Past:
     num_failures: int = 0
     failed_s: float = 0.0
     first_token_s: float | None = None
-    test: Trial | None = None  # the single request whose outcome decides whether the circuit closes
+    probe: OutcomeRecorder | None = None  # the single request whose outcome decides whether the circuit closes
 
 
 @define
@@ -78,23 +81,24 @@ class CircuitBreaker:
     _by_model: dict[str, _Past] = field(factory=dict)
 
     def has_failed(self, model: str) -> bool:
-        """True if the circuit is open: the model is paused, or the pause is over and a request is testing it.
+        """True if the circuit is open: the model is paused, or the pause is over and one request, the probe, is
+        running.
 
-        A test without an outcome expires after the length of a pause.
+        A probe without an outcome expires after the length of a pause.
         """
         past = self._by_model.get(model)
         if past is None or not self._is_open(past):
             return False
-        since_s = past.failed_s if past.test is None else max(past.failed_s, past.test.began_s)
+        since_s = past.failed_s if past.probe is None else max(past.failed_s, past.probe.began_s)
         return self.clock() - since_s < self.settings.pause_s
 
-    def begin(self, model: str) -> Trial:
-        """Begin a trial at the model; call one of the trial's methods, whatever the outcome."""
-        trial = Trial(model, self.clock(), self)
+    def begin(self, model: str) -> OutcomeRecorder:
+        """Return the recorder of a new request to the model; one of its methods must be called at the end."""
+        recorder = OutcomeRecorder(model, self.clock(), self)
         past = self._by_model.setdefault(model, _Past())
         if self._is_open(past) and not self.has_failed(model):
-            past.test = trial
-        return trial
+            past.probe = recorder
+        return recorder
 
     def first_token_s(self, model: str) -> float | None:
         """Return the average time to the first token; None before there was one."""
@@ -105,20 +109,20 @@ class CircuitBreaker:
         """Record that the model could not answer a request that it should have answered."""
         past = self._by_model.setdefault(model, _Past())
         past.num_failures += 1
-        past.failed_s, past.test = self.clock(), None
+        past.failed_s, past.probe = self.clock(), None
 
     def answered(self, model: str, first_token_s: float) -> None:
         """Record that the model has begun an answer."""
         past = self._by_model.setdefault(model, _Past())
-        past.num_failures, past.test = 0, None
+        past.num_failures, past.probe = 0, None
         last = past.first_token_s
         past.first_token_s = first_token_s if last is None else last + _WEIGHT * (first_token_s - last)
 
-    def left(self, trial: Trial) -> None:
-        """End a trial without a verdict; if it was the test, the next request may become the test."""
-        past = self._by_model[trial.model]
-        if past.test is trial:
-            past.test = None
+    def left(self, recorder: OutcomeRecorder) -> None:
+        """Record a request without an outcome; if it was the probe, the next request may become the probe."""
+        past = self._by_model[recorder.model]
+        if past.probe is recorder:
+            past.probe = None
 
     def _is_open(self, past: _Past) -> bool:
         return past.num_failures >= self.settings.max_failures

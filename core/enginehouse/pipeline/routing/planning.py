@@ -156,7 +156,7 @@ class Planner:
         if not others:
             return None
         attempts = tuple(Attempt(model) for model in dict.fromkeys((name, *others)))
-        route = Route(attempts=attempts, reason=f"asked for; {', '.join(others)} may stand in")
+        route = Route(attempts=attempts, reason=f"requested by name; {', '.join(others)} are its fallbacks")
         return Plan(
             strategy=_FALLBACK,
             route=self._healthy_first(route),
@@ -225,7 +225,7 @@ class Planner:
             # Every model can get tools as text; models trained for tools do better.
             for candidate, has_tools in found:
                 if not has_tools:
-                    refused[candidate.name] = "tools: its chat template knows none, as another model's does"
+                    refused[candidate.name] = "tools: its chat template has none, while another model's has"
             found = [one for one in found if one[1]]
         return tuple(candidate for candidate, _ in found), refused
 

@@ -69,7 +69,7 @@ def other_server() -> Iterator[str]:
 
 
 def test_what_is_no_server_of_ours_is_said(other_server: str) -> None:
-    assert "is no Enginehouse server" in run("list", "--url", other_server).output
+    assert "is not an Enginehouse server" in run("list", "--url", other_server).output
     assert "no server answers at http://127.0.0.1:9" in run("list", "--url", "http://127.0.0.1:9").output
     assert "must begin with http" in run("load", "m", "--url", "ftp://x").output
 

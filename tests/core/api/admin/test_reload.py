@@ -156,7 +156,7 @@ def test_wrong_configuration_is_refused_and_the_old_one_stays(
     error = refused.json()["error"]
 
     assert (refused.status_code, error["code"], error["param"]) == (400, "invalid_configuration", param), error
-    assert error["message"].startswith("The configuration was not reloaded, the old one stays: ")
+    assert error["message"].startswith("The configuration was not reloaded; the old one stays in use: ")
     assert says in error["message"]
     assert server.models().keys() == before.keys()
     assert server.ask("gpt-plain").status_code == 200
@@ -224,7 +224,7 @@ def test_sighup_reloads_and_what_came_of_it_is_in_the_log(tmp_path: Path) -> Non
         assert answer.json()["choices"][0]["text"] == "B"
         config.write_text("nonsense")
         os.kill(server.process.pid, signal.SIGHUP)
-        until_logged("The configuration was not reloaded, the old one stays")
+        until_logged("The configuration was not reloaded; the old one stays in use")
 
         assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["a", "b"]
 
@@ -319,7 +319,7 @@ def test_plugin_that_stumbles_while_a_change_is_planned_is_named_and_nothing_cha
     error = failed.json()["error"]
 
     assert (failed.status_code, error["code"]) == (500, "reload_failed")
-    assert error["message"].startswith("The configuration was not reloaded, the old one stays: ")
+    assert error["message"].startswith("The configuration was not reloaded; the old one stays in use: ")
     assert culprit in error["message"]
     assert "forgotten" in error["message"]
     assert answer.status_code == 200, answer.text

@@ -23,7 +23,7 @@ from enginehouse.contract.errors import (
 )
 from enginehouse.serving import ModelManager
 from enginehouse.serving.changing import ModelChanger, find_changes
-from enginehouse.serving.orders import load_model, unload_model
+from enginehouse.serving.commands import load_model, unload_model
 from enginehouse.serving.sources import OnShare
 from enginehouse.serving.status import ModelEvent
 from enginehouse.settings.config import ModelSettings, ServerSettings

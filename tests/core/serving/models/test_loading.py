@@ -20,8 +20,8 @@ from enginehouse.contract.errors import (
     ServerStopping,
 )
 from enginehouse.serving import ModelManager
+from enginehouse.serving.commands import load_model, unload_model
 from enginehouse.serving.leases import Waiters
-from enginehouse.serving.orders import load_model, unload_model
 from enginehouse.serving.sources import OnShare
 from enginehouse_testkit.waiting import until
 

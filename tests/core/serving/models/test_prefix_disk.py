@@ -48,7 +48,7 @@ def test_a_cache_that_is_off_cannot_be_saved(tmp_path: Path) -> None:
 def test_a_backend_that_hands_requests_on_has_nothing_to_save(tmp_path: Path) -> None:
     model = ModelSettings(source="http://127.0.0.1:1/v1", backend="remote", prefix_cache_dir=str(tmp_path))
     registry = PluginRegistry.for_settings(Settings(models={"m": model}))
-    with pytest.raises(ConfigError, match="hands requests on"):
+    with pytest.raises(ConfigError, match="forwards requests"):
         plan_model("m", model, registry)
 
 

@@ -25,9 +25,9 @@ from enginehouse.contract.errors import (
 )
 from enginehouse.serving import LoadedModel, ModelManager
 from enginehouse.serving.changing import ModelChanger
+from enginehouse.serving.commands import load_model, unload_model
 from enginehouse.serving.leases import Lease
 from enginehouse.serving.memory import choose_evictions
-from enginehouse.serving.orders import load_model, unload_model
 from enginehouse.settings.config import Settings
 from enginehouse.settings.limits import MemoryBudget, format_bytes, read_bytes
 from enginehouse_testkit.waiting import until

@@ -3,6 +3,9 @@
 A :class:`Ticket` is one request. Its tokens are estimated and reserved once the request is known, and settled when it
 ends. Refusals state when to retry: from the rate's window, or for the concurrency limit from the recent rate at which
 such requests ended.
+
+Replaces Litestar's ``RateLimitMiddleware``, which counts requests only: tokens are known after the response, and
+concurrency is not a rate.
 """
 
 from __future__ import annotations

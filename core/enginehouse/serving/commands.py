@@ -46,7 +46,7 @@ async def unload_model(
     model = manager.find(name)
     problem = None
     if model.is_leaving and not (drain or force):
-        problem = "is being unloaded already"
+        problem = "is already being unloaded"
     elif model.state == "loading" and not force:
         problem = "is loading; use force to stop that"
     elif model.is_pinned and not force:

@@ -111,7 +111,7 @@ class SequenceFactory:
         for token_ids, param in ((request.token_ids, "prompt"), (request.stopping.stop_token_ids, "stop_token_ids")):
             bad_ids = [token_id for token_id in token_ids or () if not 0 <= token_id < vocab_size]
             if bad_ids:
-                message = f"Token ids must lie in [0, {vocab_size}); got {', '.join(map(str, bad_ids[:8]))}."
+                message = f"Token ids must be in [0, {vocab_size}); got {', '.join(map(str, bad_ids[:8]))}."
                 raise InvalidRequest(message, param)
         bad_keys = [key for key in request.sampling.logit_bias if not 0 <= key < vocab_size]
         if bad_keys:

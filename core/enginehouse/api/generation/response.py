@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from attrs import evolve, frozen
 from litestar.types import Receive, Scope, Send
 
+from enginehouse.api.generation.assembly import Assembly, event_batches
+from enginehouse.api.generation.decoding import Decoded
+from enginehouse.api.generation.details import (
+    AnswerDetails,
+    asks_for_details,
+    optimization_headers,
+    routed_headers,
+)
+from enginehouse.api.generation.encoding import encode_json, log_prompts
+from enginehouse.api.generation.open_answers import OpenAnswer, estimate_tokens, used_tokens
+from enginehouse.api.generation.prediction_count import PredictionCount
+from enginehouse.api.generation.reports import report_headers
+from enginehouse.api.generation.stream import ResponseStream
 from enginehouse.api.http.access import AccessRecord, record_of
 from enginehouse.api.http.admission import Ticket
 from enginehouse.api.http.callers import check_model, check_priority, may_see_prompts
@@ -17,21 +31,9 @@ from enginehouse.api.http.exchange import Exchange, deadlines
 from enginehouse.api.http.own_machine import foreign_sign
 from enginehouse.api.http.permissions import ticket_of
 from enginehouse.api.http.security import connection_of
-from enginehouse.api.http.sse import ResponseStream
+from enginehouse.api.http.sse import send_body
 from enginehouse.api.http.state import ApiState
-from enginehouse.api.openai.answer import Assembly, event_batches
-from enginehouse.api.openai.decoding import Decoded
-from enginehouse.api.openai.details import (
-    AnswerDetails,
-    asks_for_details,
-    optimization_headers,
-    routed_headers,
-)
-from enginehouse.api.openai.encoding import encode_json, log_prompts
-from enginehouse.api.openai.open_answers import OpenAnswer, estimate_tokens, used_tokens
-from enginehouse.api.openai.prediction import PredictionCount
-from enginehouse.api.openai.reports import report_headers
-from enginehouse.contract.surface import Assembler, GenerationRoute
+from enginehouse.contract.surface import Assembler, DetachedAssembler, GenerationRoute
 from enginehouse.contract.types import Event, GenerateRequest
 from enginehouse.pipeline.pipeline import RunningRequest
 from enginehouse.serving.background import run_in_thread
@@ -64,26 +66,28 @@ class GenerationResponse:
         Raises:
             RequestError: the body is invalid.
         """
-        requests = await run_in_thread(call.is_large, lambda: [call.identify(one) for one in route.requests(call)])
-        return cls(state, route, call, requests)
+        made = await run_in_thread(call.is_large, lambda: route.requests(call))
+        requests = await made if isinstance(made, Awaitable) else made
+        return cls(state, route, call, [call.identify(one) for one in requests])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Submit the request, and send the response as it is generated; stops as soon as the client disconnects."""
+        """Submit the request, and send the response as it is generated.
+
+        Stops as soon as the client disconnects, unless the response is detached.
+        """
         record = self._begin_record(scope)
         ticket = ticket_of(scope)
         assert ticket is not None, "every route that generates is metered"
         await self._admit(ticket)
         async with self.state.exchanges.open(receive, self.state.settings.server.ping_s) as exchange:
             answer = exchange.answer = OpenAnswer(exchange, record, self.requests)
-            connection = connection_of(scope)
-            if connection is not None:
-                connection.num_in_front = partial(_num_waiting_bytes, answer)
             try:
-                with deadlines(exchange, self._timeouts(), record.began, lambda: _has_begun(answer)):
+                with (
+                    _counted(scope, answer),
+                    deadlines(exchange, self._timeouts(), record.began, lambda: _has_begun(answer)),
+                ):
                     await self._answer(answer, scope, send)
             finally:
-                if connection is not None:
-                    connection.num_in_front = None
                 ticket.used = used_tokens(answer)
                 if answer.assembly is not None and not answer.assembly.is_complete:
                     answer.assembly.break_off()
@@ -126,10 +130,17 @@ class GenerationResponse:
             return
         left_out = dict.fromkeys(name for one in running for name in one.unsupported)
         profile = self.call.caller.profile
-        headers = self.call.headers(left_out) + routed_headers(running, profile)
+        headers = self.call.notices(left_out) + routed_headers(running, profile)
         headers += report_headers(running, profile)
         details = self._details(assembly, scope)
-        if assembly.is_streamed:
+        is_detached = self.route.detached is not None and self.route.detached(self.call)
+        if is_detached:
+            exchange.detach()
+            if not assembly.is_streamed:
+                body = encode_json(cast(DetachedAssembler, assembler).early())
+                await send_body(send, body, [("content-type", "application/json"), *headers])
+                send = _to_nobody
+        if assembly.is_streamed or is_detached:
             stream = ResponseStream(send, exchange, self.route.frame, assembler, profile=profile, headers=headers)
             await stream.write(assembly, _batches(assembly), details)
             return
@@ -140,7 +151,7 @@ class GenerationResponse:
         assembly.complete()
         headers += optimization_headers(assembly.total(), profile)
         written = await run_in_thread(_is_long(assembly), lambda: _whole(assembly, assembler, details))
-        await _send_json(send, written, headers)
+        await send_body(send, written, [("content-type", "application/json"), *headers])
 
     def _begin_record(self, scope: Scope) -> AccessRecord:
         """Store everything known before submission in the access record."""
@@ -197,6 +208,24 @@ def _num_waiting_bytes(answer: OpenAnswer) -> int:
     return num_events * (_EVENT_BYTES + num_rivals * _LOGPROB_BYTES)
 
 
+@contextmanager
+def _counted(scope: Scope, answer: OpenAnswer) -> Iterator[None]:
+    """Let the connection count what waits until the client reads; the next request may already be answered there."""
+    connection = connection_of(scope)
+    count = partial(_num_waiting_bytes, answer)
+    if connection is not None:
+        connection.num_in_front = count
+    try:
+        yield
+    finally:
+        if connection is not None and connection.num_in_front is count:
+            connection.num_in_front = None
+
+
+async def _to_nobody(message: Any) -> None:
+    """Drop a message to a client that has its response already."""
+
+
 def _has_begun(answer: OpenAnswer) -> bool:
     return answer.assembly is not None and answer.assembly.has_begun
 
@@ -211,13 +240,6 @@ def _batches(assembly: Assembly) -> AsyncIterator[tuple[int, Sequence[Event]]]:
 def _whole(assembly: Assembly, assembler: Assembler, details: AnswerDetails | None) -> bytes:
     """Return a response that is not streamed."""
     return encode_json(assembler.whole(assembly.usage(), None if details is None else details.to_plain()))
-
-
-async def _send_json(send: Send, body: bytes, headers: Sequence[tuple[str, str]]) -> None:
-    fields = [("content-type", "application/json"), ("content-length", str(len(body))), *headers]
-    encoded = [(name.encode(), value.encode()) for name, value in fields]
-    await send({"type": "http.response.start", "status": 200, "headers": encoded})
-    await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
 def _give_up(exchange: Exchange, record: AccessRecord) -> None:

@@ -10,7 +10,7 @@ from attrs import field, frozen
 
 from enginehouse_bench.driving import Answered, Run
 
-__all__ = ["Figures", "Goals", "Spread", "figures_of"]
+__all__ = ["Goals", "Results", "Spread", "results_of"]
 
 
 @frozen
@@ -35,7 +35,7 @@ class Goals:
 
 
 @frozen(kw_only=True)
-class Figures:
+class Results:
     """Metrics of a run.
 
     Attributes:
@@ -67,7 +67,7 @@ class Figures:
     good_requests_per_s: float | None = None
 
 
-def figures_of(run: Run, num_requests: int, goals: Goals | None = None) -> Figures:
+def results_of(run: Run, num_requests: int, goals: Goals | None = None) -> Results:
     """Compute the metrics of ``run``, of which ``num_requests`` were planned."""
     whole = [answer for answer in run.answered if answer.error is None]
     errors = Counter(answer.error for answer in run.answered if answer.error is not None)
@@ -76,7 +76,7 @@ def figures_of(run: Run, num_requests: int, goals: Goals | None = None) -> Figur
     num_output = sum(_num_tokens(answer) for answer in whole)
     has_goals = goals is not None and goals != Goals()
     num_good = sum(_is_good(answer, goals) for answer in whole) if goals is not None and has_goals else 0
-    return Figures(
+    return Results(
         num_requests=num_requests,
         num_answered=len(whole),
         num_cut=num_requests - len(run.answered),
@@ -106,8 +106,8 @@ def _ttft_ms(answer: Answered) -> float | None:
 
 
 def _tpot_ms(answer: Answered) -> float | None:
-    times, behind = answer.text_times_s, _num_tokens(answer) - 1
-    return (times[-1] - times[0]) * 1000 / behind if len(times) > 1 and behind > 0 else None
+    times, following = answer.text_times_s, _num_tokens(answer) - 1
+    return (times[-1] - times[0]) * 1000 / following if len(times) > 1 and following > 0 else None
 
 
 def _latency_ms(answer: Answered) -> float:

@@ -2,27 +2,30 @@
 
 A decoder is created once, for the endpoint's body class and the fields that plugins declare. Values are never coerced;
 errors contain the path of the field. Does not know any endpoint.
+
+Replaces Litestar's DTOs, which drop unknown fields silently and convert some values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Generic, Literal, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import UnionType
+from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin
+from urllib.parse import parse_qsl
 
 import attrs
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 from cattrs import Converter
+from litestar.types import Scope
 
+from enginehouse.api.generation.encoding import encode_json
+from enginehouse.api.generation.server_access import ServerAccess
 from enginehouse.api.http.body import check_depth, parse_object, without_nulls
 from enginehouse.api.http.callers import Caller
-from enginehouse.api.openai.constraints import check_members, find_ignored_in_constraints, read_constraint
-from enginehouse.api.openai.encoding import encode_json
 from enginehouse.contract.errors import InvalidRequest, UnsupportedParameter
-from enginehouse.contract.fields import GenerationFields
 from enginehouse.contract.refusals import REFUSED, refuse
 from enginehouse.contract.rows import RequestField, classes_of, details_class, row_of
-from enginehouse.contract.shapes import StreamOptions
-from enginehouse.contract.types import Constraint, GenerateRequest
+from enginehouse.contract.types import GenerateRequest
 from enginehouse.pipeline.parameters import read_extensions, request_converter
 from enginehouse.serving.background import run_in_thread
 from enginehouse.settings.config import LimitsSettings
@@ -32,7 +35,6 @@ __all__ = [
     "MAX_TOKEN_IDS",
     "BodyDecoder",
     "Decoded",
-    "GenerationBody",
     "RequestBody",
     "decode_problem",
     "name_list",
@@ -62,88 +64,86 @@ class RequestBody:
         yield from ()
 
 
-@frozen(kw_only=True)
-class GenerationBody(RequestBody, GenerationFields):
-    """Base of the bodies of both generating endpoints. The fields are rows of the table of request fields."""
+_CREDENTIALS = frozenset({"authorization", "cookie", "proxy-authorization", "x-api-key"})
 
-    def check(self, limits: LimitsSettings) -> None:
-        """Check rules that involve several fields or the server's limits. Raises RequestError."""
-        check_members(self)
-        if self.n > limits.max_choices:
-            raise InvalidRequest(f"n: must be at most {limits.max_choices}, not {self.n}", "n")
-        if self.stream_options is not None and not self.stream:
-            raise InvalidRequest("stream_options: only allowed when stream is true", "stream_options")
 
-    @staticmethod
-    def find_ignored(data: Mapping[str, Any]) -> Iterator[str]:
-        """Yield paths of unknown fields inside known ones; ``data`` is the decoded data."""
-        known = {attribute.name for attribute in attrs.fields(StreamOptions)}
-        yield from (f"stream_options.{key}" for key in data.get("stream_options", ()) if key not in known)
-        yield from find_ignored_in_constraints(data)
+class _Headers(Mapping[str, str]):
+    """The request headers without credentials, by names in any case."""
 
-    def constraint(self) -> Constraint | None:
-        """Return the constraint on the output. Raises InvalidRequest."""
-        return read_constraint(self)
+    def __init__(self, scope: Scope) -> None:
+        self._values: dict[str, str] = {}
+        for raw_name, value in scope["headers"]:
+            name = raw_name.decode("latin-1").lower()
+            if name not in _CREDENTIALS:
+                before = self._values.get(name)
+                text = value.decode("latin-1")
+                self._values[name] = text if before is None else f"{before}, {text}"
 
-    @property
-    def num_prompt_logprobs(self) -> int | None:
-        """Alternatives to report for every prompt token except the first; None reports nothing."""
-        return 0 if self.loglikelihood and self.prompt_logprobs is None else self.prompt_logprobs
+    def __getitem__(self, name: str) -> str:
+        return self._values[name.lower()]
 
-    @property
-    def namespace(self) -> str:
-        """The prefix-cache namespace within the caller's own."""
-        # The same text may be written in two ways, but only with the salt, known only to those who share it.
-        return f"{self.cache_salt}\0{self.prompt_cache_key}" if self.prompt_cache_key else self.cache_salt
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
 
-    @property
-    def num_choices(self) -> int:
-        """Number of choices to sample per prompt, including those that are not returned."""
-        return self.n
-
-    @property
-    def include_usage(self) -> bool:
-        """True if a stream ends with the token counts."""
-        return self.stream_options is not None and self.stream_options.include_usage
+    def __len__(self) -> int:
+        return len(self._values)
 
 
 @frozen(kw_only=True)
 class Decoded(Generic[_B_co]):
-    """A decoded body.
+    """A request with its decoded body: a :class:`enginehouse.contract.calls.Call`.
 
     Attributes:
-        caller: the sender.
+        server: core, for the request's surface.
         extensions: name of a sampler or preparer to its request fields.
         given: the fields of the body and of plugins that the client sent.
-        ignored: paths of unknown fields.
+        ignored: paths of unknown fields, and of others without effect.
         unsupported: paths of unsupported fields; empty unless the settings say ``report``.
+        rejects: unsupported fields are refused.
         is_large: True if processing the body may take long, so that it runs off the event loop.
     """
 
     body: _B_co
-    caller: Caller
-    extensions: dict[str, dict[str, Any]]
+    server: ServerAccess = field(eq=False, repr=False)
+    extensions: dict[str, dict[str, Any]] = field(factory=dict)
     given: frozenset[str] = frozenset()
-    ignored: tuple[str, ...] = ()
-    unsupported: tuple[str, ...] = ()
+    ignored: list[str] = field(factory=list)
+    unsupported: list[str] = field(factory=list)
     is_large: bool = False
+    rejects: bool = True
 
-    def request(self: Decoded[GenerationBody], request_id: str, **prompt: Any) -> GenerateRequest:
-        """Return the body's request; ``prompt`` is messages, text or token_ids, and their options."""
-        body = self.body
-        return GenerateRequest(
-            request_id=request_id,
-            model=body.model,
-            num_choices=body.num_choices,
-            sampling=body.sampling(),
-            stopping=body.stopping(),
-            constraint=body.constraint(),
-            num_prompt_logprobs=body.num_prompt_logprobs,
-            namespace=body.namespace,
-            log_prompt=body.log_prompt,
-            **body.options(),
-            **prompt,
-        )
+    @property
+    def caller(self) -> Caller:
+        """The sender."""
+        return self.server.caller
+
+    @property
+    def path(self) -> dict[str, str]:
+        """The parameters of the route's path."""
+        return {name: str(value).removeprefix("/") for name, value in self.server.scope["path_params"].items()}
+
+    @property
+    def query(self) -> dict[str, str]:
+        """The parameters after the ``?``."""
+        values: dict[str, str] = {}
+        for name, value in parse_qsl(self.server.scope["query_string"].decode("latin-1"), keep_blank_values=True):
+            values[name] = f"{values[name]},{value}" if name in values else value
+        return values
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The request headers, without credentials."""
+        return _Headers(self.server.scope)
+
+    def ignore(self, path: str) -> None:
+        """List the field at a path as ignored."""
+        self.ignored.append(path)
+
+    def leave_out(self, path: str, reason: str) -> None:
+        """List the field at a path as unsupported, or refuse it, as the settings say."""
+        if self.rejects:
+            raise UnsupportedParameter(f"{path}: {reason}", path)
+        self.unsupported.append(path)
 
     def identify(self, request: GenerateRequest) -> GenerateRequest:
         """Return a request of the body with what core knows of its caller, and the plugins' fields."""
@@ -158,11 +158,11 @@ class Decoded(Generic[_B_co]):
             is_large=self.is_large,
         )
 
-    def headers(self, left_out: Iterable[str] = ()) -> list[tuple[str, str]]:
+    def notices(self, left_out: Iterable[str] = ()) -> list[tuple[str, str]]:
         """Return response headers that name fields without effect; the model does not support those in ``left_out``."""
         headers = []
         if self.ignored:
-            headers.append(("x-enginehouse-ignored", name_list(self.ignored)))
+            headers.append(("x-enginehouse-ignored", name_list(dict.fromkeys(self.ignored))))
         if unsupported := (*self.unsupported, *left_out):
             headers.append(("x-enginehouse-unsupported", name_list(unsupported)))
         return headers
@@ -199,18 +199,18 @@ class BodyDecoder(Generic[_B_co]):
         self._keeping_nulls = frozenset(a.name for a in attrs.fields(body_class) if row_of(a).keeps_nulls)
         self._declared = {name: details_class(declared.attribute.type) for name, declared in plugin_fields.items()}
 
-    async def read(self, body: bytes, caller: Caller) -> Decoded[_B_co]:
+    async def read(self, body: bytes, server: ServerAccess) -> Decoded[_B_co]:
         """Run :meth:`decode`, off the event loop for a large body."""
-        return await run_in_thread(len(body) >= _LARGE_BYTES, lambda: self.decode(body, caller))
+        return await run_in_thread(len(body) >= _LARGE_BYTES, lambda: self.decode(body, server))
 
-    def decode(self, body: bytes, caller: Caller) -> Decoded[_B_co]:
-        """Decode and check a body.
+    def decode(self, body: bytes, server: ServerAccess) -> Decoded[_B_co]:
+        """Decode and check the body of a request.
 
         Raises:
             InvalidRequest: a field is invalid; ``param`` names it.
             UnsupportedParameter: a field is not supported.
         """
-        data = parse_object(body)
+        data, caller = parse_object(body), server.caller
         refusals = {name: self._refused[name] for name in data if name in self._refused and not self._is_known(name)}
         unsupported = [name for name, refusal in refusals.items() if not refusal.is_off(data[name])]
         if unsupported and self._rejects:
@@ -235,12 +235,13 @@ class BodyDecoder(Generic[_B_co]):
         inner = self._body_class.find_ignored(known) if issubclass(self._body_class, RequestBody) else ()
         return Decoded(
             body=structured,
-            caller=caller,
             extensions=extensions,
             given=frozenset(known),
-            ignored=(*self._find_ignored(data), *inner),
-            unsupported=tuple(unsupported),
+            ignored=[*self._find_ignored(data), *inner],
+            unsupported=unsupported,
             is_large=len(body) >= _LARGE_BYTES,
+            rejects=self._rejects,
+            server=server,
         )
 
     def _structure(self, known: dict[str, Any], unsupported: list[str]) -> tuple[_B_co, dict[str, dict[str, Any]]]:
@@ -284,11 +285,27 @@ class BodyDecoder(Generic[_B_co]):
             if not self._is_known(name) and name not in self._refused:
                 yield name
             details = self._declared.get(name)
-            if details is not None and isinstance(data[name], dict):
-                members = {attribute.name for attribute in attrs.fields(details)}
-                yield from (f"{name}.{member}" for member in data[name] if member not in members)
+            if details is not None:
+                yield from _find_unknown(details, data[name], name)
+        if not issubclass(self._body_class, RequestBody):  # the bodies of core name such members by themselves
+            for attribute in attrs.fields(attrs.resolve_types(self._body_class)):
+                yield from _find_unknown(attribute.type, data.get(attribute.name), attribute.name)
         if not self._logs_prompts and "log_prompt" in self._own and data.get("log_prompt"):
             yield "log_prompt"
+
+
+def _find_unknown(kind: Any, value: Any, path: str) -> Iterator[str]:
+    """Yield paths of members of ``value``, at any depth, that no attrs class in its type has."""
+    options = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    classes = [attrs.fields_dict(attrs.resolve_types(option)) for option in options if attrs.has(option)]
+    if isinstance(value, dict) and classes:
+        for name, member in value.items():
+            known = [fields[name].type for fields in classes if name in fields]
+            yield from _find_unknown(known[0], member, f"{path}.{name}") if known else (f"{path}.{name}",)
+    elif isinstance(value, list):
+        items = [get_args(option)[0] for option in options if get_origin(option) in (tuple, list, Sequence)]
+        for index, item in enumerate(value if items else ()):
+            yield from _find_unknown(items[0], item, f"{path}[{index}]")
 
 
 def _leave_out(data: dict[str, Any], path: str) -> bool:

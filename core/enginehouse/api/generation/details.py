@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
 from attrs import frozen
 
-from enginehouse.api.openai.answer import Assembly
-from enginehouse.api.openai.decoding import Decoded, GenerationBody
-from enginehouse.api.openai.reports import shown_reports
+from enginehouse.api.generation.assembly import Assembly
+from enginehouse.api.generation.decoding import Decoded
+from enginehouse.api.generation.reports import shown_reports
 from enginehouse.contract.errors import InvalidRequest
 from enginehouse.contract.rows import RequestField
 from enginehouse.contract.usage import USAGE_FIELDS, Usage
@@ -76,7 +75,7 @@ def shown_parameters(parameters: Parameters, plugin_fields: Iterable[RequestFiel
     return shown
 
 
-def shown_fields(decoded: Decoded[GenerationBody]) -> dict[str, dict[str, Any]]:
+def shown_fields(decoded: Decoded[Any]) -> dict[str, dict[str, Any]]:
     """Return the other fields of a body and of plugins, except those without value and default.
 
     Structures and longer texts are the client's own: only their origin is shown.
@@ -136,7 +135,7 @@ class AnswerDetails:
         shows_kept_text: True if the caller may see text of other requests in the prefix cache.
     """
 
-    decoded: Decoded[GenerationBody]
+    decoded: Decoded[Any]
     assembly: Assembly
     plugin_fields: Mapping[str, RequestField]
     shows_kept_text: bool = False
@@ -173,16 +172,9 @@ class AnswerDetails:
 
     def _timings_ms(self) -> dict[str, float]:
         """Return the time of each stage; with several prompts, the longest one."""
-        running, total = self.assembly.running, self.assembly.total()
-        seconds = {
-            "render": max(one.render_s for one in running),
-            "tokenize": max(one.tokenize_s for one in running),
-            "queue": total.queue_s,
-            "prefill": total.prefill_s,
-            "decode": total.decode_s,
-            "total": time.perf_counter() - self.assembly.record.began,
-        }
-        return {name: round(1000 * value, 3) for name, value in seconds.items()}
+        total = self.assembly.total()
+        stages = ("render", "tokenize", "queue", "prefill", "decode", "total")
+        return {stage: round(1000 * float(getattr(total, f"{stage}_s")), 3) for stage in stages}
 
     def _speeds(self) -> dict[str, float | None]:
         """Return computed prompt tokens, and generated tokens after the first of each choice, per second."""
