@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import hashlib
 import logging
 import time
@@ -158,7 +159,8 @@ class PromptCompressor:
                 tools.stop()
 
     async def _on_thread(self, work: Callable[[*_Ts], _T], *arguments: *_Ts) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+        context = contextvars.copy_context()  # in which core finds the request
+        return await asyncio.get_running_loop().run_in_executor(self._threads, context.run, work, *arguments)
 
 
 def _report(details: Mapping[str, Any]) -> Report:
