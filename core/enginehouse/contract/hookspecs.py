@@ -368,7 +368,7 @@ def authenticate(credentials: Credentials, options: Any) -> Identity | None:
         The caller's name and permissions, or None if the plugin does not know the caller. Logs and limits show the name
         after the plugin's name, so it cannot be mistaken for a key or another plugin's caller.
 
-    An exception, a result that is not a valid Identity or has expired, and a call that is abandoned refuse the caller
+    An exception in it, a result that is not a valid Identity or has expired, and an abandoned call refuse the caller
     with 503, which may be repeated; further plugins are not asked.
 
     Example::
