@@ -37,6 +37,7 @@ __all__ = ["TEST_BACKENDS", "PluginLoader", "installed_versions"]
 
 _GROUP = "enginehouse"
 _OWN = "enginehouse"  # the distribution of core and of the first-party plugins
+_TEST_KIT = "enginehouse_testkit"
 _Offer = tuple[str, tuple[Any, ...]]  # a plugin's name, and what it gave to ``register``
 
 _printing = threading.RLock()
@@ -87,12 +88,12 @@ class PluginLoader:
 
     def add_test_backend(self, name: str) -> None:
         """Register a backend of :mod:`enginehouse_testkit`, which is imported only here."""
-        record = PluginRecord(name=name, distribution="enginehouse_testkit", version="", hooks=("register_backends",))
+        record = PluginRecord(name=name, distribution=_TEST_KIT, version="", hooks=("register_backends",))
         self.records.by_name[f"{name} {record.distribution}"] = record
         module, _, attribute = TEST_BACKENDS[name].partition(":")
         with self.records.recording(f"{name} {record.distribution}"):
             backend = getattr(importlib.import_module(module), attribute)()
-            self.registration.register(KINDS["backends"], f"{name} {record.distribution}", backend)
+            self.registration.register(KINDS["backends"], name, backend)
 
     def collect(self) -> None:
         """Call each register hook of each plugin once, and wrap the hooks that are called while the server runs."""
@@ -167,14 +168,15 @@ class PluginLoader:
     def _record_objects(self) -> None:
         """Store in each record what the plugin brings."""
         for (kind_name, name), plugin in self.registration.owners.items():
-            kind, record = KINDS[kind_name], self.records.by_name[plugin]
+            kind, key = KINDS[kind_name], plugin if plugin in self.records.by_name else f"{plugin} {_TEST_KIT}"
+            record = self.records.by_name[key]
             is_twin = any(
                 other.also is not None and other.also[0] == kind_name and (other.name, name) in self.registration.owners
                 for other in KINDS.values()
             )
             if not is_twin:
                 brought = kind.noun if kind.wrap is not None else f"{kind.noun} {name}"
-                self.records.by_name[plugin] = evolve(record, brings=(*record.brings, brought))
+                self.records.by_name[key] = evolve(record, brings=(*record.brings, brought))
 
     @contextlib.contextmanager
     def _running(self, name: str) -> Iterator[None]:

@@ -27,7 +27,7 @@ class Registration:
 
     Attributes:
         objects: kind name to object by name.
-        owners: name of the plugin that registered an object, by the kind's and the object's name.
+        owners: plugin of each object, by kind and name.
         request_fields: field of the request body by name.
     """
 
@@ -53,6 +53,11 @@ class Registration:
             self._add_request_fields(plugin, candidate, is_sampled=kind.name == "samplers")
         self.add(kind, plugin, candidate.name, candidate)
 
+    def add(self, kind: Kind, plugin: str, name: str, candidate: Any) -> None:
+        """Store an object without validation."""
+        self.objects[kind.name][name] = candidate
+        self.owners[kind.name, name] = plugin
+
     def register_function(self, kind: Kind, plugin: str, name: str, function: Callable[..., Any]) -> None:
         """Validate and store a function that is registered with a name.
 
@@ -64,11 +69,6 @@ class Registration:
         if not callable(function):
             raise PluginError(f"the {kind.noun} {name!r} must be a function, not {type(function).__name__}", plugin)
         self.add(kind, plugin, name, function)
-
-    def add(self, kind: Kind, plugin: str, name: str, found: Any) -> None:
-        """Store an object without validation."""
-        self.objects[kind.name][name] = found
-        self.owners[kind.name, name] = plugin
 
     def _check_name(self, kind: Kind, stored: str, name: str) -> None:
         """Raise PluginError if core or another object has the name.
