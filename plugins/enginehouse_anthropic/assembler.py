@@ -133,6 +133,9 @@ class MessageAssembler:
 
     def push(self, piece: Piece) -> list[Chunk]:
         """Return the events of a piece."""
+        block = self._open
+        if type(block) is _Text and piece.text and piece.finish_reason is None:  # the usual case, for every token
+            return [{"type": "content_block_delta", "index": len(self._content), "delta": block.add(piece.text)}]
         return list(self._push(piece))
 
     def close(self, usage: Usage, details: dict[str, Any] | None) -> list[Chunk]:
