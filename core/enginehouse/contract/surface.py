@@ -133,8 +133,8 @@ SSE = Frame(
 )
 """Server-sent events without names, ended as OpenAI ends them."""
 
-NDJSON = Frame(media_type="application/x-ndjson")
-"""One JSON object per line; empty lines in between are ignored."""
+NDJSON = Frame(media_type="application/x-ndjson", ping=b" ")
+"""One JSON object per line. A ping is a space before the next object: clients of Ollama fail on empty lines."""
 
 
 @frozen
@@ -184,6 +184,11 @@ class Answer(Protocol):
     @property
     def is_streamed(self) -> bool:
         """True if the chunks of the assembler are sent, False if its whole response is."""
+        ...
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """The sampling and stopping parameters in force, and the fields of samplers that the requests set, by name."""
         ...
 
     def usage(self) -> Usage:
@@ -277,7 +282,8 @@ class GenerationRoute(Route):
         body: has an attribute ``stream``: True if the response is streamed.
         requests: returns one request per prompt, all for the same model. Core sets the caller's permissions, profile
             and namespace; a ``namespace`` set here is kept within the caller's. Raises RequestError if the body is
-            invalid. A function is called in a thread for large bodies; a coroutine function runs on the event loop.
+            invalid. A function is called in a thread for large bodies; a coroutine function runs on the event loop. It
+            may return a :class:`Reply` instead, where the body asks for something that is not generated.
         assemble: returns the writer of the response, once every prompt is accepted; cancelled if the client leaves.
             For a detached response it is a :class:`DetachedAssembler`.
         detached: whether the response to a call goes on when its client disconnects, as one that can be taken up again
@@ -288,7 +294,7 @@ class GenerationRoute(Route):
     """
 
     body: type[Any]
-    requests: Callable[[Any], Sequence[GenerateRequest] | Awaitable[Sequence[GenerateRequest]]]
+    requests: Callable[[Any], Sequence[GenerateRequest] | Awaitable[Sequence[GenerateRequest] | Reply]]
     assemble: Callable[[Any, Any], Awaitable[Assembler]]
     detached: Callable[[Any], bool] | None = None
     limits: Literal["all"] = "all"

@@ -259,23 +259,22 @@ def test_a_last_turn_of_the_assistant_is_continued(client: httpx.Client) -> None
     assert counted.json()["input_tokens"] == len("User: Hi\nAssistant: The ")
 
 
-def test_reused_tokens_are_counted_apart(client: httpx.Client) -> None:
+@pytest.mark.parametrize("mark", [{}, {"cache_control": {"type": "ephemeral"}}])
+def test_reused_and_kept_tokens_are_counted_apart(client: httpx.Client, mark: dict[str, Any]) -> None:
     """The billing block of Claude Code, different in every request, does not defeat the prefix cache."""
     turns = [user("Tell me a story about a ship. " * 20)]
     usages = []
     for nonce in ("1f3a9", "9c2d4"):
-        system = [
-            text(f"x-anthropic-billing-header: cch={nonce};"),
-            text("You are an agent.", cache_control={"type": "ephemeral"}),
-        ]
+        system = [text(f"x-anthropic-billing-header: cch={nonce};"), text(f"{len(mark)} agent.", **mark)]
         response = post(client, body(*turns, model="cached", system=system))
         usages.append(response.json()["usage"])
         turns += [{"role": "assistant", "content": response.json()["content"]}, user("Go on.")]
         assert response.headers["x-enginehouse-ignored"] == "system[0]"
     first, second = usages
+    fresh, other = ("cache_creation_input_tokens", "input_tokens")[:: 1 if mark else -1]
 
-    assert first["cache_read_input_tokens"] == 0
-    assert second["cache_read_input_tokens"] >= first["input_tokens"] > second["input_tokens"]
+    assert first["cache_read_input_tokens"] == first[other] == second[other] == 0
+    assert second["cache_read_input_tokens"] >= first[fresh] > second[fresh]
 
 
 def test_what_has_no_effect_is_told(client: httpx.Client) -> None:

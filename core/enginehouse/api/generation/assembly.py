@@ -169,6 +169,16 @@ class Assembly:
         return self.record.identify()
 
     @property
+    def parameters(self) -> dict[str, Any]:
+        """The parameters in force for the first request, and the fields of samplers that it sets."""
+        used = self.running[0].parameters
+        groups = (used.sampling, used.stopping)
+        shown = {name: getattr(group, name) for group in groups for name in group.__struct_fields__}
+        for fields in shown.pop("extensions").values():
+            shown |= fields
+        return shown
+
+    @property
     def num_prompt_tokens(self) -> int:
         """Tokens of all prompts, as counted when they were accepted."""
         return sum(running.generation.num_prompt_tokens for running in self.running)
