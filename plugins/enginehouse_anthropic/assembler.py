@@ -175,7 +175,8 @@ class MessageAssembler:
     def _usage(self, usage: Usage) -> Chunk:
         """Return the counts; those of the prompt add up to its length."""
         fresh = usage.prompt_tokens - usage.cached_tokens
-        kept = min(usage.kept_tokens, fresh) if self._options.counts_kept else 0
+        # Claude Code takes a final count of 0 for one that is not given, and adds that of the beginning.
+        kept = max(0, min(usage.kept_tokens, fresh - 1)) if self._options.counts_kept else 0
         return {
             "input_tokens": fresh - kept,
             "cache_creation_input_tokens": kept,
