@@ -6,8 +6,10 @@ strictly one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+
+import msgspec
 
 from enginehouse.contract.surface import CallPiece, Chunk, ErrorAnswer, Piece
 from enginehouse.contract.usage import Usage
@@ -17,6 +19,7 @@ from enginehouse_responses.tools import Toolbox
 
 __all__ = ["ResponseWriter"]
 
+_encode = msgspec.json.Encoder().encode
 _ENDS = {
     "cancelled": "response.incomplete",  # the API has no event of its own
     "completed": "response.completed",
@@ -69,8 +72,11 @@ class ResponseWriter:
         kinds = ("created", self.resource.status)
         return [self._event(f"response.{kind}", response=self.to_plain()) for kind in kinds]
 
-    def push(self, piece: Piece) -> list[Chunk]:
+    def push(self, piece: Piece) -> Sequence[Chunk | msgspec.Raw]:
         """Return the events of a piece."""
+        item = self._current
+        if type(item) is MessageItem and piece.logprobs is None and piece.text and piece.finish_reason is None:
+            return (self._text_event(item, piece.text),)  # the usual case; this runs for every token
         events = self._begin()
         if piece.reasoning:
             events += self._add_reasoning(piece.reasoning)
@@ -168,6 +174,15 @@ class ResponseWriter:
             assert self._current is not None
             where = {"item_id": self._current.id, "output_index": len(self._items) - 1}
             yield self._event(f"response.{kind}", **where, **members)
+
+    def _text_event(self, item: MessageItem, text: str) -> msgspec.Raw:
+        """Return the event of a text without log-probabilities, as prepared JSON."""
+        item.add(text)
+        number = self._num_events
+        self._num_events += 1
+        where = b'","output_index":%d,"content_index":0,"delta":' % (len(self._items) - 1)
+        head = b'{"type":"response.output_text.delta","item_id":"' + item.id.encode() + where
+        return msgspec.Raw(head + _encode(text) + b',"logprobs":[],"sequence_number":%d}' % number)
 
     def _end(self) -> Chunk:
         return self._event(_ENDS[self.resource.status], response=self.to_plain())

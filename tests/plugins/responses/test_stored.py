@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from typing import Any
 
+import psutil
 import pytest
 
 from enginehouse.settings.auth import AuthSettings, KeySettings
@@ -270,3 +272,24 @@ def test_without_a_store_the_answer_says_so(client: Client) -> None:
     assert client.refused("say", previous_response_id=response["id"])["param"] == "previous_response_id"
     assert client.refused("say", background=True)["param"] == "background"
     assert client.http.get(f"/v1/responses/{response['id']}").status_code == 404
+
+
+@pytest.mark.skipif(os.name != "posix", reason="worker processes need POSIX")
+def test_a_stream_is_taken_up_over_a_killed_worker() -> None:
+    model = ModelSettings(source="fake", backend="fake", options={"step_delay_s": 0.02})
+    plugins = PluginsSettings(allow=("parsers", "responses"), options={"responses": {"store": True}})
+    fields = {"temperature": 0, "max_output_tokens": 60, "ignore_eos": True}
+    with served(Settings(models={"m": model}, plugins=plugins)) as http:
+        client = Client(http)
+        undisturbed = client.stream("m", **fields)
+        first = _broken_off(client, "m", 12, **fields)
+        (worker,) = (child for child in psutil.Process().children() if "enginehouse.workers" in str(child.cmdline()))
+        worker.kill()
+        rest = _resumed(client, first[0]["response"]["id"], first[-1]["sequence_number"])
+
+    def deltas(events: list[dict[str, Any]]) -> str:
+        return "".join(event.get("delta", "") for event in events)
+
+    assert deltas([*first, *rest]) == deltas(list(undisturbed.events))
+    assert rest[-1]["response"]["status"] == undisturbed.last["status"]
+    assert [event["sequence_number"] for event in [*first, *rest]] == list(range(len(first) + len(rest)))

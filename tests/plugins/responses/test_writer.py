@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import hypothesis.strategies as st
+import msgspec
 import pytest
 from hypothesis import given, settings
 
@@ -71,7 +72,7 @@ def _writer(status: str = "in_progress") -> ResponseWriter:
 
 
 def _plain(chunks: Any) -> list[dict[str, Any]]:
-    plain: list[dict[str, Any]] = json.loads(json.dumps(list(chunks)))
+    plain: list[dict[str, Any]] = msgspec.json.decode(msgspec.json.encode(list(chunks)))
     return plain
 
 
@@ -106,7 +107,8 @@ def test_the_input_of_a_custom_tool_is_read_as_it_arrives(text: str, is_ascii: b
     first, *rest = _cut(arguments, places)
     writer = _writer()
     writer.push(Piece(0, call=CallPiece(0, arguments=first, id="call_1", name="write")))
-    deltas = [event["delta"] for fragment in rest for event in writer.push(Piece(0, call=CallPiece(0, fragment)))]
+    events = [event for fragment in rest for event in _plain(writer.push(Piece(0, call=CallPiece(0, fragment))))]
+    deltas = [event["delta"] for event in events]
     writer.push(Piece(0, finish_reason="tool_calls"))
     response = writer.whole(USAGE, None)
 
@@ -139,7 +141,7 @@ def test_arguments_of_another_form_become_the_input(arguments: str, text: str) -
 
 def test_a_response_in_the_background_is_queued_first() -> None:
     writer = _writer("queued")
-    events = [*writer.opening(), *writer.push(Piece(0, text="a")), *writer.close(USAGE, None)]
+    events = _plain([*writer.opening(), *writer.push(Piece(0, text="a")), *writer.close(USAGE, None)])
 
     assert [event["type"] for event in events[:4]] == [
         "response.created",
