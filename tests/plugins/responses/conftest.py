@@ -11,13 +11,12 @@ from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.served import served
 
-from .harness import CALL, Client, call_text, in_pieces
+from .harness import CALL, PATCH, Client, call_text, in_pieces
 
 THINKING = (
     "{% for m in messages %}[{{ m.role }}:{{ m.reasoning_content }}:{{ m.content }}]{% endfor %}"
     "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
 )
-PATCH = '*** Begin Patch\n*** Add File: a.py\n+print("ü")\n*** End Patch\n'
 SCRIPTS = {
     "say": ["Hello", " world", "!"],
     "call": in_pieces(CALL),

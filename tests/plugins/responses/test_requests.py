@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import PATCH
-from .harness import WEATHER, Client
+from .harness import PATCH, WEATHER, Client
 
 FORMAT = {
     "type": "json_schema",

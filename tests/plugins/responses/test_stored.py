@@ -293,3 +293,19 @@ def test_a_stream_is_taken_up_over_a_killed_worker() -> None:
     assert deltas([*first, *rest]) == deltas(list(undisturbed.events))
     assert rest[-1]["response"]["status"] == undisturbed.last["status"]
     assert [event["sequence_number"] for event in [*first, *rest]] == list(range(len(first) + len(rest)))
+
+
+def test_limits_count_a_generation_without_its_client(models: dict[str, ModelSettings]) -> None:
+    auth = AuthSettings(keys=(KeySettings(name="a", key="sk-a-0123456789abcdef", max_concurrent=1),))
+    plugins = PluginsSettings(allow=("parsers", "responses"), options={"responses": {"store": True}})
+    headers = {"authorization": "Bearer sk-a-0123456789abcdef"}
+    settings = Settings(models={name: models[name] for name in ("say", "slow")}, plugins=plugins, auth=auth)
+    with served(settings, headers=headers) as http:
+        client = Client(http)
+        first = _broken_off(client, "slow", 5)
+        assert client.refused("say", status=429)["code"]
+        _resumed(client, first[0]["response"]["id"], None)
+
+        wait_until(
+            lambda: http.post("/v1/responses", json={"model": "say", "input": "hi"}).status_code == 200, "a place"
+        )
