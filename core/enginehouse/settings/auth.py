@@ -92,11 +92,14 @@ class AuthSettings:
             configuration file.
         authenticators: plugins that identify callers by other credentials than these keys, in the order in which they
             are asked; unlisted plugins are not used.
+        timeout_s: maximum time in seconds for each of them to identify a caller; afterwards the request is refused with
+            503, and may be sent again.
     """
 
     keys: tuple[str | KeySettings, ...] = field(default=(), repr=False, metadata=LIVE)
     key_file: str | None = field(default=None, metadata=LIVE)
     authenticators: tuple[str, ...] = field(default=(), metadata=LIVE)
+    timeout_s: float = field(default=10.0, validator=gt(0), metadata=LIVE)
 
     def __attrs_post_init__(self) -> None:
         """Reject empty keys (from unset variables in deployment scripts) and duplicate names and keys."""
