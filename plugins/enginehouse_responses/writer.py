@@ -13,6 +13,7 @@ import msgspec
 
 from enginehouse.contract.surface import CallPiece, Chunk, ErrorAnswer, Piece
 from enginehouse.contract.usage import Usage
+from enginehouse_responses.options import Dialect
 from enginehouse_responses.output import CallItem, CustomCallItem, MessageItem, OutputItem, ReasoningItem, Status
 from enginehouse_responses.resource import Resource, usage_of
 from enginehouse_responses.tools import Toolbox
@@ -27,6 +28,11 @@ _ENDS = {
     "incomplete": "response.incomplete",
 }
 
+_RENAMED: dict[Dialect, dict[str, str]] = {
+    "openai": {},
+    "open_responses": {"reasoning_text.delta": "reasoning.delta", "reasoning_text.done": "reasoning.done"},
+}
+
 
 class ResponseWriter:
     """Writes one response; an assembler of :mod:`enginehouse.contract.surface`.
@@ -35,6 +41,7 @@ class ResponseWriter:
         seal: returns the opaque form of reasoning; None if the client does not ask for it.
         has_logprobs: the client asks for log-probabilities.
         keeps_prompt: the prompt is added to the prefix cache.
+        dialect: determines the names of events.
 
     Attributes:
         is_cancelled: the client has cancelled the response; set before :meth:`fail`.
@@ -48,6 +55,7 @@ class ResponseWriter:
         seal: Callable[[str], str] | None = None,
         has_logprobs: bool = False,
         keeps_prompt: bool = True,
+        dialect: Dialect = "openai",
     ) -> None:
         self.is_cancelled = False
         self.resource = resource
@@ -55,6 +63,7 @@ class ResponseWriter:
         self._seal = seal
         self._has_logprobs = has_logprobs
         self._keeps_prompt = keeps_prompt
+        self._renamed = _RENAMED[dialect]
         self._items: list[OutputItem] = []
         self._current: OutputItem | None = None
         self._call_index: int | None = None  # of the open call
@@ -173,7 +182,7 @@ class ResponseWriter:
         for kind, members in events:
             assert self._current is not None
             where = {"item_id": self._current.id, "output_index": len(self._items) - 1}
-            yield self._event(f"response.{kind}", **where, **members)
+            yield self._event(f"response.{self._renamed.get(kind, kind)}", **where, **members)
 
     def _text_event(self, item: MessageItem, text: str) -> msgspec.Raw:
         """Return the event of a text without log-probabilities, as prepared JSON."""

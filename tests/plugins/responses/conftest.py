@@ -45,6 +45,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModelSettings]
         found[name] = ModelSettings(source=source, backend="scripted", **own)
     small = write_script(folder / "small.json", ["ok"])
     found["small"] = ModelSettings(source=small, backend="scripted", context=400)
+    warm = write_script(folder / "warm.json", ["ok"])
+    found["warm"] = ModelSettings(source=warm, backend="scripted", defaults={"temperature": 0.7})
     fast = write_script(folder / "fast.json", SCRIPTS["think-call"], tokens_per_step=5)
     found["fast"] = ModelSettings(source=fast, backend="scripted", chat_template=template)
     return found

@@ -41,6 +41,12 @@ def test_a_response_repeats_its_request(client: Client) -> None:
     assert response["output"][0]["id"].startswith("msg_")
 
 
+def test_a_response_says_what_was_used_where_the_request_says_nothing(client: Client) -> None:
+    response = client.create("warm")
+
+    assert (response["temperature"], response["top_p"], response["presence_penalty"]) == (0.7, 1, 0)
+
+
 def test_the_opening_events_have_the_whole_response(client: Client) -> None:
     """llama.cpp PR 21174: no created_at and model there."""
     created = client.stream("say").events[0]["response"]

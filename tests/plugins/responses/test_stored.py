@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -272,6 +273,21 @@ def test_without_a_store_the_answer_says_so(client: Client) -> None:
     assert client.refused("say", previous_response_id=response["id"])["param"] == "previous_response_id"
     assert client.refused("say", background=True)["param"] == "background"
     assert client.http.get(f"/v1/responses/{response['id']}").status_code == 404
+
+
+def test_a_file_keeps_responses_over_a_restart(models: dict[str, ModelSettings], tmp_path: Path) -> None:
+    options = {"responses": {"file": str(tmp_path / "responses.sqlite")}}
+    plugins = PluginsSettings(allow=("parsers", "responses"), options=options)
+    settings = Settings(models={"say": models["say"]}, plugins=plugins)
+    with served(settings) as http:
+        first = Client(http).stream("say", "one").last
+    with served(settings) as http:
+        client = Client(http)
+        assert _get(client, first["id"]) == first
+        second = client.create("say", "two", previous_response_id=first["id"])
+        assert second["usage"]["input_tokens"] > client.create("say", "two")["usage"]["input_tokens"]
+        resumed = http.get(f"/v1/responses/{first['id']}", params={"stream": "true"})
+        assert resumed.status_code == 400  # events are not kept over a restart
 
 
 @pytest.mark.skipif(os.name != "posix", reason="worker processes need POSIX")

@@ -19,7 +19,7 @@ from enginehouse_responses.resource import Resource
 from enginehouse_responses.tools import Toolbox
 from enginehouse_responses.writer import ResponseWriter
 
-from .harness import check_response, check_stream
+from .harness import check_events, check_response, check_stream
 
 TOOLS = [
     {"type": "function", "name": "now"},
@@ -63,12 +63,12 @@ def _answers(draw: st.DrawFn) -> list[Piece]:
     return pieces
 
 
-def _writer(status: str = "in_progress") -> ResponseWriter:
+def _writer(status: str = "in_progress", **options: Any) -> ResponseWriter:
     body, toolbox = ResponsesBody(input="hi", tools=TOOLS), Toolbox()
     toolbox.add(TOOLS, "tools")
     resource = Resource.of("resp_1", "m", body, toolbox, is_stored=False)
     resource.status = status
-    return ResponseWriter(resource, toolbox, seal=lambda text: text[::-1], has_logprobs=True)
+    return ResponseWriter(resource, toolbox, seal=lambda text: text[::-1], has_logprobs=True, **options)
 
 
 def _plain(chunks: Any) -> list[dict[str, Any]]:
@@ -159,3 +159,14 @@ def test_usage_says_what_was_cached_and_kept() -> None:
         "output_tokens_details": {"reasoning_tokens": 1},
         "total_tokens": 8,
     }
+
+
+def test_open_responses_names_the_events_of_reasoning_differently() -> None:
+    writer = _writer(dialect="open_responses")
+    events = _plain([*writer.opening(), *writer.push(Piece(0, reasoning="a")), *writer.close(USAGE, None)])
+
+    assert [event["type"] for event in events if "reasoning" in event["type"]] == [
+        "response.reasoning.delta",
+        "response.reasoning.done",
+    ]
+    check_events(events)
