@@ -1,4 +1,4 @@
-"""Command ``conform``: checks any OpenAI-compatible server. Hook implementations only."""
+"""Command ``conform``: checks any server by OpenAI's, Anthropic's or Ollama's API. Hook implementations only."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ def register_commands(register: Callable[[Command], None]) -> None:
         Command(
             "conform",
             "enginehouse_conform.command:conform",
-            "Check whether a server behaves as clients of OpenAI's API expect.",
+            "Check whether a server behaves as clients of an API expect.",
         )
     )

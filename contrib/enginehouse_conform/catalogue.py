@@ -1,11 +1,26 @@
-"""All checks in order. Omits H20 and H23 to H26, which need knowledge of the server or its model."""
+"""All checks of each API in order. Those of chats omit H20 and H23 to H26: they need knowledge of server and model."""
 
 from __future__ import annotations
 
-from enginehouse_conform import lifetime, messages, protocol, sampling, stopping, streaming, structured, tools
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from enginehouse_conform import (
+    lifetime,
+    messages,
+    messages_api,
+    ollama_api,
+    protocol,
+    responses_api,
+    sampling,
+    stopping,
+    streaming,
+    structured,
+    tools,
+)
 from enginehouse_conform.check import Check
 
-__all__ = ["CHECKS"]
+__all__ = ["CHECKS", "CHECKS_BY_API"]
 
 CHECKS: tuple[Check, ...] = tuple(
     sorted(
@@ -21,4 +36,14 @@ CHECKS: tuple[Check, ...] = tuple(
         ),
         key=lambda check: check.behaviour,
     )
+)
+"""Those of OpenAI's chats and text completions."""
+
+CHECKS_BY_API: Mapping[str, tuple[Check, ...]] = MappingProxyType(
+    {
+        "chat": CHECKS,
+        "responses": responses_api.CHECKS,
+        "messages": messages_api.CHECKS,
+        "ollama": ollama_api.CHECKS,
+    }
 )

@@ -1,4 +1,4 @@
-"""``enginehouse conform``: checks any OpenAI-compatible server, and shows a table."""
+"""``enginehouse conform``: checks any server by one of four APIs, and shows a table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.text import Text
 
 from enginehouse.cli.target import connect
 from enginehouse.contract.errors import ConfigError
-from enginehouse_conform.catalogue import CHECKS
+from enginehouse_conform.catalogue import CHECKS_BY_API
 from enginehouse_conform.check import Check, Outcome, Result
 from enginehouse_conform.report import summary, to_json, to_markdown
 from enginehouse_conform.running import run_checks
@@ -23,6 +23,13 @@ _STYLES: dict[Outcome, str] = {"passed": "green", "failed": "bold red", "refused
 
 @click.command()
 @click.argument("url")
+@click.option(
+    "--api",
+    type=click.Choice(tuple(CHECKS_BY_API)),
+    default="chat",
+    show_default=True,
+    help="OpenAI's chats or Responses, Anthropic's Messages, or Ollama's API.",
+)
 @click.option("--model", help="Model to ask.  [default: the first one that the server lists]")
 @click.option("--key", envvar="ENGINEHOUSE_CONFORM_KEY", help="API key; also the variable ENGINEHOUSE_CONFORM_KEY.")
 @click.option("--origin", help="A web origin that the server is set up to allow, to check CORS.")
@@ -37,6 +44,7 @@ def conform(
     ctx: click.Context,
     *,
     url: str,
+    api: str,
     model: str | None,
     key: str | None,
     origin: str | None,
@@ -45,11 +53,11 @@ def conform(
     json_file: Path | None,
     markdown_file: Path | None,
 ) -> None:
-    """Check whether the server at URL behaves as clients of OpenAI's API expect.
+    """Check whether the server at URL behaves as clients of an API expect.
 
     Exit code 1: a check failed. Declared refusals and skipped checks are not failures.
     """
-    checks = _chosen(numbers)
+    checks = _chosen(CHECKS_BY_API[api], numbers)
     for file in (json_file, markdown_file):
         if file is not None and not file.absolute().parent.is_dir():  # report the error now instead of after all checks
             raise ConfigError(f"there is no folder {file.absolute().parent} for {file.name}")
@@ -66,13 +74,13 @@ def conform(
     ctx.exit(1 if any(result.outcome == "failed" for result in results) else 0)
 
 
-def _chosen(numbers: tuple[str, ...]) -> tuple[Check, ...]:
-    known = {check.behaviour for check in CHECKS}
+def _chosen(checks: tuple[Check, ...], numbers: tuple[str, ...]) -> tuple[Check, ...]:
+    known = {check.behaviour for check in checks}
     unknown = [number for number in numbers if number.upper() not in known]
     if unknown:
         raise ConfigError(f"there is no check of {unknown[0]!r}; there are: {', '.join(sorted(known))}")
     wanted = {number.upper() for number in numbers}
-    return tuple(check for check in CHECKS if not wanted or check.behaviour in wanted)
+    return tuple(check for check in checks if not wanted or check.behaviour in wanted)
 
 
 def _named(check: Check) -> str:
