@@ -107,6 +107,14 @@ class Backend(Protocol):
     backend's default) and ``slots: int = 8`` (sequences that decode concurrently); the model manager fills both from
     the generic settings of the same name, so users never write them twice. ``opens`` states the result of ``open``: a
     Runner (hosted in a worker) or an Engine (lives in the server process).
+
+    Calls:
+        probe: for each model that is planned, and by commands; server, planning thread; milliseconds, 60 s at
+            most.
+        match: for each source that is planned; server, planning thread; milliseconds, 60 s at most.
+        estimate: before each load; server, a thread for it; a second, 60 s at most.
+        open: for each load; worker, engine thread (an engine: server, a thread for it); no limit while
+            ``progress`` changes, see ``load_timeout_s``.
     """
 
     name: str
@@ -146,6 +154,10 @@ class Tokenizer(Protocol):
         prefix_token_ids: prefix that the model expects before raw text (for example BOS), often empty.
         max_bytes_per_token: maximum bytes of printable ASCII per id; None if encoding may drop or shorten text, so that
             its length gives no bound on the number of tokens.
+
+    Calls:
+        encode: for each prompt and stop string; worker, intake threads and engine thread at once; microseconds
+            per word, ``step_timeout_s`` at most.
     """
 
     vocab_size: int
@@ -199,6 +211,10 @@ class ForwardOutput(Protocol):
     """Rows of logits of one forward pass, in span order, then by position.
 
     A span with outputs ``none`` has no row, ``last`` one, ``all`` one per token.
+
+    Calls:
+        host: once per pass, unless all tokens are sampled on the device; worker, engine thread; part of the
+            step.
     """
 
     num_rows: int
@@ -209,7 +225,11 @@ class ForwardOutput(Protocol):
 
 @runtime_checkable
 class DeviceOutput(ForwardOutput, Protocol):
-    """Logits that stay on the device; returned by runners with ``sampling`` capabilities."""
+    """Logits that stay on the device; returned by runners with ``sampling`` capabilities.
+
+    Calls:
+        select: at most once per pass; worker, engine thread; part of the step.
+    """
 
     def select(self, rows: Sequence[int]) -> ForwardOutput:
         """Return only these rows, in this order, so that no others are copied to the host."""
@@ -285,7 +305,11 @@ class Draw:
 
 
 class Drawn(Protocol):
-    """Sampled tokens that are being copied to the host."""
+    """Sampled tokens that are being copied to the host.
+
+    Calls:
+        host: once per pass; worker, engine thread; waits for the device.
+    """
 
     def host(self) -> Sequence[Sampled]:
         """Wait for the tokens; one per draw, in order. A token id of -1 means that the row had no finite maximum."""
@@ -336,6 +360,19 @@ class Runner(Protocol):
     handle to KV positions; its length is the number of tokens that it holds. Invariants: after ``forward`` the length
     of each sequence has grown by the number of tokens of its span; the logits of a position depend only on the
     sequence's token ids (exactly if ``batch_invariant``, else up to rounding).
+
+    Calls:
+        open_sequence: for each choice of a request; worker, engine thread; microseconds.
+        free_sequence: at the end of each sequence, or when the prefix cache evicts it; worker, engine thread;
+            microseconds.
+        length: several times per step; worker, engine thread; microseconds.
+        truncate: when drafts are rejected and cached prefixes are cut; worker, engine thread; microseconds.
+        fork: when a cached prefix is reused, and for ``n`` choices; worker, engine thread; milliseconds.
+        free_tokens: several times per step; worker, engine thread; microseconds.
+        forward: once per step; worker, engine thread; the step itself, ``step_timeout_s`` at most.
+        abort: when every request of a pass was cancelled; worker, reader thread, during ``forward``;
+            microseconds.
+        close: once; worker, engine thread; seconds.
     """
 
     capabilities: RunnerCapabilities
@@ -389,6 +426,9 @@ class CutPlanner(Runner, Protocol):
 
     It allows partial reuse of cached sequences. Without it they are reused completely or not at all: trying a
     truncation would cost a sequence each time, and one that keeps too little may lose everything.
+
+    Calls:
+        kept_length: when a cached prefix may be reused in part; worker, engine thread; microseconds.
     """
 
     def kept_length(self, sequence: int, length: int) -> int:
@@ -401,6 +441,10 @@ class DeviceSampler(Runner, Protocol):
 
     The next pass can thus be launched before the tokens of the previous one have reached the host. Only
     :meth:`Drawn.host` blocks.
+
+    Calls:
+        sample: once per pass, if all its requests can be sampled on the device; worker, engine thread; must not
+            wait for the device.
     """
 
     def sample(self, output: ForwardOutput, draws: Sequence[Draw]) -> Drawn:
@@ -414,6 +458,10 @@ class StateKeeper(Runner, Protocol):
     Attributes:
         state_format: everything besides the model's own files that a saved sequence depends on: the library and its
             version, types and layout of the cache. A state is loaded only if this text is equal.
+
+    Calls:
+        save: when a sequence is written to the disk tier; worker, engine thread; milliseconds.
+        load: when a saved prefix is reused; worker, engine thread; milliseconds.
     """
 
     state_format: str
@@ -438,6 +486,10 @@ class EngineStream(Protocol):
 
     Iterating yields non-empty batches of events as they happen, and ends after
     :class:`enginehouse.contract.types.RequestFinished`; it raises an EnginehouseError if the request fails.
+
+    Calls:
+        __aiter__: once per request; server, event loop; must not block.
+        cancel: when the client disconnects, and after the end; server, event loop; must not block.
     """
 
     @property
@@ -456,7 +508,16 @@ class EngineStream(Protocol):
 
 
 class Engine(Protocol):
-    """An engine that serves whole requests. Used only from the server's event loop."""
+    """An engine that serves whole requests. Used only from the server's event loop.
+
+    Calls:
+        submit: for each request; server, event loop; must not block.
+        tokenize: for ``/tokenize``, and to count prompts; server, event loop; must not block.
+        detokenize: for ``/detokenize``; server, event loop; must not block.
+        pieces: for token texts in responses; server, event loop; must not block.
+        stats: when metrics are read; server, event loop; must not block.
+        close: once; server, event loop; must not block.
+    """
 
     info: ModelInfo
 
