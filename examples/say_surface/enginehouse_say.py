@@ -11,8 +11,10 @@ from attrs import field, frozen
 from attrs.validators import ge, min_len
 
 import enginehouse
-from enginehouse.contract.surface import NDJSON, Answer, Call, Chunk, ErrorAnswer, GenerationRoute, Piece, new_id
+from enginehouse.contract.calls import Call
+from enginehouse.contract.surface import NDJSON, Answer, Chunk, ErrorAnswer, GenerationRoute, Piece, Reply, new_id
 from enginehouse.contract.types import GenerateRequest, Message
+from enginehouse.contract.usage import Usage
 
 
 @frozen(kw_only=True)
@@ -39,14 +41,14 @@ class SayAssembler:
         self._said.append(piece.text)
         return ({"say": piece.text},) if piece.text else ()
 
-    def close(self, usage: dict[str, Any], details: dict[str, Any] | None) -> tuple[Chunk, ...]:
-        return ({"done": True, "tokens": usage["completion_tokens"]},)
+    def close(self, usage: Usage, details: dict[str, Any] | None) -> tuple[Chunk, ...]:
+        return ({"done": True, "tokens": usage.completion_tokens},)
 
     def fail(self, error: ErrorAnswer) -> tuple[Chunk, ...]:
         return ({"done": False, "problem": error.message},)
 
-    def whole(self, usage: dict[str, Any], details: dict[str, Any] | None) -> Chunk:
-        return {"model": self._model, "say": "".join(self._said), "tokens": usage["completion_tokens"]}
+    def whole(self, usage: Usage, details: dict[str, Any] | None) -> Chunk:
+        return {"model": self._model, "say": "".join(self._said), "tokens": usage.completion_tokens}
 
 
 def requests(call: Call) -> list[GenerateRequest]:
@@ -68,8 +70,8 @@ class SaySurface:
         ),
     )
 
-    def error(self, error: ErrorAnswer) -> Chunk:
-        return {"problem": error.message, "code": error.code}
+    def error(self, error: ErrorAnswer) -> Reply:
+        return Reply({"problem": error.message, "code": error.code})
 
 
 @enginehouse.hookimpl

@@ -17,6 +17,7 @@ from attrs import frozen
 
 from enginehouse.contract import (
     backend,
+    calls,
     commands,
     compressor,
     drafter,
@@ -49,6 +50,7 @@ SECTIONS: tuple[tuple[str, ModuleType], ...] = (
     ("Compressors", compressor),
     ("Preparers", preparer),
     ("Surfaces", surface),
+    ("Calls of surfaces", calls),
     ("Authenticators", identity),
     ("Listeners", server_events),
     ("Model hubs", model_hub),
@@ -56,6 +58,9 @@ SECTIONS: tuple[tuple[str, ModuleType], ...] = (
     ("Requests, prompts and events", types),
 )
 """Heading and module of each section, in the order of the page."""
+
+_SHARED = (calls, types)
+"""Modules whose values several kinds share, or core provides."""
 
 _OTHERS = {"authenticators": identity, "listeners": server_events, "model_sources": backend}
 """Kinds whose objects are functions: the module with their arguments and results."""
@@ -106,13 +111,13 @@ def classes_of(module: ModuleType) -> list[ContractClass]:
 
 def _hooks(module: ModuleType) -> str:
     hooks = [kind.hook for kind in KINDS.values() if section_of(kind.name) is module]
-    return ", ".join(f"[`{hook}`](plugin-hooks.md#{hook})" for hook in hooks) or "values that several kinds share"
+    return ", ".join(f"[`{hook}`](plugin-hooks.md#{hook})" for hook in hooks) or "values that core provides"
 
 
 def _section(title: str, module: ModuleType) -> str:
     about = _markdown(inspect.getdoc(module) or "")
     parts = [f"## {title}\n\nModule `{module.__name__}`. Registered by {_hooks(module)}.\n\n{about}\n"]
-    if module is types:
+    if module in _SHARED:
         parts = [f"## {title}\n\nModule `{module.__name__}`.\n\n{about}\n"]
     parts += map(_class, classes_of(module))
     values = [*_values(module)]

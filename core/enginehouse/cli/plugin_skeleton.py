@@ -1,7 +1,7 @@
 """``enginehouse plugins new``: a skeleton of a plugin, with tests that pass.
 
-The files are in ``new_plugin``, and with ``--only`` in ``new_plugin_only``, as those of a plugin named ``minimal``, which
-is replaced by the new plugin's name.
+The files are in ``new_plugin``, and with ``--only`` in ``new_plugin_only``, as those of a plugin named ``minimal``,
+which is replaced by the new plugin's name.
 """
 
 from __future__ import annotations

@@ -300,10 +300,11 @@ def register_surfaces(register: Callable[[Surface], None], options: Any, add_plu
     """Register surfaces, the APIs that clients speak (see ``enginehouse.contract.surface``).
 
     The setting ``server.surfaces`` names those that are on; all are by default. Core serves the routes of a surface,
-    with keys, limits, queues, cancellation, metrics and the log; two surfaces with one address stop the start.
+    with keys, limits, queues, cancellation, metrics and the log. Two surfaces with one address stop the start, unless
+    the routes of one of them need a header.
 
-    ``requests`` and ``assemble`` of a route are called once per request, the methods of an assembler for each piece of
-    its output, on the event loop: they must not block. An exception in them fails that request only.
+    ``requests``, ``assemble`` and ``handle`` of a route are called once per request, the methods of an assembler for
+    each piece of its output, on the event loop: they must not block. An exception in them fails that request only.
 
     Example::
 

@@ -3,13 +3,13 @@
 Implemented by plugin authors, and by core for OpenAI's API. Core serves the routes of a surface: it checks keys, scopes
 and limits, decodes bodies strictly, queues, cancels when the client disconnects, counts and logs. A surface translates:
 a body to :class:`~enginehouse.contract.types.GenerateRequest` values, and pieces of output to chunks. It knows no
-sockets, keys, engines or models.
+sockets, keys or engines; what it may ask of core is in :mod:`enginehouse.contract.calls`.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -17,19 +17,22 @@ from attrs import field, frozen
 
 from enginehouse.contract.identity import Scope
 from enginehouse.contract.types import GenerateRequest, TokenLogprob
+from enginehouse.contract.usage import Usage
 
 __all__ = [
     "NDJSON",
     "SSE",
     "Answer",
+    "AnswerRoute",
     "Assembler",
-    "Call",
     "CallPiece",
     "Chunk",
     "ErrorAnswer",
     "Frame",
     "GenerationRoute",
+    "Limit",
     "Piece",
+    "Reply",
     "Route",
     "Surface",
     "new_id",
@@ -48,11 +51,18 @@ class CallPiece(msgspec.Struct, gc=False):
     name: str | None = None
 
 
+Limit = Literal["max_tokens", "context"]
+"""What ended a choice with the finish reason ``length``: the request's own limit, or the model's context."""
+
+
 class Piece(msgspec.Struct, gc=False):
     """Addition to one choice: text with its log-probabilities, reasoning, part of a call, or the end.
 
-    ``finish_reason`` is an engine's, or ``tool_calls``. ``scores`` are members that describe the prompt, and come
-    before everything else.
+    Attributes:
+        finish_reason: an engine's, or ``tool_calls``.
+        scores: members that describe the prompt; they come before everything else.
+        stop_reason: at the end, the stop string or end token id that ended the choice, if one did.
+        limit: at the end, what ended a choice whose finish reason is ``length``.
     """
 
     index: int
@@ -62,6 +72,8 @@ class Piece(msgspec.Struct, gc=False):
     reasoning: str = ""
     call: CallPiece | None = None
     scores: dict[str, Any] | None = None
+    stop_reason: str | int | None = None
+    limit: Limit | None = None
 
 
 @frozen
@@ -74,6 +86,7 @@ class ErrorAnswer:
         code: name of the error, such as ``model_not_found``; docs/troubleshooting.md lists them.
         param: path of the request field that is wrong, if any.
         headers: response headers, such as ``retry-after``.
+        request_id: of the response header ``X-Request-Id``.
     """
 
     status: int
@@ -82,6 +95,7 @@ class ErrorAnswer:
     code: str
     param: str | None = None
     headers: tuple[tuple[str, str], ...] = ()
+    request_id: str = "-"
 
 
 @frozen(kw_only=True)
@@ -92,7 +106,9 @@ class Frame:
         media_type: of the response.
         before: bytes before each chunk, and ``after`` it.
         last: bytes at the end of a complete stream; clients take a stream without them for a truncated one.
-        ping: bytes that keep the connection open while nothing is generated; clients ignore them.
+        ping: bytes that keep the connection open while nothing is generated, in the queue and during prefill too;
+            clients ignore them.
+        event: member of a chunk whose text names its event, in a line ``event:`` before it; None: events have no names.
     """
 
     media_type: str
@@ -100,6 +116,7 @@ class Frame:
     after: bytes = b"\n"
     last: bytes = b""
     ping: bytes = b"\n"
+    event: str | None = None
 
 
 SSE = Frame(
@@ -115,21 +132,38 @@ NDJSON = Frame(media_type="application/x-ndjson")
 """One JSON object per line; empty lines in between are ignored."""
 
 
-class Call(Protocol):
-    """A request that has passed keys, scopes and limits, with its decoded body."""
+@frozen
+class Reply:
+    """A response that is not generated, and the body of an error.
 
-    @property
-    def body(self) -> Any:
-        """An instance of the route's body class."""
-        ...
+    Attributes:
+        body: a JSON object, encoded by core, or bytes of ``media_type``; None is an empty body.
+        status: HTTP status; None is 200, and for an error the one that core has chosen.
+        headers: further headers.
+        stream: the chunks of a stream, instead of a body. It is closed when the client disconnects; an exception in it
+            becomes a last chunk with the surface's error body.
+        frame: format of the stream.
+    """
+
+    body: Chunk | bytes | None = None
+    status: int | None = field(default=None, kw_only=True)
+    headers: tuple[tuple[str, str], ...] = field(default=(), kw_only=True)
+    media_type: str = field(default="application/json", kw_only=True)
+    stream: AsyncIterator[Chunk] | None = field(default=None, kw_only=True)
+    frame: Frame = field(default=SSE, kw_only=True)
 
 
 class Answer(Protocol):
-    """The response to requests that their model has accepted."""
+    """The response to requests that their model has accepted. Provided by core."""
 
     @property
     def id(self) -> str:
         """Id of the first request."""
+        ...
+
+    @property
+    def request_id(self) -> str:
+        """Id in the response header ``X-Request-Id``, which the client may have chosen."""
         ...
 
     @property
@@ -147,12 +181,28 @@ class Answer(Protocol):
         """True if the chunks of the assembler are sent, False if its whole response is."""
         ...
 
+    def usage(self) -> Usage:
+        """Return the tokens and times of all prompts and choices so far.
+
+        Before the end, ``cached_tokens`` and other counts that only the engine knows are 0, the time in the queue is
+        part of ``prefill_s``, and times are measured in the server.
+        """
+        ...
+
 
 class Assembler(Protocol):
     """The state machine that writes one response; created per request, used on the event loop.
 
     It receives every piece of output in order, whether the response is streamed or not, so that a stream and a whole
     response are made of the same items.
+
+    Calls:
+        opening: once per stream; server, event loop; microseconds.
+        push: for each piece of output; server, event loop; microseconds.
+        close: at the end of a stream; server, event loop; microseconds.
+        fail: at the end of a stream that breaks off; server, event loop; microseconds.
+        whole: once per response that is not streamed; server, event loop, or a thread for long ones;
+            milliseconds.
     """
 
     def opening(self) -> Iterable[Chunk]:
@@ -166,11 +216,11 @@ class Assembler(Protocol):
         """
         ...
 
-    def close(self, usage: dict[str, Any], details: dict[str, Any] | None) -> Iterable[Chunk]:
+    def close(self, usage: Usage, details: dict[str, Any] | None) -> Iterable[Chunk]:
         """Return the last chunks of a stream that is complete.
 
         Args:
-            usage: the token counts, as in OpenAI's usage object.
+            usage: the tokens and times of the whole answer.
             details: value of the extension member ``enginehouse``, if the client asked for it.
         """
         ...
@@ -179,7 +229,7 @@ class Assembler(Protocol):
         """Return the last chunks of a stream that breaks off; they report the error."""
         ...
 
-    def whole(self, usage: dict[str, Any], details: dict[str, Any] | None) -> Chunk:
+    def whole(self, usage: Usage, details: dict[str, Any] | None) -> Chunk:
         """Return the response that is not streamed, once every piece was pushed; may run in a thread."""
         ...
 
@@ -189,20 +239,24 @@ class Route:
     """An address of a surface.
 
     Attributes:
+        method: a HEAD request without a route of its own is answered by the GET route, without the body.
         path: such as ``/v1/messages``; ``{name:str}`` and ``{name:path}`` are parameters.
         name: identifies the operation in the OpenAPI document, like ``summary`` and the schemas.
+        header: only requests with this header, in lower case, reach the route. Another surface may have the same
+            method and path for the others, with the same ``scope`` and ``limits``.
         body: attrs class of the request body, decoded strictly: values are never coerced, and unknown members are
-            listed in the header ``X-Enginehouse-Ignored``. None: the request has no body.
+            listed in the header ``X-Enginehouse-Ignored``. None: a request body is not read.
         scope: permission that the caller's key needs.
         limits: limits of the caller that count a request: ``all``, ``concurrency`` or none.
         request_schema: JSON Schema of the body; None derives it from ``body``.
         response_schema: JSON Schema of the response.
     """
 
-    method: Literal["GET", "POST"] = "POST"
+    method: Literal["GET", "POST", "DELETE", "HEAD"] = "POST"
     path: str
     name: str
     summary: str
+    header: str | None = None
     body: type[Any] | None = None
     scope: Scope = "infer"
     limits: Literal["all", "concurrency"] | None = "concurrency"
@@ -232,19 +286,38 @@ class GenerationRoute(Route):
     chunk_schema: Mapping[str, Any] = field(factory=lambda: {"type": "object"})
 
 
+@frozen(kw_only=True)
+class AnswerRoute(Route):
+    """An address that is answered without generating.
+
+    Attributes:
+        handle: returns the response; called on the event loop. It may raise errors of
+            :mod:`enginehouse.contract.errors`.
+    """
+
+    handle: Callable[[Any], Awaitable[Reply]]
+
+
 class Surface(Protocol):
     """An API that clients speak; ``name`` is listed in the setting ``server.surfaces``.
 
-    ``requests`` of a route gets a :class:`Call`, ``assemble`` a :class:`Call` and an :class:`Answer`. An address, and
-    every one below it, belongs to the surface: its errors have the surface's body there, whoever raises them.
+    ``requests`` and ``handle`` of a route get a :class:`~enginehouse.contract.calls.Call`, ``assemble`` a call and an
+    :class:`Answer`. An address, and every one below it, belongs to the surface: its errors have the surface's body
+    there, whoever raises them. An address whose routes have a ``header`` belongs to it for requests with that header.
+
+    Calls:
+        error: for each error on its addresses; server, event loop; microseconds.
     """
 
     name: str
     api_version: int
     routes: Sequence[Route]
 
-    def error(self, error: ErrorAnswer) -> Chunk:
-        """Return the body of a response that reports an error; core sets its status and headers."""
+    def error(self, error: ErrorAnswer) -> Reply:
+        """Return the body of a response that reports an error; core adds the headers of the error.
+
+        A ``status`` replaces the one of the error.
+        """
         ...
 
 

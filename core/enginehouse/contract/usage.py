@@ -40,7 +40,11 @@ class Shown:
 
 
 class UsageCounter(msgspec.Struct, array_like=True):
-    """Fields of :class:`Usage`, for the engine to count in place. Times are in seconds, measured in the worker."""
+    """Fields of :class:`Usage`, for the engine to count in place.
+
+    Times are in seconds. Those of the queue, of prefill and of decoding are measured in the worker, the others in the
+    server.
+    """
 
     prompt_tokens: Annotated[int, Shown("Tokens of prompts that an engine has accepted.", "always")] = 0
     cached_tokens: Annotated[
@@ -81,6 +85,15 @@ class UsageCounter(msgspec.Struct, array_like=True):
     routed_requests: Annotated[int, Shown("Requests that a router sent to this model.")] = 0
     routing_attempts: Annotated[int, Shown("Models that were tried for these requests, including the last one.")] = 0
     discarded_tokens: Annotated[int, Shown("Tokens of attempts whose answer was not used.")] = 0
+    load_s: Annotated[float, Shown("Waiting for the model to be loaded.", "never", metric=None)] = 0.0
+    render_s: Annotated[float, Shown("In the chat template.", "never", metric=None)] = 0.0
+    tokenize_s: Annotated[
+        float, Shown("From the template until the engine has accepted the prompt.", "never", metric=None)
+    ] = 0.0
+    first_token_s: Annotated[
+        float, Shown("From the arrival of the request to its first text.", "never", metric=None)
+    ] = 0.0
+    total_s: Annotated[float, Shown("From the arrival of the request until now.", "never", metric=None)] = 0.0
 
     def snapshot(self) -> "Usage":
         """Return the present values."""

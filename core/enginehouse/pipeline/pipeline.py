@@ -61,6 +61,7 @@ class RunningRequest:
         model_profile: profile of the model.
         parsing: parser configuration for the text of its answers.
         prediction_token_ids: of the predicted answer; None without one.
+        load_s: seconds spent waiting for the model to be loaded.
         render_s: seconds spent in the chat template.
         tokenize_s: seconds from then until the engine had tokenized and accepted it.
         unsupported: parameters that were dropped because the model cannot honour them.
@@ -75,6 +76,7 @@ class RunningRequest:
     generation: Generation
     parsing: AnswerParsing
     prediction_token_ids: Sequence[int] | None = None
+    load_s: float = 0.0
     render_s: float = 0.0
     tokenize_s: float = 0.0
     unsupported: tuple[str, ...] = ()
@@ -196,7 +198,9 @@ class Pipeline:
 
     async def _start_on(self, request: GenerateRequest, name: str | None, may_drop: bool = True) -> RunningRequest:
         """Start the request on the model of that name, which stays leased until the generation has ended."""
+        began = time.perf_counter()
         lease = await self._manager.lease(name)
+        load_s = time.perf_counter() - began
         try:
             with lease.explaining():
                 running = await self._start_leased(lease.model, request, may_drop=may_drop)
@@ -204,7 +208,7 @@ class Pipeline:
             lease.release()
             raise
         running.generation.keep(lease)
-        return running
+        return evolve(running, load_s=load_s)
 
     async def _start_leased(self, model: LoadedModel, request: GenerateRequest, *, may_drop: bool) -> RunningRequest:
         """Start the request if the model's queue has a place for it."""

@@ -28,7 +28,7 @@ from enginehouse.contract.preparer import Preparer
 from enginehouse.contract.router import Router
 from enginehouse.contract.sampler import SamplerPlugin
 from enginehouse.contract.structured import StructuredDecoder
-from enginehouse.contract.surface import GenerationRoute, Surface
+from enginehouse.contract.surface import AnswerRoute, GenerationRoute, Surface
 from enginehouse.contract.types import ConstraintKind
 from enginehouse.plugins.authenticator import Authenticator
 
@@ -99,10 +99,13 @@ def _check_routes(surface: Surface, taken: Collection[str]) -> None:
         where = f"the surface {surface.name!r} has the route {route.path!r}"
         if not route.path.startswith("/") or re.match(r"/(admin|compat|health|metrics|schema|ui)(/|$)", route.path):
             raise PluginError(f"{where}, which must begin with / and is not an address of core")
-        if not isinstance(route, GenerationRoute):
-            raise PluginError(f"{where}, which is not a GenerationRoute")
-        if not attrs.has(route.body) or "stream" not in attrs.fields_dict(route.body):
-            raise PluginError(f"{where}, whose body must be an attrs class with the attribute 'stream'")
+        if isinstance(route, GenerationRoute):
+            if not attrs.has(route.body) or "stream" not in attrs.fields_dict(route.body):
+                raise PluginError(f"{where}, whose body must be an attrs class with the attribute 'stream'")
+        elif not isinstance(route, AnswerRoute):
+            raise PluginError(f"{where}, which is neither a GenerationRoute nor an AnswerRoute")
+        elif route.body is not None and not attrs.has(route.body):
+            raise PluginError(f"{where}, whose body must be an attrs class or None")
 
 
 def _kind(noun: str, *suites: str, **more: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import Literal
 
 from attrs import define, field, frozen
 
+from enginehouse.contract.calls import ModelState
 from enginehouse.contract.types import ModelInfo
 
 __all__ = [
@@ -99,9 +100,6 @@ class ModelEvents:
             yield subscription
         finally:
             self._subscriptions.discard(subscription)
-
-
-ModelState = Literal["unloaded", "loading", "ready", "draining", "restarting", "failed"]
 
 
 @frozen(kw_only=True)

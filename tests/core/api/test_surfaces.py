@@ -21,7 +21,7 @@ from enginehouse.api.http.sse import write_chunks
 from enginehouse.api.http.surfaces import Surfaces
 from enginehouse.api.openapi.document import build_document
 from enginehouse.contract.errors import ConfigError, PluginError
-from enginehouse.contract.surface import NDJSON, Chunk, ErrorAnswer, Route
+from enginehouse.contract.surface import NDJSON, ErrorAnswer, Reply, Route
 from enginehouse.plugins import PluginRegistry
 from enginehouse.plugins.kinds import KINDS
 from enginehouse.plugins.registration import Registration
@@ -90,14 +90,14 @@ class Named:
     routes: Sequence[Route] = ()
     api_version: int = 1
 
-    def error(self, error: ErrorAnswer) -> Chunk:
-        return {}
+    def error(self, error: ErrorAnswer) -> Reply:
+        return Reply({})
 
 
 class Failing(Named):
     """A surface whose errors are errors."""
 
-    def error(self, error: ErrorAnswer) -> Chunk:
+    def error(self, error: ErrorAnswer) -> Reply:
         raise RuntimeError(error.message)
 
 
@@ -261,7 +261,7 @@ def test_the_openapi_document_describes_it(client: httpx.Client) -> None:
         ({"path": "say"}, "must begin with /"),
         ({"body": dict}, "must be an attrs class with the attribute 'stream'"),
         ({"body": Named}, "must be an attrs class with the attribute 'stream'"),
-        (None, "is not a GenerationRoute"),
+        (None, "is neither a GenerationRoute nor an AnswerRoute"),
     ],
 )
 def test_routes_that_core_cannot_serve_are_load_errors(
@@ -277,7 +277,9 @@ def test_routes_that_core_cannot_serve_are_load_errors(
 def test_a_surface_that_fails_does_not_hide_an_error(caplog: pytest.LogCaptureFixture) -> None:
     scope = {"enginehouse.surface": Failing("failing")}
 
-    assert json.loads(written_error(http_error(404, "Nothing."), scope))["error"]["code"] == "not_found"
+    status, _, body = written_error(http_error(404, "Nothing."), scope)
+
+    assert (status, json.loads(body)["error"]["code"]) == (404, "not_found")
     assert "the surface 'failing' could not write an error" in caplog.text
 
 
@@ -315,9 +317,9 @@ def test_the_openapi_document_has_what_tokenize_reads_with_details() -> None:
 def test_the_surface_of_an_address_is_found_in_linear_time(registry: PluginRegistry) -> None:
     surfaces = Surfaces([registry.surfaces["say"]], None)
 
-    assert surfaces.at("/say/" + "a/" * 30_000) is registry.surfaces["say"]
-    assert surfaces.at("/other" + "/a" * 30_000) is None
-    assert_near_linear(partial(hostile_text, "/a"), surfaces.at, 200_000)
+    assert surfaces.at("/say/" + "a/" * 30_000, {}) is registry.surfaces["say"]
+    assert surfaces.at("/other" + "/a" * 30_000, {}) is None
+    assert_near_linear(partial(hostile_text, "/a"), partial(surfaces.at, headers={}), 200_000)
 
 
 # -- which surfaces are on --------------------------------------------------------------------------

@@ -61,7 +61,15 @@ def build_app(state: ApiState) -> Guard:
     state.registry.check_authenticators(state.settings.auth.authenticators)
     authenticators = [state.registry.authenticators[name] for name in state.settings.auth.authenticators]
     callers = Callers(state.keys, authenticators)
-    return Guard(litestar, state.settings, callers, state.admission, find_surface=surfaces.at, on_end=_on_end(state))
+    return Guard(
+        litestar,
+        state.settings,
+        callers,
+        state.admission,
+        find_surface=surfaces.at,
+        has_head=surfaces.has_head,
+        on_end=_on_end(state),
+    )
 
 
 def _on_end(state: ApiState) -> Callable[[AccessRecord], None]:
@@ -81,7 +89,6 @@ def _answer_error(request: Request[Any, Any, Any], error: Exception) -> Response
     shows_details = concerns_manager and may_manage(request.scope)
     answer = describe(error, record_of(request.scope).identify(), shows_details=shows_details)
     note_outcome(request.scope, answer.code)
-    headers = dict(answer.headers)
-    return Response(
-        written_error(answer, request.scope), status_code=answer.status, media_type="application/json", headers=headers
-    )
+    status, headers, body = written_error(answer, request.scope)
+    fields = dict(headers)
+    return Response(body, status_code=status, media_type=fields.pop("content-type"), headers=fields)

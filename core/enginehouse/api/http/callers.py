@@ -8,12 +8,13 @@ from datetime import UTC, datetime
 from typing import cast
 
 from attrs import frozen
-from litestar.types import HTTPScope, Scope
+from litestar.types import HTTPScope
+from litestar.types import Scope as AsgiScope
 
 from enginehouse.api.http.keys import KeyStore
 from enginehouse.api.http.origins import Headers
 from enginehouse.contract.errors import InvalidRequest, ModelNotFound, PluginError
-from enginehouse.contract.identity import Credentials, Identity
+from enginehouse.contract.identity import Credentials, Identity, Scope
 from enginehouse.plugins.authenticator import Authenticator
 from enginehouse.serving import ModelManager, ModelStatus
 from enginehouse.settings.config import ServerSettings
@@ -47,16 +48,30 @@ class Caller:
         profile: the API that the response is written in.
         key: identity from its key or a plugin; None on a server without keys, and on public routes.
         named_profile: the profile named in the path, if any.
+        is_local: True if, on a server without keys, the caller may manage it.
     """
 
     profile: Profile
     key: Identity | None = None
     named_profile: Profile | None = None
+    is_local: bool = False
 
     @property
     def name(self) -> str:
         """Name that identifies the caller in queues; empty for all callers of a server without keys."""
         return "" if self.key is None else self.key.name
+
+    @property
+    def key_namespace(self) -> str:
+        """Namespace that the caller shares with other keys, or its own; empty on a server without keys."""
+        return "" if self.key is None else self.key.namespace or self.key.name
+
+    @property
+    def scopes(self) -> frozenset[Scope]:
+        """What the caller may do."""
+        if self.key is not None:
+            return self.key.scopes
+        return frozenset({"infer", "metrics", "admin"} if self.is_local else {"infer", "metrics"})
 
     @property
     def allowed_models(self) -> frozenset[str] | None:
@@ -70,10 +85,10 @@ class Caller:
             own: namespace within the caller's, chosen by the request.
         """
         # The first NUL ends the key's part, which contains none, so no two callers produce the same text.
-        return own if self.key is None else f"{self.key.namespace or self.key.name}\0{own}"
+        return own if self.key is None else f"{self.key_namespace}\0{own}"
 
 
-def caller_of(scope: Scope) -> Caller:
+def caller_of(scope: AsgiScope) -> Caller:
     """Return the caller of a request that the guard admitted."""
     return cast(Caller, scope[CALLER_KEY])  # type: ignore[literal-required]
 

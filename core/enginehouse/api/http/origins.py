@@ -22,7 +22,7 @@ from enginehouse.settings.profiles import PROFILES
 
 __all__ = ["Headers", "Origins", "host_name", "is_preflight", "is_same_origin"]
 
-_METHODS = "GET, HEAD, OPTIONS, POST"
+_METHODS = "DELETE, GET, HEAD, OPTIONS, POST"
 _EXPOSED = ", ".join(
     (
         "retry-after",

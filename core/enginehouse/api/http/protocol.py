@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 import httptools
-from attrs import frozen
+from attrs import evolve, frozen
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -375,12 +375,11 @@ class HttpProtocol(HttpToolsProtocol):
         if self._is_answering:  # the application must not continue with what it has
             self.cycle.disconnected, self.cycle.body = True, bytearray()
             self.cycle.message_event.set()
-        body = written_error(answer, self.scope or {})
         record = AccessRecord(method="-", path="-", status=answer.status, outcome=answer.code)
         record.request_id = new_request_id()
-        head = f"HTTP/1.1 {answer.status} {HTTPStatus(answer.status).phrase}\r\ncontent-type: application/json\r\n"
-        head += f"x-request-id: {record.request_id}\r\n"
-        head += "".join(f"{name}: {value}\r\n" for name, value in answer.headers)
+        status, headers, body = written_error(evolve(answer, request_id=record.request_id), self.scope or {})
+        head = f"HTTP/1.1 {status} {_phrase(status)}\r\nx-request-id: {record.request_id}\r\n"
+        head += "".join(f"{name}: {value}\r\n" for name, value in headers)
         head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         self.transport.write(head.encode() + body)
         self._hang_up()
@@ -426,3 +425,11 @@ def _send_unchunked(cycle: RequestResponseCycle) -> None:
         await send_framed(message)
 
     cycle.send = send  # type: ignore[method-assign]
+
+
+def _phrase(status: int) -> str:
+    """Return the reason phrase of a status; empty for one that Python does not know, such as 529."""
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return ""

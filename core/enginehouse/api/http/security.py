@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import msgspec
+from attrs import evolve
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 
@@ -27,7 +28,7 @@ from enginehouse.api.http.origins import Headers, Origins, host_name, is_preflig
 from enginehouse.api.http.permissions import PUBLIC, ticket_of
 from enginehouse.contract.errors import EnginehouseError, InvalidRequest
 from enginehouse.contract.identity import Identity
-from enginehouse.contract.surface import ErrorAnswer, Surface
+from enginehouse.contract.surface import ErrorAnswer, Reply, Surface
 from enginehouse.settings.config import Settings, is_loopback
 from enginehouse.settings.profiles import DEFAULT_PROFILE, PROFILES
 
@@ -50,17 +51,25 @@ def note_outcome(scope: Scope, outcome: str) -> None:
     record_of(scope).outcome = outcome
 
 
-def written_error(answer: ErrorAnswer, scope: Any) -> bytes:
-    """Return the body of an error, written by the surface of the address, with the codes of the caller's profile."""
+def written_error(answer: ErrorAnswer, scope: Any) -> tuple[int, list[tuple[str, str]], bytes]:
+    """Return status, headers and body of the response to an error.
+
+    They are those of the surface of the address, with the codes of the caller's profile.
+    """
     profile = caller_of(scope).profile if CALLER_KEY in scope else DEFAULT_PROFILE
     surface: Surface | None = scope.get(_SURFACE_KEY)
     answer = for_client(answer, profile)
+    if RECORD_KEY in scope:
+        answer = evolve(answer, request_id=record_of(scope).identify())
+    reply, body = Reply(), msgspec.json.encode(error_body(answer))
     if surface is not None:
         try:
-            return msgspec.json.encode(surface.error(answer))
+            reply = surface.error(answer)
+            body = reply.body if isinstance(reply.body, bytes) else msgspec.json.encode(reply.body)
         except Exception:  # noqa: BLE001 - guard: a plugin's failure must not hide the error
             _log.exception("the surface %r could not write an error", surface.name)
-    return msgspec.json.encode(error_body(answer))
+    headers = [("content-type", reply.media_type), *answer.headers, *reply.headers]
+    return reply.status or answer.status, headers, body
 
 
 class Guard:
@@ -69,7 +78,8 @@ class Guard:
     Args:
         callers: authenticates callers.
         admission: closes the tickets of requests, and counts the bytes of their bodies.
-        find_surface: returns the surface of an address, which writes the bodies of errors there.
+        find_surface: returns the surface of a request's path and headers, which writes the bodies of its errors.
+        has_head: returns True if a route answers HEAD requests at a path itself; else the GET route there does.
         on_end: called with the record of every request when its response has ended.
 
     Attributes:
@@ -83,7 +93,8 @@ class Guard:
         callers: Callers,
         admission: Admission,
         *,
-        find_surface: Callable[[str], Surface | None],
+        find_surface: Callable[[str, Headers], Surface | None],
+        has_head: Callable[[str], bool] = lambda path: False,
         on_end: Callable[[AccessRecord], None] = lambda record: None,
     ) -> None:
         self.app = app
@@ -91,6 +102,7 @@ class Guard:
         self._callers = callers
         self._admission = admission
         self._find_surface = find_surface
+        self._has_head = has_head
         self._profile = PROFILES[settings.server.profile]
         self._origins = Origins(settings.server.cors_origins)
         self._hosts = _Hosts(settings.server.host, settings.server.allowed_hosts)
@@ -145,7 +157,7 @@ class Guard:
         bad_id = _note_request_id(scope)
         _note_trace(record_of(scope), headers)
         key, no_key = self._find_key(headers)
-        self._note_caller(scope, key)
+        self._note_caller(scope, headers, key)
         refusal = self._hosts.check(scope) or self._origins.check(headers)
         if refusal is None and is_preflight(scope, headers):
             fields = [*self._origins.preflight_headers(headers), (b"content-length", b"0")]
@@ -155,7 +167,7 @@ class Guard:
         if refusal is None and no_key is not None and scope["path"] not in PUBLIC:
             found = await self._callers.by_plugin(scope, headers)
             if found is not None:
-                self._note_caller(scope, found)
+                self._note_caller(scope, headers, found)
             refusal = no_key if found is None else None
         refusal = refusal or self._note_owner(scope, body)
         refusal = refusal or _check_content_type(scope, headers) or self._check_length(scope, headers, body) or bad_id
@@ -164,7 +176,7 @@ class Guard:
             await _send_error(send, refusal, scope)
             return
         try:
-            if scope["method"] == "HEAD":
+            if scope["method"] == "HEAD" and not self._has_head(scope["path"]):
                 await self.app({**scope, "method": "GET"}, receive, _head_only(send))
             else:
                 await self.app(scope, receive, send)
@@ -172,7 +184,7 @@ class Guard:
             note_outcome(scope, describe(error, record_of(scope).identify()).code)
             raise
 
-    def _note_caller(self, scope: HTTPScope, key: Identity | None) -> None:
+    def _note_caller(self, scope: HTTPScope, headers: Headers, key: Identity | None) -> None:
         """Store the caller in the scope, and remove the profile from the path, so that routes match."""
         if CALLER_KEY in scope:  # a plugin has authenticated a caller without a key
             named = caller_of(scope).named_profile
@@ -183,7 +195,7 @@ class Guard:
         by_key = PROFILES[key.profile] if key is not None and key.profile is not None else None
         profile = named or by_key or self._profile
         scope[CALLER_KEY] = Caller(profile=profile, key=key, named_profile=named)  # type: ignore[literal-required]
-        scope[_SURFACE_KEY] = self._find_surface(scope["path"])  # type: ignore[literal-required]
+        scope[_SURFACE_KEY] = self._find_surface(scope["path"], headers)  # type: ignore[literal-required]
         if key is not None:
             record_of(scope).key = key.name
 
@@ -331,14 +343,10 @@ def _head_only(send: Send) -> Send:
 
 
 async def _send_error(send: Send, answer: ErrorAnswer, scope: HTTPScope) -> None:
-    body = written_error(answer, scope)
-    fields = [
-        ("content-type", "application/json"),
-        ("content-length", str(len(body))),
-        *answer.headers,
-    ]
+    status, headers, body = written_error(answer, scope)
+    fields = [*headers, ("content-length", str(len(body)))]
     encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in fields]
-    await send({"type": "http.response.start", "status": answer.status, "headers": encoded})
+    await send({"type": "http.response.start", "status": status, "headers": encoded})
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 

@@ -1,15 +1,14 @@
-"""State shared by handlers: one value per server, and the routes that use it.
+"""State shared by handlers: one value per server.
 
 Handlers are closures over it instead of having Litestar dependencies, which are looked up by name for each request.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from attrs import Factory, field, frozen
-from litestar import Request, Response
 
 from enginehouse.api.http.admission import Admission
 from enginehouse.api.http.exchange import OpenExchanges
@@ -17,14 +16,13 @@ from enginehouse.api.http.keys import KeyStore
 from enginehouse.api.http.listeners import Listeners
 from enginehouse.api.metrics import ServerMetrics
 from enginehouse.contract.errors import ReloadRefused
-from enginehouse.contract.surface import Route
 from enginehouse.pipeline.pipeline import Pipeline
 from enginehouse.plugins import PluginRegistry
 from enginehouse.serving import ModelManager
 from enginehouse.serving.changing import ModelChanges
 from enginehouse.settings.config import Settings
 
-__all__ = ["ApiState", "HandlerRoute", "ReloadReport"]
+__all__ = ["ApiState", "ReloadReport"]
 
 
 @frozen(kw_only=True)
@@ -76,10 +74,3 @@ class ApiState:
     )
     keys: KeyStore
     reload: Callable[[], Coroutine[Any, Any, ReloadReport]] = _no_reload
-
-
-@frozen(kw_only=True)
-class HandlerRoute(Route):
-    """A route of core that does not generate; ``handle`` gets the request and its decoded body, None without one."""
-
-    handle: Callable[[Request[Any, Any, Any], Any], Awaitable[Response[Any]]]

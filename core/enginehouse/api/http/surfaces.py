@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
-from litestar import Request, Response, Router
+from litestar import Request, Router
+from litestar.enums import HttpMethod
+from litestar.exceptions import NotFoundException
 from litestar.handlers import HTTPRouteHandler
 from litestar.types import ASGIApp
 
+from enginehouse.api.generation.replies import ReplyResponse
+from enginehouse.api.generation.server_access import ServerAccess
 from enginehouse.api.http.body import read_body
-from enginehouse.api.http.callers import caller_of
-from enginehouse.api.http.state import ApiState, HandlerRoute
-from enginehouse.api.openai.decoding import BodyDecoder
+from enginehouse.api.http.origins import Headers
+from enginehouse.api.http.state import ApiState
+from enginehouse.api.openai.decoding import BodyDecoder, Decoded
 from enginehouse.api.openai.generation import GenerationResponse
 from enginehouse.contract.errors import ConfigError
-from enginehouse.contract.surface import GenerationRoute, Route, Surface
+from enginehouse.contract.surface import AnswerRoute, GenerationRoute, Route, Surface
 from enginehouse.settings.structuring import closest
 
 __all__ = ["Surfaces"]
 
 _Request = Request[Any, Any, Any]
+_T = TypeVar("_T")
+_Handle = Callable[[_Request], Awaitable[ASGIApp]]
 
 
 class Surfaces:
@@ -37,48 +43,86 @@ class Surfaces:
                 hint = closest(name, by_name)
                 raise ConfigError(f"server.surfaces: no surface {name!r} is installed{hint}", "server.surfaces")
         self._surfaces = [by_name[name] for name in (by_name if chosen is None else dict.fromkeys(chosen))]
-        self._by_address: dict[str, Surface] = {}
-        self._routes: dict[tuple[str, str], Route] = {}
+        self._by_address: dict[str, dict[str | None, Surface]] = {}  # by the header that its requests need
+        self._routes: dict[tuple[str, str], dict[str | None, tuple[Surface, Route]]] = {}
         for surface in self._surfaces:
             for route in surface.routes:
                 self._add(surface, route)
         self._depth = max((address.count("/") for address in self._by_address), default=0)
 
     def _add(self, surface: Surface, route: Route) -> None:
+        shared = self._routes.setdefault((route.method, route.path), {})
         address = route.path.partition("/{")[0]
-        other = self._by_address.setdefault(address, surface)
-        if other is not surface or (route.method, route.path) in self._routes:
+        owner = self._by_address.setdefault(address, {}).setdefault(route.header, surface)
+        other = shared[route.header][0] if route.header in shared else owner
+        # Nothing is below "/": surfaces may have different methods there.
+        if route.header in shared or (other is not surface and address != "/"):
             names = f"the surfaces {other.name!r} and {surface.name!r}"
             message = f"{names} both have {route.path}; leave one of them out of server.surfaces"
             raise ConfigError(message, "server.surfaces")
-        self._routes[route.method, route.path] = route
+        for other, beside in shared.values():
+            if (beside.scope, beside.limits) != (route.scope, route.limits):
+                names = f"the surfaces {other.name!r} and {surface.name!r}"
+                message = f"{names} both have {route.path}, with different scopes or limits; leave one of them out of "
+                raise ConfigError(f"{message}server.surfaces", "server.surfaces")
+        shared[route.header] = surface, route
 
     @property
     def routes(self) -> list[Route]:
         """All routes, in the order of the surfaces."""
-        return list(self._routes.values())
+        return [route for shared in self._routes.values() for _, route in shared.values()]
 
-    def at(self, path: str) -> Surface | None:
+    def at(self, path: str, headers: Headers) -> Surface | None:
         """Return the surface to which an address belongs, whether it exists or not, or None."""
         # Clients choose the length of a path, and this runs before they are known.
         path = "/".join(path.split("/", self._depth + 1)[: self._depth + 1])
         while path:
-            if (surface := self._by_address.get(path)) is not None:
-                return surface
+            if (owners := self._by_address.get(path)) is not None:
+                return _chosen(owners, headers)
             path = path.rpartition("/")[0]
         return None
+
+    def has_head(self, path: str) -> bool:
+        """Return True if a route answers HEAD requests there itself."""
+        return ("HEAD", path) in self._routes
 
     def routers(self, state: ApiState) -> list[Router]:
         """Return Litestar's routers of all routes; one per scope, which also holds for the method OPTIONS."""
         handlers: dict[str, list[HTTPRouteHandler]] = {}
-        for route in self.routes:
-            handlers.setdefault(route.scope, []).append(_handler(route, state))
+        for (method, path), shared in self._routes.items():
+            _, first = next(iter(shared.values()))
+            handler = HTTPRouteHandler(path, http_method=HttpMethod(method), status_code=200, limits=first.limits)
+            by_header = {header: _handle(route, state) for header, (_, route) in shared.items()}
+            handlers.setdefault(first.scope, []).append(handler(_by_header(by_header)))
         return [Router("/", route_handlers=of_scope, opt={"scope": scope}) for scope, of_scope in handlers.items()]
 
 
-def _handler(route: Route, state: ApiState) -> HTTPRouteHandler:
+def _chosen(by_header: Mapping[str | None, _T], headers: Headers) -> _T | None:
+    """Return the value of the first header that a request has, else that for all others, or None."""
+    for header, value in by_header.items():
+        if header is not None and header.encode("latin-1") in headers:
+            return value
+    return by_header.get(None)
+
+
+def _by_header(handles: Mapping[str | None, _Handle]) -> _Handle:
+    """Return a handler that passes requests on to that of the header that they have."""
+
+    async def choose(request: _Request) -> ASGIApp:
+        handle = _chosen(handles, dict(request.scope["headers"]))
+        if handle is None:
+            raise NotFoundException
+        return await handle(request)
+
+    async def only(request: _Request) -> ASGIApp:
+        return await handles[None](request)
+
+    return only if set(handles) == {None} else choose
+
+
+def _handle(route: Route, state: ApiState) -> _Handle:
     server, limits = state.settings.server, state.settings.limits
-    decoder = None
+    decoder: BodyDecoder[Any] | None = None
     if route.body is not None:
         decoder = BodyDecoder(
             route.body,
@@ -88,21 +132,22 @@ def _handler(route: Route, state: ApiState) -> HTTPRouteHandler:
             logs_prompts=server.log_prompts and isinstance(route, GenerationRoute),
         )
 
-    async def decode(request: _Request) -> Any:
+    async def call_of(request: _Request) -> Decoded[Any]:
+        access = ServerAccess.of(state, request.scope)
         if decoder is None:
-            return None
-        return await decoder.read(await read_body(request.receive, limits.max_body_bytes), caller_of(request.scope))
+            return Decoded(body=None, server=access)
+        return await decoder.read(await read_body(request.receive, limits.max_body_bytes), access)
 
-    handler = HTTPRouteHandler(route.path, http_method=route.method, status_code=200, limits=route.limits)
     if isinstance(route, GenerationRoute):
 
         async def generate(request: _Request) -> ASGIApp:
-            return await GenerationResponse.make(state, route, await decode(request))
+            return await GenerationResponse.make(state, route, await call_of(request))
 
-        return handler(generate)
-    assert isinstance(route, HandlerRoute), "plugins register routes that generate"
+        return generate
+    assert isinstance(route, AnswerRoute), "plugins register routes of these two classes"
 
-    async def answer(request: _Request) -> Response[Any]:
-        return await route.handle(request, await decode(request))
+    async def answer(request: _Request) -> ASGIApp:
+        call = await call_of(request)
+        return ReplyResponse(state, call, await route.handle(call))
 
-    return handler(answer)
+    return answer

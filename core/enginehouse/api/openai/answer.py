@@ -8,8 +8,8 @@ are those of a surface's :class:`~enginehouse.contract.surface.Assembler`.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
 
 from attrs import define, field
 from msgspec.structs import replace
@@ -20,7 +20,7 @@ from enginehouse.api.openai.prediction import PredictionCount
 from enginehouse.api.openai.prompt_scores import PromptScores, ScoreFields
 from enginehouse.api.openai.reports import report_figures
 from enginehouse.contract.errors import GenerationFailed
-from enginehouse.contract.surface import Assembler, CallPiece, Piece
+from enginehouse.contract.surface import Assembler, CallPiece, Limit, Piece
 from enginehouse.contract.types import (
     CallDelta,
     ChoiceFinished,
@@ -31,7 +31,7 @@ from enginehouse.contract.types import (
     TextDelta,
     TokenLogprob,
 )
-from enginehouse.contract.usage import USAGE_FIELDS, Usage
+from enginehouse.contract.usage import Usage
 from enginehouse.pipeline.pipeline import RunningRequest
 from enginehouse.settings.profiles import PROFILES
 
@@ -151,6 +151,11 @@ class Assembly:
         return asked or running.model.name
 
     @property
+    def request_id(self) -> str:
+        """Id in the response header ``X-Request-Id``."""
+        return self.record.identify()
+
+    @property
     def num_prompt_tokens(self) -> int:
         """Tokens of all prompts, as counted when they were accepted."""
         return sum(running.generation.num_prompt_tokens for running in self.running)
@@ -203,6 +208,14 @@ class Assembly:
             pieces.append(Piece(index, finish_reason="tool_calls" if calls else event.finish_reason))
         else:
             pieces += parser.finish(event.finish_reason)
+        pieces[-1].stop_reason, pieces[-1].limit = event.stop_reason, self._limit(index, event)
+
+    def _limit(self, index: int, event: ChoiceFinished) -> Limit | None:
+        """Return what ended a choice of the finish reason ``length``."""
+        if event.finish_reason != "length":
+            return None
+        most = self.running[index // self.num_choices].parameters.stopping.max_tokens
+        return "context" if most is None or event.usage.completion_tokens < most else "max_tokens"
 
     async def fold(self, batches: AsyncIterator[tuple[int, Sequence[Event]]], assembler: Assembler) -> None:
         """Collect every choice for a whole response, until the last one has ended."""
@@ -241,8 +254,9 @@ class Assembly:
 
     def break_off(self) -> None:
         """Record the usage so far of a response that ends before it is complete."""
-        num_prompt_tokens = sum(running.generation.num_prompt_tokens for running in self.running)
-        self.record.usage = replace(self.total(), prompt_tokens=num_prompt_tokens, completion_tokens=self.num_tokens)
+        self.record.usage = replace(
+            self.total(), prompt_tokens=self.num_prompt_tokens, completion_tokens=self.num_tokens
+        )
         self.record.figures |= report_figures(self.running)
 
     def total(self) -> Usage:
@@ -256,22 +270,27 @@ class Assembly:
             discarded_tokens=sum(one.num_discarded_tokens for one in routed),
             accepted_prediction_tokens=predicted.num_accepted if predicted is not None else 0,
             rejected_prediction_tokens=predicted.num_rejected if predicted is not None else 0,
+            load_s=max(running.load_s for running in self.running),
+            render_s=max(running.render_s for running in self.running),
+            tokenize_s=max(running.tokenize_s for running in self.running),
+            first_token_s=self.record.pace.first_s or 0.0,
+            total_s=time.perf_counter() - self.record.began,
         )
         return sum((event.usage for event in self.finished), own)
 
-    def usage(self) -> dict[str, Any]:
-        """Return OpenAI's usage object; prompt tokens count once per prompt."""
+    def usage(self) -> Usage:
+        """Return the usage so far; before the end, tokens and times are those that the server sees."""
         total = self.total()
-        groups: dict[str, dict[str, int]] = {}
-        for name, shown in USAGE_FIELDS.items():
-            if shown.group is not None:
-                groups.setdefault(shown.group, {})[name] = getattr(total, name)
-        return {
-            "prompt_tokens": total.prompt_tokens,
-            "completion_tokens": total.completion_tokens,
-            "total_tokens": total.prompt_tokens + total.completion_tokens,
-            **groups,
-        }
+        if len(self.finished) == self.num_prompts:
+            return total
+        waited_s = total.first_token_s - total.load_s - total.render_s - total.tokenize_s
+        return replace(
+            total,
+            prompt_tokens=self.num_prompt_tokens,
+            completion_tokens=self.num_tokens,
+            prefill_s=max(0.0, waited_s),
+            decode_s=total.total_s - total.first_token_s if total.first_token_s else 0.0,
+        )
 
     async def counting(
         self, batches: AsyncIterator[tuple[int, Sequence[Event]]], prediction: PredictionCount

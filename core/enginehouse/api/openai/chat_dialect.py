@@ -11,9 +11,10 @@ from attrs import frozen
 
 from enginehouse.api.http.errors import error_body
 from enginehouse.api.openai.answer import Assembly, Choice
-from enginehouse.api.openai.encoding import TextChunks, chat_logprobs, held_chunks, with_details
+from enginehouse.api.openai.encoding import TextChunks, chat_logprobs, held_chunks, usage_object, with_details
 from enginehouse.contract.surface import CallPiece, Chunk, ErrorAnswer, Piece
 from enginehouse.contract.types import TokenLogprob
+from enginehouse.contract.usage import Usage
 from enginehouse.settings.profiles import Profile
 
 __all__ = ["ChatDialect", "ChatOptions"]
@@ -107,7 +108,7 @@ class ChatDialect:
             return {"tool_calls": [_call_delta(piece.call)]}
         return {"content": piece.text}
 
-    def close(self, usage: dict[str, Any], details: dict[str, Any] | None) -> list[Chunk]:
+    def close(self, usage: Usage, details: dict[str, Any] | None) -> list[Chunk]:
         """Return what was held back, with the token counts and the details where they belong."""
         last = self._held.take() if self._held is not None else []
         if self._usage == "own_chunk":
@@ -120,7 +121,7 @@ class ChatDialect:
         """Return what was held back, and the error."""
         return [*(self._held.take() if self._held is not None else ()), error_body(error)]
 
-    def whole(self, usage: dict[str, Any], details: dict[str, Any] | None) -> Chunk:
+    def whole(self, usage: Usage, details: dict[str, Any] | None) -> Chunk:
         """Return the whole response."""
         head = self._select(self._profile.whole_head, "chat.completion")
         written = [self._choice(choice) for choice in self._assembly.choices]
@@ -128,11 +129,12 @@ class ChatDialect:
         (whole,) = with_details([{**head, "choices": written, **scores, "usage": self.counts(usage)}], details)
         return whole
 
-    def counts(self, usage: dict[str, Any]) -> dict[str, Any]:
+    def counts(self, usage: Usage) -> dict[str, Any]:
         """Return the token counts that the profile includes."""
+        counts = usage_object(usage)
         if self._profile.usage_details:
-            return usage
-        return {name: count for name, count in usage.items() if isinstance(count, int)}
+            return counts
+        return {name: count for name, count in counts.items() if isinstance(count, int)}
 
     def _choice(self, choice: Choice) -> dict[str, Any]:
         written: dict[str, Any] = {"index": choice.index, "message": self._message(choice)}

@@ -11,9 +11,10 @@ import msgspec
 
 from enginehouse.api.http.errors import error_body
 from enginehouse.api.openai.answer import Assembly, Choice
-from enginehouse.api.openai.encoding import LegacyLogprobs, TextChunks, held_chunks, with_details
+from enginehouse.api.openai.encoding import LegacyLogprobs, TextChunks, held_chunks, usage_object, with_details
 from enginehouse.api.openai.prompt_scores import Echo
 from enginehouse.contract.surface import Chunk, ErrorAnswer, Piece
+from enginehouse.contract.usage import Usage
 
 __all__ = ["CompletionDialect", "CompletionOptions"]
 
@@ -98,18 +99,18 @@ class CompletionDialect:
         self._is_echoed[index] = True
         return self._text_chunk(index, self._echo_text(index), self._echo_logprobs(index))
 
-    def close(self, usage: dict[str, Any], details: dict[str, Any] | None) -> list[Chunk]:
+    def close(self, usage: Usage, details: dict[str, Any] | None) -> list[Chunk]:
         """Return what was held back, or the chunk without choices that has the token counts; with the details."""
         last = self._held.take() if self._held is not None else []
         if self._options.include_usage:
-            last.append({**self._head, "choices": [], "usage": usage})
+            last.append({**self._head, "choices": [], "usage": usage_object(usage)})
         return with_details(last, details)
 
     def fail(self, error: ErrorAnswer) -> list[Chunk]:
         """Return what was held back, and the error."""
         return [*(self._held.take() if self._held is not None else ()), error_body(error)]
 
-    def whole(self, usage: dict[str, Any], details: dict[str, Any] | None) -> Chunk:
+    def whole(self, usage: Usage, details: dict[str, Any] | None) -> Chunk:
         """Return the whole response."""
         written = [
             {
@@ -121,7 +122,7 @@ class CompletionDialect:
             }
             for index, choice in enumerate(self._shown(self._assembly.choices))
         ]
-        (whole,) = with_details([{**self._head, "choices": written, "usage": usage}], details)
+        (whole,) = with_details([{**self._head, "choices": written, "usage": usage_object(usage)}], details)
         return whole
 
     def _shown(self, choices: Sequence[Choice]) -> list[Choice]:

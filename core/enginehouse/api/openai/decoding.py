@@ -10,11 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Generic, Literal, TypeVar
+from urllib.parse import parse_qsl
 
 import attrs
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 from cattrs import Converter
+from litestar.types import Scope
 
+from enginehouse.api.generation.server_access import ServerAccess
 from enginehouse.api.http.body import check_depth, parse_object, without_nulls
 from enginehouse.api.http.callers import Caller
 from enginehouse.api.openai.constraints import check_members, find_ignored_in_constraints, read_constraint
@@ -109,26 +112,86 @@ class GenerationBody(RequestBody, GenerationFields):
         return self.stream_options is not None and self.stream_options.include_usage
 
 
+_CREDENTIALS = frozenset({"authorization", "cookie", "proxy-authorization", "x-api-key"})
+
+
+class _Headers(Mapping[str, str]):
+    """The request headers without credentials, by names in any case."""
+
+    def __init__(self, scope: Scope) -> None:
+        self._values: dict[str, str] = {}
+        for raw_name, value in scope["headers"]:
+            name = raw_name.decode("latin-1").lower()
+            if name not in _CREDENTIALS:
+                before = self._values.get(name)
+                text = value.decode("latin-1")
+                self._values[name] = text if before is None else f"{before}, {text}"
+
+    def __getitem__(self, name: str) -> str:
+        return self._values[name.lower()]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
 @frozen(kw_only=True)
 class Decoded(Generic[_B_co]):
-    """A decoded body.
+    """A request with its decoded body: a :class:`enginehouse.contract.calls.Call`.
 
     Attributes:
-        caller: the sender.
+        server: core, for the request's surface.
         extensions: name of a sampler or preparer to its request fields.
         given: the fields of the body and of plugins that the client sent.
-        ignored: paths of unknown fields.
+        ignored: paths of unknown fields, and of others without effect.
         unsupported: paths of unsupported fields; empty unless the settings say ``report``.
+        rejects: unsupported fields are refused.
         is_large: True if processing the body may take long, so that it runs off the event loop.
     """
 
     body: _B_co
-    caller: Caller
-    extensions: dict[str, dict[str, Any]]
+    server: ServerAccess = field(eq=False, repr=False)
+    extensions: dict[str, dict[str, Any]] = field(factory=dict)
     given: frozenset[str] = frozenset()
-    ignored: tuple[str, ...] = ()
-    unsupported: tuple[str, ...] = ()
+    ignored: list[str] = field(factory=list)
+    unsupported: list[str] = field(factory=list)
     is_large: bool = False
+    rejects: bool = True
+
+    @property
+    def caller(self) -> Caller:
+        """The sender."""
+        return self.server.caller
+
+    @property
+    def path(self) -> dict[str, str]:
+        """The parameters of the route's path."""
+        return {name: str(value).removeprefix("/") for name, value in self.server.scope["path_params"].items()}
+
+    @property
+    def query(self) -> dict[str, str]:
+        """The parameters after the ``?``."""
+        values: dict[str, str] = {}
+        for name, value in parse_qsl(self.server.scope["query_string"].decode("latin-1"), keep_blank_values=True):
+            values[name] = f"{values[name]},{value}" if name in values else value
+        return values
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The request headers, without credentials."""
+        return _Headers(self.server.scope)
+
+    def ignore(self, path: str) -> None:
+        """List the field at a path as ignored."""
+        self.ignored.append(path)
+
+    def leave_out(self, path: str, reason: str) -> None:
+        """List the field at a path as unsupported, or refuse it, as the settings say."""
+        if self.rejects:
+            raise UnsupportedParameter(f"{path}: {reason}", path)
+        self.unsupported.append(path)
 
     def request(self: Decoded[GenerationBody], request_id: str, **prompt: Any) -> GenerateRequest:
         """Return the body's request; ``prompt`` is messages, text or token_ids, and their options."""
@@ -160,7 +223,7 @@ class Decoded(Generic[_B_co]):
             is_large=self.is_large,
         )
 
-    def headers(self, left_out: Iterable[str] = ()) -> list[tuple[str, str]]:
+    def notices(self, left_out: Iterable[str] = ()) -> list[tuple[str, str]]:
         """Return response headers that name fields without effect; the model does not support those in ``left_out``."""
         headers = []
         if self.ignored:
@@ -201,18 +264,18 @@ class BodyDecoder(Generic[_B_co]):
         self._keeping_nulls = frozenset(a.name for a in attrs.fields(body_class) if row_of(a).keeps_nulls)
         self._declared = {name: details_class(declared.attribute.type) for name, declared in plugin_fields.items()}
 
-    async def read(self, body: bytes, caller: Caller) -> Decoded[_B_co]:
+    async def read(self, body: bytes, server: ServerAccess) -> Decoded[_B_co]:
         """Run :meth:`decode`, off the event loop for a large body."""
-        return await run_in_thread(len(body) >= _LARGE_BYTES, lambda: self.decode(body, caller))
+        return await run_in_thread(len(body) >= _LARGE_BYTES, lambda: self.decode(body, server))
 
-    def decode(self, body: bytes, caller: Caller) -> Decoded[_B_co]:
-        """Decode and check a body.
+    def decode(self, body: bytes, server: ServerAccess) -> Decoded[_B_co]:
+        """Decode and check the body of a request.
 
         Raises:
             InvalidRequest: a field is invalid; ``param`` names it.
             UnsupportedParameter: a field is not supported.
         """
-        data = parse_object(body)
+        data, caller = parse_object(body), server.caller
         refusals = {name: self._refused[name] for name in data if name in self._refused and not self._is_known(name)}
         unsupported = [name for name, refusal in refusals.items() if not refusal.is_off(data[name])]
         if unsupported and self._rejects:
@@ -237,12 +300,13 @@ class BodyDecoder(Generic[_B_co]):
         inner = self._body_class.find_ignored(known) if issubclass(self._body_class, RequestBody) else ()
         return Decoded(
             body=structured,
-            caller=caller,
             extensions=extensions,
             given=frozenset(known),
-            ignored=(*self._find_ignored(data), *inner),
-            unsupported=tuple(unsupported),
+            ignored=[*self._find_ignored(data), *inner],
+            unsupported=unsupported,
             is_large=len(body) >= _LARGE_BYTES,
+            rejects=self._rejects,
+            server=server,
         )
 
     def _structure(self, known: dict[str, Any], unsupported: list[str]) -> tuple[_B_co, dict[str, dict[str, Any]]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -173,16 +172,9 @@ class AnswerDetails:
 
     def _timings_ms(self) -> dict[str, float]:
         """Return the time of each stage; with several prompts, the longest one."""
-        running, total = self.assembly.running, self.assembly.total()
-        seconds = {
-            "render": max(one.render_s for one in running),
-            "tokenize": max(one.tokenize_s for one in running),
-            "queue": total.queue_s,
-            "prefill": total.prefill_s,
-            "decode": total.decode_s,
-            "total": time.perf_counter() - self.assembly.record.began,
-        }
-        return {name: round(1000 * value, 3) for name, value in seconds.items()}
+        total = self.assembly.total()
+        stages = ("render", "tokenize", "queue", "prefill", "decode", "total")
+        return {stage: round(1000 * float(getattr(total, f"{stage}_s")), 3) for stage in stages}
 
     def _speeds(self) -> dict[str, float | None]:
         """Return computed prompt tokens, and generated tokens after the first of each choice, per second."""

@@ -13,6 +13,7 @@ from msgspec.structs import asdict
 from enginehouse.contract.backend import LOWEST_LOGPROB
 from enginehouse.contract.surface import Chunk, Piece
 from enginehouse.contract.types import GenerateRequest, TokenLogprob
+from enginehouse.contract.usage import USAGE_FIELDS, Usage
 
 __all__ = [
     "HeldChunks",
@@ -27,6 +28,7 @@ __all__ = [
     "legacy_top_logprobs",
     "log_prompts",
     "token_text",
+    "usage_object",
     "with_details",
 ]
 
@@ -119,6 +121,20 @@ def with_details(chunks: list[Chunk], details: dict[str, Any] | None) -> list[Ch
     if details is not None and chunks:
         chunks[-1]["enginehouse"] = details
     return chunks
+
+
+def usage_object(usage: Usage) -> dict[str, Any]:
+    """Return OpenAI's usage object; prompt tokens count once per prompt."""
+    groups: dict[str, dict[str, int]] = {}
+    for name, shown in USAGE_FIELDS.items():
+        if shown.group is not None:
+            groups.setdefault(shown.group, {})[name] = getattr(usage, name)
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        **groups,
+    }
 
 
 def token_text(token: bytes) -> str:

@@ -17,7 +17,7 @@ from enginehouse.api.http.exchange import Exchange, deadlines
 from enginehouse.api.http.own_machine import foreign_sign
 from enginehouse.api.http.permissions import ticket_of
 from enginehouse.api.http.security import connection_of
-from enginehouse.api.http.sse import ResponseStream
+from enginehouse.api.http.sse import ResponseStream, send_body
 from enginehouse.api.http.state import ApiState
 from enginehouse.api.openai.answer import Assembly, event_batches
 from enginehouse.api.openai.decoding import Decoded
@@ -126,7 +126,7 @@ class GenerationResponse:
             return
         left_out = dict.fromkeys(name for one in running for name in one.unsupported)
         profile = self.call.caller.profile
-        headers = self.call.headers(left_out) + routed_headers(running, profile)
+        headers = self.call.notices(left_out) + routed_headers(running, profile)
         headers += report_headers(running, profile)
         details = self._details(assembly, scope)
         if assembly.is_streamed:
@@ -140,7 +140,7 @@ class GenerationResponse:
         assembly.complete()
         headers += optimization_headers(assembly.total(), profile)
         written = await run_in_thread(_is_long(assembly), lambda: _whole(assembly, assembler, details))
-        await _send_json(send, written, headers)
+        await send_body(send, written, [("content-type", "application/json"), *headers])
 
     def _begin_record(self, scope: Scope) -> AccessRecord:
         """Store everything known before submission in the access record."""
@@ -211,13 +211,6 @@ def _batches(assembly: Assembly) -> AsyncIterator[tuple[int, Sequence[Event]]]:
 def _whole(assembly: Assembly, assembler: Assembler, details: AnswerDetails | None) -> bytes:
     """Return a response that is not streamed."""
     return encode_json(assembler.whole(assembly.usage(), None if details is None else details.to_plain()))
-
-
-async def _send_json(send: Send, body: bytes, headers: Sequence[tuple[str, str]]) -> None:
-    fields = [("content-type", "application/json"), ("content-length", str(len(body))), *headers]
-    encoded = [(name.encode(), value.encode()) for name, value in fields]
-    await send({"type": "http.response.start", "status": 200, "headers": encoded})
-    await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
 def _give_up(exchange: Exchange, record: AccessRecord) -> None:

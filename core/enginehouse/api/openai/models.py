@@ -8,16 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from litestar import Request, Response
-
-from enginehouse.api.http.callers import caller_of, shown_as
-from enginehouse.api.http.permissions import may_manage
-from enginehouse.api.http.state import ApiState, HandlerRoute
+from enginehouse.api.generation.server_access import ServerAccess
+from enginehouse.api.http.state import ApiState
+from enginehouse.api.openai.decoding import Decoded
 from enginehouse.api.openai.details import shown_parameters
 from enginehouse.api.openapi.answers import reference
-from enginehouse.contract.errors import ModelLoadError, ModelNotFound
+from enginehouse.contract.errors import ModelNotFound
 from enginehouse.contract.refusals import refused_fields
-from enginehouse.contract.surface import Route
+from enginehouse.contract.surface import AnswerRoute, Reply, Route
 from enginehouse.contract.types import ModelInfo
 from enginehouse.pipeline.capabilities import Capability
 from enginehouse.pipeline.model_profile import ModelProfile
@@ -26,30 +24,26 @@ from enginehouse.serving import ModelStatus
 
 __all__ = ["all_capabilities", "model_routes"]
 
-_Request = Request[Any, Any, Any]
-
 
 def model_routes(state: ApiState) -> list[Route]:
     """Return the routes, without a prefix."""
 
-    async def list_models(request: _Request, _: None) -> Response[dict[str, Any]]:
-        models = _models(state, request)
+    async def list_models(call: Decoded[Any]) -> Reply:
+        models = _models(state, call.server)
         behind_auto = _behind_auto(state, models)
-        return Response({"object": "list", "data": models + ([_routed(behind_auto)] if behind_auto else [])})
+        return Reply({"object": "list", "data": models + ([_routed(behind_auto)] if behind_auto else [])})
 
-    async def show_model(request: _Request, _: None) -> Response[dict[str, Any]]:
-        name = str(request.path_params["model_id"]).removeprefix("/")
-        caller = caller_of(request.scope)
-        for status in state.manager.statuses():
-            names = shown_as(caller, status)
+    async def show_model(call: Decoded[Any]) -> Reply:
+        name = call.path["model_id"]
+        for status, names in call.server.statuses():
             if name in names:
-                return Response(_model(state, status, names, name, request))
-        if name == AUTO and (behind_auto := _behind_auto(state, _models(state, request))):
-            return Response(_routed(behind_auto))
+                return Reply(_model(state, status, names, name, call.server))
+        if name == AUTO and (behind_auto := _behind_auto(state, _models(state, call.server))):
+            return Reply(_routed(behind_auto))
         raise ModelNotFound(name)
 
     return [
-        HandlerRoute(
+        AnswerRoute(
             method="GET",
             path="/models",
             name="list_models",
@@ -58,7 +52,7 @@ def model_routes(state: ApiState) -> list[Route]:
             limits=None,
             response_schema=reference("ModelList"),
         ),
-        HandlerRoute(
+        AnswerRoute(
             method="GET",
             path="/models/{model_id:path}",
             name="show_model",
@@ -80,19 +74,16 @@ def all_capabilities(model_profile: ModelProfile) -> dict[str, Capability]:
     return dict(sorted(everything.items()))
 
 
-def _models(state: ApiState, request: _Request) -> list[dict[str, Any]]:
+def _models(state: ApiState, server: ServerAccess) -> list[dict[str, Any]]:
     """Return every model that the caller may use."""
-    caller = caller_of(request.scope)
-    shown = [(status, shown_as(caller, status)) for status in state.manager.statuses()]
-    return [_model(state, status, names, names[0], request) for status, names in shown if names]
+    return [_model(state, status, names, names[0], server) for status, names in server.statuses()]
 
 
-def _model(state: ApiState, status: ModelStatus, names: Sequence[str], asked: str, request: _Request) -> dict[str, Any]:
+def _model(
+    state: ApiState, status: ModelStatus, names: Sequence[str], asked: str, server: ServerAccess
+) -> dict[str, Any]:
     """Return OpenAI's model object; members after ``owned_by`` are ours. Its id is the first of ``names``."""
-    info = status.info
-    profile, error = caller_of(request.scope).profile, status.error
-    if error is not None and not may_manage(request.scope):
-        error = ModelLoadError.generic  # the actual error may name files
+    info, profile = status.info, server.caller.profile
     return {
         "id": names[0],
         "object": "model",
@@ -101,7 +92,7 @@ def _model(state: ApiState, status: ModelStatus, names: Sequence[str], asked: st
         "aliases": list(names[1:]),
         "state": status.state,
         "progress": status.progress,
-        "error": error,
+        "error": server.shown_error(status),
         "backend": status.backend,
         "num_restarts": status.num_restarts,
         "max_context": info.max_context if info else None,

@@ -9,15 +9,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from attrs import evolve
-from litestar import Request, Response
 
 from enginehouse.api.http.callers import check_model, check_priority
-from enginehouse.api.http.state import ApiState, HandlerRoute
+from enginehouse.api.http.state import ApiState
 from enginehouse.api.openai.chat import ChatBody
 from enginehouse.api.openai.decoding import Decoded
 from enginehouse.api.openapi.answers import reference
 from enginehouse.contract.router import Candidate
-from enginehouse.contract.surface import Route
+from enginehouse.contract.surface import AnswerRoute, Reply, Route
 from enginehouse.pipeline.routing import AUTO, Plan
 from enginehouse.serving.background import run_in_thread
 
@@ -27,7 +26,7 @@ __all__ = ["route_route"]
 def route_route(state: ApiState) -> Route:
     """Return the route, without a prefix. Its body is that of a chat; ``model`` is optional."""
 
-    async def explain_route(request: Request[Any, Any, Any], call: Decoded[ChatBody]) -> Response[dict[str, Any]]:
+    async def explain_route(call: Decoded[ChatBody]) -> Reply:
         asked = call.body.model or (AUTO if state.pipeline.is_routed(AUTO) else None)
         if not state.pipeline.is_routed(asked):
             check_model(call.caller, asked, state.manager)
@@ -35,9 +34,10 @@ def route_route(state: ApiState) -> Route:
         chat = await run_in_thread(call.is_large, lambda: call.identify(call.request("", **call.body.chat())))
         plan, left_out = await state.pipeline.plan(evolve(chat, model=asked))
         shown = _without_choice(asked, state.manager.find(asked).name) if plan is None else _planned(asked, plan)
-        return Response(shown, headers=dict(call.headers(left_out)))
+        call.unsupported.extend(left_out)
+        return Reply(shown)
 
-    return HandlerRoute(
+    return AnswerRoute(
         path="/route",
         name="explain_route",
         summary="Which models a chat would be tried on, and why",

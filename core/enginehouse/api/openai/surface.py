@@ -14,7 +14,7 @@ from enginehouse.api.openai.models import model_routes
 from enginehouse.api.openai.route import route_route
 from enginehouse.api.openai.tokens import token_routes
 from enginehouse.contract.hookspecs import API_VERSION
-from enginehouse.contract.surface import Chunk, ErrorAnswer, Route
+from enginehouse.contract.surface import ErrorAnswer, Reply, Route
 
 __all__ = ["OpenAISurface", "openai_surface"]
 
@@ -27,9 +27,9 @@ class OpenAISurface:
     name: str = "openai"
     api_version: int = API_VERSION
 
-    def error(self, error: ErrorAnswer) -> Chunk:
+    def error(self, error: ErrorAnswer) -> Reply:
         """Return OpenAI's error object."""
-        return error_body(error)
+        return Reply(error_body(error))
 
 
 def openai_surface(state: ApiState) -> OpenAISurface:

@@ -10,11 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from attrs import NOTHING, evolve, frozen
-from litestar import Request, Response
 
-from enginehouse.api.http.access import RECORD_KEY
-from enginehouse.api.http.callers import check_model
-from enginehouse.api.http.state import ApiState, HandlerRoute
+from enginehouse.api.generation.server_access import text_prompt
+from enginehouse.api.http.state import ApiState
 from enginehouse.api.openai.chat import ChatBody
 from enginehouse.api.openai.decoding import MAX_TOKEN_IDS, Decoded, RequestBody
 from enginehouse.api.openai.encoding import encode_json, token_text
@@ -24,8 +22,8 @@ from enginehouse.contract.errors import InvalidRequest
 from enginehouse.contract.fields import FIELDS
 from enginehouse.contract.rows import row
 from enginehouse.contract.shapes import TOKEN_ID, MessageBody
-from enginehouse.contract.surface import Route, new_id
-from enginehouse.contract.types import GenerateRequest, Segment
+from enginehouse.contract.surface import AnswerRoute, Reply, Route, new_id
+from enginehouse.contract.types import GenerateRequest
 from enginehouse.pipeline.prompting import Prompt
 from enginehouse.serving import LoadedModel
 from enginehouse.serving.background import run_in_thread
@@ -34,7 +32,6 @@ from enginehouse.settings.config import LimitsSettings
 __all__ = ["ApplyTemplateBody", "DetokenizeBody", "TokenizeBody", "token_routes"]
 
 _C = TypeVar("_C", bound=ChatBody)
-_Request = Request[Any, Any, Any]
 
 _MANY_TOKENS = 20_000  # written in about 10 ms
 
@@ -138,7 +135,7 @@ def token_routes(state: ApiState) -> list[Route]:
     """Return the routes, without a prefix."""
     tokens = _Tokens(state)
     return [
-        HandlerRoute(
+        AnswerRoute(
             path="/tokenize",
             name="tokenize",
             summary="Token ids of a text or a chat",
@@ -147,7 +144,7 @@ def token_routes(state: ApiState) -> list[Route]:
             request_schema=reference("TokenizeRequest"),
             response_schema=reference("Tokens"),
         ),
-        HandlerRoute(
+        AnswerRoute(
             path="/detokenize",
             name="detokenize",
             summary="The text of token ids",
@@ -156,7 +153,7 @@ def token_routes(state: ApiState) -> list[Route]:
             request_schema=reference("DetokenizeRequest"),
             response_schema=reference("DetokenizedText"),
         ),
-        HandlerRoute(
+        AnswerRoute(
             path="/apply-template",
             name="apply_template",
             summary="The prompt that a chat makes",
@@ -174,12 +171,11 @@ class _Tokens:
 
     state: ApiState
 
-    async def tokenize(self, request: _Request, call: Decoded[TokenizeBody]) -> Response[bytes]:
+    async def tokenize(self, call: Decoded[TokenizeBody]) -> Reply:
         """Return the token ids of a text or a chat."""
         body, state, caller = call.body, self.state, call.caller
-        check_model(caller, body.model, state.manager)
-        async with state.manager.use(body.model) as model:
-            prompt = await _tokenized_prompt(state, call, model)
+        async with call.server.use(body.model) as model:
+            prompt = await _tokenized_prompt(call, model)
             token_ids = await prompt.tokenize(state.pipeline.recovery, caller.name)
             pieces: Sequence[bytes] = ()
             if body.with_pieces or body.return_token_strs:
@@ -189,36 +185,33 @@ class _Tokens:
             len(token_ids) > _MANY_TOKENS,
             lambda: encode_json({**_tokenized(body, token_ids, pieces, model.info.max_context), **details}),
         )
-        return _answer(request, call, model, written, prompt.unsupported)
+        call.unsupported.extend(prompt.unsupported)
+        return Reply(written)
 
-    async def detokenize(self, request: _Request, call: Decoded[DetokenizeBody]) -> Response[bytes]:
+    async def detokenize(self, call: Decoded[DetokenizeBody]) -> Reply:
         """Return the text of token ids, with control tokens by name."""
         token_ids = await run_in_thread(
             call.is_large, lambda: read_token_ids(call.body.tokens, "tokens", may_be_empty=True)
         )
-        check_model(call.caller, call.body.model, self.state.manager)
-        async with self.state.manager.use(call.body.model) as model:
-            text = await self.state.pipeline.recovery.detokenize(model, token_ids, call.caller.name)
-        return _answer(request, call, model, encode_json({"content": text, "prompt": text}))
+        text = await call.server.detokenize(token_ids, call.body.model)
+        return Reply({"content": text, "prompt": text})
 
-    async def apply_template(self, request: _Request, call: Decoded[ApplyTemplateBody]) -> Response[bytes]:
+    async def apply_template(self, call: Decoded[ApplyTemplateBody]) -> Reply:
         """Return the prompt that a chat request produces."""
-        check_model(call.caller, call.body.model, self.state.manager)
-        async with self.state.manager.use(call.body.model) as model:
-            prompt = await self.state.pipeline.prompt(await _chat(call), model)
-        text = "".join(segment.text for segment in prompt.segments)
-        return _answer(request, call, model, encode_json({"prompt": text}), prompt.unsupported)
+        async with call.server.use(call.body.model) as model:
+            prompt = await call.server.prompt(await _chat(call), model)
+        call.unsupported.extend(prompt.unsupported)
+        return Reply({"prompt": "".join(segment.text for segment in prompt.segments)})
 
 
-async def _tokenized_prompt(state: ApiState, decoded: Decoded[TokenizeBody], model: LoadedModel) -> Prompt:
+async def _tokenized_prompt(decoded: Decoded[TokenizeBody], model: LoadedModel) -> Prompt:
     """Return the prompt for ``model`` to tokenize."""
     body = decoded.body
     if body.messages is not None:
-        prompt = await state.pipeline.prompt(await _chat(decoded), model)
+        prompt = await decoded.server.prompt(await _chat(decoded), model)
         return evolve(prompt, token_ids=None, add_special=body.prefixed)
     text = (body.content if body.content is not None else body.prompt) or ""
-    segments = (Segment(text, trusted=body.parse_special is not False),)
-    return Prompt(model=model, segments=segments, token_ids=None, add_special=body.prefixed, written=(text,))
+    return text_prompt(model, text, add_special=body.prefixed, parse_special=body.parse_special is not False)
 
 
 async def _details(
@@ -263,16 +256,3 @@ def _piece(piece: bytes) -> str | list[int]:
         return piece.decode()
     except UnicodeDecodeError:
         return list(piece)
-
-
-def _answer(
-    request: Request[Any, Any, Any],
-    decoded: Decoded[RequestBody],
-    model: LoadedModel,
-    written: bytes,
-    left_out: Sequence[str] = (),
-) -> Response[bytes]:
-    """Return a JSON response and log its model; ``left_out`` are the fields that the model does not support."""
-    request.scope[RECORD_KEY].model = model.name  # type: ignore[literal-required]
-    headers = dict(decoded.headers(left_out))
-    return Response(written, media_type="application/json", headers=headers)

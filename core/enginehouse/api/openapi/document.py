@@ -139,6 +139,8 @@ def _surface_paths(
         if route.path.startswith("/v1/") and route.path.removeprefix("/v1") in known:
             continue
         item = paths.setdefault(re.sub(r":\w+}", "}", route.path), {})
+        if route.header is not None and route.method.lower() in item:
+            continue  # an address that two surfaces share is described once
         item[route.method.lower()] = _route_operation(route, limits, components)
         if f"/v1{route.path}" not in known:
             item["servers"] = _ROOT

@@ -1,0 +1,1 @@
+"""Generation requests and calls of all surfaces, from the decoded body to the written response."""
