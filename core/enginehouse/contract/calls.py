@@ -84,6 +84,11 @@ class Server(Protocol):
     Methods that name a model raise ModelNotFound if it does not exist for the caller.
     """
 
+    @property
+    def max_tokens(self) -> int | None:
+        """Most tokens of an answer that the server allows (``limits.max_tokens``); None is the rest of the context."""
+        ...
+
     def models(self) -> Sequence[ModelEntry]:
         """Return the models that the caller may use, in the order of the settings."""
         ...

@@ -303,6 +303,21 @@ class ChatFields(GenerationFields):
         member="thinking.budget",
         bounds=(-1, 2**31 - 1),
     )
+    continue_final_message: bool | None = row(
+        "Continue the last message, which must be an assistant's without calls, instead of answering it. Without this "
+        "field such a message is continued.",
+        by="last_turn",
+        prompt="template",
+        member="continues",
+    )
+    add_generation_prompt: bool | None = row(
+        "Open the turn of the assistant after the messages; false ends the prompt with the last message. Not true "
+        "together with `continue_final_message`.",
+        by="last_turn",
+        prompt="template",
+        member="opens_turn",
+        off=(True,),
+    )
     chat_template_kwargs: dict[str, Any] = row(
         "Further variables of the chat template.",
         default=attrs.Factory(dict),

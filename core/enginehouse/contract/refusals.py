@@ -56,7 +56,7 @@ _REFUSED_EVERYWHERE: tuple[tuple[str, bool, dict[str, tuple[Any, ...]]], ...] = 
     (
         "chat templates are set by the server: the model's own, or the file in its settings",
         True,
-        {"chat_template": (), "add_generation_prompt": (True,), "continue_final_message": ()},
+        {"chat_template": ()},
     ),
     ("reasoning is always returned separately from the answer", True, {"include_reasoning": ()}),
     ("verbosity is not supported", True, {"verbosity": ("medium",)}),

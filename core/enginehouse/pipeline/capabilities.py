@@ -83,7 +83,7 @@ def find_unsupported(request: GenerateRequest, capabilities: Mapping[str, Capabi
         if capability is None or (given.name in _OF_TOOLS and "tools" in found):
             continue
         if capability.support == "refused":
-            found[given.name] = capability.reason
+            found[given.named] = capability.reason
         elif given.use in capability.refuses:
             found[given.path] = capability.refuses[given.use]
     return tuple(found.items())
@@ -109,6 +109,11 @@ class _Given:
     use: str = ""
     path: str = ""
 
+    @property
+    def named(self) -> str:
+        """The field as the client wrote it: other surfaces have other names for a field of OpenAI's."""
+        return self.path if self.path and _root(self.path) != self.name else self.name
+
 
 def _given(request: GenerateRequest) -> Iterator[_Given]:
     """Yield the parameters that some models cannot honour, once for each use; of two names of a value, the first."""
@@ -125,10 +130,11 @@ def _given(request: GenerateRequest) -> Iterator[_Given]:
     if request.num_choices > 1:
         yield _Given("n")
     if (constraint := request.constraint) is not None:
-        name = _root(constraint.param)
+        root = _root(constraint.param)
+        name = root if root in FIELDS else "response_format"
         yield _Given(name, constraint.kind, constraint.param)
         if uses_tools:
-            yield _Given(name, "composition", name)
+            yield _Given(name, "composition", root)
 
 
 def _of_tools(use: ToolUse, *, has_constraint: bool) -> Iterator[_Given]:
@@ -284,6 +290,12 @@ def _by_template(_: Row, deciders: Deciders) -> Capability:
     return Capability("emulated", "this model has no chat template; a plain one is used")
 
 
+def _by_last_turn(row: Row, deciders: Deciders) -> Capability:
+    if deciders.info.engine.takes_messages:
+        return Capability("refused", "the engine of this model renders chats itself")
+    return _by_template(row, deciders)
+
+
 def _by_template_variables(_: Row, deciders: Deciders) -> Capability:
     if deciders.has_template:
         return Capability("native", "by the model's chat template")
@@ -375,6 +387,7 @@ _RULES: Mapping[str, _Rule] = MappingProxyType(
         "effort": _by_effort,
         "engine": _by_engine,
         "infill": _by_infill,
+        "last_turn": _by_last_turn,
         "reasoning": _by_reasoning,
         "reasoning_switch": _by_reasoning_switch,
         "server": _by_server,

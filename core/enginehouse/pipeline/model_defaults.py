@@ -14,7 +14,7 @@ from enginehouse.contract.errors import ConfigError
 from enginehouse.contract.sampler import SamplerPlugin
 from enginehouse.contract.types import ModelInfo
 from enginehouse.pipeline.parameters import Defaults, Layer, read_defaults
-from enginehouse.settings.config import ModelSettings
+from enginehouse.settings.config import ModelSettings, matches
 
 __all__ = ["ModelDefaults"]
 
@@ -47,7 +47,10 @@ class ModelDefaults:
             asked: the name in the request, possibly an alias.
         """
         named = self._by_settings.get(model, {})
-        alias = named.get(asked) if asked is not None else None
+        alias = None
+        if asked is not None:
+            patterns = (layer for pattern, layer in named.items() if pattern is not None and matches(pattern, asked))
+            alias = named.get(asked) or next(patterns, None)
         own = named.get(None)
         chosen = tuple(layer for layer in (alias, own) if layer is not None)
         return chosen + self._layers_of_files(model, info)

@@ -108,7 +108,7 @@ class PromptMaker:
         # Tools are serialised for prompt and constraint, which takes about 20 ms per megabyte.
         plan = await run_in_thread(request.is_large, lambda: plan_chat(request, formats, request.constraint))
         began = time.perf_counter()
-        segments = await self._render(template, plan, model.info)
+        segments = await self._render(template, plan, model.info, request)
         render_s = time.perf_counter() - began
         return Prompt(
             model=model,
@@ -137,13 +137,17 @@ class PromptMaker:
                 message = f"its chat template {template_name!r} is broken: {error.message}"
                 raise ModelLoadError(f"{message} (set chat_template to a file to use another one)") from error
 
-    async def _render(self, template: str, plan: ChatPlan, info: ModelInfo) -> tuple[Segment, ...]:
+    async def _render(
+        self, template: str, plan: ChatPlan, info: ModelInfo, request: GenerateRequest
+    ) -> tuple[Segment, ...]:
         prompt = ChatPrompt(
             template=template,
             messages=plan.messages,
             bos_token=info.bos_token,
             eos_token=info.eos_token,
             special_tokens=tuple(info.special_tokens),
+            continues=request.continues,
+            add_generation_prompt=request.opens_turn,
             extra=plan.variables,
         )
         return plan.opened(await self._renderer.render(prompt))

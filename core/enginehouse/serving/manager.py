@@ -30,7 +30,7 @@ from enginehouse.serving.restarts import RestartPolicy, Restarts
 from enginehouse.serving.served import LoadedModel, ModelCheck, ServedModel
 from enginehouse.serving.sources import download, missing_download
 from enginehouse.serving.status import ModelEvent, ModelEvents, ModelStatus
-from enginehouse.settings.config import ModelSettings, Settings
+from enginehouse.settings.config import ModelSettings, Settings, matches
 from enginehouse.settings.limits import MemoryBudget
 from enginehouse.workers.request_queue import RequestQueue
 
@@ -279,10 +279,15 @@ class ModelManager:
         """Return the model with that name or alias, in any state. Raises ModelNotFound."""
         if name is None and self._models:
             return next(iter(self._models.values()))
-        model = self._by_name.get(name or "")
+        model = self._by_name.get(name or "") or self._by_pattern(name or "")
         if model is None:
             raise ModelNotFound(name or "")
         return model
+
+    def _by_pattern(self, name: str) -> ServedModel | None:
+        """Return the first model with an alias that is a pattern of that name."""
+        named = (model for alias, model in self._by_name.items() if matches(alias, name))
+        return next(named, None)
 
     def _on_wanted(self, model: ServedModel) -> None:
         """Handle requests that wait for a model that is not loaded: load it, or its replacement."""

@@ -37,6 +37,7 @@ __all__ = [
     "Settings",
     "is_loopback",
     "load_settings",
+    "matches",
     "structure_options",
 ]
 
@@ -101,7 +102,8 @@ class ModelSettings:
         replay: resume running requests when their worker dies; otherwise they end with an error.
         replay_timeout_s: maximum time in seconds that a request waits for its worker to restart before it ends with an
             error.
-        aliases: alternative names of this model.
+        aliases: alternative names of this model. ``*`` in a name stands for any characters, so that ``claude-*`` is
+            every name that begins so; names without one take precedence, then the first model in the file.
         defaults: default values of request fields, such as ``temperature``.
         alias_defaults: alias to default values for requests by that alias; they override ``defaults``.
         generation_config: use the recommendations of the model's own files (``generation_config.json``,
@@ -189,7 +191,7 @@ class Settings:
 
     def __attrs_post_init__(self) -> None:
         """Validate settings that depend on several tables."""
-        is_near = self.server.uds is not None or is_loopback(self.server.host)
+        is_near = (self.server.uds is not None and not self.server.extra_ports) or is_loopback(self.server.host)
         if not (is_near or self.auth.needs_key or self.server.insecure):
             raise ConfigError(
                 f"{self.server.host!r} can be reached from other machines: set auth.keys or auth.key_file, "
@@ -224,6 +226,11 @@ class Settings:
     def served_names(self) -> tuple[str, ...]:
         """Return the names and aliases of all models."""
         return tuple(known for name, model in self.models.items() for known in (name, *model.aliases))
+
+
+def matches(alias: str, name: str) -> bool:
+    """Return True if an alias is a pattern and ``name`` one of its names."""
+    return "*" in alias and re.fullmatch(".*".join(map(re.escape, alias.split("*"))), name, re.DOTALL) is not None
 
 
 def is_loopback(host: str) -> bool:

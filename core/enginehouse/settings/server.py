@@ -9,7 +9,7 @@ import re
 from typing import Any, Literal
 
 from attrs import field, frozen
-from attrs.validators import ge, gt, le
+from attrs.validators import and_, deep_iterable, ge, gt, le
 
 from enginehouse.settings.profiles import ProfileName
 from enginehouse.settings.reload import LIVE, SERVER
@@ -55,6 +55,8 @@ class ServerSettings:
         host: address to listen on; IPv6 addresses may be in brackets. For addresses other than loopback the server
             needs ``auth.keys`` or ``insecure``.
         port: TCP port; 0 selects a free one.
+        extra_ports: further TCP ports on ``host`` with the same addresses and rules, such as 11434, at which clients
+            of Ollama expect a server.
         uds: path of a Unix domain socket to listen on instead of ``host`` and ``port``; a relative name is relative to
             the configuration file. It is removed at shutdown, and replaced at startup if no server listens on it.
         uds_mode: mode of that file in octal digits, which controls access. Without keys, every user who may connect may
@@ -95,6 +97,7 @@ class ServerSettings:
 
     host: str = field(default="127.0.0.1", converter=_without_brackets, metadata=SERVER)
     port: int = field(default=8080, validator=[ge(0), le(65535)], metadata=SERVER)
+    extra_ports: tuple[int, ...] = field(default=(), validator=deep_iterable(and_(ge(0), le(65535))), metadata=SERVER)
     uds: str | None = field(default=None, metadata=SERVER)
     uds_mode: str = field(default="600", validator=_check_mode, metadata=SERVER)
     ssl_certfile: str | None = field(default=None, metadata=SERVER)

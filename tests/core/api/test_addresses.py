@@ -122,6 +122,20 @@ def test_a_socket_file_is_listened_on_and_removed(tmp_path: Path) -> None:
     assert not path.exists()
 
 
+def test_further_ports_serve_the_same(tmp_path: Path) -> None:
+    (tmp_path / "further.toml").write_text("server = {extra_ports = [0, 0]}\n")
+    with serve(tmp_path, "--uds", "s.sock", "--config", "further.toml") as server:
+        (url,) = [line.rpartition(" ")[2].strip() for line in server.lines if "listening on http" in line]
+        with httpx.Client(base_url=url, timeout=20) as client:
+            assert client.post("/v1/chat/completions", json=CHAT).status_code == 200
+            assert client.get("/v1/models", headers={"host": "evil.example"}).status_code == 403
+        assert server.stop() == 0
+
+    (tmp_path / "further.toml").write_text(f"server = {{extra_ports = [{url.rpartition(':')[2]}]}}\n")
+    with socket.create_server(("127.0.0.1", int(url.rpartition(":")[2]))):
+        assert "(server.extra_ports): Address already in use" in refusal(tmp_path, "--config", "further.toml")
+
+
 def test_commands_reach_a_socket_file(tmp_path: Path) -> None:
     url = f"unix:{tmp_path}/s.sock"
     with serve(tmp_path, "--uds", str(tmp_path / "s.sock")):

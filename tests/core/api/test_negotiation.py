@@ -34,9 +34,9 @@ def serve(folder: Path, plugins: tuple[str, ...], **server: Any) -> Iterator[htt
         "words": ModelSettings(
             source=script,
             backend="scripted",
-            aliases=("fast", "plain"),
+            aliases=("fast", "plain", "cl*-son*"),
             defaults={"temperature": 0.5, "max_tokens": 50},
-            alias_defaults={"fast": {"temperature": 0.1, "top_k": 3}},
+            alias_defaults={"fast": {"temperature": 0.1, "top_k": 3}, "cl*-son*": {"temperature": 0.2}},
         ),
         "fake": ModelSettings(**fake, defaults={"min_p": 0.2}, options={"recommends": recommends}),
         "headstrong": ModelSettings(**fake, generation_config=False, options={"recommends": recommends}),
@@ -144,6 +144,16 @@ def test_a_stream_that_fails_has_no_member_but_all_its_text(tmp_path: Path) -> N
     assert "enginehouse" not in text and "[DONE]" not in text
 
 
+def test_an_alias_with_a_star_is_every_name_of_its_form(client: httpx.Client) -> None:
+    named = client.get("/v1/models/cl/x-sonnet").json()
+
+    assert (named["id"], "cl*-son*" in named["aliases"]) == ("words", True)
+    assert named["parameters"]["temperature"] == {"value": 0.2, "origin": "alias"}
+    for name in ("cl-so", "xcl-son", "son-cl", "CL-SON"):
+        assert client.get(f"/v1/models/{name}").status_code == 404
+        assert client.post("/v1/chat/completions", json={**CHAT, "model": name}).status_code == 404
+
+
 def test_each_value_says_where_it_comes_from(client: httpx.Client) -> None:
     own = details(client, model="words", top_p=0.9, n=2)["parameters"]
     by_alias = details(client, model="fast")["parameters"]
@@ -155,6 +165,7 @@ def test_each_value_says_where_it_comes_from(client: httpx.Client) -> None:
     assert own["stream"] == {"value": False, "origin": "built-in"}
     assert own["xtc_probability"] == {"value": 0.0, "origin": "built-in"}
     assert by_alias["temperature"] == {"value": 0.1, "origin": "alias"}
+    assert details(client, model="cl-4-sonnet")["parameters"]["temperature"] == {"value": 0.2, "origin": "alias"}
     assert by_alias["top_k"] == {"value": 3, "origin": "alias"}
     assert by_alias["seed"]["origin"] == "drawn"
     assert details(client, model="plain")["parameters"]["temperature"]["origin"] == "model"

@@ -5,9 +5,9 @@ from typing import get_args
 
 import pytest
 
+from enginehouse.api.generation.details import optimization_headers
 from enginehouse.api.http.callers import Caller, split_compat
 from enginehouse.api.http.keys import KeyRecord
-from enginehouse.api.openai.details import optimization_headers
 from enginehouse.contract.usage import Usage
 from enginehouse.pipeline.parameters import read_defaults
 from enginehouse.settings.config import load_settings

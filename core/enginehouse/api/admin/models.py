@@ -11,9 +11,9 @@ from litestar import Request, get, post
 from litestar.exceptions import NotFoundException
 from litestar.handlers import HTTPRouteHandler
 
+from enginehouse.api.generation.decoding import decode_problem
 from enginehouse.api.http.body import parse_object, read_body, read_empty_body
 from enginehouse.api.http.state import ApiState
-from enginehouse.api.openai.decoding import decode_problem
 from enginehouse.contract.errors import InvalidRequest
 from enginehouse.serving import ModelManager, ModelStatus
 from enginehouse.serving.commands import load_model, unload_model

@@ -11,11 +11,11 @@ from litestar import Request, get, post
 from litestar.handlers import HTTPRouteHandler
 
 from enginehouse.api.admin.slots import Engines
+from enginehouse.api.generation.assembly import Choice
+from enginehouse.api.generation.open_answers import OpenAnswer, find_answer, list_answers
 from enginehouse.api.http.body import read_empty_body
 from enginehouse.api.http.callers import caller_of
 from enginehouse.api.http.state import ApiState
-from enginehouse.api.openai.answer import Choice
-from enginehouse.api.openai.open_answers import OpenAnswer, find_answer, list_answers
 from enginehouse.contract.inspection import EngineView, Phase, RequestView, SequenceView
 from enginehouse.contract.types import ChoiceFinished, GenerateRequest
 

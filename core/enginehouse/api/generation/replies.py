@@ -9,13 +9,13 @@ import msgspec
 from attrs import frozen
 from litestar.types import Receive, Scope, Send
 
+from enginehouse.api.generation.decoding import Decoded
+from enginehouse.api.generation.encoding import encode_json
 from enginehouse.api.http.access import record_of
 from enginehouse.api.http.errors import describe
 from enginehouse.api.http.security import written_error
 from enginehouse.api.http.sse import FrameWriter, chunk_writer, send_body, write_chunks
 from enginehouse.api.http.state import ApiState
-from enginehouse.api.openai.decoding import Decoded
-from enginehouse.api.openai.encoding import encode_json
 from enginehouse.contract.surface import Chunk, Reply
 
 __all__ = ["ReplyResponse"]

@@ -12,13 +12,13 @@ from litestar.types import Scope
 
 from enginehouse.api.admin.requests import describe_answer
 from enginehouse.api.admin.slots import Engines
+from enginehouse.api.generation.open_answers import OpenAnswer, find_answer, list_answers
 from enginehouse.api.http.access import record_of
 from enginehouse.api.http.callers import Caller, caller_of, check_model, shown_as
 from enginehouse.api.http.errors import MissingScope, NotLocal, RequestNotRunning
 from enginehouse.api.http.own_machine import foreign_sign
 from enginehouse.api.http.permissions import may_manage
 from enginehouse.api.http.state import ApiState
-from enginehouse.api.openai.open_answers import OpenAnswer, find_answer, list_answers
 from enginehouse.contract.calls import ModelEntry
 from enginehouse.contract.errors import ModelLoadError
 from enginehouse.contract.types import GenerateRequest, Segment
@@ -48,6 +48,11 @@ class ServerAccess:
         caller = caller_of(scope)
         return cls(state, scope, evolve(caller, is_local=may_manage(scope)) if caller.key is None else caller)
 
+    @property
+    def max_tokens(self) -> int | None:
+        """Most tokens of an answer that the server allows."""
+        return self.state.settings.limits.max_tokens
+
     # -- models ------------------------------------------------------------------------------------
 
     def statuses(self) -> Iterator[tuple[ModelStatus, list[str]]]:
@@ -64,6 +69,12 @@ class ServerAccess:
         """Return one model; where a router chooses by that name, its most likely choice."""
         found = self._find(name)
         return next(self._entry(status, names) for status, names in self.statuses() if status.name == found)
+
+    def status(self, name: str) -> tuple[ModelStatus, list[str]]:
+        """Return the status of a model, and the names by which the caller may request it. Raises ModelNotFound."""
+        check_model(self.caller, name, self.state.manager)
+        status = self.state.manager.find(name).status()
+        return status, shown_as(self.caller, status)
 
     def _find(self, name: str | None) -> str:
         """Return the configured name of a model that the caller may use. Raises ModelNotFound."""

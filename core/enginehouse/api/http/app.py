@@ -1,7 +1,7 @@
 """The ASGI application: all routes, and the guard in front of them.
 
 Path of a request through the modules: ``security`` (Host, Origin, key), this module (routing), ``permissions`` (scope,
-limits), ``surfaces`` (decoding), ``generation`` (submission and response), ``answer`` (assembly), ``sse`` (frames).
+limits), ``surfaces`` (decoding), then in ``generation``: ``response`` (submission), ``assembly`` and ``stream``.
 """
 
 from __future__ import annotations

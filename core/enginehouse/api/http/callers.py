@@ -17,7 +17,7 @@ from enginehouse.contract.errors import InvalidRequest, ModelNotFound, PluginErr
 from enginehouse.contract.identity import Credentials, Identity, Scope
 from enginehouse.plugins.authenticator import Authenticator
 from enginehouse.serving import ModelManager, ModelStatus
-from enginehouse.settings.config import ServerSettings
+from enginehouse.settings.config import ServerSettings, matches
 from enginehouse.settings.profiles import PROFILES, Profile
 
 __all__ = [
@@ -112,7 +112,9 @@ def may_use(caller: Caller, name: str, asked: str | None = None) -> bool:
     A list that contains a model's name allows its aliases as well; one that contains an alias allows that alias only.
     """
     allowed = caller.key.models if caller.key is not None else None
-    return allowed is None or name in allowed or asked in allowed
+    if allowed is None or name in allowed or asked in allowed:
+        return True
+    return asked is not None and any(matches(alias, asked) for alias in allowed)
 
 
 def check_model(caller: Caller, asked: str | None, manager: ModelManager) -> None:

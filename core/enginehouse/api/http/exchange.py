@@ -15,7 +15,7 @@ from enginehouse.settings.timeouts import Timeouts
 __all__ = ["Exchange", "OpenExchanges", "Receive", "deadlines"]
 
 if TYPE_CHECKING:
-    from enginehouse.api.openai.open_answers import OpenAnswer
+    from enginehouse.api.generation.open_answers import OpenAnswer
 
 
 _T = TypeVar("_T")

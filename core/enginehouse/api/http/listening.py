@@ -17,7 +17,7 @@ from pathlib import Path
 from enginehouse.contract.errors import ConfigError
 from enginehouse.settings.config import ServerSettings
 
-__all__ = ["listen", "tls_context", "url_of"]
+__all__ = ["listen", "listen_further", "tls_context", "url_of"]
 
 _BACKLOG = 2048
 _PROBE_S = 1.0  # timeout for another server to accept a connection on a socket file
@@ -30,11 +30,26 @@ def listen(settings: ServerSettings) -> socket.socket:
         ConfigError: it is in use, the address does not exist on this machine, or the certificate cannot be used.
     """
     tls_context(settings)
-    listener = (
-        _open_port(settings) if settings.uds is None else _open_file(Path(settings.uds), int(settings.uds_mode, 8))
-    )
-    listener.setblocking(False)
-    return listener
+    if settings.uds is not None:
+        return _open_file(Path(settings.uds), int(settings.uds_mode, 8))
+    return _open_port(settings.host, settings.port, "server.port")
+
+
+def listen_further(settings: ServerSettings) -> list[socket.socket]:
+    """Open the further ports.
+
+    Raises:
+        ConfigError: one is in use, or the address does not exist on this machine.
+    """
+    opened: list[socket.socket] = []
+    try:
+        for port in dict.fromkeys(settings.extra_ports):
+            opened.append(_open_port(settings.host, port, "server.extra_ports"))
+    except ConfigError:
+        for listener in opened:
+            listener.close()
+        raise
+    return opened
 
 
 def url_of(listener: socket.socket, settings: ServerSettings) -> str:
@@ -102,15 +117,16 @@ def _unusable(settings: ServerSettings, error: OSError | ValueError) -> ConfigEr
     return ConfigError(f"{message}server.ssl_keyfile_password", path)
 
 
-def _open_port(settings: ServerSettings) -> socket.socket:
+def _open_port(host: str, port: int, path: str) -> socket.socket:
+    """Listen on a port, which is the setting ``path``."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
-            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listener = socket.socket(family, kind, protocol)
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"cannot listen on {settings.host!r}: {reason}", "server.host") from error
+        raise ConfigError(f"cannot listen on {host!r}: {reason}", "server.host") from error
     try:
         if sys.platform != "win32":
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -118,8 +134,8 @@ def _open_port(settings: ServerSettings) -> socket.socket:
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
-        message = f"cannot listen on {settings.host}:{settings.port}: {error.strerror}"
-        raise ConfigError(message, "server.port") from error
+        raise ConfigError(f"cannot listen on {host}:{port} ({path}): {error.strerror}", path) from error
+    listener.setblocking(False)
     return listener
 
 
@@ -152,6 +168,7 @@ def _open_file(path: Path, mode: int) -> socket.socket:
         listener.file = (str(path), found.st_dev, found.st_ino)
         path.chmod(mode)  # no connection is possible before the next line
         listener.listen(_BACKLOG)
+        listener.setblocking(False)
     except (OSError, ValueError) as error:
         listener.close()
         reason = getattr(error, "strerror", None) or error

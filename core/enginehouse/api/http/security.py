@@ -11,7 +11,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import msgspec
@@ -123,10 +123,9 @@ class Guard:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                own = (REQUEST_ID_HEADER, record.identify().encode())
                 ticket = ticket_of(scope)
                 rates = rate_headers(ticket) if ticket is not None else ()
-                message["headers"] = [*message.get("headers", ()), own, *rates, *cors]
+                message["headers"] = [*message.get("headers", ()), *_request_ids(scope), *rates, *cors]
             await send(message)
 
         body = self._admission.memory.open()
@@ -340,6 +339,15 @@ def _head_only(send: Send) -> Send:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     return send_head
+
+
+def _request_ids(scope: HTTPScope) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the headers with the request's id: the server's, and that of the surface if it has another name for it."""
+    request_id = record_of(scope).identify().encode()
+    yield REQUEST_ID_HEADER, request_id
+    name: str | None = getattr(scope.get(_SURFACE_KEY), "request_id_header", None)
+    if name is not None:
+        yield name.encode("latin-1"), request_id
 
 
 async def _send_error(send: Send, answer: ErrorAnswer, scope: HTTPScope) -> None:

@@ -26,7 +26,7 @@ from enginehouse.api.http.config_snapshots import ConfigSnapshots, Reread
 from enginehouse.api.http.exchange import OpenExchanges
 from enginehouse.api.http.keys import KeyStore
 from enginehouse.api.http.listeners import Listeners, forward_model_events
-from enginehouse.api.http.listening import listen, tls_context, url_of
+from enginehouse.api.http.listening import listen, listen_further, tls_context, url_of
 from enginehouse.api.http.protocol import HttpProtocol, WireBounds
 from enginehouse.api.http.state import ApiState
 from enginehouse.contract.errors import ServerStopping
@@ -137,8 +137,10 @@ async def serve(
     app = ConfigSnapshots(state, renderer, reread)
     _warn_of_keys(keys, settings)
     server = _Server(app, settings)
-    _log.info("listening on %s", url_of(listener, settings.server))
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    further = listen_further(settings.server)
+    for opened in (listener, *further):
+        _log.info("listening on %s", url_of(opened, settings.server))
+    serving = asyncio.create_task(server.serve(sockets=[listener, *further]))
     watching = asyncio.gather(
         keys.watch(), forward_model_events(manager, listeners), app.reload_on(hangup or asyncio.Event())
     )
@@ -154,6 +156,8 @@ async def serve(
         await asyncio.gather(watching, starting, return_exceptions=True)
         await asyncio.gather(manager.close(), renderer.close())
         await asyncio.wait([serving], timeout=1.0)
+        for opened in further:
+            opened.close()
         await asyncio.to_thread(listeners.close)
     return 1 if is_failed else 0
 
@@ -273,7 +277,7 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept connections on the sockets."""
         await self.lifespan.startup()
-        loop = asyncio.get_running_loop()
+        loop, self.servers = asyncio.get_running_loop(), []
 
         def connect() -> asyncio.Protocol:
             protocol: Any = self.config.http_protocol_class
@@ -283,7 +287,7 @@ class _Server(uvicorn.Server):
         for listener in sockets or ():
             is_file = isinstance(listener.getsockname(), str)
             create: Callable[..., Any] = loop.create_unix_server if is_file else loop.create_server
-            self.servers = [await create(connect, sock=listener, backlog=_BACKLOG, **self._tls)]
+            self.servers.append(await create(connect, sock=listener, backlog=_BACKLOG, **self._tls))
         self.started = True
 
     @contextlib.contextmanager

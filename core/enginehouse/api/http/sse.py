@@ -9,22 +9,16 @@ sends one per event and cannot end a stream with an error.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 from litestar.types import Send
 
-from enginehouse.api.http.errors import describe, error_body, for_client
+from enginehouse.api.generation.encoding import encode_line
 from enginehouse.api.http.exchange import Exchange
-from enginehouse.api.openai.answer import Assembly
-from enginehouse.api.openai.details import AnswerDetails
-from enginehouse.api.openai.encoding import encode_line
-from enginehouse.contract.errors import EnginehouseError
-from enginehouse.contract.surface import Assembler, Chunk, Frame, Piece
-from enginehouse.contract.types import Event
-from enginehouse.settings.profiles import Profile
+from enginehouse.contract.surface import Chunk, Frame
 
-__all__ = ["FrameWriter", "ResponseStream", "chunk_writer", "send_body", "stream_headers", "write_chunks"]
+__all__ = ["FrameWriter", "chunk_writer", "send_body", "stream_headers", "write_chunks"]
 
 
 _log = logging.getLogger("enginehouse.server")
@@ -107,91 +101,3 @@ class FrameWriter:
         # A client that does not read blocks the write; a ping after it would have no effect.
         if not self._is_sending:
             await self.write(self._ping_bytes)
-
-
-class ResponseStream:
-    """Writes one streamed response.
-
-    Args:
-        profile: determines the error codes.
-        headers: further response headers.
-    """
-
-    def __init__(
-        self,
-        send: Send,
-        exchange: Exchange,
-        frame: Frame,
-        assembler: Assembler,
-        *,
-        profile: Profile,
-        headers: Sequence[tuple[str, str]],
-    ) -> None:
-        self._writer = FrameWriter(send, exchange, frame, headers)
-        self._exchange = exchange
-        self._frame = frame
-        self._assembler = assembler
-        self._profile = profile
-
-    async def write(
-        self,
-        assembly: Assembly,
-        batches: AsyncIterator[tuple[int, Sequence[Event]]],
-        details: AnswerDetails | None,
-    ) -> None:
-        """Write everything; returns when the response is complete, has failed, or the client has disconnected."""
-        writer = self._writer
-        await writer.begin()
-        try:
-            await writer.write(write_chunks(self._frame, self._assembler.opening()) or self._frame.ping)
-            writer.ping_when_idle()
-            tail = await self._write_pieces(assembly, batches, details)
-        except Exception as error:  # noqa: BLE001 - request guard: the status is sent, so it becomes a chunk
-            tail = self._failure(assembly, error)
-        await writer.end(tail)
-
-    async def _write_pieces(
-        self,
-        assembly: Assembly,
-        batches: AsyncIterator[tuple[int, Sequence[Event]]],
-        details: AnswerDetails | None,
-    ) -> bytes:
-        """Write the pieces as they arrive; returns the last bytes of the body."""
-        push, sent, chunks_of = assembly.push, assembly.sent, self._assembler.push
-        write, written_of = self._writer.write, chunk_writer(self._frame)
-        async for prompt, events in batches:
-            pieces: list[Piece] = []
-            for item in events:
-                push(prompt, item, pieces)
-            if pieces:
-                written = b""
-                for piece in pieces:  # plain loops: this runs for every token
-                    for chunk in chunks_of(piece):
-                        written += written_of(chunk)
-                if written:
-                    await write(written)
-                if pieces[-1].scores is None:
-                    sent(pieces)
-        if self._exchange.error is not None:
-            raise self._exchange.error
-        if self._exchange.disconnected:
-            assembly.record.outcome = "cancelled"
-            return b""
-        assembly.complete()
-        last = self._assembler.close(assembly.usage(), None if details is None else details.to_plain())
-        return write_chunks(self._frame, last) + self._frame.last
-
-    def _failure(self, assembly: Assembly, error: Exception) -> bytes:
-        """Return the chunk with the error. Other choices of the request are stopped, as their output is lost."""
-        self._exchange.cancel()
-        if self._exchange.disconnected and isinstance(error, EnginehouseError):
-            assembly.record.outcome = "cancelled"
-            return b""
-        answer = describe(error, assembly.record.identify())
-        assembly.record.outcome = answer.code
-        told = for_client(answer, self._profile)
-        try:
-            return write_chunks(self._frame, self._assembler.fail(told))
-        except Exception:  # noqa: BLE001 - guard: a plugin's failure must not hide the error
-            _log.exception("the surface of %s could not write an error", assembly.record.endpoint)
-            return write_chunks(self._frame, [error_body(told)])

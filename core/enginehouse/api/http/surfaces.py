@@ -11,13 +11,13 @@ from litestar.exceptions import NotFoundException
 from litestar.handlers import HTTPRouteHandler
 from litestar.types import ASGIApp
 
+from enginehouse.api.generation.decoding import BodyDecoder, Decoded
 from enginehouse.api.generation.replies import ReplyResponse
+from enginehouse.api.generation.response import GenerationResponse
 from enginehouse.api.generation.server_access import ServerAccess
 from enginehouse.api.http.body import read_body
 from enginehouse.api.http.origins import Headers
 from enginehouse.api.http.state import ApiState
-from enginehouse.api.openai.decoding import BodyDecoder, Decoded
-from enginehouse.api.openai.generation import GenerationResponse
 from enginehouse.contract.errors import ConfigError
 from enginehouse.contract.surface import AnswerRoute, GenerationRoute, Route, Surface
 from enginehouse.settings.structuring import closest

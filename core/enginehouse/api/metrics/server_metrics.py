@@ -19,12 +19,12 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from enginehouse.api.generation.open_answers import list_answers
 from enginehouse.api.http.access import AccessRecord
 from enginehouse.api.http.admission import MemoryAccount
 from enginehouse.api.http.exchange import OpenExchanges
 from enginehouse.api.http.listeners import Listeners
 from enginehouse.api.metrics.families import FIGURES, Values
-from enginehouse.api.openai.open_answers import list_answers
 from enginehouse.contract.errors import EnginehouseError
 from enginehouse.contract.inspection import BATCH_SIZES, EngineMetrics, Inspectable
 from enginehouse.contract.usage import Usage

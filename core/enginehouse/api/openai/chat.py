@@ -7,12 +7,14 @@ from typing import Any
 
 from attrs import frozen
 
+from enginehouse.api.generation.assembly import Assembly
+from enginehouse.api.generation.decoding import Decoded
 from enginehouse.api.http.state import ApiState
-from enginehouse.api.openai.answer import Assembly
+from enginehouse.api.openai.bodies import GenerationBody
 from enginehouse.api.openai.chat_dialect import ChatDialect, ChatOptions
-from enginehouse.api.openai.decoding import Decoded, GenerationBody
 from enginehouse.api.openai.messages import find_ignored_in_messages, read_messages
 from enginehouse.api.openai.prediction import check_prediction, find_ignored_in_prediction, read_prediction
+from enginehouse.api.openai.prompt_scores import score_prompts
 from enginehouse.api.openai.raw_prompt import TEMPLATE_FIELDS, check_raw_prompt
 from enginehouse.api.openai.tools import (
     check_template_variables,
@@ -50,6 +52,9 @@ class ChatBody(GenerationBody, ChatFields):
         if asked is not None and most is not None and asked > most:
             message = f"this server allows at most {most}, not {asked}"
             raise InvalidRequest(f"max_completion_tokens: {message}", "max_completion_tokens")
+        if self.continue_final_message and self.add_generation_prompt:
+            message = "continue_final_message: not true together with add_generation_prompt; give one of them"
+            raise InvalidRequest(message, "continue_final_message")
         if len(self.tools) > MAX_TOOLS:
             raise InvalidRequest(f"tools: at most {MAX_TOOLS} are allowed, not {len(self.tools)}", "tools")
         check_template_variables(self.chat_template_kwargs)
@@ -113,10 +118,15 @@ class ChatBody(GenerationBody, ChatFields):
         prediction = read_prediction(self.prediction)
         if self.messages is None:
             return {"text": self.prompt, "prediction": prediction}
-        variables = self.chat_template_kwargs
+        variables, messages = self.chat_template_kwargs, read_messages(self.messages)
+        if self.continue_final_message and (messages[-1].role != "assistant" or messages[-1].tool_calls):
+            message = "continue_final_message: the last message must be an assistant's, without tool calls"
+            raise InvalidRequest(message, "continue_final_message")
         return {
             "prediction": prediction,
-            "messages": read_messages(self.messages),
+            "messages": messages,
+            "continues": self.continue_final_message,
+            "opens_turn": self.add_generation_prompt is not False,
             "tool_use": read_tool_use(self.tools, self.tool_choice, self.parallel_tool_calls),
             "thinking": read_thinking(self.enable_thinking, self.reasoning_effort, self.thinking_budget, variables),
             "template_variables": variables,
@@ -128,12 +138,12 @@ def chat_route(state: ApiState) -> GenerationRoute:
     reasoning_field = state.settings.server.reasoning_field
 
     def requests(call: Decoded[ChatBody]) -> list[GenerateRequest]:
-        return [call.request(new_id(call.caller.profile.chat_id), **call.body.chat())]
+        return [call.body.request(new_id(call.caller.profile.chat_id), **call.body.chat())]
 
     async def assemble(call: Decoded[ChatBody], assembly: Assembly) -> ChatDialect:
         profile = call.caller.profile
         usage = profile.usage_in_streams if call.body.include_usage else None
-        assembly.score_prompts(call.body)
+        score_prompts(assembly, call.body)
         return ChatDialect(assembly, ChatOptions(usage=usage, profile=profile, reasoning_field=reasoning_field))
 
     return GenerationRoute(

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import msgspec
 from attrs import frozen
 
+from enginehouse.api.generation.assembly import Assembly, Choice
 from enginehouse.api.http.errors import error_body
-from enginehouse.api.openai.answer import Assembly, Choice
 from enginehouse.api.openai.encoding import TextChunks, chat_logprobs, held_chunks, usage_object, with_details
 from enginehouse.contract.surface import CallPiece, Chunk, ErrorAnswer, Piece
 from enginehouse.contract.types import TokenLogprob

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from enginehouse.api.generation.assembly import Assembly, Choice
 from enginehouse.api.http.errors import error_body
-from enginehouse.api.openai.answer import Assembly, Choice
 from enginehouse.api.openai.encoding import LegacyLogprobs, TextChunks, held_chunks, usage_object, with_details
 from enginehouse.api.openai.prompt_scores import Echo
 from enginehouse.contract.surface import Chunk, ErrorAnswer, Piece

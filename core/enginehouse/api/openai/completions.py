@@ -7,11 +7,12 @@ from typing import Any
 
 from attrs import evolve, frozen
 
+from enginehouse.api.generation.assembly import Assembly
+from enginehouse.api.generation.decoding import Decoded
 from enginehouse.api.http.state import ApiState
-from enginehouse.api.openai.answer import Assembly
+from enginehouse.api.openai.bodies import GenerationBody
 from enginehouse.api.openai.completion_dialect import CompletionDialect
-from enginehouse.api.openai.decoding import Decoded, GenerationBody
-from enginehouse.api.openai.prompt_scores import Echo, read_echo
+from enginehouse.api.openai.prompt_scores import Echo, read_echo, score_prompts
 from enginehouse.api.openai.raw_prompt import read_prompts
 from enginehouse.api.openapi.answers import reference
 from enginehouse.contract.errors import InvalidRequest
@@ -103,7 +104,7 @@ def completion_route(state: ApiState) -> GenerationRoute:
         echoes: list[Echo] = []
         if call.body.echo:
             echoes = await asyncio.gather(*(read_echo(state.pipeline, one) for one in assembly.running))
-        assembly.score_prompts(call.body)
+        score_prompts(assembly, call.body)
         return CompletionDialect(assembly, call.body, echoes)
 
     return GenerationRoute(
@@ -126,7 +127,7 @@ def _requests(decoded: Decoded[CompletionBody], request_id: str, max_prompts: in
         InvalidRequest: a prompt is invalid, or the data shared by all prompts is too large for their number.
     """
     first, *others = decoded.body.prompts(max_prompts)
-    request = decoded.request(request_id, **first)
+    request = decoded.body.request(request_id, **first)
     _check_shared(request, 1 + len(others))
     further = (evolve(request, request_id=f"{request_id}-{number}", **other) for number, other in enumerate(others, 1))
     return [request, *further]

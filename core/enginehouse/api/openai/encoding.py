@@ -1,18 +1,18 @@
-"""JSON parts of responses: lines, log-probabilities, held-back chunks; and the prompt log, if enabled."""
+"""JSON parts of OpenAI's responses: log-probabilities, usage, and chunks that are prepared or held back."""
 
 from __future__ import annotations
 
 import codecs
-import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import msgspec
 from msgspec.structs import asdict
 
+from enginehouse.api.generation.encoding import encode_json
 from enginehouse.contract.backend import LOWEST_LOGPROB
 from enginehouse.contract.surface import Chunk, Piece
-from enginehouse.contract.types import GenerateRequest, TokenLogprob
+from enginehouse.contract.types import TokenLogprob
 from enginehouse.contract.usage import USAGE_FIELDS, Usage
 
 __all__ = [
@@ -20,38 +20,14 @@ __all__ = [
     "LegacyLogprobs",
     "TextChunks",
     "chat_logprobs",
-    "encode_json",
-    "encode_line",
     "finite_logprob",
     "held_chunks",
     "legacy_logprob",
     "legacy_top_logprobs",
-    "log_prompts",
     "token_text",
     "usage_object",
     "with_details",
 ]
-
-encode_json = msgspec.json.Encoder().encode
-"""Encodes plain data to JSON bytes."""
-
-_LINE_BREAKS = (
-    ("\u2028".encode(), b"\\u2028"),
-    ("\u2029".encode(), b"\\u2029"),
-    ("\x85".encode(), b"\\u0085"),
-)
-"""Characters that JSON allows unescaped, but at which careless stream readers split lines."""
-
-
-def encode_line(value: Any) -> bytes:
-    """Encode JSON that stays on one line for every client."""
-    encoded = encode_json(value)
-    if not encoded.isascii():
-        for raw, escaped in _LINE_BREAKS:
-            if raw in encoded:
-                encoded = encoded.replace(raw, escaped)
-    return encoded
-
 
 _TEXT = "\0text\0"
 
@@ -207,18 +183,3 @@ class LegacyLogprobs:
             "text_offset": offsets,
             **({"token_details": details} if details else {}),
         }
-
-
-_log = logging.getLogger("enginehouse.prompts")
-
-
-def log_prompts(requests: Iterable[GenerateRequest]) -> None:
-    """Log the prompt of each request that allows it: its id and, as JSON, its messages, text or token ids."""
-    for request in requests:
-        if not request.log_prompt:
-            continue
-        prompt = next(part for part in (request.messages, request.text, request.token_ids) if part is not None)
-        line = f"id={request.request_id} prompt={encode_line(prompt).decode()}"
-        if request.suffix is not None:
-            line += f" suffix={encode_line(request.suffix).decode()}"
-        _log.info("%s", line)

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from enginehouse.api.generation.decoding import Decoded
+from enginehouse.api.generation.details import shown_parameters
 from enginehouse.api.generation.server_access import ServerAccess
 from enginehouse.api.http.state import ApiState
-from enginehouse.api.openai.decoding import Decoded
-from enginehouse.api.openai.details import shown_parameters
 from enginehouse.api.openapi.answers import reference
 from enginehouse.contract.errors import ModelNotFound
 from enginehouse.contract.refusals import refused_fields
@@ -35,12 +35,12 @@ def model_routes(state: ApiState) -> list[Route]:
 
     async def show_model(call: Decoded[Any]) -> Reply:
         name = call.path["model_id"]
-        for status, names in call.server.statuses():
-            if name in names:
-                return Reply(_model(state, status, names, name, call.server))
-        if name == AUTO and (behind_auto := _behind_auto(state, _models(state, call.server))):
-            return Reply(_routed(behind_auto))
-        raise ModelNotFound(name)
+        if state.pipeline.is_routed(name):
+            if behind_auto := _behind_auto(state, _models(state, call.server)):
+                return Reply(_routed(behind_auto))
+            raise ModelNotFound(name)
+        status, names = call.server.status(name)
+        return Reply(_model(state, status, names, name, call.server))
 
     return [
         AnswerRoute(

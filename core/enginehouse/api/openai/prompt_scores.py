@@ -9,9 +9,10 @@ from typing import Any, Protocol
 import msgspec
 from attrs import frozen
 
+from enginehouse.api.generation.assembly import Assembly
+from enginehouse.api.generation.encoding import encode_json
 from enginehouse.api.openai.encoding import (
     chat_logprobs,
-    encode_json,
     finite_logprob,
     legacy_logprob,
     legacy_top_logprobs,
@@ -21,7 +22,7 @@ from enginehouse.contract.errors import UnsupportedParameter
 from enginehouse.contract.types import PromptLogprobs, TokenLogprob
 from enginehouse.pipeline.pipeline import Pipeline, RunningRequest
 
-__all__ = ["Echo", "PromptScores", "ScoreFields", "read_echo"]
+__all__ = ["Echo", "PromptScores", "ScoreFields", "read_echo", "score_prompts"]
 
 
 class ScoreFields(Protocol):
@@ -36,6 +37,13 @@ class ScoreFields(Protocol):
     def prompt_logprobs(self) -> int | None:
         """Report them with this many alternatives, by token id."""
         ...
+
+
+def score_prompts(assembly: Assembly, fields: ScoreFields) -> None:
+    """Report the log-probabilities of the prompts' tokens, if ``fields`` ask for them and the model honours it."""
+    is_asked = fields.loglikelihood or fields.prompt_logprobs is not None
+    if is_asked and assembly.running[0].request.num_prompt_logprobs is not None:
+        assembly.scores = PromptScores(fields, assembly.num_prompts)
 
 
 class PromptScores:

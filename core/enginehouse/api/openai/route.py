@@ -10,10 +10,10 @@ from typing import Any
 
 from attrs import evolve
 
+from enginehouse.api.generation.decoding import Decoded
 from enginehouse.api.http.callers import check_model, check_priority
 from enginehouse.api.http.state import ApiState
 from enginehouse.api.openai.chat import ChatBody
-from enginehouse.api.openai.decoding import Decoded
 from enginehouse.api.openapi.answers import reference
 from enginehouse.contract.router import Candidate
 from enginehouse.contract.surface import AnswerRoute, Reply, Route
@@ -31,7 +31,7 @@ def route_route(state: ApiState) -> Route:
         if not state.pipeline.is_routed(asked):
             check_model(call.caller, asked, state.manager)
         check_priority(call.caller, call.body.priority)
-        chat = await run_in_thread(call.is_large, lambda: call.identify(call.request("", **call.body.chat())))
+        chat = await run_in_thread(call.is_large, lambda: call.identify(call.body.request("", **call.body.chat())))
         plan, left_out = await state.pipeline.plan(evolve(chat, model=asked))
         shown = _without_choice(asked, state.manager.find(asked).name) if plan is None else _planned(asked, plan)
         call.unsupported.extend(left_out)

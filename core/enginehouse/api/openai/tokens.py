@@ -11,11 +11,12 @@ from typing import Any, TypeVar
 
 from attrs import NOTHING, evolve, frozen
 
+from enginehouse.api.generation.decoding import MAX_TOKEN_IDS, Decoded, RequestBody
+from enginehouse.api.generation.encoding import encode_json
 from enginehouse.api.generation.server_access import text_prompt
 from enginehouse.api.http.state import ApiState
 from enginehouse.api.openai.chat import ChatBody
-from enginehouse.api.openai.decoding import MAX_TOKEN_IDS, Decoded, RequestBody
-from enginehouse.api.openai.encoding import encode_json, token_text
+from enginehouse.api.openai.encoding import token_text
 from enginehouse.api.openai.raw_prompt import read_token_ids
 from enginehouse.api.openapi.answers import reference
 from enginehouse.contract.errors import InvalidRequest
@@ -228,7 +229,7 @@ async def _details(
 async def _chat(decoded: Decoded[_C]) -> GenerateRequest:
     """Return the body's chat as a request."""
     return await run_in_thread(
-        decoded.is_large, lambda: decoded.identify(decoded.request(new_id("prompt-"), **decoded.body.chat()))
+        decoded.is_large, lambda: decoded.identify(decoded.body.request(new_id("prompt-"), **decoded.body.chat()))
     )
 
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from litestar import Response, get
 from litestar.handlers import HTTPRouteHandler
 
+from enginehouse.api.generation.encoding import encode_json
 from enginehouse.api.http.state import ApiState
-from enginehouse.api.openai.encoding import encode_json
 from enginehouse.api.openapi.document import build_document
 from enginehouse.contract.surface import Route
 

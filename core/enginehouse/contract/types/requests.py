@@ -115,6 +115,9 @@ class GenerateRequest(RequestOptions):
         constraint: constraint on every answer; with tools, on answers without a call.
         tool_use: the tools, if any.
         template_variables: further variables of the chat template; plain data.
+        continues: True continues the last message, an assistant's without calls; False answers it; None continues it
+            if it is one.
+        opens_turn: the prompt ends with the beginning of an assistant's turn, unless the last message is continued.
         prediction: the answer that the caller expects; its tokens are counted; it does not change the answer.
         suffix: text after the generated text, for models that support infilling; only with ``text``.
         num_prompt_logprobs: alternatives to report for every prompt token but the first; None reports nothing.
@@ -138,6 +141,8 @@ class GenerateRequest(RequestOptions):
     tool_use: ToolUse | None = None
     thinking: Thinking = field(factory=Thinking)
     template_variables: dict[str, Any] = field(factory=dict)
+    continues: bool | None = None
+    opens_turn: bool = True
     prediction: str | None = None
     suffix: str | None = None
     num_prompt_logprobs: int | None = None

@@ -83,8 +83,9 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         template: Jinja source.
         special_tokens: all control-token strings of the model.
-        add_generation_prompt: end with the beginning of an assistant turn. A final assistant message is continued
-            instead (its turn is left open), as llama-server does.
+        add_generation_prompt: end with the beginning of an assistant turn.
+        continues: leave the turn of the last message open, instead of beginning another one. None: that of a final
+            assistant message, as llama-server does, if ``add_generation_prompt``.
         extra: further variables of the template (``tools``, ``documents``, ``enable_thinking``, ...); plain data.
     """
 
@@ -94,6 +95,7 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
     eos_token: str = ""
     special_tokens: tuple[str, ...] = ()
     add_generation_prompt: bool = True
+    continues: bool | None = None
     extra: dict[str, Any] = {}
 
 

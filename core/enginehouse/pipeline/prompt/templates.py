@@ -122,7 +122,7 @@ def _render(
     visible = _inspected_tags(template, control) - {prompt.bos_token, prompt.eos_token}
     marked = [_marked(message, markers, visible) for message in plain]
     end = ""
-    if prompt.add_generation_prompt and messages and _is_continued(messages[-1]):
+    if _continues(prompt, messages):
         end = markers.new("")
         marked[-1]["content"] += end
     variables = {
@@ -149,9 +149,13 @@ def _inspected_tags(template: ChatTemplate, control: ControlStrings) -> set[str]
     return tags | {tag for tag in closing | opening if tag in control}
 
 
-def _is_continued(message: Message) -> bool:
-    """True for an assistant message without calls: after calls a new turn follows."""
-    return message.role == "assistant" and not message.tool_calls
+def _continues(prompt: ChatPrompt, messages: Sequence[Message]) -> bool:
+    """Return True if the turn of the last message stays open; after calls a new turn follows."""
+    if prompt.continues is not None:
+        return prompt.continues
+    last = messages[-1] if messages else None
+    is_open = last is not None and last.role == "assistant" and not last.tool_calls
+    return is_open and prompt.add_generation_prompt
 
 
 def _plain(message: Message) -> dict[str, Any]:

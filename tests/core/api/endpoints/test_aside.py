@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from enginehouse.api.generation.assembly import Choice
 from enginehouse.api.openai import tokens
-from enginehouse.api.openai.answer import Choice
 from enginehouse.api.openai.chat import ChatBody
 from enginehouse.api.openai.chat_dialect import ChatDialect
 from enginehouse.api.openai.completion_dialect import CompletionDialect
@@ -92,7 +92,7 @@ def test_large_bodies_are_read_beside_the_event_loop(
 def test_many_log_probabilities_are_written_beside_it(
     fake: Endpoints, places: dict[str, list[bool]], path: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("enginehouse.api.openai.generation._MANY_LOGPROBS", 10)
+    monkeypatch.setattr("enginehouse.api.generation.response._MANY_LOGPROBS", 10)
     answers = [fake.answer(path, **{"max_tokens": 30, **body}, ignore_eos=True) for _ in range(2)]
     fake.answer(path, **{**body, "max_tokens": 2, "prompt": "Hi", "messages": MESSAGES, **_only(path)})
 

@@ -77,6 +77,38 @@ def test_template_shows_tools_and_variables(fake: Endpoints) -> None:
     assert "get_weather" in with_tool
 
 
+@pytest.mark.parametrize(
+    ("fields", "end"),
+    [
+        ({}, "<|im_start|>assistant\nOnce"),
+        ({"continue_final_message": True}, "<|im_start|>assistant\nOnce"),
+        ({"continue_final_message": True, "add_generation_prompt": False}, "<|im_start|>assistant\nOnce"),
+        ({"continue_final_message": False}, "Once<|im_end|>\n<|im_start|>assistant\n"),
+        ({"add_generation_prompt": False}, "Once<|im_end|>\n"),
+    ],
+)
+def test_the_last_turn_of_an_assistant_is_continued_or_answered(fake: Endpoints, fields: dict, end: str) -> None:
+    chat = [*MESSAGES, {"role": "assistant", "content": "Once"}]
+
+    assert fake.answer("/apply-template", messages=chat, **fields)["prompt"].endswith(end)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [{"role": "user", "content": "a"}], "continue_final_message": True},
+        {
+            "messages": [{"role": "assistant", "content": "a"}],
+            "continue_final_message": True,
+            "add_generation_prompt": True,
+        },
+        {"prompt": "a", "continue_final_message": True},
+    ],
+)
+def test_a_last_turn_that_cannot_be_continued_is_refused_by_name(fake: Endpoints, body: dict) -> None:
+    assert fake.refusal("/v1/chat/completions", **body)["param"] == "continue_final_message"
+
+
 def test_nothing_is_dropped_in_silence(fake: Endpoints) -> None:
     """Fields that cannot matter here are listed."""
     response = fake.post("/tokenize", content="Hi", temperature=0.5, colour="red")

@@ -17,17 +17,14 @@ from attrs import evolve, field, frozen
 from cattrs import Converter
 from litestar.types import Scope
 
+from enginehouse.api.generation.encoding import encode_json
 from enginehouse.api.generation.server_access import ServerAccess
 from enginehouse.api.http.body import check_depth, parse_object, without_nulls
 from enginehouse.api.http.callers import Caller
-from enginehouse.api.openai.constraints import check_members, find_ignored_in_constraints, read_constraint
-from enginehouse.api.openai.encoding import encode_json
 from enginehouse.contract.errors import InvalidRequest, UnsupportedParameter
-from enginehouse.contract.fields import GenerationFields
 from enginehouse.contract.refusals import REFUSED, refuse
 from enginehouse.contract.rows import RequestField, classes_of, details_class, row_of
-from enginehouse.contract.shapes import StreamOptions
-from enginehouse.contract.types import Constraint, GenerateRequest
+from enginehouse.contract.types import GenerateRequest
 from enginehouse.pipeline.parameters import read_extensions, request_converter
 from enginehouse.serving.background import run_in_thread
 from enginehouse.settings.config import LimitsSettings
@@ -37,7 +34,6 @@ __all__ = [
     "MAX_TOKEN_IDS",
     "BodyDecoder",
     "Decoded",
-    "GenerationBody",
     "RequestBody",
     "decode_problem",
     "name_list",
@@ -65,51 +61,6 @@ class RequestBody:
     def find_ignored(data: Mapping[str, Any]) -> Iterator[str]:
         """Yield paths of fields in ``data``, the decoded data, that have no effect."""
         yield from ()
-
-
-@frozen(kw_only=True)
-class GenerationBody(RequestBody, GenerationFields):
-    """Base of the bodies of both generating endpoints. The fields are rows of the table of request fields."""
-
-    def check(self, limits: LimitsSettings) -> None:
-        """Check rules that involve several fields or the server's limits. Raises RequestError."""
-        check_members(self)
-        if self.n > limits.max_choices:
-            raise InvalidRequest(f"n: must be at most {limits.max_choices}, not {self.n}", "n")
-        if self.stream_options is not None and not self.stream:
-            raise InvalidRequest("stream_options: only allowed when stream is true", "stream_options")
-
-    @staticmethod
-    def find_ignored(data: Mapping[str, Any]) -> Iterator[str]:
-        """Yield paths of unknown fields inside known ones; ``data`` is the decoded data."""
-        known = {attribute.name for attribute in attrs.fields(StreamOptions)}
-        yield from (f"stream_options.{key}" for key in data.get("stream_options", ()) if key not in known)
-        yield from find_ignored_in_constraints(data)
-
-    def constraint(self) -> Constraint | None:
-        """Return the constraint on the output. Raises InvalidRequest."""
-        return read_constraint(self)
-
-    @property
-    def num_prompt_logprobs(self) -> int | None:
-        """Alternatives to report for every prompt token except the first; None reports nothing."""
-        return 0 if self.loglikelihood and self.prompt_logprobs is None else self.prompt_logprobs
-
-    @property
-    def namespace(self) -> str:
-        """The prefix-cache namespace within the caller's own."""
-        # The same text may be written in two ways, but only with the salt, known only to those who share it.
-        return f"{self.cache_salt}\0{self.prompt_cache_key}" if self.prompt_cache_key else self.cache_salt
-
-    @property
-    def num_choices(self) -> int:
-        """Number of choices to sample per prompt, including those that are not returned."""
-        return self.n
-
-    @property
-    def include_usage(self) -> bool:
-        """True if a stream ends with the token counts."""
-        return self.stream_options is not None and self.stream_options.include_usage
 
 
 _CREDENTIALS = frozenset({"authorization", "cookie", "proxy-authorization", "x-api-key"})
@@ -193,23 +144,6 @@ class Decoded(Generic[_B_co]):
             raise UnsupportedParameter(f"{path}: {reason}", path)
         self.unsupported.append(path)
 
-    def request(self: Decoded[GenerationBody], request_id: str, **prompt: Any) -> GenerateRequest:
-        """Return the body's request; ``prompt`` is messages, text or token_ids, and their options."""
-        body = self.body
-        return GenerateRequest(
-            request_id=request_id,
-            model=body.model,
-            num_choices=body.num_choices,
-            sampling=body.sampling(),
-            stopping=body.stopping(),
-            constraint=body.constraint(),
-            num_prompt_logprobs=body.num_prompt_logprobs,
-            namespace=body.namespace,
-            log_prompt=body.log_prompt,
-            **body.options(),
-            **prompt,
-        )
-
     def identify(self, request: GenerateRequest) -> GenerateRequest:
         """Return a request of the body with what core knows of its caller, and the plugins' fields."""
         caller = self.caller
@@ -227,7 +161,7 @@ class Decoded(Generic[_B_co]):
         """Return response headers that name fields without effect; the model does not support those in ``left_out``."""
         headers = []
         if self.ignored:
-            headers.append(("x-enginehouse-ignored", name_list(self.ignored)))
+            headers.append(("x-enginehouse-ignored", name_list(dict.fromkeys(self.ignored))))
         if unsupported := (*self.unsupported, *left_out):
             headers.append(("x-enginehouse-unsupported", name_list(unsupported)))
         return headers

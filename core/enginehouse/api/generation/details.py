@@ -8,9 +8,9 @@ from typing import Any
 import attrs
 from attrs import frozen
 
-from enginehouse.api.openai.answer import Assembly
-from enginehouse.api.openai.decoding import Decoded, GenerationBody
-from enginehouse.api.openai.reports import shown_reports
+from enginehouse.api.generation.assembly import Assembly
+from enginehouse.api.generation.decoding import Decoded
+from enginehouse.api.generation.reports import shown_reports
 from enginehouse.contract.errors import InvalidRequest
 from enginehouse.contract.rows import RequestField
 from enginehouse.contract.usage import USAGE_FIELDS, Usage
@@ -75,7 +75,7 @@ def shown_parameters(parameters: Parameters, plugin_fields: Iterable[RequestFiel
     return shown
 
 
-def shown_fields(decoded: Decoded[GenerationBody]) -> dict[str, dict[str, Any]]:
+def shown_fields(decoded: Decoded[Any]) -> dict[str, dict[str, Any]]:
     """Return the other fields of a body and of plugins, except those without value and default.
 
     Structures and longer texts are the client's own: only their origin is shown.
@@ -135,7 +135,7 @@ class AnswerDetails:
         shows_kept_text: True if the caller may see text of other requests in the prefix cache.
     """
 
-    decoded: Decoded[GenerationBody]
+    decoded: Decoded[Any]
     assembly: Assembly
     plugin_fields: Mapping[str, RequestField]
     shows_kept_text: bool = False

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from attrs import define
 
+from enginehouse.api.generation.assembly import Assembly
+from enginehouse.api.generation.reports import num_read_tokens
 from enginehouse.api.http.access import AccessRecord
 from enginehouse.api.http.errors import NotThinking, RequestNotRunning
 from enginehouse.api.http.exchange import Exchange
-from enginehouse.api.openai.answer import Assembly
-from enginehouse.api.openai.reports import num_read_tokens
 from enginehouse.contract.backend import Engine
 from enginehouse.contract.errors import InvalidRequest, RequestCancelled
 from enginehouse.contract.inspection import Inspectable

@@ -1,4 +1,4 @@
-"""Assembly of engine events into choices, shared by streamed and whole responses.
+"""Assembly of engine events into choices, for all surfaces, streamed and whole.
 
 An :class:`Assembly` turns events into pieces, through a parser if the output may contain reasoning or tool calls. A
 stream sends each piece as it arrives; a whole response folds the same pieces into :class:`Choice` values. Wire formats
@@ -10,15 +10,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
+from typing import Any, Protocol
 
 from attrs import define, field
 from msgspec.structs import replace
 
+from enginehouse.api.generation.choice_parser import ChoiceParser, call_piece
+from enginehouse.api.generation.prediction_count import PredictionCount
+from enginehouse.api.generation.reports import report_figures
 from enginehouse.api.http.access import AccessRecord
-from enginehouse.api.openai.choice_parser import ChoiceParser, call_piece
-from enginehouse.api.openai.prediction import PredictionCount
-from enginehouse.api.openai.prompt_scores import PromptScores, ScoreFields
-from enginehouse.api.openai.reports import report_figures
 from enginehouse.contract.errors import GenerationFailed
 from enginehouse.contract.surface import Assembler, CallPiece, Limit, Piece
 from enginehouse.contract.types import (
@@ -35,7 +35,7 @@ from enginehouse.contract.usage import Usage
 from enginehouse.pipeline.pipeline import RunningRequest
 from enginehouse.settings.profiles import PROFILES
 
-__all__ = ["Assembly", "Choice", "WholeCall", "event_batches"]
+__all__ = ["Assembly", "Choice", "PromptWriter", "WholeCall", "event_batches"]
 
 
 @define
@@ -96,6 +96,18 @@ class Choice:
         return "".join(self.reasonings)
 
 
+class PromptWriter(Protocol):
+    """Writes the log-probabilities of prompts in the format of a surface."""
+
+    def push(self, prompt: int, event: PromptLogprobs) -> dict[str, Any]:
+        """Add a part of a prompt; returns the members of a chunk that contains it."""
+        ...
+
+    def members(self, prompt: int) -> dict[str, Any]:
+        """Return the members of a whole response."""
+        ...
+
+
 @define
 class Assembly:
     """Output of all prompts of one API call; choice ``n`` of prompt ``p`` has index ``p * num_choices + n``.
@@ -125,7 +137,7 @@ class Assembly:
     finished: list[RequestFinished] = field(factory=list)
     choices: list[Choice] = field(factory=list)
     prompt_logprobs: list[list[TokenLogprob]] = field(factory=list)
-    scores: PromptScores | None = None
+    scores: PromptWriter | None = None
     prediction: PredictionCount | None = None
     has_begun: bool = False
     is_complete: bool = False
@@ -164,12 +176,6 @@ class Assembly:
     def num_prompts(self) -> int:
         """Number of requests that must end."""
         return len(self.running)
-
-    def score_prompts(self, fields: ScoreFields) -> None:
-        """Report the log-probabilities of the prompts' tokens, if ``fields`` ask for them and the model honours it."""
-        is_asked = fields.loglikelihood or fields.prompt_logprobs is not None
-        if is_asked and self.running[0].request.num_prompt_logprobs is not None:
-            self.scores = PromptScores(fields, self.num_prompts)
 
     def push(self, prompt: int, event: Event, pieces: list[Piece]) -> None:
         """Append the pieces that ``event`` adds, possibly none."""

@@ -1,7 +1,7 @@
 """Parses the text of one choice into pieces, if that text may contain reasoning or tool calls.
 
-Used by :class:`enginehouse.api.openai.answer.Assembly`. Log-probabilities are kept for visible text only: those of
-tokens that turned out to be reasoning, a call or a tag are left out.
+Used by :class:`~enginehouse.api.generation.assembly.Assembly`. Log-probabilities are kept for visible text only: those
+of tokens that turned out to be reasoning, a call or a tag are left out.
 """
 
 from __future__ import annotations

@@ -10,6 +10,19 @@ from typing import Any
 from attrs import evolve, frozen
 from litestar.types import Receive, Scope, Send
 
+from enginehouse.api.generation.assembly import Assembly, event_batches
+from enginehouse.api.generation.decoding import Decoded
+from enginehouse.api.generation.details import (
+    AnswerDetails,
+    asks_for_details,
+    optimization_headers,
+    routed_headers,
+)
+from enginehouse.api.generation.encoding import encode_json, log_prompts
+from enginehouse.api.generation.open_answers import OpenAnswer, estimate_tokens, used_tokens
+from enginehouse.api.generation.prediction_count import PredictionCount
+from enginehouse.api.generation.reports import report_headers
+from enginehouse.api.generation.stream import ResponseStream
 from enginehouse.api.http.access import AccessRecord, record_of
 from enginehouse.api.http.admission import Ticket
 from enginehouse.api.http.callers import check_model, check_priority, may_see_prompts
@@ -17,20 +30,8 @@ from enginehouse.api.http.exchange import Exchange, deadlines
 from enginehouse.api.http.own_machine import foreign_sign
 from enginehouse.api.http.permissions import ticket_of
 from enginehouse.api.http.security import connection_of
-from enginehouse.api.http.sse import ResponseStream, send_body
+from enginehouse.api.http.sse import send_body
 from enginehouse.api.http.state import ApiState
-from enginehouse.api.openai.answer import Assembly, event_batches
-from enginehouse.api.openai.decoding import Decoded
-from enginehouse.api.openai.details import (
-    AnswerDetails,
-    asks_for_details,
-    optimization_headers,
-    routed_headers,
-)
-from enginehouse.api.openai.encoding import encode_json, log_prompts
-from enginehouse.api.openai.open_answers import OpenAnswer, estimate_tokens, used_tokens
-from enginehouse.api.openai.prediction import PredictionCount
-from enginehouse.api.openai.reports import report_headers
 from enginehouse.contract.surface import Assembler, GenerationRoute
 from enginehouse.contract.types import Event, GenerateRequest
 from enginehouse.pipeline.pipeline import RunningRequest

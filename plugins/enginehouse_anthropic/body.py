@@ -1,0 +1,82 @@
+"""Bodies of ``/v1/messages`` and ``/v1/messages/count_tokens``. Members that hold blocks are read by other modules."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from attrs import NOTHING, field, frozen
+from attrs.validators import and_, deep_iterable, max_len, min_len
+
+from enginehouse.contract.fields import MAX_STOP_CHARS
+from enginehouse.contract.rows import INT64_MAX, row
+
+__all__ = ["CountTokensBody", "MessagesBody"]
+
+_MAX_STOPS = 64
+_NO_EFFECT = "Accepted so that clients work; has no effect."
+_OBJECT = {"type": ["object", "null"]}
+
+
+@frozen(kw_only=True)
+class CountTokensBody:
+    """The members that the prompt depends on."""
+
+    model: str | None = row("A name or alias of `/v1/models`; the first configured model without it.")
+    messages: tuple[dict[str, Any], ...] = row(
+        "Turns of the roles `user`, `assistant` and `system`, each a string or a list of blocks. A last turn of the "
+        "assistant is continued.",
+        default=NOTHING,
+        keeps_nulls=True,
+        schema={"minItems": 1},
+    )
+    system: Any = row("The system prompt, a string or a list of text blocks.", keeps_nulls=True)
+    tools: tuple[dict[str, Any], ...] = row("Tools that the client runs.", default=(), keeps_nulls=True)
+    tool_choice: Any = row("`auto`, `any`, `none`, or `tool` with a name.", keeps_nulls=True, schema=_OBJECT)
+    thinking: Any = row("Without it a model does not reason.", keeps_nulls=True, schema=_OBJECT)
+    output_config: Any = row(
+        "`effort`, and `format`: a JSON Schema that the text follows.", keeps_nulls=True, schema=_OBJECT
+    )
+    output_format: Any = row("Another name of `output_config.format`.", keeps_nulls=True, schema=_OBJECT)
+    cache_control: Any = row("A hint that the prefix cache does not need.")
+
+    @property
+    def thinks(self) -> bool:
+        """True if the model is asked to reason."""
+        kind = self.thinking.get("type") if isinstance(self.thinking, dict) else None
+        return kind in ("enabled", "adaptive") or (kind == "between_tools" and self._ends_with_results)
+
+    @property
+    def _ends_with_results(self) -> bool:
+        content = self.messages[-1].get("content") if self.messages else None
+        blocks = content if isinstance(content, list) else ()
+        return any(isinstance(block, dict) and block.get("type") == "tool_result" for block in blocks)
+
+
+@frozen(kw_only=True)
+class MessagesBody(CountTokensBody):
+    """The request body."""
+
+    max_tokens: int = row(
+        "Most tokens of the answer, reasoning included; more than the context has room for counts as the room.",
+        default=NOTHING,
+        bounds=(0, INT64_MAX),
+    )
+    stream: bool = row("Send the answer as events, while it is made.", default=False)
+    stop_sequences: tuple[str, ...] = field(
+        default=(),
+        validator=[max_len(_MAX_STOPS), deep_iterable(and_(min_len(1), max_len(MAX_STOP_CHARS)))],
+    )
+    temperature: float | None = row("Divides the logits. 0 is greedy.", bounds=(0, 2))
+    top_p: float | None = row("Keep the most probable tokens that together reach this probability.", bounds=(0, 1))
+    top_k: int | None = row("Keep this many of the most probable tokens. 0 is off.", bounds=(0, 2**31 - 1))
+    metadata: Any = row(_NO_EFFECT)
+    service_tier: Literal["auto", "standard_only"] | None = row(_NO_EFFECT)
+    speed: str | None = row(_NO_EFFECT)
+    inference_geo: str | None = row(_NO_EFFECT)
+    user_profile_id: str | None = row(_NO_EFFECT)
+    workspace_id: str | None = row(_NO_EFFECT)
+
+    def sampling(self) -> dict[str, Any]:
+        """Return the given sampling parameters."""
+        given = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
+        return {name: value for name, value in given.items() if value is not None}
