@@ -6,6 +6,7 @@ other backend.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib.metadata
 import json
@@ -14,7 +15,7 @@ import signal
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -145,14 +146,29 @@ def smollm2_gguf() -> Path:
 def smollm2_folder(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same model as a folder of float32 safetensors; written once and kept for later runs."""
     version = importlib.metadata.version("transformers")
-    folder = tmp_path_factory.getbasetemp().parent / f"enginehouse-smollm2-{version}"
-    if not folder.is_dir():
-        half_done = folder.with_name(f"{folder.name}.{os.getpid()}")
-        command = [sys.executable, "-c", _WRITE_SMOLLM2, str(smollm2_gguf), str(half_done)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        half_done.rename(folder)
+    kept = tmp_path_factory.getbasetemp().parent
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        kept = kept.parent
+    folder = kept / f"enginehouse-smollm2-{version}"
+    with _one_at_a_time(folder.with_suffix(".lock")):
+        if not folder.is_dir():
+            half_done = folder.with_name(f"{folder.name}.{os.getpid()}")
+            command = [sys.executable, "-c", _WRITE_SMOLLM2, str(smollm2_gguf), str(half_done)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
+            half_done.rename(folder)
     return folder
+
+
+@contextlib.contextmanager
+def _one_at_a_time(lock: Path) -> Iterator[None]:
+    """Wait for other processes that hold the lock."""
+    with lock.open("w") as file:
+        if sys.platform != "win32":
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-__all__ = ["assert_near_linear", "measure_growth"]
+__all__ = ["assert_near_linear"]
 
 _T = TypeVar("_T")
 
@@ -24,34 +24,28 @@ _NUM_RUNS = (1, 2, 3)
 """Number of runs of each size, per round of measuring; rounds end once a measurement has passed."""
 
 
-def measure_growth(
-    make: Callable[[int], _T], run: Callable[[_T], object], size: int, num_runs: int = 1
-) -> tuple[float, float, float]:
-    """Return the processor seconds for inputs of ``size``, 2 and 4 times that, each the best of ``num_runs``.
+def assert_near_linear(
+    make: Callable[[int], _T], run: Callable[[_T], object], size: int, what: str = "the time"
+) -> float:
+    """Fail if time grows faster than n log n; return the processor seconds for an input of 4 times ``size``.
 
     Args:
         make: creates an input of a size; not measured.
         run: the measured function.
         size: n.
-    """
-    first, second, last = (_best(make(times * size), run, num_runs) for times in (1, 2, 4))
-    return first, second, last
-
-
-def assert_near_linear(
-    make: Callable[[int], _T], run: Callable[[_T], object], size: int, what: str = "the time"
-) -> tuple[float, float, float]:
-    """Fail if time grows faster than n log n; return the measurement.
+        what: subject of the message.
 
     Raises:
         AssertionError: it grew faster in every measurement.
     """
     for num_runs in _NUM_RUNS:
-        times_s = measure_growth(make, run, size, num_runs)
-        if times_s[2] < max(_FLOOR_S, _MAX_RATIO * times_s[0]):
-            return times_s
-    listed = ", ".join(f"{times * size}: {time_s:.3f} s" for times, time_s in zip((1, 2, 4), times_s, strict=True))
-    raise AssertionError(f"{what} grows faster than the input: {listed}")
+        last_s = _best(make(4 * size), run, num_runs)
+        if last_s < _FLOOR_S:
+            return last_s
+        first_s = _best(make(size), run, num_runs)
+        if last_s < _MAX_RATIO * first_s:
+            return last_s
+    raise AssertionError(f"{what} grows faster than the input: {size}: {first_s:.3f} s, {4 * size}: {last_s:.3f} s")
 
 
 def _best(given: _T, run: Callable[[_T], object], num_runs: int) -> float:

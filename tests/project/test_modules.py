@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-import pytest
-
 from .repository import ROOT, source_files, syntax_of
 
 MAX_MODULE_LINES = 500
@@ -15,9 +13,6 @@ MAX_FUNCTION_LINES = 60
 
 def identify(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
-
-
-every_module = pytest.mark.parametrize("path", source_files(), ids=identify)
 
 
 def public_names(tree: ast.Module) -> set[str]:
@@ -52,42 +47,53 @@ def is_plugin_module(path: Path) -> bool:
     return path.name == "__init__.py" and path.parent.parent.name in ("plugins", "contrib")
 
 
-@every_module
-def test_all_is_present_sorted_and_complete(path: Path) -> None:
-    tree = syntax_of(path)
-    listed = listed_names(tree)
-    if listed is None and (is_plugin_module(path) or not public_names(tree)):
-        return
+def test_all_is_present_sorted_and_complete() -> None:
+    wrong = []
+    for path in source_files():
+        tree = syntax_of(path)
+        listed, public = listed_names(tree), public_names(tree)
+        if listed is None:
+            is_complete = is_plugin_module(path) or not public
+        else:
+            is_complete = listed == sorted(listed, key=place) and (is_plugin_module(path) or public <= set(listed))
+        if not is_complete:
+            wrong.append((identify(path), sorted(public - set(listed or ()))))
 
-    assert listed is not None, "__all__ is missing"
-    assert listed == sorted(listed, key=place)
-    if not is_plugin_module(path):
-        assert public_names(tree) <= set(listed), f"not in __all__: {public_names(tree) - set(listed)}"
-
-
-@every_module
-def test_packages_only_re_export(path: Path) -> None:
-    if path.name == "__init__.py" and not is_plugin_module(path):
-        defined = [node for node in syntax_of(path).body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
-
-        assert defined == []
+    assert not wrong, "__all__ is missing, unsorted, or lacks these names"
 
 
-@every_module
-def test_modules_and_functions_stay_small(path: Path) -> None:
-    tree = syntax_of(path)
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+def test_packages_only_re_export() -> None:
+    packages = [path for path in source_files() if path.name == "__init__.py" and not is_plugin_module(path)]
+    defined = {
+        identify(path): node.name
+        for path in packages
+        for node in syntax_of(path).body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+    }
 
-    assert len(path.read_text().splitlines()) <= MAX_MODULE_LINES
-    for function in functions:
-        assert (function.end_lineno or 0) - function.lineno <= MAX_FUNCTION_LINES, function.name
-
-
-@every_module
-def test_modules_say_what_they_are_for(path: Path) -> None:
-    assert len((ast.get_docstring(syntax_of(path)) or "").split()) >= 4
+    assert defined == {}
 
 
-@every_module
-def test_no_module_is_a_grab_bag(path: Path) -> None:
-    assert path.stem not in ("utils", "common", "helpers", "misc")
+def test_modules_and_functions_stay_small() -> None:
+    functions = {
+        f"{identify(path)} {node.name}": (node.end_lineno or 0) - node.lineno
+        for path in source_files()
+        for node in ast.walk(syntax_of(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    modules = {identify(path): len(path.read_text().splitlines()) for path in source_files()}
+
+    assert {name: lines for name, lines in modules.items() if lines > MAX_MODULE_LINES} == {}
+    assert {name: lines for name, lines in functions.items() if lines > MAX_FUNCTION_LINES} == {}
+
+
+def test_modules_say_what_they_are_for() -> None:
+    docstrings = {identify(path): ast.get_docstring(syntax_of(path)) or "" for path in source_files()}
+
+    assert [name for name, docstring in docstrings.items() if len(docstring.split()) < 4] == []
+
+
+def test_no_module_is_a_grab_bag() -> None:
+    grab_bags = ("utils", "common", "helpers", "misc")
+
+    assert [identify(path) for path in source_files() if path.stem in grab_bags] == []

@@ -109,7 +109,7 @@ def test_environments_named_in_the_documents_exist() -> None:
     default = {name.strip() for name in tox_ini()["tox"]["env_list"].split(",")}
 
     backends = {"llamacpp", "remote", "runners"}
-    assert default == {"lint", "types", "imports", "core", "examples", "third-party", "package"} | backends
+    assert default == {"lint", "types", "core", "third-party", "package"} | backends
     assert default <= tox_environments()
     for name in default:
         assert f"`{name}`" in (ROOT / "README.md").read_text()

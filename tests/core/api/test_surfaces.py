@@ -14,7 +14,10 @@ import httpx
 import pytest
 from attrs import evolve, frozen
 
+from enginehouse.api.generation.decoding import BodyDecoder
+from enginehouse.api.generation.server_access import ServerAccess
 from enginehouse.api.http.app import build_app
+from enginehouse.api.http.callers import Caller
 from enginehouse.api.http.errors import http_error
 from enginehouse.api.http.security import written_error
 from enginehouse.api.http.sse import write_chunks
@@ -27,6 +30,7 @@ from enginehouse.plugins.kinds import KINDS
 from enginehouse.plugins.registration import Registration
 from enginehouse.settings.auth import AuthSettings, KeySettings
 from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, ServerSettings, Settings
+from enginehouse.settings.profiles import PROFILES
 from enginehouse_testkit.application import make_state
 from enginehouse_testkit.growth import assert_near_linear
 from enginehouse_testkit.hostile_texts import hostile_text
@@ -297,6 +301,16 @@ class Lines:
 
     lines: tuple[Line, ...]
     stream: bool = False
+
+
+def test_unknown_members_of_parts_are_listed() -> None:
+    decoder = BodyDecoder(Lines, {}, LimitsSettings(), "reject")
+    body = {"lines": [{"text": "a"}, {"text": "b", "pitch": 1}], "volume": 11}
+    server = ServerAccess(make_state(settings()), {}, Caller(profile=PROFILES["openai"]))  # type: ignore[typeddict-item]
+    decoded = decoder.decode(json.dumps(body).encode(), server)
+
+    assert decoded.body.lines[1] == Line(text="b")
+    assert decoded.ignored == ["volume", "lines[1].pitch"]
 
 
 def test_the_openapi_document_holds_the_parts_of_its_bodies(registry: PluginRegistry) -> None:

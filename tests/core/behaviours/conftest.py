@@ -41,8 +41,9 @@ STARTER_CONFIG = """
 source = "starter"
 context = 1024
 cache_tokens = 8192
+threads = 1
 """
-"""A context that tests can fill, and room for many sequences."""
+"""A context that tests can fill, room for many sequences, and one thread, as another server may compute beside it."""
 
 RUNNER_CONFIG = """
 [models.{backend}]

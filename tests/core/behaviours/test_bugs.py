@@ -67,7 +67,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def one_slot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The real small model, one request at a time."""
     config = tmp_path_factory.mktemp("one") / "enginehouse.toml"
-    config.write_text('[models.one]\nsource = "starter"\nslots = 1\ncontext = 1024\n', encoding="utf-8")
+    config.write_text('[models.one]\nsource = "starter"\nslots = 1\ncontext = 1024\nthreads = 1\n', encoding="utf-8")
     with started_server("--config", config) as process:
         server = Server.connect(process.url or "", "one")
         with server.client:

@@ -30,7 +30,7 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     config = tmp_path_factory.mktemp("narrow") / "enginehouse.toml"
     config.write_text(
         f"[limits]\nmax_queue = {MAX_QUEUE}\n"
-        f'[models.m]\nsource = "starter"\nslots = {SLOTS}\ncontext = {CONTEXT}\ncache_tokens = 2048\n',
+        f'[models.m]\nsource = "starter"\nslots = {SLOTS}\ncontext = {CONTEXT}\ncache_tokens = 2048\nthreads = 1\n',
         encoding="utf-8",
     )
     with started_server("--config", config) as process:

@@ -71,7 +71,8 @@ class Pair:
 def started_pair(folder: Path, slots: int) -> Iterator[Pair]:
     config = folder / "enginehouse.toml"
     config.write_text(
-        f'[models.m]\nsource = "starter"\nslots = {slots}\ncontext = {CONTEXT}\ncache_tokens = {CONTEXT}\n',
+        f'[models.m]\nsource = "starter"\nthreads = 1\n'
+        f"slots = {slots}\ncontext = {CONTEXT}\ncache_tokens = {CONTEXT}\n",
         encoding="utf-8",
     )
     # The C library gives unused memory back at once: what a process holds then says what it uses.

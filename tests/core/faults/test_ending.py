@@ -70,15 +70,18 @@ def streaming(folder: Path, **options: object) -> Iterator[tuple[ServerProcess, 
 
 
 @pytest.mark.parametrize(
-    "signals",
+    ("signals", "pause_s"),  # the system makes one of two equal signals that wait
     [
-        (signal.SIGINT, signal.SIGINT),
-        (signal.SIGTERM, signal.SIGTERM),
-        (signal.SIGINT, signal.SIGTERM),
-        (signal.SIGTERM, signal.SIGINT, signal.SIGINT),
+        ((signal.SIGINT, signal.SIGINT), 0.05),
+        ((signal.SIGINT, signal.SIGINT), 0.7),
+        ((signal.SIGTERM, signal.SIGTERM), 0.05),
+        pytest.param((signal.SIGTERM, signal.SIGTERM), 0.7, marks=pytest.mark.slow),
+        pytest.param((signal.SIGINT, signal.SIGTERM), 0.05, marks=pytest.mark.slow),
+        ((signal.SIGINT, signal.SIGTERM), 0.7),
+        pytest.param((signal.SIGTERM, signal.SIGINT, signal.SIGINT), 0.05, marks=pytest.mark.slow),
+        ((signal.SIGTERM, signal.SIGINT, signal.SIGINT), 0.7),
     ],
 )
-@pytest.mark.parametrize("pause_s", [0.05, 0.7])  # the system makes one of two equal signals that wait
 def test_the_second_signal_ends_what_the_first_lets_finish(tmp_path: Path, signals, pause_s: float) -> None:
     with streaming(tmp_path) as (server, streams, children):
         server.process.send_signal(signals[0])

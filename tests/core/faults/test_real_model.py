@@ -38,7 +38,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def server():
-    model = ModelSettings(source="starter", backend="llamacpp", context=2048, slots=4)
+    model = ModelSettings(source="starter", backend="llamacpp", context=2048, slots=4, options={"threads": 1})
     with rig({"m": model}) as running:
         yield running
 

@@ -37,9 +37,7 @@ def test_quadratic_time_is_found() -> None:
 
 
 def test_linear_time_passes() -> None:
-    times_s = assert_near_linear(partial(hostile_text, "a b"), lambda text: sorted(text.split()), 200_000)
-
-    assert times_s[2] > 0
+    assert assert_near_linear(partial(hostile_text, "a b"), lambda text: sorted(text.split()), 200_000) > 0
 
 
 def rendered(text: str) -> tuple[Segment, ...]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from attrs import evolve, field, frozen
 
-from enginehouse.contract.errors import ContextLengthExceeded, ModelNotReady, PluginError
+from enginehouse.contract.errors import ConfigError, ContextLengthExceeded, ModelNotReady, Overloaded, PluginError
 from enginehouse.contract.preparer import ModelAccess, Preparation, Report
 from enginehouse.contract.rows import fields_of
 from enginehouse.contract.types import GenerateRequest
@@ -18,7 +18,7 @@ from enginehouse.pipeline.pipeline import Pipeline
 from enginehouse.pipeline.prompt.renderer import Renderer
 from enginehouse.plugins import PluginRegistry
 from enginehouse.serving import ModelManager
-from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings
+from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, Settings
 from enginehouse_testkit.script import write_script
 
 
@@ -37,7 +37,7 @@ class Cutting:
     calls: list[tuple[str, int | None]] = field(factory=list)
 
     def bind(self, settings: Mapping[str, Any], objects: Mapping[str, Mapping[str, Any]]) -> Cutting:
-        assert settings == {"m": None, "other": None} and objects["preparers"] == {"cutting": self}
+        assert set(settings) == {"m", "other"} and objects["preparers"] == {"cutting": self}
         return self
 
     def may_prepare(self, request: GenerateRequest, model: str) -> bool:
@@ -57,7 +57,24 @@ class Cutting:
         return Preparation(evolve(request, text=text[:-num_cut]), report)
 
 
+@frozen
+class Pausing(Cutting):
+    """Does something else before it shortens a prompt."""
+
+    meanwhile: list[Awaitable[None]] = field(factory=list)
+
+    async def prepare_request(
+        self, request: GenerateRequest, model: ModelAccess, num_excess: int | None
+    ) -> Preparation | None:
+        if num_excess:
+            await self.meanwhile.pop()
+        return await super().prepare_request(request, model, num_excess)
+
+
 class Failing(Cutting):
+    def may_prepare(self, request: GenerateRequest, model: str) -> bool:
+        raise KeyError("no idea")
+
     async def prepare_request(
         self, request: GenerateRequest, model: ModelAccess, num_excess: int | None
     ) -> Preparation | None:
@@ -68,20 +85,24 @@ class Failing(Cutting):
 
 
 @contextlib.asynccontextmanager
-async def opened(folder: Path, preparer: Cutting) -> AsyncIterator[Pipeline]:
+async def opened(
+    folder: Path, preparer: Cutting, limits: LimitsSettings | None = None, **model: Any
+) -> AsyncIterator[Pipeline]:
     """A pipeline with one preparer, to the model ``m`` with one token per byte and room for 100."""
-    model = ModelSettings(source=write_script(folder / "script.json", ["Hel", "lo"]), backend="scripted", context=100)
-    settings = Settings(models={"m": model, "other": evolve(model, load="lazy")}, plugins=PluginsSettings(allow=()))
+    fields = {"source": write_script(folder / "script.json", ["Hel", "lo"]), "backend": "scripted", **model}
+    models = {"m": ModelSettings(context=100, **fields), "other": ModelSettings(context=100, load="lazy", **fields)}
+    settings = Settings(models=models, plugins=PluginsSettings(allow=()), limits=limits or LimitsSettings())
     registry = evolve(
         PluginRegistry.for_settings(settings),
         preparers={preparer.name: preparer},
         request_fields={one.name: one for one in fields_of(CutFields, preparer.name, "cuts", is_sampled=False)},
     )
     manager, renderer = ModelManager(settings, registry), Renderer(20, 10_000)
+    pipeline = Pipeline(settings, registry, manager, renderer)
     await manager.start()
     await manager.wait_settled(20)
     try:
-        yield Pipeline(settings, registry, manager, renderer)
+        yield pipeline
     finally:
         await manager.close()
 
@@ -119,12 +140,39 @@ async def test_prompt_that_is_too_long_is_prepared_once_more_with_the_number_of_
     assert len(preparer.calls) == 4
 
 
+async def test_request_keeps_its_place_in_the_queue_while_it_is_shortened(tmp_path: Path) -> None:
+    """The worker has refused it, so it holds nothing of it."""
+    preparer = Pausing()
+    one = {"backend": "fake", "isolation": "thread", "slots": 1}
+    async with opened(tmp_path, preparer, LimitsSettings(max_queue=0), **one) as pipeline:
+
+        async def another() -> None:
+            with pytest.raises(Overloaded):
+                await pipeline.submit(evolve(request("a"), request_id="another"))
+
+        preparer.meanwhile.append(another())
+        running = await pipeline.submit(request("x" * 150, stopping={"max_tokens": 20}))
+        running.generation.cancel()
+
+    assert not preparer.meanwhile
+    assert running.reports["cutting"] is not None
+
+
 async def test_preparer_that_fails_refuses_the_request_and_is_named(tmp_path: Path) -> None:
     async with opened(tmp_path, Failing()) as pipeline:
         with pytest.raises(PluginError, match="the preparer 'cutting' failed"):
             await pipeline.submit(request("a"))
         with pytest.raises(ModelNotReady, match="'other' is not loaded"):
             await pipeline.submit(request("ask"))
+        with pytest.raises(PluginError, match="the preparer 'cutting' failed"):
+            await pipeline.plan(request("a"))
+
+
+async def test_setting_of_a_preparer_that_is_not_loaded_stops_the_start(tmp_path: Path) -> None:
+    """Also where another preparer reads the settings."""
+    with pytest.raises(ConfigError, match=r"models\.m\.compressor: the plugin 'compress' is not loaded"):
+        async with opened(tmp_path, Cutting(), compressor={"method": "bm25"}):
+            pass
 
 
 async def test_prepare_is_repeatable_and_starts_nothing(tmp_path: Path) -> None:

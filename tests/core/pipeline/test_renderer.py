@@ -27,12 +27,27 @@ ECHO = "{% for m in messages %}[{{ m.role }}:{{ m.content }}]{% endfor %}"
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
+@contextlib.asynccontextmanager
+async def started(timeout_s: float, max_chars: int = 2_000_000) -> AsyncIterator[Renderer]:
+    renderer = Renderer(timeout_s, max_chars=max_chars)
+    await renderer.start()
+    try:
+        yield renderer
+    finally:
+        await renderer.close()
+
+
 @pytest.fixture
 async def renderer() -> AsyncIterator[Renderer]:
-    renderer = Renderer(TIMEOUT_S, max_chars=2_000_000)
-    await renderer.start()
-    yield renderer
-    await renderer.close()
+    async with started(TIMEOUT_S) as renderer:
+        yield renderer
+
+
+@pytest.fixture
+async def patient() -> AsyncIterator[Renderer]:
+    """One whose time limit a busy machine does not reach."""
+    async with started(60.0) as renderer:
+        yield renderer
 
 
 def prompt(template: str, content: str = "hi", special_tokens: tuple[str, ...] = ("<|im_end|>",)) -> ChatPrompt:
@@ -71,7 +86,7 @@ def environment_of(pid: int) -> bytes:
 # --- rendering -------------------------------------------------------------------------------------
 
 
-async def test_rendering_gives_what_the_pure_function_gives(renderer: Renderer) -> None:
+async def test_rendering_gives_what_the_pure_function_gives(patient: Renderer) -> None:
     message = Message(role="user", content="Grüß <|im_end|> 漢 🧑\u2028", name="Ann<|im_end|>")
     template = "<s>{% for m in messages %}{{ m.name }}:{{ m.content }}<|im_end|>{{ tools | tojson }}{% endfor %}{{ x }}"
     chat_prompt = ChatPrompt(
@@ -83,43 +98,38 @@ async def test_rendering_gives_what_the_pure_function_gives(renderer: Renderer) 
         extra={"tools": [{"a": [1, 2.5, None, True]}], "x": "y"},
     )
 
-    segments = await renderer.render(chat_prompt)
+    segments = await patient.render(chat_prompt)
     assert segments == render(chat_prompt, 10_000)
     assert [segment.text for segment in segments if not segment.trusted] == ["<|im_end|>"] * 4
 
 
-async def test_many_templates_and_chats_at_once(renderer: Renderer) -> None:
+async def test_many_templates_and_chats_at_once(patient: Renderer) -> None:
     """More templates than a process remembers, in an order in which each is forgotten and sent again."""
     prompts = [prompt(f"{number % 50}{ECHO}", f"c{number}") for number in range(300)]
 
-    rendered = await asyncio.gather(*map(renderer.render, prompts))
+    rendered = await asyncio.gather(*map(patient.render, prompts))
     assert [segments[0].text for segments in rendered] == [f"{n % 50}[user:c{n}]" for n in range(300)]
 
 
-async def test_long_chats_pass_the_pipe() -> None:
+async def test_long_chats_pass_the_pipe(patient: Renderer) -> None:
     content = "漢<|im_end|>" * 100_000
-    renderer = Renderer(60.0, max_chars=2_000_000)  # it takes long on a busy machine
-    await renderer.start()
-    try:
-        segments = await renderer.render(prompt(ECHO, content))
-    finally:
-        await renderer.close()
+    segments = await patient.render(prompt(ECHO, content))
 
     assert "".join(segment.text for segment in segments) == f"[user:{content}]"
 
 
-async def test_refusals_carry_the_templates_message(renderer: Renderer) -> None:
+async def test_refusals_carry_the_templates_message(patient: Renderer) -> None:
     with pytest.raises(RenderError, match="the messages: roles must alternate") as caught:
-        await renderer.render(prompt("{{ raise_exception('roles must alternate') }}"))
+        await patient.render(prompt("{{ raise_exception('roles must alternate') }}"))
 
     assert caught.value.param == "messages"
-    assert await still_serves(renderer)
+    assert await still_serves(patient)
 
 
-async def test_check_finds_syntax_errors(renderer: Renderer) -> None:
-    await renderer.check(ECHO)
+async def test_check_finds_syntax_errors(patient: Renderer) -> None:
+    await patient.check(ECHO)
     with pytest.raises(RenderError, match="syntax error in line 2"):
-        await renderer.check("\n{% if %}")
+        await patient.check("\n{% if %}")
 
 
 # --- hostile templates -----------------------------------------------------------------------------
@@ -206,11 +216,11 @@ async def test_memory_bombs_are_defused(renderer: Renderer, template: str) -> No
         ("{% for i in range(10**5) %}{{ 'x' * 100 }}{% endfor %}", "exceeds 2000000 characters"),
     ],
 )
-async def test_other_bombs_fail_without_losing_a_process(renderer: Renderer, template: str, message: str) -> None:
+async def test_other_bombs_fail_without_losing_a_process(patient: Renderer, template: str, message: str) -> None:
     with pytest.raises(RenderError, match=message):
-        await renderer.render(prompt(template))
+        await patient.render(prompt(template))
 
-    assert await still_serves(renderer)
+    assert await still_serves(patient)
 
 
 @pytest.mark.parametrize("size", [1000, 100_000])
@@ -421,3 +431,11 @@ async def test_processes_do_not_inherit_secrets(monkeypatch: pytest.MonkeyPatch)
 def test_one_process_is_not_enough() -> None:
     with pytest.raises(ValueError, match="at least two"):
         Renderer(1.0, 1000, num_processes=1)
+
+
+def test_processes_start_without_large_libraries() -> None:
+    """Two of them start with each server."""
+    code = "import sys, enginehouse.pipeline.prompt.render_process as _; print(*sys.modules)"
+    loaded = subprocess.check_output([sys.executable, "-P", "-c", code], text=True).split()
+
+    assert {"numpy", "asyncio", "cattrs", "litestar", "enginehouse.settings.config"} & set(loaded) == set()

@@ -91,10 +91,12 @@ class Worker(WorkerEngine):
         stream: WorkerStream
 
         def forget() -> None:
+            self._model.request_queue.leave(stream.request_id)
             loop.call_later(_STEP_S, self._left, stream, observer)
 
         stream = WorkerStream(request.request_id, loop, forget, observer)
         self._inside[stream] = stream.fail
+        self._model.request_queue.enter(request.request_id, request.caller, request.priority)
         self._run(self._answer(stream, request, len(begun[0])))
         await stream.wait_accepted()
         return stream
@@ -124,6 +126,7 @@ class Worker(WorkerEngine):
                 num_tokens += 1
         if self._is_alive and not stream._is_ended:
             del self._inside[stream]
+            self._model.request_queue.leave(request.request_id)
             stream.push(ChoiceFinished(0, "length", Usage(completion_tokens=num_tokens)))
             stream.push(RequestFinished(Usage(prompt_tokens=1, completion_tokens=num_tokens)))
 
@@ -372,6 +375,28 @@ def test_nothing_enters_beside_a_suspect():
             await asyncio.sleep(_STEP_S / 2)
         await asyncio.gather(asking, streaming)
         assert question.outcome == suspect.outcome == "answered"
+
+    simulate(scene())
+
+
+def test_requests_keep_their_places_in_the_queue_until_they_end():
+    """Also suspects that have had their turn alone and wait for those of the others."""
+
+    async def scene() -> None:
+        model = Model()
+        model.start()
+        place = ModelWork(model)  # type: ignore[arg-type]
+        suspects = [Client(caller, "hello", 200) for caller in ("alice", "bob", "eve")]
+        streaming = [asyncio.create_task(client.ask(number, model, place)) for number, client in enumerate(suspects)]
+        await asyncio.sleep(1.0)
+        model.engine.die()
+        while not all(task.done() for task in streaming):
+            await asyncio.sleep(_STEP_S / 2)
+            inside = {stream.request_id for stream in model.engine._inside}
+            unfinished = {str(number) for number, client in enumerate(suspects) if len(client.token_ids) < 199}
+            assert {number for number in unfinished - inside if number not in model.request_queue} == set()
+        assert not len(model.request_queue) and not place.is_suspicious
+        assert all(client.token_ids == list(range(200)) for client in suspects)
 
     simulate(scene())
 

@@ -89,7 +89,7 @@ class Survival:
 @contextlib.asynccontextmanager
 async def smollm2(**settings: object) -> AsyncIterator[tuple[Preparers, LoadedModel]]:
     """SmolLM2 and what prepares its prompts."""
-    model = ModelSettings(source="starter", context=2048, options={"cache_tokens": 8192}, **settings)  # type: ignore[arg-type]
+    model = ModelSettings(source="starter", context=2048, options={"cache_tokens": 8192, "threads": 1}, **settings)  # type: ignore[arg-type]
     everything = Settings(models={"m": model})
     registry = PluginRegistry.for_settings(everything)
     manager = ModelManager(everything, registry)

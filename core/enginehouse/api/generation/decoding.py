@@ -8,8 +8,9 @@ Replaces Litestar's DTOs, which drop unknown fields silently and convert some va
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Generic, Literal, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import UnionType
+from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin
 from urllib.parse import parse_qsl
 
 import attrs
@@ -284,11 +285,27 @@ class BodyDecoder(Generic[_B_co]):
             if not self._is_known(name) and name not in self._refused:
                 yield name
             details = self._declared.get(name)
-            if details is not None and isinstance(data[name], dict):
-                members = {attribute.name for attribute in attrs.fields(details)}
-                yield from (f"{name}.{member}" for member in data[name] if member not in members)
+            if details is not None:
+                yield from _find_unknown(details, data[name], name)
+        if not issubclass(self._body_class, RequestBody):  # the bodies of core name such members by themselves
+            for attribute in attrs.fields(attrs.resolve_types(self._body_class)):
+                yield from _find_unknown(attribute.type, data.get(attribute.name), attribute.name)
         if not self._logs_prompts and "log_prompt" in self._own and data.get("log_prompt"):
             yield "log_prompt"
+
+
+def _find_unknown(kind: Any, value: Any, path: str) -> Iterator[str]:
+    """Yield paths of members of ``value``, at any depth, that no attrs class in its type has."""
+    options = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    classes = [attrs.fields_dict(attrs.resolve_types(option)) for option in options if attrs.has(option)]
+    if isinstance(value, dict) and classes:
+        for name, member in value.items():
+            known = [fields[name].type for fields in classes if name in fields]
+            yield from _find_unknown(known[0], member, f"{path}.{name}") if known else (f"{path}.{name}",)
+    elif isinstance(value, list):
+        items = [get_args(option)[0] for option in options if get_origin(option) in (tuple, list, Sequence)]
+        for index, item in enumerate(value if items else ()):
+            yield from _find_unknown(items[0], item, f"{path}[{index}]")
 
 
 def _leave_out(data: dict[str, Any], path: str) -> bool:

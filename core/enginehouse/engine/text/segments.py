@@ -13,9 +13,12 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import groupby
+from typing import TYPE_CHECKING
 
-from enginehouse.contract.backend import Tokenizer
 from enginehouse.contract.types import Segment
+
+if TYPE_CHECKING:  # NumPy would be half of the start-up time of a rendering process
+    from enginehouse.contract.backend import Tokenizer
 
 __all__ = ["ControlStrings", "bytes_per_token", "control_strings", "encode_segments", "min_tokens"]
 

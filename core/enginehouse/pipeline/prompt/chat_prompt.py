@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from enginehouse.contract.errors import ConfigError
 from enginehouse.contract.regular_files import read_regular_text
 from enginehouse.contract.types import Message, ModelInfo
-from enginehouse.settings.config import ModelSettings
+
+if TYPE_CHECKING:  # rendering processes start sooner without the settings
+    from enginehouse.settings.config import ModelSettings
 
 __all__ = ["CHATML", "GEMMA", "PLAIN", "ChatPrompt", "ModelTemplates", "fallback_template"]
 

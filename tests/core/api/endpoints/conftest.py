@@ -81,7 +81,7 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoints]:
 @pytest.fixture(scope="session")
 def starter() -> Iterator[Endpoints]:
     """SmolLM2-135M-Instruct, whose vocabulary is a real one."""
-    models = {"starter": ModelSettings(source="starter", context=CONTEXT)}
+    models = {"starter": ModelSettings(source="starter", context=CONTEXT, options={"threads": 1})}
     yield from serve(Settings(models=models, plugins=PluginsSettings(allow=("llamacpp", "starter"))))
 
 

@@ -113,8 +113,10 @@ def test_nothing_is_dropped_in_silence(fake: Endpoints) -> None:
     """Fields that cannot matter here are listed."""
     response = fake.post("/tokenize", content="Hi", temperature=0.5, colour="red")
     chat = fake.post("/apply-template", messages=[{**MESSAGES[0], "x": 1}], max_tokens=3)
+    back = fake.post("/detokenize", tokens=[72], colour="red", mirostat_tau=3.0)
 
     assert response.headers["x-enginehouse-ignored"] == "colour, temperature"
+    assert back.headers["x-enginehouse-ignored"] == "colour, mirostat_tau"
     assert chat.headers["x-enginehouse-ignored"] == "max_tokens, messages[0].x"
     assert fake.refusal("/tokenize", content="Hi", temperature=9)["param"] == "temperature"
 

@@ -485,6 +485,7 @@ def test_route_explains_without_asking_any_model(serve: Serve) -> None:
         named = client.route(model="small")
         wrong = client.http.post("/v1/route", json={"messages": "x"})
         absent = client.http.post("/v1/route", json={"model": "absent", "messages": [{"role": "user", "content": "x"}]})
+        odd = client.http.post("/v1/route", json={"messages": [{"role": "user", "content": "x", "odd": 1}], "odd": 1})
 
     assert (easy["model"], easy["attempts"], easy["strategy"]) == ("small", ["small", "big"], "difficulty")
     assert hard["model"] == "big"
@@ -493,6 +494,7 @@ def test_route_explains_without_asking_any_model(serve: Serve) -> None:
     assert (named["model"], named["strategy"]) == ("small", None)
     assert wrong.status_code == 400
     assert absent.status_code == 404
+    assert odd.headers["x-enginehouse-ignored"] == "odd, messages[0].odd"
 
 
 def test_route_explains_what_a_request_gets_that_is_served_without_some_of_its_parameters(serve: Serve) -> None:

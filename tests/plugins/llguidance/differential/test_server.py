@@ -36,7 +36,7 @@ def fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="module")
 def smollm2() -> Iterator[httpx.Client]:
-    yield from serve("starter", ModelSettings(source="starter", context=512))
+    yield from serve("starter", ModelSettings(source="starter", context=512, options={"threads": 1}))
 
 
 def body_of(schema: Any, **fields: Any) -> dict[str, Any]:
