@@ -22,7 +22,8 @@ from typing import Any, ClassVar, cast
 import attrs
 import pytest
 
-from enginehouse.contract.backend import Backend, Engine, MemoryEstimate, ModelSource, Runner
+from enginehouse.contract.backend import Backend, MemoryEstimate, ModelSource, Runner
+from enginehouse.contract.engine import Engine
 from enginehouse.contract.errors import ModelLoadError
 from enginehouse.plugins.kinds import KINDS
 from enginehouse.plugins.registration import Registration

@@ -21,6 +21,7 @@ from enginehouse.contract import (
     commands,
     compressor,
     drafter,
+    engine,
     exit_policy,
     identity,
     logits_processor,
@@ -40,6 +41,7 @@ __all__ = ["SECTIONS", "classes_of", "object_pages", "section_of"]
 
 SECTIONS: tuple[tuple[str, ModuleType], ...] = (
     ("Backends", backend),
+    ("Engines", engine),
     ("Samplers", sampler),
     ("Logits processors", logits_processor),
     ("Structured decoders", structured),
@@ -59,7 +61,7 @@ SECTIONS: tuple[tuple[str, ModuleType], ...] = (
 )
 """Heading and module of each section, in the order of the page."""
 
-_SHARED = (calls, types)
+_SHARED = (calls, engine, types)
 """Modules whose values several kinds share, or core provides."""
 
 _OTHERS = {"authenticators": identity, "listeners": server_events, "model_sources": backend}
@@ -111,7 +113,7 @@ def classes_of(module: ModuleType) -> list[ContractClass]:
 
 def _hooks(module: ModuleType) -> str:
     hooks = [kind.hook for kind in KINDS.values() if section_of(kind.name) is module]
-    return ", ".join(f"[`{hook}`](plugin-hooks.md#{hook})" for hook in hooks) or "values that core provides"
+    return ", ".join(f"[`{hook}`](plugin-hooks.md#{hook})" for hook in hooks) or "objects without a hook"
 
 
 def _section(title: str, module: ModuleType) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from attrs import field, frozen
 
-from enginehouse.contract.backend import EngineStream
+from enginehouse.contract.engine import EngineStream
 from enginehouse.contract.types import EngineRequest, GenerateRequest
 
 __all__ = ["BoundPreparer", "ModelAccess", "Preparation", "Preparer", "Report"]
