@@ -27,6 +27,7 @@ __all__ = [
     "Assembler",
     "CallPiece",
     "Chunk",
+    "DetachedAssembler",
     "ErrorAnswer",
     "Frame",
     "GenerationRoute",
@@ -106,6 +107,7 @@ class Frame:
         media_type: of the response.
         before: bytes before each chunk, and ``after`` it.
         last: bytes at the end of a complete stream; clients take a stream without them for a truncated one.
+        last_failed: bytes at the end of a stream whose last chunk reports an error.
         ping: bytes that keep the connection open while nothing is generated, in the queue and during prefill too;
             clients ignore them.
         event: member of a chunk whose text names its event, in a line ``event:`` before it; None: events have no names.
@@ -115,6 +117,7 @@ class Frame:
     before: bytes = b""
     after: bytes = b"\n"
     last: bytes = b""
+    last_failed: bytes = b""
     ping: bytes = b"\n"
     event: str | None = None
 
@@ -140,8 +143,8 @@ class Reply:
         body: a JSON object, encoded by core, or bytes of ``media_type``; None is an empty body.
         status: HTTP status; None is 200, and for an error the one that core has chosen.
         headers: further headers.
-        stream: the chunks of a stream, instead of a body. It is closed when the client disconnects; an exception in it
-            becomes a last chunk with the surface's error body.
+        stream: the chunks of a stream, which may be prepared JSON, instead of a body. It is closed when the client
+            disconnects; an exception in it becomes a last chunk with the surface's error body.
         frame: format of the stream.
     """
 
@@ -149,7 +152,7 @@ class Reply:
     status: int | None = field(default=None, kw_only=True)
     headers: tuple[tuple[str, str], ...] = field(default=(), kw_only=True)
     media_type: str = field(default="application/json", kw_only=True)
-    stream: AsyncIterator[Chunk] | None = field(default=None, kw_only=True)
+    stream: AsyncIterator[Chunk | msgspec.Raw] | None = field(default=None, kw_only=True)
     frame: Frame = field(default=SSE, kw_only=True)
 
 
@@ -234,6 +237,14 @@ class Assembler(Protocol):
         ...
 
 
+class DetachedAssembler(Assembler, Protocol):
+    """The writer of a detached response."""
+
+    def early(self) -> Chunk:
+        """Return the response to a client that does not stream: sent first, while the stream goes to nobody."""
+        ...
+
+
 @frozen(kw_only=True)
 class Route:
     """An address of a surface.
@@ -272,15 +283,20 @@ class GenerationRoute(Route):
         body: has an attribute ``stream``: True if the response is streamed.
         requests: returns one request per prompt, all for the same model. Core sets the caller's permissions, profile
             and namespace; a ``namespace`` set here is kept within the caller's. Raises RequestError if the body is
-            invalid; called in a thread for large bodies.
+            invalid. A function is called in a thread for large bodies; a coroutine function runs on the event loop.
         assemble: returns the writer of the response, once every prompt is accepted; cancelled if the client leaves.
+            For a detached response it is a :class:`DetachedAssembler`.
+        detached: whether the response to a call goes on when its client disconnects, as one that can be taken up again
+            does; limits, timeouts and the log count it until its end. It is written as a stream, and its assembler
+            hears of the end: ``close`` or ``fail``. None: no response is detached.
         frame: format of streams.
         chunk_schema: JSON Schema of the chunks of a stream.
     """
 
     body: type[Any]
-    requests: Callable[[Any], Sequence[GenerateRequest]]
+    requests: Callable[[Any], Sequence[GenerateRequest] | Awaitable[Sequence[GenerateRequest]]]
     assemble: Callable[[Any, Any], Awaitable[Assembler]]
+    detached: Callable[[Any], bool] | None = None
     limits: Literal["all"] = "all"
     frame: Frame = SSE
     chunk_schema: Mapping[str, Any] = field(factory=lambda: {"type": "object"})

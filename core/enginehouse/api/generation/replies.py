@@ -39,7 +39,9 @@ class ReplyResponse:
         headers = [("content-type", reply.media_type), *reply.headers, *self.call.notices()]
         await send_body(send, body, headers, reply.status or 200)
 
-    async def _stream(self, stream: AsyncIterator[Chunk], scope: Scope, receive: Receive, send: Send) -> None:
+    async def _stream(
+        self, stream: AsyncIterator[Chunk | msgspec.Raw], scope: Scope, receive: Receive, send: Send
+    ) -> None:
         frame, headers = self.reply.frame, [*self.reply.headers, *self.call.notices()]
         async with self.state.exchanges.open(receive, self.state.settings.server.ping_s) as exchange:
             writer = FrameWriter(send, exchange, frame, headers)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from attrs import evolve, frozen
 from litestar.types import Receive, Scope, Send
@@ -32,7 +33,7 @@ from enginehouse.api.http.permissions import ticket_of
 from enginehouse.api.http.security import connection_of
 from enginehouse.api.http.sse import send_body
 from enginehouse.api.http.state import ApiState
-from enginehouse.contract.surface import Assembler, GenerationRoute
+from enginehouse.contract.surface import Assembler, DetachedAssembler, GenerationRoute
 from enginehouse.contract.types import Event, GenerateRequest
 from enginehouse.pipeline.pipeline import RunningRequest
 from enginehouse.serving.background import run_in_thread
@@ -65,26 +66,28 @@ class GenerationResponse:
         Raises:
             RequestError: the body is invalid.
         """
-        requests = await run_in_thread(call.is_large, lambda: [call.identify(one) for one in route.requests(call)])
-        return cls(state, route, call, requests)
+        made = await run_in_thread(call.is_large, lambda: route.requests(call))
+        requests = await made if isinstance(made, Awaitable) else made
+        return cls(state, route, call, [call.identify(one) for one in requests])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Submit the request, and send the response as it is generated; stops as soon as the client disconnects."""
+        """Submit the request, and send the response as it is generated.
+
+        Stops as soon as the client disconnects, unless the response is detached.
+        """
         record = self._begin_record(scope)
         ticket = ticket_of(scope)
         assert ticket is not None, "every route that generates is metered"
         await self._admit(ticket)
         async with self.state.exchanges.open(receive, self.state.settings.server.ping_s) as exchange:
             answer = exchange.answer = OpenAnswer(exchange, record, self.requests)
-            connection = connection_of(scope)
-            if connection is not None:
-                connection.num_in_front = partial(_num_waiting_bytes, answer)
             try:
-                with deadlines(exchange, self._timeouts(), record.began, lambda: _has_begun(answer)):
+                with (
+                    _counted(scope, answer),
+                    deadlines(exchange, self._timeouts(), record.began, lambda: _has_begun(answer)),
+                ):
                     await self._answer(answer, scope, send)
             finally:
-                if connection is not None:
-                    connection.num_in_front = None
                 ticket.used = used_tokens(answer)
                 if answer.assembly is not None and not answer.assembly.is_complete:
                     answer.assembly.break_off()
@@ -130,7 +133,14 @@ class GenerationResponse:
         headers = self.call.notices(left_out) + routed_headers(running, profile)
         headers += report_headers(running, profile)
         details = self._details(assembly, scope)
-        if assembly.is_streamed:
+        is_detached = self.route.detached is not None and self.route.detached(self.call)
+        if is_detached:
+            exchange.detach()
+            if not assembly.is_streamed:
+                body = encode_json(cast(DetachedAssembler, assembler).early())
+                await send_body(send, body, [("content-type", "application/json"), *headers])
+                send = _to_nobody
+        if assembly.is_streamed or is_detached:
             stream = ResponseStream(send, exchange, self.route.frame, assembler, profile=profile, headers=headers)
             await stream.write(assembly, _batches(assembly), details)
             return
@@ -196,6 +206,24 @@ def _num_waiting_bytes(answer: OpenAnswer) -> int:
     num_events = sum(one.generation.num_waiting_events for one in answer.assembly.running)
     num_rivals = answer.requests[0].sampling.get("num_logprobs") or 0
     return num_events * (_EVENT_BYTES + num_rivals * _LOGPROB_BYTES)
+
+
+@contextmanager
+def _counted(scope: Scope, answer: OpenAnswer) -> Iterator[None]:
+    """Let the connection count what waits until the client reads; the next request may already be answered there."""
+    connection = connection_of(scope)
+    count = partial(_num_waiting_bytes, answer)
+    if connection is not None:
+        connection.num_in_front = count
+    try:
+        yield
+    finally:
+        if connection is not None and connection.num_in_front is count:
+            connection.num_in_front = None
+
+
+async def _to_nobody(message: Any) -> None:
+    """Drop a message to a client that has its response already."""
 
 
 def _has_begun(answer: OpenAnswer) -> bool:

@@ -108,7 +108,7 @@ class ResponseStream:
         assembly.record.outcome = answer.code
         told = for_client(answer, self._profile)
         try:
-            return write_chunks(self._frame, self._assembler.fail(told))
+            return write_chunks(self._frame, self._assembler.fail(told)) + self._frame.last_failed
         except Exception:  # noqa: BLE001 - guard: a plugin's failure must not hide the error
             _log.exception("the surface of %s could not write an error", assembly.record.endpoint)
             return write_chunks(self._frame, [error_body(told)])

@@ -28,7 +28,7 @@ class Exchange:
     """One request and its response.
 
     Attributes:
-        disconnected: True if the client has disconnected and no longer reads the response.
+        disconnected: True if the client has disconnected and no longer reads the response, unless it is detached.
         error: the error with which the server ended the exchange early, or None.
         answer: the response in progress, for listing running requests; None if nothing is generated.
         on_idle: called when nothing was sent for ``ping_s`` seconds; set while a stream is open.
@@ -45,6 +45,7 @@ class Exchange:
         self._last_sent = self._loop.time()
         self._snapshots: list[Generation] = []
         self._is_cancelled = False
+        self._is_detached = False
         self._waiting: asyncio.Task[Any] | None = None
 
     @property
@@ -69,6 +70,10 @@ class Exchange:
         if not self.is_ended:
             self.error = error
             self._stop_work()
+
+    def detach(self) -> None:
+        """Let the response go on when its client disconnects from now on; what is sent then goes to nobody."""
+        self._is_detached = True
 
     def sent(self) -> None:
         """Record that something was sent now."""
@@ -102,8 +107,9 @@ class Exchange:
                         await self.on_idle()
                 continue
             if message["type"] == "http.disconnect":
-                self.disconnected = True
-                self._stop_work()
+                if not self._is_detached:
+                    self.disconnected = True
+                    self._stop_work()
                 return
 
     def _stop_work(self) -> None:
