@@ -69,7 +69,9 @@ KINDS: Mapping[Kind, KindOfServer] = MappingProxyType(
         "openai": KindOfServer(parameters=_names(f"{_OPENAI} reasoning_effort json_schema guided_json")),
         "enginehouse": KindOfServer(
             parameters=ALL_PARAMETERS
-            - _names("suffix num_prompt_logprobs prompt_logprobs loglikelihood token_details prediction"),
+            - _names(
+                "suffix num_prompt_logprobs prompt_logprobs loglikelihood token_details return_progress prediction"
+            ),
             constraints=(*_SCHEMAS, "regex", "choice", "lark", "gbnf"),
             switch=True,
         ),

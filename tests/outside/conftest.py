@@ -28,6 +28,11 @@ TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}:{{ m.reasoning_content }}:{{ m.content }}]{% endfor %}"
     "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
 )
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+CALLER_TEMPLATE = (
+    "{% for t in tools or [] %}{{ t }}{% endfor %}{% for m in messages %}[{{ m.role }}:{{ m.content }}]{% endfor %}"
+    "{% if tools %}<tool_call>\n{'name': 1}</tool_call>{% endif %}"
+)
 CONFIG = """
 [models.starter]
 source = "starter"
@@ -37,16 +42,26 @@ context = 2048
 source = {script}
 backend = "scripted"
 chat_template = {template}
+
+[models.caller]
+source = {caller_script}
+backend = "scripted"
+chat_template = {caller_template}
 """
 
 
 @frozen
 class Served:
-    """A running server and the names of its models; ``thinker`` reasons ("plan A") and answers ("Answer 7")."""
+    """A running server and the names of its models.
+
+    ``thinker`` reasons ("plan A") and answers ("Answer 7"); ``caller`` asks for the weather in Oslo, and ends once it
+    is told that it is sunny.
+    """
 
     url: str
     starter: str = "starter"
     thinker: str = "thinker"
+    caller: str = "caller"
 
 
 @pytest.fixture(scope="session")
@@ -55,7 +70,11 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     script, template, config = folder / "thinker.json", folder / "thinker.jinja", folder / "enginehouse.toml"
     write_script(script, REASONED)
     template.write_text(TEMPLATE, encoding="utf-8")
-    paths = {"script": json.dumps(str(script)), "template": json.dumps(str(template))}
+    caller_script, caller_template = folder / "caller.json", folder / "caller.jinja"
+    write_script(caller_script, ["Look. ", *CALL], replies={"sunny": ["It is sunny."]})
+    caller_template.write_text(CALLER_TEMPLATE, encoding="utf-8")
+    files = {"script": script, "template": template, "caller_script": caller_script, "caller_template": caller_template}
+    paths = {name: json.dumps(str(path)) for name, path in files.items()}
     config.write_text(CONFIG.format(**paths), encoding="utf-8")
     with started_server("--config", config) as process:
         assert process.url is not None

@@ -1,4 +1,4 @@
-"""npm's clients: the AI SDK through `@ai-sdk/openai-compatible`, and `openai`."""
+"""npm's clients: the AI SDK through `@ai-sdk/openai-compatible`, `openai`, and `ollama`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def drive(served: Served) -> Drive:
         pytest.skip("npm's packages are not installed; run: npm install --prefix tests/outside/node")
 
     def run(script: str, case: str, model: str = served.starter) -> Any:
-        command = [node, f"{script}.mjs", f"{served.url}/v1", model, case]
+        url = served.url if script == "ollama" else f"{served.url}/v1"
+        command = [node, f"{script}.mjs", url, model, case]
         done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, timeout=NODE_LIMIT_S, check=False)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
@@ -161,3 +162,49 @@ def test_npm_openai_errors_are_its_own(drive: Drive) -> None:
     error = drive("openai", "refused")
 
     assert error == {"name": "BadRequestError", "status": 400, "param": "temperature", "code": "invalid_value"}
+
+
+# -- ollama -------------------------------------------------------------------------------------------
+
+
+def test_npm_ollama_streams_text(drive: Drive) -> None:
+    answer = drive("ollama", "text")
+    last = answer["last"]
+
+    assert len(answer["deltas"]) > 3 and "".join(answer["deltas"])
+    assert last["done_reason"] in ("stop", "length") and 0 < last["eval_count"] <= 24
+    assert 0 < last["load_duration"] + last["prompt_eval_duration"] + last["eval_duration"] <= last["total_duration"]
+
+
+def test_npm_ollama_separates_thinking(drive: Drive, served: Served) -> None:
+    message = drive("ollama", "thinking", served.thinker)
+
+    assert message == {"role": "assistant", "content": "Answer 7", "thinking": "plan A"}
+
+
+def test_npm_ollama_runs_a_tool(drive: Drive, served: Served) -> None:
+    answer = drive("ollama", "tools", served.caller)
+    (call,) = answer["first"]["tool_calls"]
+
+    assert call["function"] == {"index": 0, "name": "weather", "arguments": {"city": "Oslo"}}
+    assert answer["second"]["content"] == "It is sunny."
+
+
+def test_npm_ollama_enforces_a_schema(drive: Drive) -> None:
+    assert drive("ollama", "format")["city"] in ("Paris", "Rome")
+
+
+def test_npm_ollama_lists_models(drive: Drive, served: Served) -> None:
+    answer = drive("ollama", "models")
+
+    assert [model["model"] for model in answer["list"]["models"]] == [served.starter, served.thinker, served.caller]
+    assert answer["show"]["model_info"]["llama.context_length"] == 2048
+    assert "tools" in answer["show"]["capabilities"]
+    assert answer["ps"]["models"][0]["name"] == served.starter
+
+
+def test_npm_ollama_errors_carry_status_and_message(drive: Drive) -> None:
+    error = drive("ollama", "refused")
+
+    assert (error["name"], error["status"]) == ("ResponseError", 501)
+    assert "/api/embed" in error["message"]

@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 
 from attrs import field, frozen
 
+from enginehouse.contract.fields import ParameterFields
 from enginehouse.contract.identity import Scope
 from enginehouse.contract.types import GenerateRequest, ModelInfo
 
@@ -58,6 +59,7 @@ class ModelEntry:
         fingerprint: changes when the same request may get another answer; None before the first load.
         supports: request fields that it honours, by their names in OpenAI's API (``tools``, ``suffix``,
             ``reasoning_effort``); empty before the first load.
+        reasons: its answers may begin with reasoning, which a parser separates; False before the first load.
     """
 
     name: str
@@ -76,6 +78,7 @@ class ModelEntry:
     quantization: str | None = None
     fingerprint: str | None = None
     supports: frozenset[str] = frozenset()
+    reasons: bool = False
 
 
 class Server(Protocol):
@@ -200,6 +203,21 @@ class Call(Protocol):
     @property
     def server(self) -> Server:
         """Core, for this caller."""
+        ...
+
+    def parameters(self, values: Mapping[str, Any], paths: Mapping[str, str]) -> ParameterFields:
+        """Read sampling and stopping parameters that the body has elsewhere, or by other names.
+
+        Fields of plugins among them become part of the requests; values that no field has the name of are ignored and
+        listed as such.
+
+        Args:
+            values: to read, by the names of fields in OpenAI's API (``max_tokens``) or of a plugin (``typical_p``).
+            paths: path in the body of each of them, for errors and lists.
+
+        Raises:
+            InvalidRequest: a value is of the wrong type or out of range.
+        """
         ...
 
     def ignore(self, path: str) -> None:

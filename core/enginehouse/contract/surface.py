@@ -16,7 +16,7 @@ import msgspec
 from attrs import field, frozen
 
 from enginehouse.contract.identity import Scope
-from enginehouse.contract.types import GenerateRequest, TokenLogprob
+from enginehouse.contract.types import GenerateRequest, PromptProgress, TokenLogprob
 from enginehouse.contract.usage import Usage
 
 __all__ = [
@@ -64,6 +64,7 @@ class Piece(msgspec.Struct, gc=False):
         scores: members that describe the prompt; they come before everything else.
         stop_reason: at the end, the stop string or end token id that ended the choice, if one did.
         limit: at the end, what ended a choice whose finish reason is ``length``.
+        progress: of the prefill, for requests with ``return_progress``; comes before everything else.
     """
 
     index: int
@@ -75,6 +76,7 @@ class Piece(msgspec.Struct, gc=False):
     scores: dict[str, Any] | None = None
     stop_reason: str | int | None = None
     limit: Limit | None = None
+    progress: PromptProgress | None = None
 
 
 @frozen
@@ -131,8 +133,8 @@ SSE = Frame(
 )
 """Server-sent events without names, ended as OpenAI ends them."""
 
-NDJSON = Frame(media_type="application/x-ndjson")
-"""One JSON object per line; empty lines in between are ignored."""
+NDJSON = Frame(media_type="application/x-ndjson", ping=b" ")
+"""One JSON object per line. A ping is a space before the next object: clients of Ollama fail on empty lines."""
 
 
 @frozen
@@ -182,6 +184,11 @@ class Answer(Protocol):
     @property
     def is_streamed(self) -> bool:
         """True if the chunks of the assembler are sent, False if its whole response is."""
+        ...
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """The sampling and stopping parameters in force, and the fields of samplers that the requests set, by name."""
         ...
 
     def usage(self) -> Usage:
@@ -283,7 +290,8 @@ class GenerationRoute(Route):
         body: has an attribute ``stream``: True if the response is streamed.
         requests: returns one request per prompt, all for the same model. Core sets the caller's permissions, profile
             and namespace; a ``namespace`` set here is kept within the caller's. Raises RequestError if the body is
-            invalid. A function is called in a thread for large bodies; a coroutine function runs on the event loop.
+            invalid. A function is called in a thread for large bodies; a coroutine function runs on the event loop. It
+            may return a :class:`Reply` instead, where the body asks for something that is not generated.
         assemble: returns the writer of the response, once every prompt is accepted; cancelled if the client leaves.
             For a detached response it is a :class:`DetachedAssembler`.
         detached: whether the response to a call goes on when its client disconnects, as one that can be taken up again
@@ -294,7 +302,7 @@ class GenerationRoute(Route):
     """
 
     body: type[Any]
-    requests: Callable[[Any], Sequence[GenerateRequest] | Awaitable[Sequence[GenerateRequest]]]
+    requests: Callable[[Any], Sequence[GenerateRequest] | Awaitable[Sequence[GenerateRequest] | Reply]]
     assemble: Callable[[Any, Any], Awaitable[Assembler]]
     detached: Callable[[Any], bool] | None = None
     limits: Literal["all"] = "all"

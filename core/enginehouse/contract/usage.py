@@ -85,6 +85,9 @@ class UsageCounter(msgspec.Struct, array_like=True):
     routed_requests: Annotated[int, Shown("Requests that a router sent to this model.")] = 0
     routing_attempts: Annotated[int, Shown("Models that were tried for these requests, including the last one.")] = 0
     discarded_tokens: Annotated[int, Shown("Tokens of attempts whose answer was not used.")] = 0
+    kept_tokens: Annotated[
+        int, Shown("Prompt tokens that the prefix cache keeps since this request.", "never", metric=None)
+    ] = 0
     load_s: Annotated[float, Shown("Waiting for the model to be loaded.", "never", metric=None)] = 0.0
     render_s: Annotated[float, Shown("In the chat template.", "never", metric=None)] = 0.0
     tokenize_s: Annotated[

@@ -30,6 +30,7 @@ from enginehouse.contract.types import (
     EngineStats,
     Event,
     FinishReason,
+    PromptProgress,
     Resume,
 )
 from enginehouse.engine.constraints import Masks
@@ -105,6 +106,7 @@ class StepEngine:
         self._speculation.prepare(self._scheduler.running)
         batch, began = self._scheduler.schedule(), self._clock()
         previous, self._in_flight = self._in_flight, self._launch(batch)
+        self._report_progress(batch)
         self._collect(previous)
         if self._in_flight.is_synchronous:
             self._collect(self._in_flight)
@@ -128,6 +130,17 @@ class StepEngine:
         if masks is not None:
             masks.result()
         return launch(self._runner, computed, self._fail)
+
+    def _report_progress(self, batch: Batch) -> None:
+        """Report the prefill of requests that ask for it; other choices start when the first one is done."""
+        for sequence in batch.sequences:
+            owner = sequence.owner
+            if owner.request.return_progress and owner.num_reported < len(owner.prompt) and owner.started_s is not None:
+                num_tokens = len(owner.prompt)
+                owner.num_reported = num_done = min(sequence.num_computed, num_tokens)
+                seconds = self._clock() - owner.started_s
+                event = PromptProgress(num_tokens, num_done, owner.usage.cached_tokens, seconds)
+                self._outputs.append((owner.request.request_id, event))
 
     def _collect(self, step: InFlightStep) -> None:
         """Process the results of a forward pass; results of sequences that have ended since are discarded."""

@@ -227,6 +227,11 @@ class PrefixCache:
             return handle, match.length
         return handle, self._runner.truncate(handle, match.length)
 
+    @property
+    def is_enabled(self) -> bool:
+        """True if sequences are kept."""
+        return self._enabled
+
     def store(self, token_ids: NDArray[np.int32], handle: int, namespace: str, *, is_saved: bool = False) -> None:
         """Take over a sequence that holds exactly ``token_ids``; frees handles that become redundant.
 

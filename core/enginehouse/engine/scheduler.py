@@ -327,8 +327,11 @@ class Scheduler:
         known = min(sequence.num_computed, sequence.length)  # the last token may be computed but not read
         if self.is_in_doubt or known < sequence.num_computed:
             sequence.num_computed = self.runner.truncate(handle, min(known, self.runner.length(handle)))
-        request = sequence.owner.request
+        owner, request = sequence.owner, sequence.owner.request
         if keep and request.cache_prompt:
+            if self.cache.is_enabled:
+                num_kept = min(sequence.num_computed, len(owner.prompt)) - owner.usage.cached_tokens
+                owner.usage.kept_tokens = max(owner.usage.kept_tokens, num_kept)
             self.cache.store(sequence.buffer[: sequence.num_computed], handle, request.namespace)
         else:
             self.runner.free_sequence(handle)

@@ -39,6 +39,7 @@ class ActiveRequest:
     Attributes:
         is_resumed: True if it continues here what another worker began.
         usage: counts so far; those of a choice are added when it ends.
+        num_reported: tokens of the prompt that were reported as computed, for ``return_progress``.
         has_source: True once the prefix cache was searched for its prompt, so that the cached tokens are known.
     """
 
@@ -56,6 +57,7 @@ class ActiveRequest:
     cache_miss: CacheMiss | None = None
     started_s: float | None = None
     first_token_s: float | None = None
+    num_reported: int = 0
 
     def is_overdue(self, now: float) -> bool:
         """Return True if the request has waited for its start longer than ``queue_timeout_s``."""

@@ -1,4 +1,4 @@
-"""Routes of surfaces that do not generate, shared addresses, and what a surface may ask of core; on a real server."""
+"""What surfaces can do besides the example: plain routes, shared addresses, questions to core; on a real server."""
 
 from __future__ import annotations
 
@@ -16,8 +16,21 @@ from enginehouse.api.http.sse import write_chunks
 from enginehouse.api.http.surfaces import Surfaces
 from enginehouse.contract.calls import Call
 from enginehouse.contract.errors import ConfigError, PluginError
-from enginehouse.contract.surface import SSE, AnswerRoute, Chunk, ErrorAnswer, Frame, Reply, Route
+from enginehouse.contract.surface import (
+    SSE,
+    Answer,
+    AnswerRoute,
+    Chunk,
+    ErrorAnswer,
+    Frame,
+    GenerationRoute,
+    Piece,
+    Reply,
+    Route,
+    new_id,
+)
 from enginehouse.contract.types import GenerateRequest, Message
+from enginehouse.contract.usage import Usage
 from enginehouse.plugins import PluginRegistry
 from enginehouse.plugins.kinds import KINDS
 from enginehouse.plugins.registration import Registration
@@ -101,6 +114,60 @@ async def count(call: Call) -> Reply:
     return Reply(stream=chunks(), frame=NAMED)
 
 
+@frozen(kw_only=True)
+class Tale:
+    """A body of a route that generates."""
+
+    stream: bool = False
+    max_tokens: int | None = None
+    stop: str | None = None
+
+
+class Teller:
+    """Writes how an answer has ended, and its usage."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self._seen: list[Usage] = []
+        self._end: list[Any] = []
+
+    def opening(self) -> tuple[Chunk, ...]:
+        return ()
+
+    def push(self, piece: Piece) -> tuple[Chunk, ...]:
+        self._seen.append(self._answer.usage())
+        if piece.finish_reason is not None:
+            self._end = [piece.finish_reason, piece.stop_reason, piece.limit]
+        return ()
+
+    def close(self, usage: Usage, details: dict[str, Any] | None) -> tuple[Chunk, ...]:
+        return (self.whole(usage, details),)
+
+    def fail(self, error: ErrorAnswer) -> tuple[Chunk, ...]:
+        return ({"code": error.code},)
+
+    def whole(self, usage: Usage, details: dict[str, Any] | None) -> Chunk:
+        first = self._seen[0]
+        stages = [getattr(usage, f"{name}_s") for name in ("render", "tokenize", "queue", "prefill", "decode")]
+        return {
+            "id": self._answer.request_id,
+            "end": self._end,
+            "counts": [usage.prompt_tokens, usage.completion_tokens],
+            "first": [first.prompt_tokens, first.completion_tokens, first.first_token_s],
+            "times": [*stages, usage.first_token_s, usage.total_s],
+        }
+
+
+def tell(call: Call) -> list[GenerateRequest]:
+    given = {"max_tokens": call.body.max_tokens, "stop": call.body.stop and (call.body.stop,)}
+    stopping = {name: value for name, value in given.items() if value is not None}
+    return [GenerateRequest(request_id=new_id("tale-"), model=None, text="Tell", stopping=stopping)]
+
+
+async def teller(call: Call, answer: Answer) -> Teller:
+    return Teller(answer)
+
+
 def route(path: str, handle: Any = echo, **more: Any) -> AnswerRoute:
     return AnswerRoute(path=path, name=path.strip("/") or "root", summary="Note", handle=handle, limits=None, **more)
 
@@ -117,6 +184,7 @@ class Notes:
         route("/ask/{question:str}", ask, body=Note),
         route("/count", count, method="GET"),
         route("/v1/models", method="GET", header="x-note"),
+        GenerationRoute(path="/tell", name="tell", summary="Tell", body=Tale, requests=tell, assemble=teller),
     )
     name: str = "notes"
     api_version: int = 1
@@ -206,6 +274,27 @@ def test_a_stream_names_its_events(client: httpx.Client) -> None:
 
 def test_prepared_chunks_have_names_too() -> None:
     assert write_chunks(NAMED, [msgspec.Raw(b'{"a":{"type":"x"},"type":"y"}')]).startswith(b"event: y\ndata: ")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("body", "end"),
+    [
+        ({}, ["stop", None, None]),
+        ({"stop": "l"}, ["stop", "l", None]),
+        ({"max_tokens": 1}, ["length", None, "max_tokens"]),
+    ],
+)
+def test_an_assembler_gets_the_reason_of_the_end_and_the_usage(
+    client: httpx.Client, body: dict[str, Any], end: list[Any], stream: bool
+) -> None:
+    response = client.post("/tell", json={**body, "stream": stream}, headers={"x-request-id": "tale"})
+    told = json.loads(next(line for line in response.text.splitlines() if "{" in line).removeprefix("data: "))
+    *stages, first_token_s, total_s = told["times"]
+
+    assert told["id"] == "tale" and told["end"] == end
+    assert told["first"][:2] == [told["counts"][0], 1]
+    assert 0 < first_token_s <= total_s and sum(stages) <= total_s
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from enginehouse.contract.types import (
     ChoiceFinished,
     Event,
     PromptLogprobs,
+    PromptProgress,
     ReasoningDelta,
     RequestFinished,
     TextDelta,
@@ -168,6 +169,16 @@ class Assembly:
         return self.record.identify()
 
     @property
+    def parameters(self) -> dict[str, Any]:
+        """The parameters in force for the first request, and the fields of samplers that it sets."""
+        used = self.running[0].parameters
+        groups = (used.sampling, used.stopping)
+        shown = {name: getattr(group, name) for group in groups for name in group.__struct_fields__}
+        for fields in shown.pop("extensions").values():
+            shown |= fields
+        return shown
+
+    @property
     def num_prompt_tokens(self) -> int:
         """Tokens of all prompts, as counted when they were accepted."""
         return sum(running.generation.num_prompt_tokens for running in self.running)
@@ -179,6 +190,9 @@ class Assembly:
 
     def push(self, prompt: int, event: Event, pieces: list[Piece]) -> None:
         """Append the pieces that ``event`` adds, possibly none."""
+        if type(event) is PromptProgress:
+            pieces.append(Piece(prompt * self.num_choices, progress=event))
+            return
         self.has_begun = True
         if type(event) is TextDelta:
             index = prompt * self.num_choices + event.choice
@@ -230,10 +244,10 @@ class Assembly:
             pieces: list[Piece] = []
             for event in events:
                 self.push(prompt, event, pieces)
-            if pieces and pieces[-1].scores is None:
+            if pieces and pieces[-1].scores is None and pieces[-1].progress is None:
                 mark()
             for piece in pieces:
-                if piece.scores is None:
+                if piece.scores is None and piece.progress is None:
                     self.choices[piece.index].add(piece)
                 assembler.push(piece)
 

@@ -23,6 +23,7 @@ from enginehouse.api.generation.server_access import ServerAccess
 from enginehouse.api.http.body import check_depth, parse_object, without_nulls
 from enginehouse.api.http.callers import Caller
 from enginehouse.contract.errors import InvalidRequest, UnsupportedParameter
+from enginehouse.contract.fields import ParameterFields
 from enginehouse.contract.refusals import REFUSED, refuse
 from enginehouse.contract.rows import RequestField, classes_of, details_class, row_of
 from enginehouse.contract.types import GenerateRequest
@@ -134,6 +135,22 @@ class Decoded(Generic[_B_co]):
     def headers(self) -> Mapping[str, str]:
         """The request headers, without credentials."""
         return _Headers(self.server.scope)
+
+    def parameters(self, values: Mapping[str, Any], paths: Mapping[str, str]) -> ParameterFields:
+        """Read parameters that the body has elsewhere; those of plugins are added to :attr:`extensions`."""
+        plugin_fields, converter = self.server.state.registry.request_fields, request_converter()
+        own = {attribute.name for attribute in attrs.fields(ParameterFields)}
+        self.ignored.extend(paths[name] for name in values if name not in own and name not in plugin_fields)
+        try:
+            read: ParameterFields = converter.structure(
+                {name: value for name, value in values.items() if name in own}, ParameterFields
+            )
+            extensions = read_extensions(converter, values, classes_of(plugin_fields.values()))
+        except Exception as error:
+            raise _at(decode_problem(error), paths) from error
+        for owner, fields in extensions.items():
+            self.extensions.setdefault(owner, {}).update(fields)
+        return read
 
     def ignore(self, path: str) -> None:
         """List the field at a path as ignored."""
@@ -333,6 +350,13 @@ def decode_problem(error: Exception, path: str = "") -> InvalidRequest:
     # The converter's messages say "table", as for configuration files.
     message = "; ".join(map(str, problems[:5])).replace("a table", "an object")
     return InvalidRequest(message, problems[0].path or None)
+
+
+def _at(error: InvalidRequest, paths: Mapping[str, str]) -> InvalidRequest:
+    """Return an error about a field with the path by which the client wrote it."""
+    name = (error.param or "").partition("[")[0].partition(".")[0]
+    path = paths.get(name, name)
+    return InvalidRequest(str(error).replace(name, path) if name else str(error), path or None)
 
 
 def name_list(names: Iterable[str]) -> str:

@@ -22,6 +22,7 @@ from enginehouse.api.generation.details import (
 from enginehouse.api.generation.encoding import encode_json, log_prompts
 from enginehouse.api.generation.open_answers import OpenAnswer, estimate_tokens, used_tokens
 from enginehouse.api.generation.prediction_count import PredictionCount
+from enginehouse.api.generation.replies import ReplyResponse
 from enginehouse.api.generation.reports import report_headers
 from enginehouse.api.generation.stream import ResponseStream
 from enginehouse.api.http.access import AccessRecord, record_of
@@ -33,7 +34,7 @@ from enginehouse.api.http.permissions import ticket_of
 from enginehouse.api.http.security import connection_of
 from enginehouse.api.http.sse import send_body
 from enginehouse.api.http.state import ApiState
-from enginehouse.contract.surface import Assembler, DetachedAssembler, GenerationRoute
+from enginehouse.contract.surface import Assembler, DetachedAssembler, GenerationRoute, Reply
 from enginehouse.contract.types import Event, GenerateRequest
 from enginehouse.pipeline.pipeline import RunningRequest
 from enginehouse.serving.background import run_in_thread
@@ -60,7 +61,9 @@ class GenerationResponse:
     requests: Sequence[GenerateRequest]
 
     @classmethod
-    async def make(cls, state: ApiState, route: GenerationRoute, call: Decoded[Any]) -> GenerationResponse:
+    async def make(
+        cls, state: ApiState, route: GenerationRoute, call: Decoded[Any]
+    ) -> GenerationResponse | ReplyResponse:
         """Return the response to a call; prepares the requests of a large one off the event loop.
 
         Raises:
@@ -68,6 +71,8 @@ class GenerationResponse:
         """
         made = await run_in_thread(call.is_large, lambda: route.requests(call))
         requests = await made if isinstance(made, Awaitable) else made
+        if isinstance(requests, Reply):
+            return ReplyResponse(state, call, requests)
         return cls(state, route, call, [call.identify(one) for one in requests])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

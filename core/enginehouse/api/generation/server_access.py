@@ -103,6 +103,7 @@ class ServerAccess:
             quantization=profile.quantization if profile is not None else None,
             fingerprint=profile.fingerprint if profile is not None else None,
             supports=frozenset(name for name, one in supported if one.support != "refused"),
+            reasons=profile is not None and profile.formats.reasoning is not None,
         )
 
     def shown_error(self, status: ModelStatus) -> str | None:

@@ -87,7 +87,7 @@ class ResponseStream:
                         written += written_of(chunk)
                 if written:
                     await write(written)
-                if pieces[-1].scores is None:
+                if pieces[-1].scores is None and pieces[-1].progress is None:
                     sent(pieces)
         if self._exchange.error is not None:
             raise self._exchange.error

@@ -30,6 +30,8 @@ class GenerationBody(RequestBody, GenerationFields):
             raise InvalidRequest(f"n: must be at most {limits.max_choices}, not {self.n}", "n")
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options: only allowed when stream is true", "stream_options")
+        if self.return_progress and not self.stream:
+            raise InvalidRequest("return_progress: only allowed when stream is true", "return_progress")
 
     @staticmethod
     def find_ignored(data: Mapping[str, Any]) -> Iterator[str]:

@@ -11,7 +11,14 @@ from attrs import frozen
 
 from enginehouse.api.generation.assembly import Assembly, Choice
 from enginehouse.api.http.errors import error_body
-from enginehouse.api.openai.encoding import TextChunks, chat_logprobs, held_chunks, usage_object, with_details
+from enginehouse.api.openai.encoding import (
+    TextChunks,
+    chat_logprobs,
+    held_chunks,
+    progress_object,
+    usage_object,
+    with_details,
+)
 from enginehouse.contract.surface import CallPiece, Chunk, ErrorAnswer, Piece
 from enginehouse.contract.types import TokenLogprob
 from enginehouse.contract.usage import Usage
@@ -77,6 +84,8 @@ class ChatDialect:
             return self._texts.of(piece)
         if not self._assembly.is_streamed:
             return ()
+        if piece.progress is not None:
+            return (self._chunk(piece.index, {}) | {"prompt_progress": progress_object(piece.progress)},)
         if piece.scores is not None:
             chunk = self._chunk(piece.index, {}) | piece.scores
         else:

@@ -11,7 +11,14 @@ import msgspec
 
 from enginehouse.api.generation.assembly import Assembly, Choice
 from enginehouse.api.http.errors import error_body
-from enginehouse.api.openai.encoding import LegacyLogprobs, TextChunks, held_chunks, usage_object, with_details
+from enginehouse.api.openai.encoding import (
+    LegacyLogprobs,
+    TextChunks,
+    held_chunks,
+    progress_object,
+    usage_object,
+    with_details,
+)
 from enginehouse.api.openai.prompt_scores import Echo
 from enginehouse.contract.surface import Chunk, ErrorAnswer, Piece
 from enginehouse.contract.usage import Usage
@@ -79,6 +86,9 @@ class CompletionDialect:
             return self._texts.of(piece)
         if not self._assembly.is_streamed:
             return ()
+        if piece.progress is not None:
+            chunk = self._chunk({"index": index, "text": "", "logprobs": None, "finish_reason": None})
+            return (chunk | {"prompt_progress": progress_object(piece.progress)},)
         if piece.scores is not None:
             return (self._chunk({"index": index, "text": "", **piece.scores, "logprobs": None, "finish_reason": None}),)
         logprobs = None if piece.logprobs is None else self._logprobs[index].take(piece.logprobs)

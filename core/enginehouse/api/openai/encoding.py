@@ -12,7 +12,7 @@ from msgspec.structs import asdict
 from enginehouse.api.generation.encoding import encode_json
 from enginehouse.contract.backend import LOWEST_LOGPROB
 from enginehouse.contract.surface import Chunk, Piece
-from enginehouse.contract.types import TokenLogprob
+from enginehouse.contract.types import PromptProgress, TokenLogprob
 from enginehouse.contract.usage import USAGE_FIELDS, Usage
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "held_chunks",
     "legacy_logprob",
     "legacy_top_logprobs",
+    "progress_object",
     "token_text",
     "usage_object",
     "with_details",
@@ -97,6 +98,16 @@ def with_details(chunks: list[Chunk], details: dict[str, Any] | None) -> list[Ch
     if details is not None and chunks:
         chunks[-1]["enginehouse"] = details
     return chunks
+
+
+def progress_object(progress: PromptProgress) -> dict[str, Any]:
+    """Return the progress of a prefill, as llama-server writes it."""
+    return {
+        "total": progress.num_tokens,
+        "cache": progress.num_cached,
+        "processed": progress.num_done,
+        "time_ms": round(1000 * progress.seconds),
+    }
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:

@@ -73,6 +73,7 @@ _MESSAGE = object_of(
 _DELTA = object_of({"role": _const("assistant"), "content": _TEXT, **_REASONING, "tool_calls": _list_of(_CALL_DELTA)})
 _VALUE = object_of({"value": {}}, origin={"enum": list(get_args(Origin))})
 _DETAILS = {"enginehouse": reference("Details")}
+_PROGRESS = {"prompt_progress": object_of(total=_COUNT, cache=_COUNT, processed=_COUNT, time_ms=_COUNT)}
 _SCORES = {
     "prompt_logprobs": _list_of(
         {
@@ -141,7 +142,7 @@ ANSWER_SCHEMAS: dict[str, JsonSchema] = {
         usage=reference("Usage"),
     ),
     "ChatCompletionChunk": object_of(
-        {"usage": _nullable(reference("Usage")), **_SCORES, **_DETAILS},
+        {"usage": _nullable(reference("Usage")), **_SCORES, **_DETAILS, **_PROGRESS},
         **_HEAD,
         object=_const("chat.completion.chunk"),
         choices=_list_of(
@@ -169,7 +170,7 @@ ANSWER_SCHEMAS: dict[str, JsonSchema] = {
         usage=reference("Usage"),
     ),
     "CompletionChunk": object_of(
-        {"usage": _nullable(reference("Usage")), **_DETAILS},
+        {"usage": _nullable(reference("Usage")), **_DETAILS, **_PROGRESS},
         **_HEAD,
         object=_const("text_completion"),
         choices=_list_of(

@@ -16,6 +16,7 @@ __all__ = [
     "FinishReason",
     "HeldTokens",
     "PromptLogprobs",
+    "PromptProgress",
     "ReasoningDelta",
     "RequestFinished",
     "TextDelta",
@@ -149,6 +150,22 @@ class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True, tag="prompt")
     ranks: tuple[int, ...] = ()
 
 
+class PromptProgress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
+    """Progress of the prefill of a request that asks for it, once per step.
+
+    Attributes:
+        num_tokens: tokens of the prompt.
+        num_done: tokens that are computed or were cached.
+        num_cached: tokens that the prefix cache held.
+        seconds: since the request left the queue.
+    """
+
+    num_tokens: int
+    num_done: int
+    num_cached: int
+    seconds: float
+
+
 class CacheMiss(msgspec.Struct, frozen=True, array_like=True):
     """First difference between a prompt and the cached sequence of its namespace with the longest common prefix.
 
@@ -175,4 +192,4 @@ class RequestFinished(msgspec.Struct, frozen=True, array_like=True, tag="request
     cache_miss: CacheMiss | None = None
 
 
-Event = PromptLogprobs | TextDelta | ReasoningDelta | CallDelta | ChoiceFinished | RequestFinished
+Event = PromptProgress | PromptLogprobs | TextDelta | ReasoningDelta | CallDelta | ChoiceFinished | RequestFinished

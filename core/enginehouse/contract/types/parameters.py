@@ -25,6 +25,12 @@ class RequestOptions:
         "Reuse cached prefixes, and add the tokens of this request to the prefix cache.", default=True, by="cache"
     )
 
+    return_progress: bool = row(
+        "Report the progress of the prefill, as `prompt_progress` in chunks of a stream.",
+        default=False,
+        by="engine",
+        member="return_progress",
+    )
     token_details: bool = row(
         "Report where each token came from; only with `logprobs`.", default=False, by="engine", member="token_details"
     )

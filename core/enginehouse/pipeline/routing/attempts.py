@@ -30,6 +30,7 @@ from enginehouse.contract.types import (
     Event,
     GenerateRequest,
     PromptLogprobs,
+    PromptProgress,
     ReasoningDelta,
     RequestFinished,
     TextDelta,
@@ -235,7 +236,7 @@ async def _begin(generation: Generation, accept: Acceptance | None) -> Probe:
         for event in batch or ():
             if isinstance(event, RequestFinished):
                 is_whole = True
-            elif isinstance(event, PromptLogprobs) or event.choice != 0:
+            elif isinstance(event, PromptLogprobs | PromptProgress) or event.choice != 0:
                 continue
             elif isinstance(event, TextDelta):
                 texts.append(event.text)

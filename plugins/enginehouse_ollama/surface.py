@@ -1,0 +1,209 @@
+"""The surface ``ollama``: its addresses, and requests that load or unload a model instead of generating."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, Literal
+
+from attrs import evolve
+
+from enginehouse.contract.calls import Call
+from enginehouse.contract.errors import InvalidRequest, ModelNotFound
+from enginehouse.contract.hookspecs import API_VERSION
+from enginehouse.contract.surface import (
+    NDJSON,
+    Answer,
+    AnswerRoute,
+    Chunk,
+    ErrorAnswer,
+    GenerationRoute,
+    Reply,
+    Route,
+)
+from enginehouse.contract.types import GenerateRequest
+from enginehouse_ollama.answers import OllamaAssembler, done
+from enginehouse_ollama.bodies import ChatBody, GenerateBody, ModelBody
+from enginehouse_ollama.models import list_models, list_running, show_model
+from enginehouse_ollama.requests import chat_request, generate_request, known_name
+
+__all__ = ["API_LEVEL", "OllamaSurface"]
+
+API_LEVEL = "0.32.15"
+"""The release of Ollama whose API this is; clients compare it with the oldest one that they support."""
+
+_Kind = Literal["chat", "generate"]
+
+_REFUSED: tuple[tuple[Literal["POST", "DELETE"], str, str], ...] = (
+    ("POST", "/api/embed", "this server makes no embeddings yet"),
+    ("POST", "/api/embeddings", "this server makes no embeddings yet"),
+    ("POST", "/api/create", "models are added in the configuration file"),
+    ("POST", "/api/copy", "add an alias of the model in the configuration file"),
+    ("DELETE", "/api/delete", "models are removed in the configuration file"),
+    ("POST", "/api/push", "this server uploads no models"),
+    ("POST", "/api/me", "this server has no accounts"),
+    ("POST", "/api/signout", "this server has no accounts"),
+)
+
+
+def _requests(
+    kind: _Kind, read: Callable[[Call], GenerateRequest], call: Call
+) -> Sequence[GenerateRequest] | Awaitable[Reply]:
+    """Return the request, or the response to one that only loads or unloads the model."""
+    body = call.body
+    keep_alive = _seconds(body.keep_alive)
+    if not (body.messages if kind == "chat" else body.prompt or body.suffix):
+        return _change(call, kind, keep_alive)
+    request = read(call)
+    if keep_alive is not None and not (keep_alive < 0 and _pin(call, known_name(call, body.model))):
+        call.ignore("keep_alive")
+    return [request]
+
+
+async def _change(call: Call, kind: _Kind, keep_alive: float | None) -> Reply:
+    """Load, unload or pin a model, if the caller may; others are told that this had no effect."""
+    name = known_name(call, call.body.model)
+    reason = "unload" if keep_alive == 0 else "load"
+    if _may_manage(call):
+        if keep_alive == 0:
+            await call.server.unload(name)
+        else:
+            await call.server.load(name)
+            if keep_alive is not None and not (keep_alive < 0 and _pin(call, name)):
+                call.ignore("keep_alive")
+    else:
+        call.ignore("keep_alive")
+    answer = done(call.body.model, kind, reason)
+    return Reply(answer, media_type="application/json")
+
+
+def _may_manage(call: Call) -> bool:
+    return "admin" in call.caller.scopes
+
+
+def _pin(call: Call, name: str) -> bool:
+    """Pin a model; returns False if the caller may not."""
+    if not _may_manage(call):
+        return False
+    call.server.pin(name)
+    return True
+
+
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"(?:\d+(?:\.\d*)?|\.\d+)(?:ns|us|µs|ms|s|m|h)", re.ASCII)
+
+
+def _seconds(value: Any) -> float | None:
+    """Return a duration of Go, such as ``1h30m``, or a number of seconds.
+
+    Raises:
+        InvalidRequest: it is neither.
+    """
+    if value is None:
+        return None
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, str) and value.strip() in ("0", "-1"):
+        return float(value)
+    text = value if isinstance(value, str) else ""
+    sign, rest = (-1.0, text[1:]) if text.startswith("-") else (1.0, text)
+    parts = _DURATION.findall(rest)
+    if not parts or "".join(parts) != rest:
+        raise InvalidRequest("keep_alive: must be a number of seconds, or a duration such as '5m'", "keep_alive")
+    return sign * sum(float(part.rstrip("nuµmsh")) * _UNITS[part.lstrip("0123456789.")] for part in parts)
+
+
+def _generation(kind: _Kind, body: type[Any], read: Callable[[Call], GenerateRequest], summary: str) -> GenerationRoute:
+    async def assemble(call: Call, answer: Answer) -> OllamaAssembler:
+        return OllamaAssembler(answer, call.body.model, kind)
+
+    return GenerationRoute(
+        path=f"/api/{kind}",
+        name=f"ollama_{kind}",
+        summary=summary,
+        body=body,
+        requests=partial(_requests, kind, read),
+        assemble=assemble,
+        frame=NDJSON,
+    )
+
+
+async def _root(call: Call) -> Reply:
+    return Reply(b"Ollama is running", media_type="text/plain; charset=utf-8")
+
+
+async def _version(call: Call) -> Reply:
+    return Reply({"version": API_LEVEL})
+
+
+async def _pull(call: Call) -> Reply:
+    """Answer that a served model is here; others are downloaded with the command, and added to the configuration."""
+    try:
+        known_name(call, call.body.asked)
+    except ModelNotFound as error:
+        advice = "download it with 'enginehouse pull' and add it in the configuration file"
+        name = call.body.asked[:100]
+        raise InvalidRequest(f"/api/pull: the model {name!r} is not served; {advice}", "model") from error
+    steps = [{"status": "pulling manifest"}, {"status": "success"}]
+    if not call.body.stream:
+        return Reply(steps[-1])
+
+    async def progress() -> AsyncIterator[Chunk]:
+        for step in steps:
+            yield step
+
+    return Reply(stream=progress(), frame=NDJSON)
+
+
+def _routes() -> list[Route]:
+    get = AnswerRoute(method="GET", path="/", name="ollama", summary="Whether a server runs", limits=None, handle=_root)
+    post = AnswerRoute(
+        path="/api/show", name="ollama_show", summary="One model", body=ModelBody, limits=None, handle=show_model
+    )
+    return [
+        _generation("chat", ChatBody, chat_request, "Continue a chat, as in Ollama"),
+        _generation("generate", GenerateBody, generate_request, "Answer or continue a text, as in Ollama"),
+        get,
+        evolve(get, path="/api/version", name="ollama_version", summary="Level of Ollama's API", handle=_version),
+        evolve(get, path="/api/tags", name="ollama_tags", summary="All models", handle=list_models),
+        evolve(get, path="/api/ps", name="ollama_ps", summary="Loaded models", handle=list_running),
+        post,
+        evolve(
+            post, path="/api/pull", name="ollama_pull", summary="Whether a model is here", scope="admin", handle=_pull
+        ),
+        *(_refused(post, method, path, reason) for method, path, reason in _REFUSED),
+        *(_missing(get, method) for method in ("GET", "POST", "DELETE")),
+    ]
+
+
+def _refused(route: AnswerRoute, method: Literal["POST", "DELETE"], path: str, reason: str) -> AnswerRoute:
+    async def refuse(call: Call) -> Reply:
+        return Reply({"error": f"{path}: not supported; {reason}"}, status=501)
+
+    name = f"ollama_{path.removeprefix('/api/')}"
+    return evolve(route, method=method, path=path, name=name, summary="Not supported", body=None, handle=refuse)
+
+
+def _missing(route: AnswerRoute, method: Literal["GET", "POST", "DELETE"]) -> AnswerRoute:
+    """Return the route of all other addresses below ``/api``, so that they have Ollama's errors."""
+
+    async def answer(call: Call) -> Reply:
+        return Reply({"error": f"/api/{call.path['address']}: no such address"}, status=404)
+
+    name = f"ollama_missing_{method.lower()}"
+    return evolve(route, method=method, path="/api/{address:path}", name=name, summary="Other addresses", handle=answer)
+
+
+class OllamaSurface:
+    """Ollama's API."""
+
+    name = "ollama"
+    api_version = API_VERSION
+
+    def __init__(self) -> None:
+        self.routes: Sequence[Route] = _routes()
+
+    def error(self, error: ErrorAnswer) -> Reply:
+        """Return Ollama's error object."""
+        return Reply({"error": error.message})
