@@ -9,7 +9,9 @@ from typing import Literal
 
 import pytest
 
+from enginehouse.contract.backend import ModelSource, Progress
 from enginehouse.contract.errors import (
+    EngineDead,
     InsufficientMemory,
     ModelLoadError,
     ModelNotFound,
@@ -23,9 +25,10 @@ from enginehouse.serving import ModelManager
 from enginehouse.serving.commands import load_model, unload_model
 from enginehouse.serving.leases import Waiters
 from enginehouse.serving.sources import OnShare
+from enginehouse_testkit.scripted import ScriptedEngine
 from enginehouse_testkit.waiting import until
 
-from .tiny import TinyBackend, open_tiny, registry_of, settings_of, states, tiny
+from .tiny import TinyBackend, TinyOptions, open_tiny, registry_of, settings_of, states, tiny
 
 
 async def test_a_hundred_first_requests_are_one_load() -> None:
@@ -108,6 +111,23 @@ async def test_model_that_cannot_be_loaded_again_fails_at_once() -> None:
         with pytest.raises(ModelLoadError, match="could not be loaded: the file is gone"):
             await manager.lease("m")
         assert manager.statuses()[0].num_restarts == 0
+
+
+class Refusing(TinyBackend):
+    """Raises one error after the other."""
+
+    errors = [EngineDead("it died"), InsufficientMemory("no memory")]
+
+    def open(self, source: ModelSource, options: TinyOptions, progress: Progress) -> ScriptedEngine:
+        raise self.errors.pop(0)
+
+
+async def test_memory_that_is_missing_at_a_restart_fails_the_model() -> None:
+    """Only a first load is put off until memory is free: requests wait for it."""
+    async with open_tiny(settings_of({"m": tiny(load="eager")}), Refusing()) as manager:
+        (status,) = manager.statuses()
+
+    assert (status.state, status.error) == ("failed", "no memory")
 
 
 async def test_unknown_model_loads_nothing() -> None:
