@@ -147,8 +147,8 @@ def _report(models: dict[str, ModelSettings], registry: PluginRegistry, findings
 def _probe(backend: Backend) -> _BackendReport:
     try:
         found = backend.probe()
-    except Exception as error:  # noqa: BLE001 - plugin boundary: a broken backend is what a doctor looks for
-        return _BackendReport(backend.name, False, (), f"failed: {type(error).__name__}: {error}")
+    except EnginehouseError as error:  # a broken backend is what a doctor looks for
+        return _BackendReport(backend.name, False, (), error.message)
     return _BackendReport(backend.name, found.available, found.devices, found.reason)
 
 

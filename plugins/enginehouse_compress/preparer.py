@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import hashlib
 import logging
 import time
@@ -16,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar, TypeVarTuple
 
 from enginehouse.contract.compressor import CompressionTask, Compressor, Range, cut
+from enginehouse.contract.errors import EnginehouseError, PluginFailed
 from enginehouse.contract.preparer import ModelAccess, Preparation, Report
 from enginehouse.contract.types import GenerateRequest
 from enginehouse_compress.choosing import Choice, choose, choose_for_room
@@ -89,7 +91,9 @@ class PromptCompressor:
         try:
             async with asyncio.timeout(_TIMEOUT_S), self._tools(request, model, choice) as tools:
                 request, before, after = await self._shorten(request, model, choice, num_excess, tools)
-        except Exception as error:  # noqa: BLE001 - plugin boundary: a broken compressor must not refuse requests
+        except PluginFailed as error:  # a broken compressor must not refuse requests; core has logged it
+            failure = error.message
+        except (EnginehouseError, TimeoutError) as error:
             _log.error("the compressor %s failed; the prompt is left unchanged", method, exc_info=error)
             failure = type(error).__name__
         details = {
@@ -135,8 +139,6 @@ class PromptCompressor:
         if kept is None:
             ranges = await self._on_thread(choice.compressor.compress, task, tools)
             kept = tuple(tuple(of_text) for of_text in ranges)
-            if len(kept) != len(task.texts):
-                raise ValueError(f"it returned ranges for {len(kept)} texts instead of {len(task.texts)}")
             self._cache[key] = kept
             if len(self._cache) > _MAX_CACHED:
                 self._cache.popitem(last=False)
@@ -157,7 +159,8 @@ class PromptCompressor:
                 tools.stop()
 
     async def _on_thread(self, work: Callable[[*_Ts], _T], *arguments: *_Ts) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+        context = contextvars.copy_context()  # in which core finds the request
+        return await asyncio.get_running_loop().run_in_executor(self._threads, context.run, work, *arguments)
 
 
 def _report(details: Mapping[str, Any]) -> Report:

@@ -70,7 +70,8 @@ KINDS: Mapping[Kind, KindOfServer] = MappingProxyType(
         "enginehouse": KindOfServer(
             parameters=ALL_PARAMETERS
             - _names(
-                "suffix num_prompt_logprobs prompt_logprobs loglikelihood token_details return_progress prediction"
+                "suffix num_prompt_logprobs prompt_logprobs loglikelihood token_details return_progress prediction "
+                "continue_final_message add_generation_prompt include_stop_str_in_output"
             ),
             constraints=(*_SCHEMAS, "regex", "choice", "lark", "gbnf"),
             switch=True,

@@ -37,6 +37,11 @@ HELP = {
         "The request is not valid HTTP, or has several Host headers or (except in HTTP/1.0) none.",
         "Use an HTTP/1.1 client library.",
     ),
+    "authenticator_failed": Help(
+        "The plugin of `auth.authenticators` that the message names failed, took longer than `auth.timeout_s`, or was "
+        "asked by too many callers at once.",
+        "Try again after `Retry-After`; the operator finds the reason in the server's log.",
+    ),
     "body_too_large": Help(
         "The body is longer than `limits.max_body_bytes`, or could never fit the bounds on memory.",
         "Send less, such as smaller images; or raise the limit ([memory](limits.md#memory-for-what-clients-send)), "
@@ -138,6 +143,10 @@ HELP = {
     ),
     "origin_not_allowed": Help(
         "A web page of another origin called the server.", "Add its origin to `server.cors_origins`."
+    ),
+    "plugin_failed": Help(
+        "A plugin raised an exception or gave a wrong result; the message names it. Others are not affected.",
+        "Read the traceback in the server's log, and report it to the plugin's author; try without its field.",
     ),
     "queue_full": Help(
         "The caller's own requests fill its share of the queue.",

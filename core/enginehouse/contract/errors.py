@@ -5,7 +5,8 @@
     EnginehouseError
     ├── ConfigError                 the configuration file, environment or command line is wrong
     ├── PluginError                 a plugin could not be loaded or misbehaved; names the plugin
-    │   └── MissingDependency       says which extra to install
+    │   ├── MissingDependency       says which extra to install
+    │   └── PluginFailed            it raised an exception or gave a wrong result when called; also a GenerationFailed
     ├── RequestError                the request is wrong; it was refused and nothing was lost
     │   ├── InvalidRequest          a field has a wrong type, range or combination
     │   ├── UnsupportedParameter    a known field that this model or version cannot honour
@@ -81,6 +82,7 @@ __all__ = [
     "ModelUnloaded",
     "Overloaded",
     "PluginError",
+    "PluginFailed",
     "QueueTimeout",
     "RateLimited",
     "ReloadFailed",
@@ -140,7 +142,7 @@ class ConfigError(EnginehouseError):
 class PluginError(EnginehouseError):
     """A plugin could not be loaded, broke a rule, or raised an exception when called."""
 
-    generic = "A plugin of the server failed."
+    generic: ClassVar[str | None] = "A plugin of the server failed."
 
     def __init__(self, message: str, plugin: str | None = None) -> None:
         super().__init__(message, plugin=plugin)
@@ -375,6 +377,21 @@ class GenerationFailed(EngineError):
     def __init__(self, message: str, plugin: str | None = None) -> None:
         super().__init__(message, plugin=plugin)
         self.plugin = plugin
+
+
+class PluginFailed(PluginError, GenerationFailed):
+    """A plugin raised an exception or gave a wrong result when it was called.
+
+    Raised by core's guard, which logs the traceback. The message names the plugin and quotes no exception, so it is
+    shown to clients. ``kind`` is the kind of plugin object.
+    """
+
+    generic = None
+
+    def __init__(self, message: str, plugin: str | None = None, kind: str | None = None) -> None:
+        super().__init__(message, plugin)
+        self.kind = kind
+        self.fields = {"plugin": plugin, "kind": kind}
 
 
 class RunnerError(EngineError):

@@ -205,6 +205,12 @@ class GenerationFields(RequestOptions, ConstraintFields):
     n: int = row("Number of choices.", default=1, bounds=(1, None), limit=("maximum", "max_choices"))
     stream: bool = row("Stream the answer as events.", default=False)
     stream_options: StreamOptions | None = row("Only with `stream`.")
+    include_stop_str_in_output: bool = row(
+        "End the text with the stop string that ended it, instead of before it.",
+        default=False,
+        by="engine",
+        member="includes_stop",
+    )
     cache_salt: str = row(
         "Prompts share the prefix cache only with those of the same salt; at most 1000 characters.",
         default="",

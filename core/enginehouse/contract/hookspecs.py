@@ -16,6 +16,11 @@ Args:
         have finished, each once.
 
 An exception in the hook is recorded as the plugin's load error; other plugins are not affected.
+
+Errors of registered objects: any exception, ``SystemExit`` included, and any result of a wrong type is logged with its
+traceback, once per plugin, kind and minute, and counted in ``enginehouse_plugin_failures_total``. Clients see the
+plugin's name, never the exception. A :class:`~enginehouse.contract.errors.RequestError` is the client's mistake: a 400
+with its ``param``.
 """
 
 from __future__ import annotations
@@ -354,8 +359,9 @@ def authenticate(credentials: Credentials, options: Any) -> Identity | None:
     """Identify the caller of a request without one of the server's own keys.
 
     When: once per request that needs a caller and has no key of the settings or the key file, before its body is read.
-    In the server process, in a thread pool: it may block briefly, and is called from several threads concurrently. The
-    plugins that ``auth.authenticators`` lists are asked in that order until one answers.
+    In the server process, on up to 8 threads of this plugin, concurrently: it may block, but a call that takes longer
+    than ``auth.timeout_s`` is abandoned. The plugins that ``auth.authenticators`` lists are asked in that order until
+    one answers.
 
     Args:
         credentials: the token, the headers and the peer's address of the request.
@@ -365,8 +371,8 @@ def authenticate(credentials: Credentials, options: Any) -> Identity | None:
         The caller's name and permissions, or None if the plugin does not know the caller. Logs and limits show the name
         after the plugin's name, so it cannot be mistaken for a key or another plugin's caller.
 
-    An exception is logged with the plugin's name and the caller is refused, without asking further plugins. The same
-    happens to a result that is not an Identity or has expired.
+    An exception in it, a result that is not a valid Identity or has expired, and an abandoned call refuse the caller
+    with 503, which may be repeated; further plugins are not asked.
 
     Example::
 

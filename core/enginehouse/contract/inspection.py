@@ -92,6 +92,7 @@ class EngineMetrics(msgspec.Struct, frozen=True, array_like=True):
         steps_by_size: number of steps per bucket of :data:`BATCH_SIZES`, and of larger steps.
         num_batched: sum over all steps of their sequences.
         rss_bytes: memory of the worker process; 0 if unknown or if the worker is a thread.
+        plugin_failures: number of failures of plugins, by plugin and kind of object.
     """
 
     stats: EngineStats = EngineStats()
@@ -99,6 +100,7 @@ class EngineMetrics(msgspec.Struct, frozen=True, array_like=True):
     steps_by_size: tuple[int, ...] = ()
     num_batched: int = 0
     rss_bytes: int = 0
+    plugin_failures: dict[tuple[str, str], int] = {}
 
 
 @runtime_checkable

@@ -61,10 +61,9 @@ _REFUSED_EVERYWHERE: tuple[tuple[str, bool, dict[str, tuple[Any, ...]]], ...] = 
     ("reasoning is always returned separately from the answer", True, {"include_reasoning": ()}),
     ("verbosity is not supported", True, {"verbosity": ("medium",)}),
     (
-        "control tokens and stop strings are never shown",
+        "control tokens are never shown",
         True,
         {
-            "include_stop_str_in_output": (False,),
             "skip_special_tokens": (True,),
             "spaces_between_special_tokens": (True,),
         },

@@ -6,7 +6,6 @@ Called by admission, the sampler and the loop. Does not know decoder libraries: 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Literal
@@ -21,11 +20,14 @@ from enginehouse.contract.errors import (
     GenerationFailed,
     InvalidRequest,
     PluginError,
+    PluginFailed,
     UnsupportedParameter,
 )
 from enginehouse.contract.structured import Grammar, GrammarCompiler, Matcher, StructuredDecoder
 from enginehouse.contract.types import Constraint, ConstraintKind, ReasoningParams
 from enginehouse.engine.text.text_stream import Detokenizer
+from enginehouse.plugins import Guard, guard_of, guarded
+from enginehouse.plugins.guard import PASSED
 
 __all__ = ["ConstraintState", "Constraints", "Masks", "ReasoningGate", "TokenMask"]
 
@@ -160,8 +162,6 @@ class ReasoningGate:
         return True
 
 
-_log = logging.getLogger(__name__)
-
 _NO_DECODER = "no installed plugin enforces this; run: pip install 'enginehouse[llguidance]'"
 
 
@@ -210,30 +210,27 @@ class Constraints:
 def _bind(decoder: StructuredDecoder, tokenizer: Tokenizer) -> GrammarCompiler | PluginError:
     """Bind the decoder to this vocabulary; returns an error on failure, since the model works without it."""
     try:
-        return decoder.bind(tokenizer)
+        return guarded(decoder, StructuredDecoder, guard_of(decoder, "structured decoder")).bind(tokenizer)
     except PluginError as error:
         return error
-    except Exception as error:  # noqa: BLE001 - a decoder error affects constrained requests only
-        _log.warning("the structured decoder %s cannot be used", decoder.name, exc_info=error)
-        return PluginError(f"The structured decoder {decoder.name!r} cannot be used; the log says why.", decoder.name)
+    except EnginehouseError as error:
+        return PluginError(error.message, decoder.name)
 
 
 def _compile(decoder: StructuredDecoder, compiler: GrammarCompiler, constraint: Constraint) -> Grammar:
     try:
-        return compiler.compile(constraint)
-    except EnginehouseError:
-        raise
-    except Exception as error:  # rejected, instead of generating without the constraint
-        _log.warning("the structured decoder %s failed to compile", decoder.name, exc_info=error)
-        message = f"{constraint.param}: the structured decoder {decoder.name!r} failed; the server's log says why"
+        return guarded(compiler, GrammarCompiler, guard_of(decoder, "structured decoder")).compile(constraint)
+    except PluginFailed as error:  # rejected, instead of generating without the constraint
+        message = f"{constraint.param}: {error.message} The server's log says how."
         raise InvalidRequest(message, constraint.param) from error
 
 
 class ConstraintState:
     """Grammar state of one sequence, and the mask of its next token."""
 
-    def __init__(self, matcher: Matcher, vocab_size: int) -> None:
+    def __init__(self, matcher: Matcher, vocab_size: int, guard: Guard | None = None) -> None:
         self._matcher = matcher
+        self._guard = guard if guard is not None else guard_of(matcher, "structured decoder")
         self._bitmask = np.empty((vocab_size + 31) // 32, np.int32)
         self._is_filled = False
         self._error: EnginehouseError | None = None
@@ -243,12 +240,15 @@ class ConstraintState:
         if self._is_filled:
             return
         self._is_filled = True
+        self._guard.enter("fill_bitmask")
         try:
             self._matcher.fill_bitmask(self._bitmask)
         except EnginehouseError as error:
             self._error = error
-        except Exception as error:  # noqa: BLE001 - a decoder error must fail only its own request
-            self._error = GenerationFailed(f"The structured decoder failed: {error!r}")
+        except BaseException as error:  # noqa: BLE001 - guard: raised where the bitmask is read
+            self._error = self._guard.failed("fill_bitmask", error)
+        finally:
+            self._guard.leave()
 
     def bitmask(self) -> NDArray[np.int32]:
         """Return the mask of the next token, (ceil(vocab_size / 32),) int32; raises an error from computing it."""
@@ -260,15 +260,30 @@ class ConstraintState:
     def accept(self, token_id: int) -> None:
         """Advance the grammar by an appended token."""
         self._is_filled = False
-        self._matcher.accept(token_id)
+        try:
+            self._matcher.accept(token_id)
+        except (*PASSED, EnginehouseError):
+            raise
+        except BaseException as error:
+            raise self._guard.failed("accept", error) from error
 
     def forced_token_ids(self) -> Sequence[int]:
         """Return the tokens that must follow."""
-        return self._matcher.forced_token_ids()
+        try:
+            return self._matcher.forced_token_ids()
+        except (*PASSED, EnginehouseError):
+            raise
+        except BaseException as error:
+            raise self._guard.failed("forced_token_ids", error) from error
 
     def is_finished(self) -> bool:
         """Return True if the text is complete."""
-        return self._matcher.is_finished()
+        try:
+            return self._matcher.is_finished()
+        except (*PASSED, EnginehouseError):
+            raise
+        except BaseException as error:
+            raise self._guard.failed("is_finished", error) from error
 
 
 class Masks:

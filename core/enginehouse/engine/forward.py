@@ -14,10 +14,12 @@ from attrs import field, frozen
 from numpy.typing import NDArray
 
 from enginehouse.contract.backend import DeviceOutput, ForwardOutput, Span
-from enginehouse.contract.errors import CacheFull, EnginehouseError, GenerationFailed, StepAborted
+from enginehouse.contract.errors import CacheFull, EnginehouseError, GenerationFailed, PluginFailed, StepAborted
 from enginehouse.contract.exit_policy import ExitOutput
 from enginehouse.engine.scheduler import Batch, Scheduler
 from enginehouse.engine.sequence import ActiveRequest, Sequence
+from enginehouse.plugins import Guard
+from enginehouse.plugins.guard import PASSED
 
 __all__ = ["Computed", "Fail", "Rows", "forward"]
 
@@ -46,12 +48,21 @@ class Computed:
     output: ForwardOutput | None = None
 
 
-def forward(scheduler: Scheduler, batch: Batch, fail: Fail, end_drafting: Callable[[Sequence], None]) -> Computed:
-    """Run ``batch``, or the part of it that can run, and return the rows to sample from."""
+def forward(
+    scheduler: Scheduler, batch: Batch, fail: Fail, end_drafting: Callable[[Sequence], None], guard: Guard
+) -> Computed:
+    """Run ``batch``, or the part of it that can run, and return the rows to sample from.
+
+    Args:
+        guard: the guard of the backend, which names it if the runner fails.
+    """
     while batch.spans:
+        guard.enter("forward")
         try:
-            return _collect(batch, scheduler.runner.forward(batch.spans))
-        except Exception as error:  # noqa: BLE001 - a runner error must not end the other requests
+            return _collect(batch, scheduler.runner.forward(batch.spans), guard)
+        except PASSED:
+            raise
+        except BaseException as error:  # noqa: BLE001 - guard: a runner error must not end the other requests
             if scheduler.has_pending:
                 # Retried in the next step, when the tokens still on the device are known.
                 scheduler.is_in_doubt = not isinstance(error, CacheFull)
@@ -72,13 +83,15 @@ def forward(scheduler: Scheduler, batch: Batch, fail: Fail, end_drafting: Callab
                 batch = scheduler.schedule()
                 continue
             if len(batch.spans) > 1:
-                return _forward_one_by_one(scheduler, batch, fail)
-            fail(batch.sequences[0].owner, _runner_failure(error))
+                return _forward_one_by_one(scheduler, batch, fail, guard)
+            fail(batch.sequences[0].owner, _runner_failure(error, batch.sequences[0], guard))
             break
+        finally:
+            guard.leave()
     return Computed()
 
 
-def _forward_one_by_one(scheduler: Scheduler, batch: Batch, fail: Fail) -> Computed:
+def _forward_one_by_one(scheduler: Scheduler, batch: Batch, fail: Fail, guard: Guard) -> Computed:
     """Run a failed batch one span at a time, and fail only the sequences for which the runner raises."""
     rows: Rows = []
     for sequence, span in zip(batch.sequences, batch.spans, strict=True):
@@ -86,18 +99,22 @@ def _forward_one_by_one(scheduler: Scheduler, batch: Batch, fail: Fail) -> Compu
             continue
         try:
             output = scheduler.runner.forward([span])
-            alone = _collect(Batch((sequence,), (span,)), output, reads_all=True)
+            alone = _collect(Batch((sequence,), (span,)), output, guard, reads_all=True)
             rows += [(s, some.copy()) for s, some in alone.on_host]
         except CacheFull:
             continue
-        except Exception as error:  # noqa: BLE001 - as in ``forward``
+        except PASSED:
+            raise
+        except BaseException as error:  # noqa: BLE001 - as in ``forward``
             scheduler.resync()
-            fail(sequence.owner, _runner_failure(error))
+            fail(sequence.owner, _runner_failure(error, sequence, guard))
     return Computed(rows)
 
 
-def _collect(batch: Batch, output: ForwardOutput, reads_all: bool = False) -> Computed:
+def _collect(batch: Batch, output: ForwardOutput, guard: Guard, reads_all: bool = False) -> Computed:
     """Update the computed lengths and assign the rows; with ``reads_all`` the host samples every token."""
+    if not hasattr(output, "num_rows"):
+        raise guard.mistake("forward", f"gave {type(output).__name__}, ForwardOutput was expected")
     on_host: list[tuple[Sequence, range]] = []
     on_device: list[tuple[Sequence, range, int | None]] = []
     start = 0
@@ -115,7 +132,7 @@ def _collect(batch: Batch, output: ForwardOutput, reads_all: bool = False) -> Co
             on_host.append((sequence, rows))
             sequence.exit_layer = exit_layer
         start = rows.stop
-    return Computed(_read(output, on_host), on_device, output if on_device else None)
+    return Computed(_read(output, on_host, guard), on_device, output if on_device else None)
 
 
 def _can_stay(sequence: Sequence, span: Span) -> bool:
@@ -125,7 +142,7 @@ def _can_stay(sequence: Sequence, span: Span) -> bool:
     return span.outputs == "last"
 
 
-def _read(output: ForwardOutput, wanted: list[tuple[Sequence, range]]) -> Rows:
+def _read(output: ForwardOutput, wanted: list[tuple[Sequence, range]], guard: Guard) -> Rows:
     """Return the wanted rows in host memory; from a device output, only these are copied."""
     if not wanted:
         return []
@@ -133,6 +150,11 @@ def _read(output: ForwardOutput, wanted: list[tuple[Sequence, range]]) -> Rows:
     if num_rows < output.num_rows and isinstance(output, DeviceOutput):
         output = output.select([row for _, rows in wanted for row in rows])
     logits = output.host()
+    vocab_size = wanted[0][0].sampler.vocab_size
+    if getattr(logits, "dtype", None) != np.float32 or logits.shape != (output.num_rows, vocab_size):
+        name = f"{logits.dtype} of shape {logits.shape}" if isinstance(logits, np.ndarray) else type(logits).__name__
+        what = f"gave {name}, float32 of shape {(output.num_rows, vocab_size)} was expected"
+        raise guard.mistake("host of its logits", what)
     start, found = 0, []
     for sequence, rows in wanted:
         start = start if output.num_rows == num_rows else rows.start
@@ -141,6 +163,9 @@ def _read(output: ForwardOutput, wanted: list[tuple[Sequence, range]]) -> Rows:
     return found
 
 
-def _runner_failure(error: Exception) -> EnginehouseError:
-    reason = error.message if isinstance(error, EnginehouseError) else f"{type(error).__name__}: {error}"
-    return GenerationFailed(f"The model failed on this request: {reason}")
+def _runner_failure(error: BaseException, sequence: Sequence, guard: Guard) -> EnginehouseError:
+    if isinstance(error, PluginFailed):
+        return error
+    if isinstance(error, EnginehouseError):
+        return GenerationFailed(f"The model failed on this request: {error.message}")
+    return guard.of_request(sequence.owner.request.request_id).failed("forward", error)

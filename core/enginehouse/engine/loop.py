@@ -7,6 +7,8 @@ messages, templates or processes.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
@@ -17,7 +19,7 @@ from numpy.typing import NDArray
 
 from enginehouse.contract.backend import Runner, Sampled
 from enginehouse.contract.drafter import BoundDrafter
-from enginehouse.contract.errors import EngineDead, EnginehouseError, GenerationFailed, QueueTimeout
+from enginehouse.contract.errors import EngineDead, EnginehouseError, GenerationFailed, PluginFailed, QueueTimeout
 from enginehouse.contract.exit_policy import LayerAccess
 from enginehouse.contract.inspection import EngineMetrics, EngineView
 from enginehouse.contract.sampler import SamplerPlugin
@@ -44,8 +46,11 @@ from enginehouse.engine.sequence import ActiveRequest, Sequence
 from enginehouse.engine.sequence_factory import SequenceFactory
 from enginehouse.engine.speculation.speculation import Speculation
 from enginehouse.engine.text.text_stream import TextPiece
+from enginehouse.plugins import Guard, guard_of
 
 __all__ = ["EngineOutput", "StepEngine"]
+
+_log = logging.getLogger(__name__)
 
 EngineOutput = tuple[str, Event | EnginehouseError]
 """A request id with an event or error of that request; an error is always the last output of a request."""
@@ -63,6 +68,10 @@ class StepEngine:
         drafters: drafters by name, in order of preference; shut down by ``close``.
         on_started: called when a request leaves the queue, before any of it is computed.
         disk: disk tier that saves finished sequences; closed by ``close``.
+        guard: the guard of the backend of ``runner``.
+
+    Attributes:
+        guard: see above.
     """
 
     def __init__(
@@ -76,7 +85,9 @@ class StepEngine:
         drafters: Mapping[str, BoundDrafter] = MappingProxyType({}),
         on_started: Callable[[ActiveRequest], None] = lambda request: None,
         disk: DiskTier | None = None,
+        guard: Guard | None = None,
     ) -> None:
+        self.guard = guard if guard is not None else guard_of(runner, "backend")
         self._runner = runner
         self._tokenizer = runner.tokenizer
         self._settings = settings
@@ -125,7 +136,7 @@ class StepEngine:
         self._steps.add(len(batch.sequences))
         masks = self._masks.begin([s.constraint for s in batch.sequences if s.constraint and not s.is_reasoning])
         self._computing = batch.sequences
-        computed = forward(self._scheduler, batch, self._fail, self._speculation.close)
+        computed = forward(self._scheduler, batch, self._fail, self._speculation.close, self.guard)
         self._computing = ()
         if masks is not None:
             masks.result()
@@ -178,7 +189,7 @@ class StepEngine:
         except EnginehouseError as error:
             self._fail(sequence.owner, error)
         except Exception as error:  # noqa: BLE001 - as for tokens sampled on the host
-            self._fail(sequence.owner, GenerationFailed(f"Sampling failed: {error!r}"))
+            self._fail_sampling(sequence.owner, error)
 
     def _receive(self, sequence: Sequence, rows: NDArray[np.float32]) -> None:
         """Process the logits of a sequence: score its prompt, sample its next token."""
@@ -198,7 +209,7 @@ class StepEngine:
         except EnginehouseError as error:
             self._fail(sequence.owner, error)
         except Exception as error:  # noqa: BLE001 - a sampling error of one request must not end the others
-            self._fail(sequence.owner, GenerationFailed(f"Sampling failed: {error!r}"))
+            self._fail_sampling(sequence.owner, error)
 
     def _score(self, sequence: Sequence, rows: NDArray[np.float32]) -> None:
         """Report the log-probabilities of the prompt tokens that follow the computed ones."""
@@ -315,7 +326,7 @@ class StepEngine:
             for sequence in owner.sequences:
                 if sequence.length < sequence.max_length:  # False: only scored, or already complete
                     self._take_forced(sequence)
-        except Exception:
+        except BaseException:
             self.cancel(request.request_id)  # the caller expects no further outputs after an error
             raise
 
@@ -336,8 +347,10 @@ class StepEngine:
             num_stopped += 1
             try:
                 self._take_forced(sequence)
+            except EnginehouseError as error:
+                self._fail(sequence.owner, error)
             except Exception as error:  # noqa: BLE001 - as for sampled tokens
-                self._fail(sequence.owner, GenerationFailed(f"Closing the reasoning failed: {error!r}"))
+                self._fail_sampling(sequence.owner, error)
         return num_stopped
 
     def interrupt(self, request_id: str) -> None:
@@ -357,6 +370,11 @@ class StepEngine:
             return
         self._drop(owner, keep=False)
         self._outputs.append((owner.request.request_id, error))
+
+    def _fail_sampling(self, owner: ActiveRequest, error: Exception) -> None:
+        """Fail a request after an error of core itself; those of plugins come from their guards."""
+        _log.error("sampling a token of request %s failed", owner.request.request_id, exc_info=error)
+        self._fail(owner, GenerationFailed(f"Sampling failed: {error!r}"))
 
     def _drop(self, owner: ActiveRequest, keep: bool) -> None:
         for sequence in owner.sequences:
@@ -401,7 +419,8 @@ class StepEngine:
         self._scheduler.cache.clear()
         self._masks.close()
         self._speculation.shutdown()
-        self._runner.close()
+        with contextlib.suppress(PluginFailed), self.guard.calling("close"):
+            self._runner.close()
         outputs, self._outputs = self._outputs, []
         return outputs
 

@@ -21,6 +21,7 @@ from enginehouse.engine.sampling.device_draws import can_draw
 from enginehouse.engine.sampling.sampler import SequenceSampler, build_steps
 from enginehouse.engine.sequence import ActiveRequest, Sequence
 from enginehouse.engine.text.text_stream import Detokenizer, TextStream
+from enginehouse.plugins import guard_of
 
 __all__ = ["SequenceFactory", "restore"]
 
@@ -116,7 +117,7 @@ class SequenceFactory:
         if bad_keys:
             message = f"logit_bias keys must be token ids in [0, {vocab_size}); got {', '.join(map(str, bad_keys))}."
             raise InvalidRequest(message, f"logit_bias.{bad_keys[0]}")
-        build_steps(request.sampling, self._samplers)
+        build_steps(request.sampling, self._samplers, request.request_id)
         if request.constraint is not None:
             self._constraints.compile(request.constraint)
 
@@ -149,7 +150,7 @@ class SequenceFactory:
             choice=choice,
             vocab_size=tokenizer.vocab_size,
             prompt_token_ids=owner.prompt,
-            steps=build_steps(request.sampling, self._samplers),
+            steps=build_steps(request.sampling, self._samplers, request.request_id),
             token_bytes=tokenizer.token_bytes,
         )
         text = TextStream(tokenizer.token_bytes, self._hidden_token_ids(request), request.stopping.stop)
@@ -164,8 +165,9 @@ class SequenceFactory:
             detokenizer = Detokenizer(tokenizer.token_bytes, self._hidden_token_ids(request))
             sequence.reasoning = ReasoningGate(request.reasoning, tuple(closing), detokenizer)
         if request.constraint is not None:
-            matcher = self._constraints.compile(request.constraint).start()
-            sequence.constraint = ConstraintState(matcher, tokenizer.vocab_size)
+            grammar = self._constraints.compile(request.constraint)
+            guard = guard_of(grammar, "structured decoder").of_request(request.request_id)
+            sequence.constraint = ConstraintState(grammar.start(), tokenizer.vocab_size, guard)
         return sequence
 
     def _hidden_token_ids(self, request: EngineRequest) -> frozenset[int]:

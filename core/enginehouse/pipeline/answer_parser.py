@@ -7,12 +7,11 @@ the limit on the number of calls, and the fallback when a parser fails.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
 
 from attrs import frozen
 
-from enginehouse.contract.errors import GenerationFailed
+from enginehouse.contract.errors import PluginFailed
 from enginehouse.contract.parsers import (
     AnswerPart,
     AnswerText,
@@ -27,10 +26,9 @@ from enginehouse.contract.parsers import (
     ToolSession,
 )
 from enginehouse.contract.types import Tool
+from enginehouse.plugins import guard_of, guarded
 
 __all__ = ["AnswerParser", "AnswerParsing"]
-
-_log = logging.getLogger("enginehouse.contract.parsers")
 
 
 @frozen(kw_only=True)
@@ -69,28 +67,19 @@ class AnswerParser:
         """Return the parts that can be determined after ``text``.
 
         Raises:
-            GenerationFailed: the reasoning parser failed.
+            PluginFailed: the reasoning parser failed.
         """
         if self._reasoning is None:
             return self._answer((AnswerText(text),) if text else ())
-        try:
-            parts = self._reasoning.push(text)
-        except Exception as error:
-            raise _failed(self._reasoning, error) from error
-        return self._answer(parts)
+        return self._answer(self._reasoning.push(text))
 
     def flush(self, is_cut: bool = False) -> Sequence[AnswerPart]:
         """Return the remaining parts at the end of the text; ``is_cut``: a limit ended it.
 
         Raises:
-            GenerationFailed: the reasoning parser failed.
+            PluginFailed: the reasoning parser failed.
         """
-        parts: Sequence[ReasoningPart] = ()
-        if self._reasoning is not None:
-            try:
-                parts = self._reasoning.flush(is_cut)
-            except Exception as error:
-                raise _failed(self._reasoning, error) from error
+        parts = self._reasoning.flush(is_cut) if self._reasoning is not None else ()
         answer = self._answer(parts)
         return answer if self._calls is None else [*answer, *self._calls.flush(is_cut)]
 
@@ -124,7 +113,7 @@ class _Calls:
             return [AnswerText(text)]
         try:
             parts = self._session.push(text)
-        except Exception:  # noqa: BLE001 - an error of a tool parser loses the calls, not the answer
+        except PluginFailed:  # it loses the calls, not the answer
             return self._give_up(text)
         return self._kept(parts)
 
@@ -134,7 +123,7 @@ class _Calls:
             return []
         try:
             parts = self._kept(self._session.flush(is_cut))
-        except Exception:  # noqa: BLE001 - as above
+        except PluginFailed:
             return self._give_up("")
         if self._white and not self._num_calls:
             parts.append(AnswerText(self._white))
@@ -142,7 +131,6 @@ class _Calls:
 
     def _give_up(self, text: str) -> list[AnswerPart]:
         """Handle a parser failure: close an open call and return the rest as text."""
-        _log.exception("the tool parser %s failed; the answer goes on as text", type(self._session).__module__)
         self._session = None
         parts: list[AnswerPart] = [CallFinished()] if self._is_open else []
         self._is_open = False
@@ -178,20 +166,11 @@ class _Calls:
 
 
 def _open_reasoning(reasoning: ReasoningFormat, is_open: bool) -> ReasoningSession:
-    try:
-        return reasoning.open(is_open)
-    except Exception as error:
-        raise _failed(reasoning, error) from error
+    return guarded(reasoning, ReasoningFormat, guard_of(reasoning, "reasoning parser")).open(is_open)
 
 
 def _open_tools(tool_format: ToolFormat, tools: Sequence[Tool]) -> ToolSession | None:
     try:
-        return tool_format.open(tools)
-    except Exception:  # noqa: BLE001 - as above
-        _log.exception("the tool parser %s failed; the answer is text", type(tool_format).__module__)
+        return guarded(tool_format, ToolFormat, guard_of(tool_format, "tool parser")).open(tools)
+    except PluginFailed:  # the answer is text
         return None
-
-
-def _failed(culprit: object, error: Exception) -> GenerationFailed:
-    plugin = type(culprit).__module__
-    return GenerationFailed(f"The reasoning parser {plugin} failed: {error!r}", plugin)

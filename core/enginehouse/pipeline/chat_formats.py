@@ -6,14 +6,13 @@ the engine must enforce, and the parsing of the answers. Does not know any concr
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from attrs import field, frozen
 
-from enginehouse.contract.errors import ConfigError, UnsupportedParameter
+from enginehouse.contract.errors import ConfigError, PluginFailed, RequestError, UnsupportedParameter
 from enginehouse.contract.parsers import (
     ChatFormat,
     PreparedChat,
@@ -33,12 +32,11 @@ from enginehouse.contract.types import (
     ToolUse,
 )
 from enginehouse.pipeline.answer_parser import AnswerParsing
-from enginehouse.plugins import PluginRegistry
+from enginehouse.plugins import PluginRegistry, guard_of
 from enginehouse.settings.config import ModelSettings
 
 __all__ = ["ChatFormats", "ChatPlan", "ModelFormats", "plan_chat"]
 
-_log = logging.getLogger("enginehouse.contract.parsers")
 _MAX_MODELS = 64
 _PROBE = Tool(name="probe", parameters={"type": "object"}, definition={"type": "function"}, strict=True)
 _P = TypeVar("_P", ToolParser, ReasoningParser)
@@ -54,6 +52,7 @@ class ModelFormats:
         template_takes_tools: the chat template renders tools itself; otherwise they are described in the prompt.
         strict_problem: why the format cannot enforce ``strict`` tools in calls that the model makes of its own choice;
             "" if it can.
+        failed_parser: the tool parser that suits the model and failed, as in "the tool parser 'x' of the plugin 'y'".
     """
 
     tools: ToolFormat | None
@@ -62,6 +61,7 @@ class ModelFormats:
     reasoning_parser: str | None = None
     template_takes_tools: bool = False
     strict_problem: str = ""
+    failed_parser: str = ""
 
 
 class ChatFormats:
@@ -161,7 +161,7 @@ def plan_chat(request: GenerateRequest, formats: ModelFormats, constraint: Const
     """
     assert request.messages is not None
     use, thinking, reasoning = request.tool_use, request.thinking, formats.reasoning
-    prepared = _prepare(request.messages, use, formats.tools)
+    prepared = _prepare(request.messages, use, formats)
     variables = dict(request.template_variables)
     enabled = _is_enabled(thinking, reasoning)
     if reasoning is not None:
@@ -196,14 +196,17 @@ def _constraint(use: ToolUse, tools: ToolFormat, answer: Constraint | None) -> C
     return tools.constraint(use.callable, parallel, "any") if is_checked else None
 
 
-def _prepare(messages: tuple[Message, ...], use: ToolUse | None, tools: ToolFormat | None) -> PreparedChat:
+def _prepare(messages: tuple[Message, ...], use: ToolUse | None, formats: ModelFormats) -> PreparedChat:
     wanted = use.callable if use is not None else ()
     if not wanted and not any(message.tool_calls or message.role == "tool" for message in messages):
         return PreparedChat(messages)
-    if tools is None:
+    if formats.tools is None:
         param = "tools" if wanted else "messages"
-        raise UnsupportedParameter(f"{param}: no installed plugin knows how this model calls tools", param)
-    return tools.prepare(messages, wanted)
+        reason = "no installed plugin knows how this model calls tools"
+        if formats.failed_parser:
+            reason = f"{formats.failed_parser} failed for this model; the server's log says how"
+        raise UnsupportedParameter(f"{param}: {reason}", param)
+    return formats.tools.prepare(messages, wanted)
 
 
 def _is_enabled(thinking: Thinking, reasoning: ReasoningFormat | None) -> bool | None:
@@ -233,37 +236,37 @@ def _choose(parsers: Mapping[str, _P], wanted: str | None, chat: ChatFormat) -> 
 def _match(parser: ToolParser | ReasoningParser, chat: ChatFormat) -> float:
     try:
         return parser.match(chat)
-    except Exception:  # noqa: BLE001 - plugin boundary: a parser that fails on a template is not used for it
-        _log.exception("the parser %s failed while looking at a chat template", parser.name)
+    except (PluginFailed, RequestError):  # a parser that fails on a template is not used for it
         return 0.0
 
 
 def _bind(tools: ToolParser | None, reasoning: ReasoningParser | None, chat: ChatFormat) -> ModelFormats:
-    bound = reasoning.bind(chat) if reasoning is not None else None
-    tool_format = _bind_tools(tools, chat)
+    bound = _bind_one(reasoning, chat)
+    tool_format = _bind_one(tools, chat)
+    failed = tools if tool_format is None else None
     return ModelFormats(
         tool_format,
         bound,
         tool_parser=tools.name if tools is not None and tool_format is not None else None,
-        reasoning_parser=reasoning.name if reasoning is not None else None,
+        reasoning_parser=reasoning.name if reasoning is not None and bound is not None else None,
         template_takes_tools=tool_format is not None and _leaves_tools_to_template(tool_format),
         strict_problem=_strict_problem(tool_format) if tool_format is not None else "",
+        failed_parser=str(guard_of(failed, "tool parser")) if failed is not None else "",
     )
 
 
-def _bind_tools(parser: ToolParser | None, chat: ChatFormat) -> ToolFormat | None:
+def _bind_one(parser: Any, chat: ChatFormat) -> Any:
+    """Return the format of a parser; None if it failed, as requests without tools and reasoning can be served."""
     try:
         return parser.bind(chat) if parser is not None else None
-    except Exception:  # noqa: BLE001 - plugin boundary: requests without tools can still be served
-        _log.exception("the tool parser %s failed; its model cannot call tools", parser and parser.name)
+    except (PluginFailed, RequestError):
         return None
 
 
 def _leaves_tools_to_template(tools: ToolFormat) -> bool:
     try:
         return bool(tools.prepare((Message(role="user", content=""),), (_PROBE,)).tools)
-    except Exception:  # noqa: BLE001 - plugin boundary: for display only; requests with tools fail by themselves
-        _log.exception("the tool format of %s failed on a plain chat", type(tools).__module__)
+    except (PluginFailed, RequestError):  # for display only; requests with tools fail by themselves
         return False
 
 
@@ -272,8 +275,8 @@ def _strict_problem(tools: ToolFormat) -> str:
         tools.constraint((_PROBE,), None, "any")
     except UnsupportedParameter as error:
         return error.message.partition(": ")[2]
-    except Exception:  # noqa: BLE001 - plugin boundary: requests with strict tools fail by themselves
-        _log.exception("the tool format of %s failed on a plain tool", type(tools).__module__)
+    except (PluginFailed, RequestError):  # requests with strict tools fail by themselves
+        pass
     return ""
 
 

@@ -16,7 +16,7 @@ from enginehouse.contract.engine import EngineStream
 from enginehouse.contract.errors import ConfigError, ModelNotReady
 from enginehouse.contract.preparer import BoundPreparer, ModelAccess, Report
 from enginehouse.contract.types import EngineRequest, GenerateRequest, Segment
-from enginehouse.plugins import PluginRegistry, plugin_guard
+from enginehouse.plugins import PluginRegistry
 from enginehouse.plugins.kinds import KINDS
 from enginehouse.recovery import Recovery
 from enginehouse.serving import LoadedModel, ModelManager
@@ -43,8 +43,7 @@ class Preparers:
         objects = {name: getattr(registry, name) for name in KINDS}
         self._bound: dict[str, BoundPreparer] = {}
         for name, preparer in registry.preparers.items():
-            with plugin_guard(f"the preparer {name!r}"):
-                self._bound[name] = preparer.bind(settings, objects)
+            self._bound[name] = preparer.bind(settings, objects)
         unread = next((name for name, setting in settings.items() if setting is not None), None)
         if unread is not None and "compression" not in self._bound:
             path = f"models.{unread}.compressor"
@@ -54,11 +53,7 @@ class Preparers:
 
     def may_prepare(self, request: GenerateRequest, model: str) -> bool:
         """True if a preparer could change requests like this one to a model."""
-        for name, preparer in self._bound.items():
-            with plugin_guard(f"the preparer {name!r}"):
-                if preparer.may_prepare(request, model):
-                    return True
-        return False
+        return any(preparer.may_prepare(request, model) for preparer in self._bound.values())
 
     async def prepare(
         self, request: GenerateRequest, model: LoadedModel, num_excess: int | None = None
@@ -77,10 +72,9 @@ class Preparers:
             return request, reports
         access = _Access(model, self._manager, self._recovery, request.caller)
         for name, preparer in self._bound.items():
-            with plugin_guard(f"the preparer {name!r}"):
-                preparation = await preparer.prepare_request(request, access, num_excess)
-                if preparation is not None:
-                    request, reports[name] = preparation.request, preparation.report
+            preparation = await preparer.prepare_request(request, access, num_excess)
+            if preparation is not None:
+                request, reports[name] = preparation.request, preparation.report
         return request, reports
 
 

@@ -1,51 +1,53 @@
-"""Wrapper of a plugin's ``authenticate`` hook that refuses the caller if anything fails."""
+"""Calls a plugin's ``authenticate`` hook, on threads of its own, and checks the identities that it gives."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from typing import get_args
 
-from attrs import define, evolve, field, frozen
+from attrs import define, evolve, field
 
-from enginehouse.contract.errors import EnginehouseError, PluginError
-from enginehouse.contract.identity import Credentials, Identity
+from enginehouse.contract.errors import PluginFailed
+from enginehouse.contract.identity import Credentials, Identity, Scope
+from enginehouse.plugins.guard import Guard, PluginFailures
+from enginehouse.plugins.threads import PluginThreads
 from enginehouse.settings.profiles import PROFILES
 
 __all__ = ["Authenticator"]
 
-_log = logging.getLogger("enginehouse.server")
-
-
-_MAX_TOLD = 100
+_PLACE = "authenticate"
 
 
 @define(eq=False)
-class _Told:
-    """Failures that are already in the log: an error in the settings would otherwise fill it on every request."""
-
-    _seen: set[tuple[str, ...]] = field(factory=set)
-
-    def is_new(self, error: Exception) -> bool:
-        """Return True if a failure is to be logged. Its key is its code location, and its text if it is our error."""
-        frame = error.__traceback__
-        while frame is not None and frame.tb_next is not None:
-            frame = frame.tb_next
-        place = f"{frame.tb_frame.f_code.co_filename}:{frame.tb_lineno}" if frame is not None else ""
-        key = (place, error.message) if isinstance(error, EnginehouseError) else (place, type(error).__name__)
-        if key in self._seen or len(self._seen) >= _MAX_TOLD:
-            return False
-        self._seen.add(key)
-        return True
-
-
-@frozen
 class Authenticator:
-    """Identifies callers. ``ask`` is the plugin's hook."""
+    """Identifies callers.
+
+    Attributes:
+        plugin: name of the plugin.
+        ask: the plugin's hook.
+    """
 
     plugin: str
     ask: Callable[..., Identity | None]
-    _told: _Told = field(factory=_Told, init=False, repr=False)
+    _guard: Guard = field(init=False)
+    _threads: PluginThreads = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.use_failures(PluginFailures())
+
+    def use_failures(self, failures: PluginFailures) -> None:
+        """Count and log failures here from now on."""
+        self._guard = Guard(self.plugin, "authenticator", self.plugin, failures)
+        self._threads = PluginThreads(self._guard)
+
+    async def find(self, credentials: Credentials, timeout_s: float) -> Identity | None:
+        """Run :meth:`identify` in a thread of this plugin.
+
+        Raises:
+            PluginFailed: as :meth:`identify`; or it took longer than ``timeout_s``, or too many callers wait for it.
+        """
+        return await self._threads.run(_PLACE, lambda: self.identify(credentials), timeout_s)
 
     def identify(self, credentials: Credentials) -> Identity | None:
         """Return the caller with the plugin's name as a prefix, or None if this plugin does not know it.
@@ -53,42 +55,33 @@ class Authenticator:
         Any thread; may block.
 
         Raises:
-            PluginError: the plugin failed or its result is not a valid identity; the reason is logged once.
+            PluginFailed: the plugin failed or its result is not a valid identity.
         """
-        try:
+        with self._guard.calling(_PLACE, PluginFailed):
             found = self.ask(credentials=credentials)
-            if found is None:
-                return None
-            _check(found)
-        except Exception as error:  # error boundary: a caller on which the plugin fails is refused
-            self._log(error)
-            raise PluginError(f"the authenticator {self.plugin!r} failed", self.plugin) from error
+        if found is None:
+            return None
+        if not isinstance(found, Identity):
+            raise self._guard.mistake(_PLACE, f"gave {type(found).__name__}, an Identity or None was expected")
+        for problem in _problems(found):
+            raise self._guard.mistake(_PLACE, problem)
         name = f"{self.plugin}:{found.name}"
         return evolve(found, name=name, namespace=found.namespace or name)
 
-    def _log(self, error: Exception) -> None:
-        """Log an error once; errors of ours need no traceback."""
-        if not self._told.is_new(error):
-            return
-        said, trace = (error.message, None) if isinstance(error, EnginehouseError) else (type(error).__name__, error)
-        text = (
-            "the authenticator %s failed; its caller is refused, as are others that it fails over, without a line: %s"
-        )
-        _log.error(text, self.plugin, said, exc_info=trace)
 
-
-def _check(found: object) -> None:
-    if not isinstance(found, Identity):
-        raise PluginError(f"it must give an Identity or None, not {type(found).__name__}")
-    if not (found.name and found.name.isprintable() and " " not in found.name):
-        raise PluginError("an identity's name must be printable characters without spaces")
+def _problems(found: Identity) -> Iterator[str]:
+    """Yield what is wrong with an identity, as ends of sentences."""
+    if not (isinstance(found.name, str) and found.name and found.name.isprintable() and " " not in found.name):
+        yield "gave an Identity whose name is not a word of printable characters"
     if not found.namespace.isprintable():
-        raise PluginError("an identity's namespace must be printable characters")
+        yield "gave an Identity whose namespace has characters that cannot be printed"
     for limit in ("requests_per_minute", "tokens_per_minute", "max_concurrent"):
         most = getattr(found, limit)
         if most is not None and most < 1:
-            raise PluginError(f"an identity's {limit} must be at least 1, or None for the server's own")
+            yield f"gave an Identity whose {limit} is {most}; it must be at least 1, or None for the server's own"
     if found.profile is not None and found.profile not in PROFILES:
-        raise PluginError(f"unknown profile {found.profile!r}")
+        yield f"gave an Identity with the unknown profile {found.profile!r}"
+    if unknown := sorted(set(found.scopes) - set(get_args(Scope))):
+        yield f"gave an Identity with the unknown scopes {', '.join(map(str, unknown))}"
     if found.is_expired(datetime.now(UTC)):
-        raise PluginError("the identity has expired")
+        yield "gave an Identity that has expired; give None for a caller that may not enter"

@@ -1,29 +1,434 @@
-"""Error boundary for plugin calls while models and settings are planned; errors name the plugin."""
+"""The guard around every call into a plugin: it names the plugin that fails, and keeps its failure from spreading.
+
+A :class:`Guard` belongs to one object of a plugin. :func:`guarded` returns that object with the guard around each
+method of its contract; what such a method returns is guarded in turn if its type is in :data:`_GUARDED`, so a format is
+guarded as its parser is. The registry holds guarded objects. In the decode loop plain objects are called, inside a
+``try`` whose handler asks their guard.
+
+A guarded call
+
+- lets errors of the contract pass: a :class:`RequestError` is the client's mistake;
+- turns any other exception, ``SystemExit`` included, into :class:`PluginFailed`, which names the plugin and nothing
+  else; the traceback is in the log, once per plugin, kind, place and minute;
+- checks the type of the result (``results``);
+- warns, once a minute, if it blocks longer than it may.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import functools
+import inspect
 import logging
-from collections.abc import Iterator
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from typing import Any, TypeVar, cast, get_type_hints
 
-from enginehouse.contract.errors import EnginehouseError, PluginError
+from attrs import define, evolve, field, frozen
 
-__all__ = ["plugin_guard"]
+from enginehouse.contract.backend import Backend
+from enginehouse.contract.compressor import CompressionTask, Compressor, Range, cut
+from enginehouse.contract.drafter import BoundDrafter, Drafter, LayerBackend, LayerDrafter
+from enginehouse.contract.errors import ConfigError, EnginehouseError, PluginFailed, RequestError
+from enginehouse.contract.exit_policy import ExitPolicy
+from enginehouse.contract.model_hub import ModelHub
+from enginehouse.contract.parsers import (
+    ReasoningFormat,
+    ReasoningParser,
+    ReasoningSession,
+    ToolFormat,
+    ToolParser,
+    ToolSession,
+)
+from enginehouse.contract.preparer import BoundPreparer, Preparer
+from enginehouse.contract.router import ChecksModels, Router
+from enginehouse.contract.sampler import SamplerPlugin
+from enginehouse.contract.structured import Grammar, GrammarCompiler, StructuredDecoder
+from enginehouse.plugins.call_notes import CallNotes, NotedCall
+from enginehouse.plugins.results import Expectation
 
-_log = logging.getLogger(__name__)
+__all__ = [
+    "PASSED",
+    "Guard",
+    "PluginFailures",
+    "current_request",
+    "guard_of",
+    "guarded",
+    "guarded_function",
+    "plain",
+]
+
+_log = logging.getLogger("enginehouse.plugins")
+
+_T = TypeVar("_T")
+
+PASSED = (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit)
+"""Exceptions that are never a plugin's failure: they end the task, the process or the generator."""
+
+current_request: ContextVar[Callable[[], str] | None] = ContextVar("current_request", default=None)
+"""Returns the id of the request that the current task of the server works on."""
+
+_LOG_EVERY_S = 60.0
+
+_GUARDED: dict[type[Any], tuple[type[Any], ...]] = {
+    Backend: (LayerBackend,),
+    BoundDrafter: (),
+    BoundPreparer: (),
+    Compressor: (),
+    Drafter: (LayerDrafter,),
+    ExitPolicy: (),
+    Grammar: (),
+    GrammarCompiler: (),
+    ModelHub: (),
+    Preparer: (),
+    ReasoningFormat: (),
+    ReasoningParser: (),
+    ReasoningSession: (),
+    Router: (ChecksModels,),
+    SamplerPlugin: (),
+    StructuredDecoder: (),
+    ToolFormat: (),
+    ToolParser: (),
+    ToolSession: (),
+}
+"""Interfaces whose objects are guarded, each with its optional interfaces."""
+
+_NOTHING_PASSES = (BoundDrafter, ReasoningSession, ToolSession)
+_ONLY_REQUEST_ERRORS: tuple[type[Any], ...] = (Router, ToolParser, ToolFormat, ReasoningParser, ReasoningFormat)
+
+_MAX_S = {
+    (Router, "route"): 0.01,
+    (ToolSession, "push"): 0.05,
+    (ToolSession, "flush"): 0.05,
+    (ReasoningSession, "push"): 0.05,
+    (ReasoningSession, "flush"): 0.05,
+}
+"""Seconds after which a call is reported as slow."""
 
 
-@contextmanager
-def plugin_guard(called: str) -> Iterator[None]:
-    """Convert unexpected exceptions in the block to PluginError; the traceback is logged.
-
-    Args:
-        called: the object that is called, such as ``the backend 'hf'``.
-    """
+def _check_ranges(kept: Sequence[Sequence[Range]], task: CompressionTask, *_: Any) -> str | None:
+    """Return what is wrong with the ranges of a compressor."""
+    if len(kept) != len(task.texts):
+        return f"says what to keep of {len(kept)} texts, not of {len(task.texts)}"
     try:
-        yield
-    except EnginehouseError:
-        raise
-    except Exception as error:
-        _log.error("%s failed", called, exc_info=error)
-        raise PluginError(f"{called} failed: {type(error).__name__}: {error}") from error
+        for text, ranges in zip(task.texts, kept, strict=True):
+            cut(text, ranges)
+    except (TypeError, ValueError) as error:
+        return f"gave ranges that cannot be kept: {error}"
+    return None
+
+
+_CHECKS: dict[tuple[type[Any], str], Callable[..., str | None]] = {(Compressor, "compress"): _check_ranges}
+"""Checks of results beyond their type: called with the result and the arguments, they return what is wrong."""
+
+
+@define(eq=False)
+class PluginFailures:
+    """Failures of plugins in one process: counted, and each place logged once a minute. Any thread.
+
+    Attributes:
+        counts: number of failures by plugin and kind.
+        notes: where the calls of a worker process are noted; None in other processes.
+    """
+
+    counts: Counter[tuple[str, str]] = field(factory=Counter)
+    notes: CallNotes | None = None
+    clock: Callable[[], float] = time.monotonic
+    _logged_s: dict[tuple[str, ...], float] = field(factory=dict)
+    _lock: threading.Lock = field(factory=threading.Lock)
+
+    def note(self, guard: Guard, place: str, error: BaseException | None, text: str, more: str = "") -> None:
+        """Count a failure; log ``text`` and ``more``, and the traceback of ``error`` if there is one."""
+        with self._lock:
+            self.counts[guard.plugin, guard.kind] += 1
+        if self._is_new(guard.plugin, guard.kind, guard.name, place):
+            request = f" (request {request_id})" if (request_id := guard.find_request()) else ""
+            _log.error("%s%s; for a minute, more of this is only counted%s", text, request, more, exc_info=error)
+
+    def slow(self, guard: Guard, place: str, seconds: float, max_s: float, consequence: str) -> None:
+        """Warn of a call that took too long."""
+        if self._is_new(guard.plugin, guard.kind, guard.name, place, "slow"):
+            text = "%s took %.0f ms in %s, longer than %.0f ms: %s"
+            _log.warning(text, guard, 1000 * seconds, place, 1000 * max_s, consequence)
+
+    def _is_new(self, *key: str) -> bool:
+        with self._lock:
+            now = self.clock()
+            if now - self._logged_s.get(key, float("-inf")) < _LOG_EVERY_S:
+                return False
+            self._logged_s[key] = now
+            return True
+
+
+@frozen(eq=False)
+class Guard:
+    """The guard of one object of a plugin.
+
+    Attributes:
+        plugin: name of the plugin's entry point.
+        kind: noun of the kind of object.
+        name: name of the object.
+        failures: where failures are counted and logged.
+        is_own: the plugin belongs to the distribution of Enginehouse.
+        request_id: the request for which it is called, if that is always the same one.
+    """
+
+    plugin: str
+    kind: str
+    name: str
+    failures: PluginFailures = field(factory=PluginFailures, repr=False)
+    is_own: bool = True
+    request_id: str = ""
+    _packed: dict[str, bytes] = field(factory=dict, init=False, repr=False)
+
+    def __str__(self) -> str:
+        """Name the object, as in "the sampler 'xtc' of the plugin 'samplers'"."""
+        return f"the {self.kind} {self.name!r} of the plugin {self.plugin!r}"
+
+    def find_request(self) -> str:
+        """Return the id of the request for which the plugin is called now; empty if unknown."""
+        if self.request_id:
+            return self.request_id
+        find = current_request.get()
+        return find() if find is not None else ""
+
+    def of_request(self, request_id: str) -> Guard:
+        """Return this guard for calls on behalf of one request."""
+        return evolve(self, request_id=request_id)
+
+    def enter(self, place: str) -> None:
+        """Note the beginning of a call, so that it is known if the process does not survive it."""
+        notes = self.failures.notes
+        if notes is not None:
+            packed = self._packed.get(place)
+            if packed is None:
+                packed = NotedCall(self.plugin, self.kind, self.name, place, self.request_id).pack()
+                self._packed[place] = packed
+            notes.enter(packed)
+
+    def leave(self) -> None:
+        """Note the end of a call."""
+        if self.failures.notes is not None:
+            self.failures.notes.leave()
+
+    def failed(self, place: str, error: BaseException) -> PluginFailed:
+        """Count and log an exception; returns the error to raise, whose text names the plugin only."""
+        if isinstance(error, PluginFailed):
+            return error  # it is noted, and names the plugin that it came from
+        text = f"{self} failed in {place}"
+        self.failures.note(self, place, error, text)
+        return PluginFailed(f"{text[0].upper()}{text[1:]}.", self.plugin, self.kind)
+
+    def mistake(
+        self, place: str, what: str, function: Callable[..., Any] | None = None, more: str = ""
+    ) -> PluginFailed:
+        """Count and log a wrong result; returns the error to raise.
+
+        Args:
+            what: the sentence after the name of the method, such as ``gave str, a float was expected``.
+            function: what gave it, for its file and line.
+            more: further text for the log.
+        """
+        text = f"{self}: {place} {what}"
+        self.failures.note(self, place, None, text + _location(function), more)
+        return PluginFailed(f"{text[0].upper()}{text[1:]}.", self.plugin, self.kind)
+
+    def call(self, place: str, function: Callable[..., _T], *arguments: Any) -> _T:
+        """Call a function of the plugin that is not a method of a guarded object.
+
+        Raises:
+            EnginehouseError: raised by the plugin.
+            PluginFailed: the plugin raised anything else.
+        """
+        with self.calling(place):
+            return function(*arguments)
+
+    @contextmanager
+    def calling(self, place: str, passes: type[EnginehouseError] = EnginehouseError) -> Iterator[None]:
+        """Guard the block; exceptions of the type ``passes`` are propagated unchanged."""
+        self.enter(place)
+        try:
+            yield
+        except (*PASSED, passes):
+            raise
+        except BaseException as error:
+            raise self.failed(place, error) from error
+        finally:
+            self.leave()
+
+
+def guarded(candidate: _T, interface: Any, guard: Guard) -> _T:
+    """Return an object of a plugin with the guard around the methods of its interface.
+
+    Further attributes are those of the object. Unchanged are objects that are guarded already, and those of interfaces
+    that are called in the decode loop, or only by plugins.
+    """
+    if interface not in _GUARDED or isinstance(candidate, _Guarded):
+        return candidate
+    implementation: Any = type(candidate)
+    present, absent = _members(implementation, interface)
+    if absent:  # a method may be an attribute of the object
+        present = (*present, *((declared, name) for declared, name in absent if hasattr(candidate, name)))
+    return cast(_T, _class_of(interface, present)(candidate, guard))
+
+
+def guarded_function(function: Callable[..., Any], guard: Guard) -> Callable[..., Any]:
+    """Return a function that a plugin registered, with the guard around it; its result is not checked."""
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        with guard.calling("its function"):
+            return function(*arguments, **named)
+
+    return call
+
+
+def guard_of(candidate: Any, kind: str, name: str = "") -> Guard:
+    """Return the guard of a guarded object; for another one, a guard that names its module as the plugin."""
+    guard = getattr(candidate, "_enginehouse_guard", None)
+    if guard is None:
+        module = type(candidate).__module__
+        guard = Guard(module, kind, name or str(getattr(candidate, "name", type(candidate).__name__)))
+    return guard
+
+
+def plain(candidate: _T) -> _T:
+    """Return the plugin's own object of a guarded one."""
+    return cast(_T, getattr(candidate, "_enginehouse_object", candidate))
+
+
+class _Guarded:
+    """Base class of guarded objects."""
+
+    __slots__ = ("_enginehouse_guard", "_enginehouse_object")
+
+    def __init__(self, candidate: Any, guard: Guard) -> None:
+        self._enginehouse_object = candidate
+        self._enginehouse_guard = guard
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._enginehouse_object, name)
+
+    def __eq__(self, other: object) -> bool:
+        return plain(other) is self._enginehouse_object
+
+    def __hash__(self) -> int:
+        return id(self._enginehouse_object)
+
+    def __repr__(self) -> str:
+        return f"<{self._enginehouse_guard}>"
+
+
+_Members = tuple[tuple[type[Any], str], ...]
+"""Names of methods, each after the interface that declares it."""
+
+
+@cache
+def _members(implementation: Any, interface: Any) -> tuple[_Members, _Members]:
+    """Return the methods of an interface and its optional ones that a class has, and those that it lacks."""
+    found: dict[str, type[Any]] = {}
+    for declared in (interface, *_GUARDED[interface]):
+        for name, _ in inspect.getmembers(declared, inspect.isfunction):
+            if not name.startswith("_"):
+                found.setdefault(name, declared)
+    pairs = [(declared, name) for name, declared in found.items()]
+    present = tuple(pair for pair in pairs if hasattr(implementation, pair[1]))
+    return present, tuple(pair for pair in pairs if pair not in present)
+
+
+@cache
+def _class_of(interface: Any, members: _Members) -> type[_Guarded]:
+    """Create the class of guarded objects that have these methods; ``isinstance`` finds the attributes as well."""
+    attributes: dict[str, Any] = {"__slots__": ()}
+    for declared in (interface, *_GUARDED[interface]):
+        for name in (*declared.__annotations__, *(name for name, _ in inspect.getmembers(declared, _is_property))):
+            attributes[name] = _attribute(name)
+    for declared, name in members:
+        attributes[name] = _method(interface, declared, name)
+    return type(f"Guarded{interface.__name__}", (_Guarded,), attributes)
+
+
+def _attribute(name: str) -> property:
+    def read(self: _Guarded) -> Any:
+        return getattr(self._enginehouse_object, name)
+
+    return property(read)
+
+
+def _is_property(member: Any) -> bool:
+    return isinstance(member, property)
+
+
+def _method(interface: type[Any], declared: type[Any], name: str) -> Callable[..., Any]:
+    """Return the guarded method of that name."""
+    function = getattr(declared, name)
+    result = get_type_hints(function)["return"]
+    expectation = Expectation(result, is_share=name == "match" and result is float)
+    inner = result if isinstance(result, type) and result in _GUARDED else None
+    passed, check = _passed(interface), _CHECKS.get((interface, name))
+    max_s = _MAX_S.get((interface, name))
+    consequence = "it runs on the event loop, so every other request waits" if max_s is not None else ""
+
+    def finish(self: _Guarded, value: Any, arguments: tuple[Any, ...]) -> Any:
+        guard = self._enginehouse_guard
+        found = expectation.check(value)
+        if found is None and check is not None:
+            found = check(value, *arguments)
+        if found is not None:
+            raise guard.mistake(name, found, getattr(type(self._enginehouse_object), name, None))
+        return guarded(value, inner, guard) if inner is not None else value
+
+    def call(self: _Guarded, *arguments: Any, **named: Any) -> Any:
+        guard = self._enginehouse_guard
+        guard.enter(name)
+        try:
+            value = getattr(self._enginehouse_object, name)(*arguments, **named)
+        except passed:
+            raise
+        except BaseException as error:
+            raise guard.failed(name, error) from error
+        finally:
+            guard.leave()
+        return finish(self, value, arguments)
+
+    def timed(self: _Guarded, *arguments: Any, **named: Any) -> Any:
+        began = time.perf_counter()
+        value = call(self, *arguments, **named)
+        assert max_s is not None
+        if (seconds := time.perf_counter() - began) > max_s:
+            guard = self._enginehouse_guard
+            guard.failures.slow(guard, name, seconds, max_s, consequence)
+        return value
+
+    async def call_async(self: _Guarded, *arguments: Any, **named: Any) -> Any:
+        try:
+            value = await getattr(self._enginehouse_object, name)(*arguments, **named)
+        except passed:
+            raise
+        except BaseException as error:
+            raise self._enginehouse_guard.failed(name, error) from error
+        return finish(self, value, arguments)
+
+    chosen: Callable[..., Any] = call_async if inspect.iscoroutinefunction(function) else timed if max_s else call
+    chosen.__name__, chosen.__doc__ = name, function.__doc__
+    return chosen
+
+
+def _passed(interface: type[Any]) -> tuple[type[BaseException], ...]:
+    """Return the exceptions of an interface that are propagated unchanged."""
+    if interface in _NOTHING_PASSES:
+        return PASSED
+    if interface in _ONLY_REQUEST_ERRORS:
+        return (*PASSED, RequestError, ConfigError, PluginFailed)
+    return (*PASSED, EnginehouseError)
+
+
+def _location(function: Callable[..., Any] | None) -> str:
+    """Return the file and line of a function, in brackets."""
+    code = getattr(inspect.unwrap(function), "__code__", None) if function is not None else None
+    return f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""

@@ -97,7 +97,7 @@ class PluginLoader:
             if kind.wrap is not None:
                 for plugin in getattr(self._manager.hook, kind.hook).get_hookimpls():
                     name = plugin.plugin_name
-                    self.registration.objects[kind.name][name] = kind.wrap(name, self._asking(kind.hook, name))
+                    self.registration.add(kind, name, name, kind.wrap(name, self._asking(kind.hook, name)))
 
     def _call(self, kind: Kind, name: str) -> None:
         """Call one hook of one plugin. An invalid object is refused; the plugin's other objects are kept."""

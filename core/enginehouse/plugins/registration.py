@@ -26,10 +26,12 @@ class Registration:
 
     Attributes:
         objects: kind name to object by name.
+        owners: plugin of each object, by kind and name.
         request_fields: field of the request body by name.
     """
 
     objects: dict[str, dict[str, Any]] = field(factory=lambda: {name: {} for name in KINDS})
+    owners: dict[tuple[str, str], str] = field(factory=dict)
     request_fields: dict[str, RequestField] = field(factory=dict)
 
     def register(self, kind: Kind, plugin: str, candidate: Any) -> None:
@@ -49,7 +51,12 @@ class Registration:
             self.register(KINDS[other], plugin, make(candidate))
         elif "request_fields" in kind.protocol.__annotations__:
             self._add_request_fields(plugin, candidate, is_sampled=kind.name == "samplers")
-        self.objects[kind.name][candidate.name] = candidate
+        self.add(kind, plugin, candidate.name, candidate)
+
+    def add(self, kind: Kind, plugin: str, name: str, candidate: Any) -> None:
+        """Store an object without validation."""
+        self.objects[kind.name][name] = candidate
+        self.owners[kind.name, name] = plugin
 
     def register_function(self, kind: Kind, plugin: str, name: str, function: Callable[..., Any]) -> None:
         """Validate and store a function that is registered with a name.
@@ -61,7 +68,7 @@ class Registration:
             raise PluginError(f"the {kind.noun} {name!r} is taken", plugin)
         if not callable(function):
             raise PluginError(f"the {kind.noun} {name!r} must be a function", plugin)
-        self.objects[kind.name][name] = function
+        self.add(kind, plugin, name, function)
 
     def _add_request_fields(self, plugin: str, candidate: Any, *, is_sampled: bool) -> None:
         declared = fields_of(candidate.request_fields, candidate.name, plugin, is_sampled=is_sampled)

@@ -6,11 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from attrs import frozen
+from attrs import field, frozen
 
 from enginehouse.contract.errors import ConfigError
+from enginehouse.contract.logits_processor import ProcessorSampler
 from enginehouse.contract.rows import RequestField
-from enginehouse.plugins.kinds import PluginObjects
+from enginehouse.plugins.authenticator import Authenticator
+from enginehouse.plugins.guard import Guard, PluginFailures, guard_of, guarded, guarded_function, plain
+from enginehouse.plugins.kinds import KINDS, Kind, PluginObjects
 from enginehouse.plugins.loader import TEST_BACKENDS, PluginLoader
 from enginehouse.plugins.records import PluginRecord
 from enginehouse.settings.config import PluginsSettings, Settings
@@ -18,18 +21,49 @@ from enginehouse.settings.structuring import closest
 
 __all__ = ["PluginRegistry"]
 
+_OWN = ("enginehouse", "enginehouse_testkit")
+
 
 @frozen(kw_only=True)
 class PluginRegistry(PluginObjects):
-    """All objects of the loaded plugins, by name; read-only.
+    """All objects of the loaded plugins, by name and guarded (see ``guard``); read-only.
 
     Attributes:
         request_fields: field that a plugin added to the request body, by name.
         plugins: every installed plugin, loaded or not, in load order.
+        owners: plugin of each object, by kind and name.
+        failures: the failures of these plugins in this process.
     """
 
     request_fields: Mapping[str, RequestField]
     plugins: Sequence[PluginRecord]
+    owners: Mapping[tuple[str, str], str] = field(factory=dict)
+    failures: PluginFailures = field(factory=PluginFailures)
+
+    def __attrs_post_init__(self) -> None:
+        """Guard every object."""
+        for kind in KINDS.values():
+            objects: Mapping[str, Any] = getattr(self, kind.name)
+            of_kind = {name: self._guarded(kind, name, candidate) for name, candidate in objects.items()}
+            object.__setattr__(self, kind.name, MappingProxyType(of_kind))
+
+    def _guarded(self, kind: Kind, name: str, candidate: Any) -> Any:
+        guard = self.guard(kind.name, name)
+        if isinstance(candidate, Authenticator):
+            candidate.use_failures(self.failures)
+        return guarded_function(candidate, guard) if kind.takes_functions else guarded(candidate, kind.protocol, guard)
+
+    def guard(self, kind: str, name: str) -> Guard:
+        """Return the guard of the object of a kind (its name in the table of kinds) with that name."""
+        candidate, noun = getattr(self, kind)[name], KINDS[kind].noun
+        plugin = self.owners.get((kind, name))
+        if plugin is None:
+            return guard_of(candidate, noun)
+        if isinstance(plain(candidate), ProcessorSampler):
+            noun = KINDS["logits_processors"].noun
+        record = next((one for one in self.plugins if one.name == plugin), None)
+        is_own = record is None or record.distribution in _OWN
+        return Guard(plugin, noun, name, self.failures, is_own)
 
     @classmethod
     def load(cls, settings: PluginsSettings, builtin: Iterable[str] = ()) -> PluginRegistry:
@@ -50,7 +84,9 @@ class PluginRegistry(PluginObjects):
         objects: dict[str, Any] = loader.registration.objects
         return cls(
             request_fields=MappingProxyType(loader.registration.request_fields),
+            failures=PluginFailures(),
             plugins=tuple(loader.records.by_name.values()),
+            owners=MappingProxyType(loader.registration.owners),
             **{name: MappingProxyType(by_name) for name, by_name in objects.items()},
         )
 

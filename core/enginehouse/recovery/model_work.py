@@ -13,8 +13,10 @@ from enginehouse.contract.errors import (
     ModelLoadError,
     ModelNotReady,
     ModelUnloaded,
+    PluginFailed,
     RequestKillsWorker,
 )
+from enginehouse.plugins.call_notes import NotedCall
 from enginehouse.recovery.culprits import Culprits, Offences
 from enginehouse.recovery.quarantine import Quarantine
 from enginehouse.recovery.work import State, Work
@@ -193,6 +195,9 @@ class ModelWork:
         if held:
             _log.warning("model %s: %s; its requests (%d) continue in the next worker", self._name, error, len(held))
         working = [work for work in held if work.stage != "waiting"]
+        if engine.ended_by is not None:
+            self._refuse_plugin(engine.ended_by, working)
+            working = []  # no request is blamed
         culprit = self._quarantine.died(working, from_outside=engine.is_killed_from_outside)
         if culprit is not None:
             self._refuse(culprit, error)
@@ -204,6 +209,16 @@ class ModelWork:
                 self._wait_outside(work)
                 work.lost()
         self._notify()
+
+    def _refuse_plugin(self, call: NotedCall, working: list[Work]) -> None:
+        """End the request for which a plugin was called, or those that have seen two deaths in calls for several."""
+        text = (
+            f"The {call.kind} {call.name!r} of the plugin {call.plugin!r} ended the model's worker, or did not return."
+        )
+        for work in working:
+            work.num_plugin_deaths += 1
+            if work.request.request_id == call.request_id or (not call.request_id and work.num_plugin_deaths > 1):
+                work.refusal = PluginFailed(text, call.plugin, call.kind)
 
     def _refuse(self, culprit: Work, error: EngineDead) -> None:
         """Refuse a culprit, and all equal work items that have not begun to answer."""

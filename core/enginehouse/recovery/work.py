@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 from enum import Enum
 
-from enginehouse.contract.errors import RequestKillsWorker, WorkerNotBack
+from enginehouse.contract.errors import PluginFailed, RequestKillsWorker, WorkerNotBack
 from enginehouse.contract.types import EngineRequest
 from enginehouse.workers.client import WorkerEngine
 from enginehouse.workers.messages import Stage
@@ -49,6 +49,7 @@ class Work(WorkObserver):
         num_excused: number of deaths from outside from which it was excused.
         is_over: True if its client expects nothing more.
         is_answered: True if it ended by itself, whether its client waited for that or not.
+        num_plugin_deaths: number of workers that ended in a call of a plugin while they worked on it.
         refusal: reason why it may not enter a worker again.
     """
 
@@ -66,7 +67,8 @@ class Work(WorkObserver):
         self.num_excused = 0
         self.is_over = False
         self.is_answered = False
-        self.refusal: RequestKillsWorker | None = None
+        self.num_plugin_deaths = 0
+        self.refusal: RequestKillsWorker | PluginFailed | None = None
         self._timeout_s = timeout_s
         self._limit: asyncio.Timeout | None = None
 

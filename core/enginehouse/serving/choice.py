@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from attrs import frozen
 
 from enginehouse.contract.backend import Backend, ModelSource
-from enginehouse.contract.errors import ModelLoadError
-from enginehouse.plugins import plugin_guard
+from enginehouse.contract.errors import EnginehouseError, ModelLoadError
 
 __all__ = ["BackendChoice", "Verdict", "choose_backend", "judge_all", "suits"]
 
@@ -103,8 +102,7 @@ def _wanted(name: str, backends: Mapping[str, Backend], probe: bool) -> BackendC
         known = ", ".join(sorted(backends)) or "none"
         raise ModelLoadError(f"there is no backend {name!r}; installed backends: {known}")
     if probe:
-        with plugin_guard(f"the backend {name!r}"):
-            found = backend.probe()
+        found = backend.probe()
         if not found.available:
             raise ModelLoadError(f"the backend {name!r} cannot run here: {found.reason}")
     return BackendChoice(backend, "named in the settings")
@@ -120,6 +118,6 @@ def _judge(source: ModelSource, backend: Backend, probe: bool) -> Verdict:
                 return Verdict(backend, 0.0, found.reason)
             accelerator = next((device for device in found.devices if device not in _NO_ACCELERATORS), "")
         match = backend.match(source)
-    except Exception as error:  # noqa: BLE001 - plugin boundary: one broken backend must not hide the others
-        return Verdict(backend, 0.0, f"failed while looking at it: {type(error).__name__}: {error}")
+    except EnginehouseError as error:  # one broken backend must not hide the others
+        return Verdict(backend, 0.0, error.message)
     return Verdict(backend, match.score, match.reason, accelerator)

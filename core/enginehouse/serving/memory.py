@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from attrs import frozen
 
 from enginehouse.contract.backend import Backend, ModelSource
-from enginehouse.contract.errors import InsufficientMemory, ModelTooLarge
+from enginehouse.contract.errors import EnginehouseError, InsufficientMemory, ModelTooLarge
 from enginehouse.serving.background import run_in_daemon_thread
 from enginehouse.serving.opening import ModelPlan
 from enginehouse.settings.config import structure_options
@@ -54,7 +54,7 @@ def footprint_of(plan: ModelPlan) -> Footprint:
         models = [(plan.source, plan.backend, plan.options)]
         models += [drafter.second for drafter in plan.drafters if drafter.second is not None]
         return Footprint(sum(_estimate(*model) for model in models), device)
-    except Exception as error:  # noqa: BLE001 - boundary to the backend: opening the model will say what is wrong
+    except EnginehouseError as error:  # the guard has logged a failure; opening the model will say what else is wrong
         _log.debug("no estimate of the memory of %s: %s", plan.name, error)
         return Footprint(_file_bytes(plan.source.path), device)
 

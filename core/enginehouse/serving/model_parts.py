@@ -13,7 +13,7 @@ from attrs import frozen
 from enginehouse.contract.backend import Backend, ModelSource
 from enginehouse.contract.drafter import LayerBackend, LayerDrafter
 from enginehouse.contract.errors import ConfigError, ModelLoadError
-from enginehouse.plugins import PluginRegistry, plugin_guard
+from enginehouse.plugins import PluginRegistry
 from enginehouse.serving.choice import choose_backend
 from enginehouse.serving.sources import find_source, no_such_model
 from enginehouse.settings.config import ModelSettings, structure_options
@@ -143,8 +143,7 @@ def _plan(
     options = structure_options(known.options, drafter.options, path, also_known=("source", "backend", "settings"))
     second: SecondModel | None = None
     if isinstance(known, LayerDrafter):
-        with plugin_guard(f"the drafter {drafter.name!r}"):
-            second = _first_layers(drafter, path, model, lambda num_layers: known.choose_layers(options, num_layers))
+        second = _first_layers(drafter, path, model, lambda num_layers: known.choose_layers(options, num_layers))
     elif drafter.source is not None:
         second = _second_model(drafter, path, settings, registry)
     elif named := _first_set(drafter, "backend", "settings"):
@@ -183,8 +182,7 @@ def _first_layers(
             raise ConfigError(f"{path}.settings: {reason}", f"{path}.settings")
         return None
     try:
-        with plugin_guard(f"the backend {backend.name!r}"):
-            num_layers = backend.count_layers(source)
+        num_layers = backend.count_layers(source)
     except ModelLoadError as error:
         raise ModelLoadError(f"the drafter {drafter.name!r}: {error.message}") from error
     chosen = choose(num_layers)

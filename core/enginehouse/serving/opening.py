@@ -13,7 +13,7 @@ from enginehouse.contract.backend import Backend, ModelSource, Progress, Runner
 from enginehouse.contract.engine import Engine
 from enginehouse.contract.errors import ConfigError, EngineDead, ModelLoadError
 from enginehouse.contract.types import EngineSettings
-from enginehouse.plugins import PluginRegistry, plugin_guard
+from enginehouse.plugins import PluginRegistry
 from enginehouse.serving.background import run_in_daemon_thread
 from enginehouse.serving.choice import choose_backend, suits
 from enginehouse.serving.model_parts import DrafterPlan, plan_drafters, plan_exit_policy, plan_prefix_disk
@@ -86,13 +86,8 @@ def plan_model(name: str, settings: ModelSettings, registry: PluginRegistry) -> 
     Raises:
         ConfigError: an option is unknown to the backend or has an invalid value, or settings contradict each other.
         ModelLoadError: the source does not exist, or no backend opens it.
-        PluginError: a plugin failed; its traceback is in the log.
+        PluginFailed: a plugin failed; its traceback is in the log.
     """
-    with plugin_guard(f"planning the model {name!r}"):
-        return _plan(name, settings, registry)
-
-
-def _plan(name: str, settings: ModelSettings, registry: PluginRegistry) -> ModelPlan:
     if settings.python is not None and settings.isolation == "thread":
         path = f"models.{name}.python"
         raise ConfigError(f"{path}: a thread runs in the server's own Python; use isolation = 'process'", path)

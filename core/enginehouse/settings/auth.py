@@ -91,11 +91,14 @@ class AuthSettings:
         key_file: file with hashes of further keys, reread when it changes. The path may be relative to the
             configuration file.
         authenticators: authentication plugins, asked in this order; others are never asked.
+        timeout_s: maximum time in seconds for each of them to identify a caller; afterwards the request is refused with
+            503, and may be sent again.
     """
 
     keys: tuple[str | KeySettings, ...] = field(default=(), repr=False, metadata=LIVE)
     key_file: str | None = field(default=None, metadata=LIVE)
     authenticators: tuple[str, ...] = field(default=(), metadata=LIVE)
+    timeout_s: float = field(default=10.0, validator=gt(0), metadata=LIVE)
 
     def __attrs_post_init__(self) -> None:
         """Reject empty keys (from unset variables in deployment scripts) and duplicate names and keys."""

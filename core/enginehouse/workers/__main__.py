@@ -1,4 +1,4 @@
-"""Entry point of a worker process: ``python -m enginehouse.workers DESCRIPTOR``; started by ``launch``."""
+"""Entry point of a worker process: ``python -m enginehouse.workers [NOTES] LINK``; started by ``launch``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 
+from enginehouse.plugins.call_notes import CallNotes
 from enginehouse.workers.host import WorkerHost
 from enginehouse.workers.ipc import become_child
 
@@ -32,7 +33,10 @@ def _main() -> None:
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     faulthandler.enable()  # an abort in a library leaves a traceback in the log
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s worker %(process)d %(name)s: %(message)s")
-    is_clean = WorkerHost(link, on_server_gone=_end_at_once).run()
+    if hasattr(faulthandler, "register"):
+        faulthandler.register(signal.SIGUSR2)  # sent to a worker that hangs, before it is killed
+    notes = CallNotes(int(sys.argv[-2])) if len(sys.argv) > 2 else None
+    is_clean = WorkerHost(link, on_server_gone=_end_at_once, notes=notes).run()
     sys.stdout.flush()
     sys.stderr.flush()
     # Exit handlers of libraries may hang or crash once the model is freed; all our own resources are closed.

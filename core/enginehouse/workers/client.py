@@ -6,6 +6,7 @@ Used on the event loop. Each engine step is one message and wakes each of its re
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ from enginehouse.contract.errors import (
 )
 from enginehouse.contract.inspection import EngineMetrics, EngineView
 from enginehouse.contract.types import EngineRequest, EngineStats, ModelInfo, Resume, Segment
+from enginehouse.plugins.call_notes import NotedCall
 from enginehouse.settings.limits import LimitsSettings
 from enginehouse.workers.calls import NO_CALL, Calls, settle
 from enginehouse.workers.health import LoadWatch, Watchdog
@@ -67,7 +69,7 @@ from enginehouse.workers.process import Connection, ExitStatus
 from enginehouse.workers.request_queue import RequestQueue
 from enginehouse.workers.requests import RequestTable, WorkerStream, WorkObserver
 
-__all__ = ["WorkerEngine"]
+__all__ = ["UNBLAMED", "WorkerEngine"]
 
 # Maximum time for a worker to close its model before it is killed; nothing is lost if it is killed.
 _CLOSE_S = 2.0
@@ -80,11 +82,18 @@ _EXIT_STATUS_GRACE_S = 2.0
 # Time to wait for a killed worker, or for a worker thread, which cannot be killed.
 _KILL_S = 1.0
 
+# Time for a hanging worker to write the tracebacks of its threads.
+_DUMP_S = 0.2
+
 # Time limit for Hello, which a worker sends as soon as it has imported enginehouse.
 _HELLO_S = 60.0
 
 # Limit of unsent bytes for a worker that does not read; further messages are refused to bound the memory.
 _MAX_UNSENT_BYTES = 64 * 1024 * 1024
+
+
+UNBLAMED = frozenset({"sampler", "logits processor", "drafter", "exit policy"})
+"""Kinds of plugin objects whose calls do not depend on what clients wrote, as prompts and constraints do."""
 
 
 class WorkerEngine:
@@ -95,6 +104,7 @@ class WorkerEngine:
         died: the reason, once the worker has ended without having been asked to.
         is_killed_from_outside: True if another process killed the worker, so that its work did not cause the end.
         has_died_working: True if it ended by itself while it worked on requests or calls.
+        ended_by: the call into a plugin that ended it or hung, if it is not for the request to answer for.
         figures: the last statistics that the worker reported.
         request_queue: the queue of its model, which outlives the worker.
     """
@@ -110,6 +120,7 @@ class WorkerEngine:
         self.died: asyncio.Future[EngineDead] = self._loop.create_future()
         self.is_killed_from_outside = False
         self.has_died_working = False
+        self.ended_by: NotedCall | None = None
         self._greeted: asyncio.Future[Hello] = self._loop.create_future()
         self._loaded: asyncio.Future[ModelInfo] = self._loop.create_future()
         self.request_queue = request_queue
@@ -231,6 +242,10 @@ class WorkerEngine:
     def _end_hung(self, reason: str) -> None:
         """Kill the worker because one of its threads hangs; only the end of the process stops that."""
         self._reason = reason
+        self._worker.dump_threads()
+        self._loop.call_later(_DUMP_S, self._kill)
+
+    def _kill(self) -> None:
         self._worker.kill()
         self._connection.abort()
 
@@ -244,6 +259,8 @@ class WorkerEngine:
         self._worker.kill()
         self._connection.abort()
         await self._wait_ended(_KILL_S)
+        if self._worker.notes is not None:
+            self._worker.notes.close()
 
     async def _wait_ended(self, timeout_s: float) -> None:
         await asyncio.wait([self._worker.ended], timeout=timeout_s)
@@ -264,11 +281,26 @@ class WorkerEngine:
         status = self._worker.ended.result() if self._worker.ended.done() else ExitStatus("closed its link")
         reason = self._reason or f"the worker {status.text}"
         self.is_killed_from_outside = status.is_from_outside and self._reason is None
-        self.has_died_working = bool(self._calls) or self._requests.is_any_begun
+        if not self.is_killed_from_outside and (noted := self._worker.notes.read() if self._worker.notes else []):
+            reason = f"{reason}, {', '.join(map(str, noted))}"
+            self.ended_by = next((self._named(call) for call in noted if call.kind in UNBLAMED), None)
+            self._count_failures(noted)
+        is_working = bool(self._calls) or self._requests.is_any_begun
+        self.has_died_working = is_working and self.ended_by is None
         self._worker.kill()
         self._connection.abort()
         self.died.set_result(EngineDead(reason))
         self._end_everything(WorkerDied(_lost_request(reason) if self._is_ready else reason))
+
+    def _count_failures(self, noted: Sequence[NotedCall]) -> None:
+        """Count the calls that the worker did not survive, which it could not count itself."""
+        counts = Counter(self.figures.plugin_failures)
+        counts.update((call.plugin, call.kind) for call in noted)
+        self.figures = msgspec.structs.replace(self.figures, plugin_failures=dict(counts))
+
+    def _named(self, call: NotedCall) -> NotedCall:
+        """Return the call with the id of its request in the server."""
+        return msgspec.structs.replace(call, request_id=self._requests.request_id(call.request_id))
 
     def _end_everything(self, error: EngineDead) -> None:
         self._step_watchdog.end()

@@ -18,12 +18,13 @@ from attrs import frozen
 
 from enginehouse.contract.backend import Runner
 from enginehouse.contract.drafter import BoundDrafter
-from enginehouse.contract.errors import EnginehouseError, GenerationFailed, ModelLoadError
+from enginehouse.contract.errors import EnginehouseError, GenerationFailed, ModelLoadError, PluginFailed
 from enginehouse.contract.types import EngineRequest, Resume
 from enginehouse.engine.disk import DiskTier
 from enginehouse.engine.loop import EngineOutput, StepEngine
 from enginehouse.engine.sequence import ActiveRequest
-from enginehouse.plugins import PluginRegistry
+from enginehouse.plugins import PluginFailures, PluginRegistry
+from enginehouse.plugins.call_notes import CallNotes
 from enginehouse.workers.intake import Intake
 from enginehouse.workers.ipc import FrameTooLarge, Link
 from enginehouse.workers.messages import (
@@ -82,10 +83,14 @@ class WorkerHost:
         link: the worker's end.
         on_server_gone: called on the reader thread when the server closed its end or died. A process exits here,
             even while the engine thread is busy; a thread can only be asked to end.
+        notes: where calls into plugins are noted; None for a thread.
     """
 
-    def __init__(self, link: Link, on_server_gone: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, link: Link, on_server_gone: Callable[[], None] | None = None, notes: CallNotes | None = None
+    ) -> None:
         self._link = link
+        self._notes = notes
         self._on_server_gone = on_server_gone
         self._inbox: SimpleQueue[Load | Cancel | GetStats | GetView | GetCached | StopThinking | Close | _Enter] = (
             SimpleQueue()
@@ -93,6 +98,7 @@ class WorkerHost:
         self._intake: Intake | None = None
         self._engine: StepEngine | None = None
         self._disk: DiskTier | None = None
+        self._failures = PluginFailures()
         self._is_ended = False
         self._last_progress = LoadProgress(0.0, "")
 
@@ -114,17 +120,26 @@ class WorkerHost:
         """Open the model and report the result to the server; None if opening failed."""
         try:
             runner, engine = self._open(message)
+        except PluginFailed as error:
+            self._send(LoadFailed(failure_of(_explained(error))))
+            return None
         except EnginehouseError as error:
             self._send(LoadFailed(failure_of(error)))
             return None
-        except (KeyboardInterrupt, SystemExit):
+        except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: BLE001 - worker boundary; Rust panics are not an Exception
             _log.exception("the backend %s failed to load the model", message.backend)
             reason = f"the backend {message.backend!r} failed: {type(error).__name__}: {error}"
             self._send(LoadFailed(failure_of(ModelLoadError(reason))))
             return None
-        self._intake = Intake(engine, runner.tokenizer, self._send, lambda *item: self._inbox.put(_Enter(*item)))
+        self._intake = Intake(
+            engine,
+            runner.tokenizer,
+            self._send,
+            lambda *item: self._inbox.put(_Enter(*item)),
+            engine.guard,
+        )
         self._intake.start()
         self._engine = engine
         self._send(Ready(msgspec.structs.replace(runner.info, engine=engine.capabilities)))
@@ -132,6 +147,8 @@ class WorkerHost:
 
     def _open(self, message: Load) -> tuple[Runner, StepEngine]:
         registry = PluginRegistry.load(message.plugins, builtin=[message.backend])
+        registry.failures.notes = self._notes
+        self._failures = registry.failures
         runner = open_runner(find_backend(registry, message.backend), message, self._report)
         drafters: Mapping[str, BoundDrafter] = {}
         try:
@@ -149,6 +166,7 @@ class WorkerHost:
                 drafters=drafters,
                 on_started=self._report_started,
                 disk=self._disk,
+                guard=registry.guard("backends", message.backend),
             )
         except BaseException:
             for drafter in drafters.values():
@@ -171,14 +189,17 @@ class WorkerHost:
 
     def _serve(self, engine: StepEngine) -> bool:
         """Run the engine thread's loop: handle messages, then run one step; blocks while there is no work."""
-        reports = MetricsReports(engine, self._send, is_process=self._on_server_gone is not None)
+        is_process = self._on_server_gone is not None
+        reports = MetricsReports(engine, self._send, is_process=is_process, failures=self._failures)
         try:
             while self._take_messages(engine, reports):
                 outputs = engine.step()
                 if outputs:
                     self._send_outputs(outputs)
                 reports.after_step()
-        except Exception as error:  # noqa: BLE001 - worker boundary: the engine's state cannot be trusted after this
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - worker boundary: the engine's state cannot be trusted after this
             _log.exception("the engine failed")
             self._send(Died(printable(f"the engine failed: {type(error).__name__}: {error}")))
             return False
@@ -281,3 +302,9 @@ class WorkerHost:
     def _send(self, message: FromWorker) -> None:
         """Send a message; dropped if the server is gone, which the reader thread notices too, ending the worker."""
         self._link.send(encode(message))
+
+
+def _explained(error: PluginFailed) -> ModelLoadError:
+    """Return the reason why a model cannot be loaded, for its operator: with the exception, which clients never see."""
+    cause = error.__cause__
+    return ModelLoadError(error.message if cause is None else f"{error.message} {type(cause).__name__}: {cause}")

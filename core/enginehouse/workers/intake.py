@@ -16,6 +16,7 @@ from enginehouse.contract.errors import EnginehouseError, GenerationFailed, Inva
 from enginehouse.contract.types import EngineRequest, Resume
 from enginehouse.engine.loop import StepEngine
 from enginehouse.engine.text.segments import encode_segments, min_tokens
+from enginehouse.plugins import Guard, guard_of
 from enginehouse.workers.calls import NO_CALL
 from enginehouse.workers.ipc import FrameTooLarge
 from enginehouse.workers.messages import (
@@ -55,6 +56,7 @@ class Intake:
         tokenizer: the tokenizer of the model.
         send: sends a message to the server.
         enter: passes a tokenized request to the engine thread.
+        guard: the guard of the backend, whose tokenizer is called here.
     """
 
     def __init__(
@@ -63,7 +65,9 @@ class Intake:
         tokenizer: Tokenizer,
         send: Callable[[FromWorker], None],
         enter: Callable[[EngineRequest, list[int], Resume | None], None],
+        guard: Guard | None = None,
     ) -> None:
+        self._guard = guard if guard is not None else guard_of(tokenizer, "backend")
         self._engine = engine
         self._tokenizer = tokenizer
         self._send = send
@@ -149,14 +153,15 @@ class Intake:
     def _take(self, request: EngineRequest, resume: Resume | None) -> None:
         request_id = request.request_id
         try:
-            token_ids = self._token_ids(request)
+            with self._guard.of_request(request_id).calling("encode of its tokenizer"):
+                token_ids = self._token_ids(request)
             if request.constraint is not None:
                 self._send(StageBegan(request_id, "constraint"))
             self._engine.check(request, len(token_ids))
-        except Exception as error:  # noqa: BLE001 - boundary to the tokenizer: only this request may fail
+        except Exception as error:  # noqa: BLE001 - only this request may fail
             with self._lock:
                 self._waiting.discard(request_id)
-            self._send(Rejected(request_id, failure_of(_as_ours(error, "The prompt could not be tokenized"))))
+            self._send(Rejected(request_id, failure_of(_as_ours(error, "Checking the request failed"))))
             return
         # Accepted is sent before the engine thread receives the request, so it precedes the request's first event.
         self._send(Accepted(request_id, len(token_ids)))
@@ -176,15 +181,17 @@ class Intake:
         if message.call != NO_CALL:
             self._send(StageBegan(message.call, "text"))
         try:
-            if isinstance(message, Tokenize):
-                token_ids = encode_segments(self._tokenizer, message.segments, message.add_special)
-                self._send(Tokenized(message.call, token_ids))
-            else:
-                self._send(Detokenized(message.call, self._pieces(message.token_ids)))
+            with self._guard.calling("its tokenizer"):
+                if isinstance(message, Tokenize):
+                    token_ids = encode_segments(self._tokenizer, message.segments, message.add_special)
+                    answer: FromWorker = Tokenized(message.call, token_ids)
+                else:
+                    answer = Detokenized(message.call, self._pieces(message.token_ids))
+            self._send(answer)
         except FrameTooLarge:
             self._send(CallFailed(message.call, failure_of(InvalidRequest("There are too many tokens to list them."))))
-        except Exception as error:  # noqa: BLE001 - boundary to the tokenizer: only this call may fail
-            self._send(CallFailed(message.call, failure_of(_as_ours(error, "The tokenizer failed"))))
+        except EnginehouseError as error:
+            self._send(CallFailed(message.call, failure_of(error)))
 
     def _pieces(self, token_ids: tuple[int, ...]) -> list[bytes]:
         vocab_size = self._tokenizer.vocab_size

@@ -12,6 +12,7 @@ import sys
 import threading
 
 from enginehouse.contract.errors import ModelLoadError, ResourcesExhausted
+from enginehouse.plugins.call_notes import CallNotes
 from enginehouse.workers.host import WorkerHost
 from enginehouse.workers.ipc import Link, socket_pair
 from enginehouse.workers.messages import Hello, own_hello
@@ -38,14 +39,22 @@ def start_worker(isolation: str, python: str | None) -> Worker:
             return WorkerThread()
         if os.name != "posix":
             raise ModelLoadError("worker processes need Linux or macOS; set isolation = 'thread'")
-        return ChildProcess(worker_command(python), _ALLOCATOR | dict(os.environ))
+        notes = CallNotes()
+        try:
+            command = [*worker_command(python), str(notes.descriptor)]
+            worker = ChildProcess(command, _ALLOCATOR | dict(os.environ), shared=(notes.descriptor,))
+        except BaseException:
+            notes.close()
+            raise
+        worker.notes = notes
+        return worker
     except OSError as error:
         kind = ResourcesExhausted if error.errno in _SHORTAGES else ModelLoadError
         raise kind(f"the worker {isolation} could not be started: {error}") from error
 
 
 def worker_command(python: str | None) -> list[str]:
-    """Return the command line of a worker process, without the descriptor of its end of the link.
+    """Return the command line of a worker process, without the descriptors of its notes and of its end of the link.
 
     Args:
         python: interpreter of the environment to run in; None is the current one.
@@ -59,6 +68,7 @@ class WorkerThread:
 
     def __init__(self) -> None:
         self.pid: int | None = None
+        self.notes: CallNotes | None = None
         self.socket, self._theirs = socket_pair()
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[ExitStatus] = self._loop.create_future()
@@ -72,6 +82,9 @@ class WorkerThread:
         finally:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self.ended.set_result, ExitStatus(text))
+
+    def dump_threads(self) -> None:
+        """Do nothing: its threads are the server's."""
 
     def kill(self) -> None:
         """Do nothing: the client closes the link next, which asks the thread to end."""

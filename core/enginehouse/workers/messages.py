@@ -78,7 +78,7 @@ __all__ = [
 ]
 
 # Increase whenever the messages change.
-PROTOCOL = 6
+PROTOCOL = 7
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True, tag="error"):

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from enginehouse.contract.backend import Backend, ModelSource, Progress, Runner, StateKeeper
 from enginehouse.contract.drafter import BoundDrafter, DraftContext
-from enginehouse.contract.errors import EnginehouseError, ModelLoadError
+from enginehouse.contract.errors import EnginehouseError, ModelLoadError, PluginFailed
 from enginehouse.contract.exit_policy import BoundExitPolicy, ExitContext, ExitView, LayerAccess
 from enginehouse.contract.regular_files import open_regular
 from enginehouse.engine.disk import DiskTier, FolderTaken, StateFolder
-from enginehouse.plugins import PluginRegistry
+from enginehouse.plugins import Guard, PluginRegistry, guard_of
 from enginehouse.settings.config import structure_options
 from enginehouse.workers.messages import DrafterLoad, ExitPolicyLoad, Load, ModelLoad, PrefixDiskLoad
 
@@ -130,6 +130,8 @@ def _bind(registry: PluginRegistry, load: DrafterLoad, runner: Runner, slots: in
     second = _Second(registry, load.model, progress) if load.model is not None else None
     try:
         bound = drafter.bind(DraftContext(runner, slots, second), options)
+    except PluginFailed:
+        raise
     except EnginehouseError as error:
         raise ModelLoadError(f"the drafter {load.name!r}: {error.message}") from error
     if second is not None and not second.was_opened:
@@ -156,9 +158,9 @@ class _Second:
 class GuardedExitPolicy:
     """An exit policy that is disabled after its first failure or invalid answer; no token exits early from then on."""
 
-    def __init__(self, name: str, policy: BoundExitPolicy) -> None:
+    def __init__(self, guard: Guard, policy: BoundExitPolicy) -> None:
         self.layers = policy.layers
-        self._name = name
+        self._guard = guard
         self._policy = policy
         self._has_failed = False
 
@@ -168,11 +170,13 @@ class GuardedExitPolicy:
         if self._has_failed:
             return np.zeros(num_rows, np.bool_)
         try:
-            mask = np.asarray(self._policy.leaves(view))
+            with self._guard.calling("leaves", PluginFailed):
+                mask = np.asarray(self._policy.leaves(view))
             if mask.shape != (num_rows,) or mask.dtype != np.bool_:
-                raise TypeError(f"a mask of {num_rows} bools is wanted, not {mask.dtype} of the shape {mask.shape}")
-        except Exception:  # noqa: BLE001 - plugin boundary: its answer is not needed
-            _log.exception("the exit policy %r failed and is off until the model is loaded again", self._name)
+                what = f"gave {mask.dtype} of shape {mask.shape}, bool of shape {(num_rows,)} was expected"
+                raise self._guard.mistake("leaves", what, self._policy.leaves)
+        except PluginFailed:
+            _log.warning("%s is off until the model is loaded again", self._guard)
             self._has_failed = True
             return np.zeros(num_rows, np.bool_)
         return mask
@@ -200,6 +204,8 @@ def use_exit_policy(registry: PluginRegistry, load: ExitPolicyLoad, runner: Runn
         unknown = sorted(set(bound.layers) - set(context.exit_layers))
         if unknown:
             raise ModelLoadError(f"it requests the layers {unknown}, which do not support early exit")
-        runner.use_exit_policy(GuardedExitPolicy(load.name, bound))
+        runner.use_exit_policy(GuardedExitPolicy(guard_of(policy, "exit policy"), bound))
+    except PluginFailed:
+        raise
     except EnginehouseError as error:
         raise ModelLoadError(f"the exit policy {load.name!r}: {error.message}") from error

@@ -21,6 +21,7 @@ from typing import Any, Generic, TypeVar, cast
 import msgspec
 from attrs import frozen
 
+from enginehouse.plugins.call_notes import CallNotes
 from enginehouse.workers.ipc import MAX_FRAME_BYTES, FrameCutter, FrameTooLarge, socket_pair
 
 __all__ = ["ChildProcess", "Connection", "ExitStatus", "count_memory_kills", "exit_status"]
@@ -94,14 +95,21 @@ class ChildProcess:
         environment: its environment variables; None passes those of this process on.
         own_session: Linux schedules sessions against each other, so a worker gets a share of its own; a process that
             answers the server within microseconds answers faster in the server's session.
+        shared: further file descriptors that the process inherits.
 
     Attributes:
         socket: the server's end; a :class:`Connection` takes ownership of it.
         ended: the exit status; done as soon as the process has ended. Wait for it with ``asyncio.wait``.
+        notes: what the process notes for the server; set by its owner.
     """
 
     def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str] | None = None, *, own_session: bool = True
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        *,
+        own_session: bool = True,
+        shared: tuple[int, ...] = (),
     ) -> None:
         self._num_memory_kills = count_memory_kills()
         self._is_killed = False
@@ -110,7 +118,7 @@ class ChildProcess:
             with theirs:
                 self._process = subprocess.Popen(
                     [*command, str(theirs.fileno())],
-                    pass_fds=(theirs.fileno(),),
+                    pass_fds=(theirs.fileno(), *shared),
                     stdin=subprocess.DEVNULL,
                     stdout=_STDERR,
                     env=environment,
@@ -121,6 +129,7 @@ class ChildProcess:
             self.socket.close()
             raise
         self.pid = self._process.pid
+        self.notes: CallNotes | None = None
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[ExitStatus] = self._loop.create_future()
         # A thread in waitpid costs nothing and, unlike child watchers, works on every event loop.
@@ -140,6 +149,12 @@ class ChildProcess:
         status = exit_status(returncode, num_memory_kills, is_own=self._is_killed)
         with contextlib.suppress(RuntimeError):  # the event loop is closed, so the result is not needed
             self._loop.call_soon_threadsafe(self.ended.set_result, status)
+
+    def dump_threads(self) -> None:
+        """Ask the process to write the tracebacks of its threads to the log, which a hanging one can still do."""
+        if not self.ended.done():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(self.pid, signal.SIGUSR2)
 
     def kill(self) -> None:
         """Kill the process and all processes in its group."""

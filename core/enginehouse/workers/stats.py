@@ -13,6 +13,7 @@ from collections.abc import Callable
 import msgspec
 
 from enginehouse.engine.loop import StepEngine
+from enginehouse.plugins import PluginFailures
 from enginehouse.workers.messages import MetricsReport
 
 __all__ = ["MetricsReports", "rss_bytes"]
@@ -25,6 +26,7 @@ class MetricsReports:
 
     Args:
         is_process: True if the worker is a process, and so has its own memory.
+        failures: the failures of plugins in the worker.
     """
 
     def __init__(
@@ -33,11 +35,13 @@ class MetricsReports:
         send: Callable[[MetricsReport], None],
         *,
         is_process: bool,
+        failures: PluginFailures | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
         self._send = send
         self._is_process = is_process
+        self._failures = failures if failures is not None else PluginFailures()
         self._clock = clock
         self._sent_s = float("-inf")
         self._is_news = True  # the first report contains the size of the cache
@@ -56,6 +60,8 @@ class MetricsReports:
     def _report(self) -> None:
         self._sent_s, self._is_news = self._clock(), False
         figures = self._engine.figures()
+        if counts := self._failures.counts:
+            figures = msgspec.structs.replace(figures, plugin_failures=dict(counts))
         if self._is_process:
             figures = msgspec.structs.replace(figures, rss_bytes=rss_bytes())
         self._send(MetricsReport(figures))

@@ -212,9 +212,9 @@ def test_a_wrong_file_is_told_once(make: Any, setting: str, tmp_path: Path, log:
         with pytest.raises(PluginError, match="failed"):
             authenticator.identify(Credentials(token=token(RSA, "RS256", f"id{number}")))
 
-    lines = [record for record in log.records if record.levelno >= logging.WARNING]
-    assert len(lines) == 1 and "keys" in lines[0].getMessage() and lines[0].exc_info is None
-    assert len(lines[0].getMessage()) < 2000
+    (line,) = [record for record in log.records if record.levelno >= logging.WARNING]
+    assert line.exc_info is not None and "keys" in str(line.exc_info[1])
+    assert len(str(line.exc_info[1])) < 2000
 
 
 def test_a_plugin_that_fails_is_told_once_with_its_traceback(log: pytest.LogCaptureFixture) -> None:
@@ -228,18 +228,6 @@ def test_a_plugin_that_fails_is_told_once_with_its_traceback(log: pytest.LogCapt
 
     (line,) = log.records
     assert line.exc_info is not None
-
-
-def test_each_wrong_claim_is_told_and_no_more_than_a_hundred(log: pytest.LogCaptureFixture) -> None:
-    def ask(credentials: Credentials) -> Identity | None:
-        raise PluginError(credentials.token, "x")
-
-    authenticator = Authenticator("x", ask)
-    for number in range(500):
-        with pytest.raises(PluginError):
-            authenticator.identify(Credentials(token=f"token {number}"))
-
-    assert len(log.records) == 100
 
 
 def test_a_server_takes_tokens_of_a_set_with_other_keys_in_it(tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ FAILURES = [
     ("/v1/chat/completions", chat("later"), "generation_failed"),
     ("/v1/completions", {"model": "later", "prompt": "a"}, "generation_failed"),
     ("/v1/completions", {"model": "later", "prompt": ["a", "b"]}, "generation_failed"),
-    ("/v1/completions", {"model": "raises", "prompt": "a~", "max_tokens": 8}, "generation_failed"),
+    ("/v1/completions", {"model": "raises", "prompt": "a~", "max_tokens": 8}, "plugin_failed"),
     ("/v1/chat/completions", chat("absent"), "model_load_failed"),
     ("/v1/chat/completions", chat("unloadable"), "model_load_failed"),
     ("/v1/completions", {"model": "unloadable", "prompt": "a"}, "model_load_failed"),
@@ -139,9 +139,12 @@ def test_no_response_quotes_what_failed(
     assert error["code"] == code
     assert "the-id" in error["message"]
     told = [record for record in logged.records if "the-id" in record.getMessage() and record.levelno >= logging.ERROR]
-    assert any(
-        said in (record.getMessage() + str(record.exc_info)) for record in told for said in (SECRET, *OF_LIBRARIES)
-    )
+    if code == "plugin_failed":  # the guard logs the traceback, once a minute
+        assert told
+    else:
+        assert any(
+            said in (record.getMessage() + str(record.exc_info)) for record in told for said in (SECRET, *OF_LIBRARIES)
+        )
     assert all("\n" not in record.getMessage() for record in told)
 
 

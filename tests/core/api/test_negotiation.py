@@ -230,9 +230,14 @@ def test_strict_clients_are_content(client: httpx.Client) -> None:
 
 def test_a_model_tells_what_can_be_asked_of_it(client: httpx.Client) -> None:
     model = client.get("/v1/models/fake").json()
-    listed = {entry["id"]: entry for entry in client.get("/v1/models").json()["data"]}
+    short, long = (
+        {entry["id"]: entry for entry in client.get(path).json()["data"]}["fake"]
+        for path in ("/v1/models", "/v1/models?details=true")
+    )
 
-    assert model == listed["fake"]
+    assert model == long and short.items() < long.items()
+    assert len(json.dumps(short)) < 400 and "capabilities" not in short
+    assert client.get("/v1/models?details=yes").json()["error"]["param"] == "details"
     assert (model["backend"], model["max_context"]) == ("fake", 2048)
     assert model["parsers"] == {"tools": "default", "reasoning": None}
     assert len(model["template_hash"]) == 12

@@ -284,7 +284,7 @@ def test_a_surface_that_fails_does_not_hide_an_error(caplog: pytest.LogCaptureFi
     status, _, body = written_error(http_error(404, "Nothing."), scope)
 
     assert (status, json.loads(body)["error"]["code"]) == (404, "not_found")
-    assert "the surface 'failing' could not write an error" in caplog.text
+    assert "the surface 'failing' of the plugin" in caplog.text
 
 
 @frozen(kw_only=True)

@@ -18,10 +18,10 @@ from enginehouse.contract.errors import (
     ConfigError,
     ContextLengthExceeded,
     EngineDead,
-    GenerationFailed,
     InvalidRequest,
     ModelLoadError,
     Overloaded,
+    PluginFailed,
 )
 from enginehouse.contract.types import (
     ChoiceFinished,
@@ -355,7 +355,7 @@ async def test_slow_client_gets_everything_in_fewer_batches():
 
 async def test_failing_forward_fails_its_request_and_the_next_is_served():
     async with open_engine("thread", faults={"raise_at_step": 2}) as engine:
-        with pytest.raises(GenerationFailed, match="on purpose"):
+        with pytest.raises(PluginFailed, match="'fake' failed in forward"):
             await answer(engine, make_request())
 
         assert text_of(await answer(engine, make_request()))

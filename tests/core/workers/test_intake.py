@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from enginehouse.contract.errors import ContextLengthExceeded, GenerationFailed, InvalidRequest
+from enginehouse.contract.errors import ContextLengthExceeded, InvalidRequest, PluginFailed
 from enginehouse.contract.types import Constraint, EngineRequest, EngineSettings, Resume, SamplingParams, Segment
 from enginehouse.engine.loop import StepEngine
 from enginehouse.workers.calls import NO_CALL
@@ -59,9 +59,13 @@ class GatedDecoder:
     def bind(self, tokenizer: object) -> GatedDecoder:
         return self
 
-    def compile(self, constraint: Constraint) -> None:
+    def compile(self, constraint: Constraint) -> GatedDecoder:
         self.is_busy.set()
         assert self.gate.wait(10)
+        return self
+
+    def start(self) -> object:
+        raise AssertionError("nothing is generated")
 
 
 class Bench:
@@ -197,7 +201,7 @@ def test_prompt_of_token_ids_is_taken_as_it_is(bench):
         ({"token_ids": (1, 999_999)}, InvalidRequest),
         ({"token_ids": (-1,)}, InvalidRequest),
         ({"sampling": SamplingParams(logit_bias={999_999: 1.0})}, InvalidRequest),
-        ({"text": "broken"}, GenerationFailed),
+        ({"text": "broken"}, PluginFailed),
     ],
 )
 def test_request_that_cannot_be_served_is_rejected_and_the_next_one_is_not(bench, fields, error):
@@ -266,7 +270,7 @@ def test_calls_are_answered_in_order(bench):
     failed = bench.sent[2:]
     assert [type(message.failure.to_error()) for message in failed if isinstance(message, CallFailed)] == [
         InvalidRequest,
-        GenerationFailed,
+        PluginFailed,
     ]
 
 

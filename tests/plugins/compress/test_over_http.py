@@ -114,7 +114,7 @@ def test_failure_is_told_and_the_answer_comes(client: httpx.Client) -> None:
     answer = chat(client, compression={"method": "failing"})
 
     assert answer.status_code == 200
-    assert answer.json()["enginehouse"]["compression"]["failed"] == "RuntimeError"
+    assert "'failing'" in answer.json()["enginehouse"]["compression"]["failed"]
     deadline = time.monotonic() + 20
     while 'enginehouse_failed_compressions_total{model="m"} ' not in client.get("/metrics").text:
         assert time.monotonic() < deadline

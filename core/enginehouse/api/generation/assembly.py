@@ -222,7 +222,9 @@ class Assembly:
 
     def _finish(self, index: int, event: ChoiceFinished, pieces: list[Piece]) -> None:
         self.ended[index] = event
-        parser = self._parsers[index]
+        parser, stop = self._parsers[index], event.stop_reason
+        if isinstance(stop, str) and self.running[index // self.num_choices].request.includes_stop:
+            pieces += [Piece(index, stop)] if parser is None else parser.push(stop, None)
         if parser is None:
             calls = index in self._with_calls and event.finish_reason == "stop"
             pieces.append(Piece(index, finish_reason="tool_calls" if calls else event.finish_reason))

@@ -60,7 +60,7 @@ def build_app(state: ApiState) -> Guard:
     )
     state.registry.check_authenticators(state.settings.auth.authenticators)
     authenticators = [state.registry.authenticators[name] for name in state.settings.auth.authenticators]
-    callers = Callers(state.keys, authenticators)
+    callers = Callers(state.keys, authenticators, state.settings.auth.timeout_s)
     return Guard(
         litestar,
         state.settings,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import cast
@@ -11,9 +10,10 @@ from attrs import frozen
 from litestar.types import HTTPScope
 from litestar.types import Scope as AsgiScope
 
+from enginehouse.api.http.errors import AuthenticatorFailed
 from enginehouse.api.http.keys import KeyStore
 from enginehouse.api.http.origins import Headers
-from enginehouse.contract.errors import InvalidRequest, ModelNotFound, PluginError
+from enginehouse.contract.errors import InvalidRequest, ModelNotFound, PluginFailed
 from enginehouse.contract.identity import Credentials, Identity, Scope
 from enginehouse.plugins.authenticator import Authenticator
 from enginehouse.serving import ModelManager, ModelStatus
@@ -160,10 +160,12 @@ class Callers:
     Args:
         keys: keys from the settings and the key file.
         authenticators: tried in this order for callers without such a key.
+        timeout_s: maximum time for each of them.
     """
 
-    def __init__(self, keys: KeyStore, authenticators: Sequence[Authenticator]) -> None:
+    def __init__(self, keys: KeyStore, authenticators: Sequence[Authenticator], timeout_s: float) -> None:
         self._keys = keys
+        self._timeout_s = timeout_s
         self._authenticators = authenticators
 
     @property
@@ -186,7 +188,11 @@ class Callers:
         return found
 
     async def by_plugin(self, scope: HTTPScope, headers: Headers) -> Identity | None:
-        """Return the identity that a plugin recognises; None if no plugin does, or one failed."""
+        """Return the identity that a plugin recognises; None if no plugin does.
+
+        Raises:
+            AuthenticatorFailed: a plugin failed, so that it is unknown whether it would have recognised the caller.
+        """
         if not self._authenticators:
             return None
         client = scope.get("client")
@@ -195,16 +201,13 @@ class Callers:
             headers={name.decode("latin-1"): value.decode("latin-1") for name, value in headers.items()},
             client=client[0] if client else "",
         )
-        return await asyncio.to_thread(self._ask, credentials)
-
-    def _ask(self, credentials: Credentials) -> Identity | None:
         try:
             for authenticator in self._authenticators:
-                found = authenticator.identify(credentials)
+                found = await authenticator.find(credentials, self._timeout_s)
                 if found is not None:
                     return found
-        except PluginError:
-            return None  # denied; the reason is in the log
+        except PluginFailed as error:
+            raise AuthenticatorFailed(authenticator.plugin) from error
         return None
 
 

@@ -31,6 +31,7 @@ from enginehouse.contract.errors import (
     ModelTooLarge,
     ModelUnloaded,
     Overloaded,
+    PluginFailed,
     QueueTimeout,
     RateLimited,
     ReloadFailed,
@@ -49,6 +50,7 @@ from enginehouse.contract.surface import ErrorAnswer
 from enginehouse.settings.profiles import Profile
 
 __all__ = [
+    "AuthenticatorFailed",
     "BodyTooLarge",
     "ClientLeft",
     "MissingScope",
@@ -60,6 +62,15 @@ __all__ = [
     "for_client",
     "http_error",
 ]
+
+
+class AuthenticatorFailed(EnginehouseError):
+    """A plugin that identifies callers failed or took too long; the same credentials may be accepted later."""
+
+    retryable = True
+
+    def __init__(self, plugin: str) -> None:
+        super().__init__(f"The plugin {plugin!r}, which identifies callers, cannot answer at the moment; try again.")
 
 
 class BodyTooLarge(EnginehouseError):
@@ -118,6 +129,7 @@ _KINDS: tuple[tuple[type[EnginehouseError], int, str, str], ...] = (
     (ReloadRefused, 400, "invalid_request_error", "invalid_configuration"),
     (InvalidRequest, 400, "invalid_request_error", "invalid_value"),
     (RequestError, 400, "invalid_request_error", "invalid_request"),
+    (AuthenticatorFailed, 503, "server_error", "authenticator_failed"),
     (MissingScope, 403, "invalid_request_error", "insufficient_scope"),
     (NotLocal, 403, "invalid_request_error", "insufficient_scope"),
     (BodyTooLarge, 413, "invalid_request_error", "body_too_large"),
@@ -143,6 +155,7 @@ _KINDS: tuple[tuple[type[EnginehouseError], int, str, str], ...] = (
     # Clients retry 5xx automatically, which would crash two more workers.
     (RequestKillsWorker, 422, "invalid_request_error", "request_kills_worker"),
     (ReloadFailed, 500, "server_error", "reload_failed"),
+    (PluginFailed, 500, "server_error", "plugin_failed"),
     (GenerationFailed, 500, "server_error", "generation_failed"),
     (EnginehouseError, 500, "server_error", "internal_error"),
 )
@@ -195,7 +208,10 @@ def describe(error: BaseException, request_id: str = "-", *, shows_details: bool
         return ErrorAnswer(500, _with_id("The server failed.", request_id), "server_error", "internal_error")
     status, kind, code = next((status, kind, code) for cls, status, kind, code in _KINDS if isinstance(error, cls))
     message = error.message
-    if error.generic is not None and not shows_details:
+    if isinstance(error, PluginFailed):
+        _log.error("request %s failed: %s", request_id, _on_one_line(message))
+        message = _with_id(message, request_id)
+    elif error.generic is not None and not shows_details:
         _log.error("request %s failed: %s: %s", request_id, type(error).__name__, _on_one_line(message))
         message = _with_id(error.generic, request_id)
     return ErrorAnswer(status, message, kind, code, getattr(error, "param", None), _retry_headers(error, status))

@@ -5,7 +5,6 @@ Replaces Litestar's event emitter, which runs listeners on the event loop: a slo
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import Counter
@@ -16,7 +15,9 @@ from typing import Any
 import attrs
 
 from enginehouse.api.http.access import AccessRecord
+from enginehouse.contract.errors import PluginFailed
 from enginehouse.contract.server_events import ModelChanged, RequestEnded, ServerEvent, ServerStarted, ServerStopped
+from enginehouse.plugins import Guard, PluginFailures
 from enginehouse.serving import ModelManager
 
 __all__ = ["Listener", "Listeners", "forward_model_events", "request_ended"]
@@ -26,9 +27,6 @@ Listener = Callable[..., object]
 
 _MAX_WAITING = 10_000
 _CLOSE_S = 5.0
-_LOG_EVERY_S = 60.0
-
-_log = logging.getLogger("enginehouse.server")
 
 
 class Listeners:
@@ -36,14 +34,24 @@ class Listeners:
 
     Args:
         listeners: by the name of their plugin.
+        failures: where their failures are counted and logged.
 
     Attributes:
         dropped: number of lost events, by plugin and reason (``failed`` or ``queue_full``).
     """
 
-    def __init__(self, listeners: Mapping[str, Listener] | None = None, max_waiting: int = _MAX_WAITING) -> None:
+    def __init__(
+        self,
+        listeners: Mapping[str, Listener] | None = None,
+        max_waiting: int = _MAX_WAITING,
+        failures: PluginFailures | None = None,
+    ) -> None:
         self.dropped: Counter[tuple[str, str]] = Counter()
-        self._threads = [_Thread(name, call, max_waiting, self.dropped) for name, call in (listeners or {}).items()]
+        failures = failures if failures is not None else PluginFailures()
+        self._threads = [
+            _Thread(Guard(name, "listener", name, failures), call, max_waiting, self.dropped)
+            for name, call in (listeners or {}).items()
+        ]
 
     def __bool__(self) -> bool:
         """True if any listener is active."""
@@ -74,13 +82,13 @@ class Listeners:
 class _Thread(threading.Thread):
     """One plugin's thread; a daemon, so that a plugin that hangs does not block the server's exit."""
 
-    def __init__(self, plugin: str, call: Listener, max_waiting: int, dropped: Counter[tuple[str, str]]) -> None:
-        super().__init__(name=f"listener {plugin}", daemon=True)
-        self._plugin = plugin
+    def __init__(self, guard: Guard, call: Listener, max_waiting: int, dropped: Counter[tuple[str, str]]) -> None:
+        super().__init__(name=f"listener {guard.plugin}", daemon=True)
+        self._plugin = guard.plugin
+        self._guard = guard
         self._call = call
         self._dropped = dropped
         self._waiting: Queue[ServerEvent] = Queue(max_waiting)
-        self._logged_s = float("-inf")
         self.is_listening = True
 
     def push(self, event: ServerEvent) -> None:
@@ -105,22 +113,15 @@ class _Thread(threading.Thread):
         while True:
             event = self._waiting.get()
             try:
-                answer = self._call(event=event)
+                with self._guard.calling("on_event", PluginFailed):
+                    answer = self._call(event=event)
                 if isinstance(event, ServerStarted) and isinstance(answer, list) and False in answer:
                     self.is_listening = False
                     return
-            except Exception:  # noqa: BLE001 - plugin guard: on any failure only its events are lost
+            except PluginFailed:  # only its events are lost
                 self._dropped[self._plugin, "failed"] += 1
-                self._log_failure()
             if isinstance(event, ServerStopped):
                 return
-
-    def _log_failure(self) -> None:
-        """Log the failure, at a limited rate."""
-        now = time.monotonic()
-        if now - self._logged_s >= _LOG_EVERY_S:
-            self._logged_s = now
-            _log.exception("the plugin %s failed to handle an event; further failures are counted", self._plugin)
 
 
 _NAMES = tuple(attribute.name for attribute in attrs.fields(RequestEnded))

@@ -8,8 +8,8 @@ once the route is known, see ``permissions``.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
-import logging
 import re
 from collections.abc import Callable, Iterator
 from typing import Any, cast
@@ -22,13 +22,15 @@ from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 from enginehouse.api.http.access import RECORD_KEY, AccessRecord, record_of
 from enginehouse.api.http.admission import EVERYBODY, NOT_RECOGNISED, Admission, Reservation
 from enginehouse.api.http.callers import CALLER_KEY, Caller, Callers, ExpiredKey, caller_of, split_compat
-from enginehouse.api.http.errors import BodyTooLarge, describe, error_body, for_client, http_error
+from enginehouse.api.http.errors import AuthenticatorFailed, BodyTooLarge, describe, error_body, for_client, http_error
 from enginehouse.api.http.headers import REQUEST_ID_HEADER, rate_headers, sent_request_id
 from enginehouse.api.http.origins import Headers, Origins, host_name, is_preflight
 from enginehouse.api.http.permissions import PUBLIC, ticket_of
-from enginehouse.contract.errors import EnginehouseError, InvalidRequest
+from enginehouse.contract.errors import EnginehouseError, InvalidRequest, PluginFailed
 from enginehouse.contract.identity import Identity
 from enginehouse.contract.surface import ErrorAnswer, Reply, Surface
+from enginehouse.plugins import guard_of
+from enginehouse.plugins.guard import current_request
 from enginehouse.settings.config import Settings, is_loopback
 from enginehouse.settings.profiles import DEFAULT_PROFILE, PROFILES
 
@@ -39,8 +41,6 @@ CONNECTION_KEY = "enginehouse.connection"
 
 _SURFACE_KEY = "enginehouse.surface"
 """Key of the surface of a request's address in its ASGI scope."""
-
-_log = logging.getLogger("enginehouse.server")
 
 _MAX_TRACE_BYTES = 512
 _MAX_SHOWN_CHARS = 100
@@ -63,11 +63,9 @@ def written_error(answer: ErrorAnswer, scope: Any) -> tuple[int, list[tuple[str,
         answer = evolve(answer, request_id=record_of(scope).identify())
     reply, body = Reply(), msgspec.json.encode(error_body(answer))
     if surface is not None:
-        try:
+        with contextlib.suppress(PluginFailed), guard_of(surface, "surface").calling("error", PluginFailed):
             reply = surface.error(answer)
             body = reply.body if isinstance(reply.body, bytes) else msgspec.json.encode(reply.body)
-        except Exception:  # noqa: BLE001 - guard: a plugin's failure must not hide the error
-            _log.exception("the surface %r could not write an error", surface.name)
     headers = [("content-type", reply.media_type), *answer.headers, *reply.headers]
     return reply.status or answer.status, headers, body
 
@@ -129,6 +127,7 @@ class Guard:
             await send(message)
 
         body = self._admission.memory.open()
+        current_request.set(record.identify)
         try:
             await self._answer(scope, headers, _counted(receive, body, scope), send_with_headers, body)
         finally:
@@ -164,10 +163,14 @@ class Guard:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
             return
         if refusal is None and no_key is not None and scope["path"] not in PUBLIC:
-            found = await self._callers.by_plugin(scope, headers)
-            if found is not None:
-                self._note_caller(scope, headers, found)
-            refusal = no_key if found is None else None
+            try:
+                found = await self._callers.by_plugin(scope, headers)
+            except AuthenticatorFailed as error:
+                refusal = describe(error)
+            else:
+                refusal = no_key if found is None else None
+                if found is not None:
+                    self._note_caller(scope, headers, found)
         refusal = refusal or self._note_owner(scope, body)
         refusal = refusal or _check_content_type(scope, headers) or self._check_length(scope, headers, body) or bad_id
         if refusal is not None:

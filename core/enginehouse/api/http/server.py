@@ -174,7 +174,7 @@ def _state(settings: Settings, registry: PluginRegistry, on_progress: OnProgress
         manager=manager,
         pipeline=pipeline,
         exchanges=OpenExchanges(),
-        listeners=Listeners(registry.listeners),
+        listeners=Listeners(registry.listeners, failures=registry.failures),
         keys=KeyStore(settings.auth),
         admission=Admission(settings.limits),
     )

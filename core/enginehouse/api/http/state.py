@@ -68,7 +68,9 @@ class ApiState:
     listeners: Listeners = field(factory=Listeners)
     metrics: ServerMetrics = field(
         default=Factory(
-            lambda self: ServerMetrics(self.manager, self.exchanges, self.listeners, self.admission.memory),
+            lambda self: ServerMetrics(
+                self.manager, self.exchanges, self.listeners, self.admission.memory, self.registry.failures
+            ),
             takes_self=True,
         )
     )

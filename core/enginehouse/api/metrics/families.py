@@ -106,6 +106,7 @@ _OF_THE_SERVER = (
         "Requests refused and connections closed (`unread`) because this memory was used up, by limit.",
         "limit",
     ),
+    _counter("plugin_failures", "Exceptions and wrong results of plugins, by kind of plugin object.", "plugin", "kind"),
     _counter("dropped_events", "Events that a plugin failed to handle or was too slow for.", "plugin", "reason"),
 )
 

@@ -28,6 +28,7 @@ from enginehouse.api.metrics.families import FIGURES, Values
 from enginehouse.contract.errors import EnginehouseError
 from enginehouse.contract.inspection import BATCH_SIZES, EngineMetrics, Inspectable
 from enginehouse.contract.usage import Usage
+from enginehouse.plugins import PluginFailures
 from enginehouse.serving import ModelManager, ModelState, ModelStatus
 from enginehouse.workers.stats import rss_bytes
 
@@ -127,7 +128,12 @@ class ServerMetrics(Collector):
     """
 
     def __init__(
-        self, manager: ModelManager, exchanges: OpenExchanges, listeners: Listeners, memory: MemoryAccount
+        self,
+        manager: ModelManager,
+        exchanges: OpenExchanges,
+        listeners: Listeners,
+        memory: MemoryAccount,
+        failures: PluginFailures,
     ) -> None:
         self.values = Values()
         self.requests = RequestMetrics(self.values, manager)
@@ -135,6 +141,7 @@ class ServerMetrics(Collector):
         self._exchanges = exchanges
         self._listeners = listeners
         self._memory = memory
+        self._failures = failures
         self._engines: dict[str, Inspectable] = {}
         self._of_former_engines: dict[str, EngineMetrics] = {}
         self._registry = CollectorRegistry(auto_describe=False)
@@ -166,6 +173,8 @@ class ServerMetrics(Collector):
             now.add("client_memory_refusals", limit, amount=number)
         for (plugin, reason), number in tuple(self._listeners.dropped.items()):
             now.add("dropped_events", plugin, reason, amount=number)
+        for (plugin, kind), number in tuple(self._failures.counts.items()):
+            now.add("plugin_failures", plugin, kind, amount=number)
         names = [answer.record.model for answer in list_answers(self._exchanges)]
         num_open = Counter(name for name in names if name is not None)
         for status in self._manager.statuses():
@@ -201,6 +210,8 @@ class ServerMetrics(Collector):
         elif last is None and model not in self._of_former_engines:
             return
         total = _sum(former, engine.figures) if engine is not None else former
+        for (plugin, kind), number in total.plugin_failures.items():
+            now.add("plugin_failures", plugin, kind, amount=number)
         now.add("preemptions", model, amount=total.stats.num_preemptions)
         now.observe_counts("batch_sequences", model, counts=total.steps_by_size, total=total.num_batched)
 
@@ -227,6 +238,7 @@ def _sum(first: EngineMetrics, second: EngineMetrics) -> EngineMetrics:
         steps_by_size=tuple(one + other for one, other in steps),
         num_batched=first.num_batched + second.num_batched,
         rss_bytes=second.rss_bytes,
+        plugin_failures=dict(Counter(first.plugin_failures) + Counter(second.plugin_failures)),
     )
 
 

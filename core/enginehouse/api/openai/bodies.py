@@ -77,6 +77,7 @@ class GenerationBody(RequestBody, GenerationFields):
             num_prompt_logprobs=self.num_prompt_logprobs,
             namespace=self.namespace,
             log_prompt=self.log_prompt,
+            includes_stop=self.include_stop_str_in_output,
             **self.options(),
             **prompt,
         )

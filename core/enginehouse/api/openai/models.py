@@ -1,6 +1,7 @@
 """``GET /v1/models`` and ``GET /v1/models/{id}``: the served models and their capabilities.
 
-Loading and failed models are listed too; values that are known only for an open model are null for them.
+The list has the long form, with parameters and capabilities, only with ``?details=true``: it takes some kilobytes per
+model. Loading and failed models are listed too; values that are known only for an open model are null for them.
 """
 
 from __future__ import annotations
@@ -13,10 +14,9 @@ from enginehouse.api.generation.details import shown_parameters
 from enginehouse.api.generation.server_access import ServerAccess
 from enginehouse.api.http.state import ApiState
 from enginehouse.api.openapi.answers import reference
-from enginehouse.contract.errors import ModelNotFound
+from enginehouse.contract.errors import InvalidRequest, ModelNotFound
 from enginehouse.contract.refusals import refused_fields
 from enginehouse.contract.surface import AnswerRoute, Reply, Route
-from enginehouse.contract.types import ModelInfo
 from enginehouse.pipeline.capabilities import Capability
 from enginehouse.pipeline.model_profile import ModelProfile
 from enginehouse.pipeline.routing import AUTO
@@ -29,18 +29,20 @@ def model_routes(state: ApiState) -> list[Route]:
     """Return the routes, without a prefix."""
 
     async def list_models(call: Decoded[Any]) -> Reply:
-        models = _models(state, call.server)
+        is_long = _asks_for_details(call)
+        models = _models(state, call.server, is_long=is_long)
         behind_auto = _behind_auto(state, models)
-        return Reply({"object": "list", "data": models + ([_routed(behind_auto)] if behind_auto else [])})
+        routed = [_routed(behind_auto, is_long=is_long)] if behind_auto else []
+        return Reply({"object": "list", "data": models + routed})
 
     async def show_model(call: Decoded[Any]) -> Reply:
         name = call.path["model_id"]
         if state.pipeline.is_routed(name):
             if behind_auto := _behind_auto(state, _models(state, call.server)):
-                return Reply(_routed(behind_auto))
+                return Reply(_routed(behind_auto, is_long=True))
             raise ModelNotFound(name)
         status, names = call.server.status(name)
-        return Reply(_model(state, status, names, name, call.server))
+        return Reply(_model(status, names, call.server) | _details(state, status, name, call.server))
 
     return [
         AnswerRoute(
@@ -74,16 +76,25 @@ def all_capabilities(model_profile: ModelProfile) -> dict[str, Capability]:
     return dict(sorted(everything.items()))
 
 
-def _models(state: ApiState, server: ServerAccess) -> list[dict[str, Any]]:
+def _asks_for_details(call: Decoded[Any]) -> bool:
+    """Return True for ``?details=true``. Raises InvalidRequest for a value that is neither true nor false."""
+    value = call.query.get("details", "false")
+    if value not in ("true", "false"):
+        raise InvalidRequest(f"details: must be true or false, not {value[:100]!r}", "details")
+    return value == "true"
+
+
+def _models(state: ApiState, server: ServerAccess, *, is_long: bool = False) -> list[dict[str, Any]]:
     """Return every model that the caller may use."""
-    return [_model(state, status, names, names[0], server) for status, names in server.statuses()]
+    return [
+        _model(status, names, server) | (_details(state, status, names[0], server) if is_long else {})
+        for status, names in server.statuses()
+    ]
 
 
-def _model(
-    state: ApiState, status: ModelStatus, names: Sequence[str], asked: str, server: ServerAccess
-) -> dict[str, Any]:
+def _model(status: ModelStatus, names: Sequence[str], server: ServerAccess) -> dict[str, Any]:
     """Return OpenAI's model object; members after ``owned_by`` are ours. Its id is the first of ``names``."""
-    info, profile = status.info, server.caller.profile
+    info = status.info
     return {
         "id": names[0],
         "object": "model",
@@ -97,7 +108,6 @@ def _model(
         "num_restarts": status.num_restarts,
         "max_context": info.max_context if info else None,
         "task": info.task if info else None,
-        **(_UNKNOWN if info is None else _opened(state, info, status.name, asked, profile.name)),
     }
 
 
@@ -113,7 +123,7 @@ def _behind_auto(state: ApiState, models: Sequence[dict[str, Any]]) -> list[dict
     return [model for model in models if model["id"] in meant]
 
 
-def _routed(models: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _routed(models: Sequence[dict[str, Any]], *, is_long: bool) -> dict[str, Any]:
     """Return the entry of the router's model name, with the best state and context of its models."""
     ready = any(model["state"] == "ready" for model in models)
     return {
@@ -129,7 +139,7 @@ def _routed(models: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "num_restarts": 0,
         "max_context": max((model["max_context"] for model in models if model["max_context"]), default=None),
         "task": "generate",
-        **_UNKNOWN,
+        **(_UNKNOWN if is_long else {}),
     }
 
 
@@ -138,12 +148,14 @@ _UNKNOWN = dict.fromkeys(
 )
 
 
-def _opened(state: ApiState, info: ModelInfo, name: str, asked: str, profile: str) -> dict[str, Any]:
+def _details(state: ApiState, status: ModelStatus, asked: str, server: ServerAccess) -> dict[str, Any]:
     """Return the members known once the model is open; defaults are those of requests by the name ``asked``."""
-    model_profile = state.pipeline.model_profile(name, info)
-    parameters = shown_parameters(
-        state.pipeline.defaults(asked, name, info, profile), state.registry.request_fields.values()
-    )
+    info = status.info
+    if info is None:
+        return _UNKNOWN
+    model_profile = state.pipeline.model_profile(status.name, info)
+    defaults = state.pipeline.defaults(asked, status.name, info, server.caller.profile.name)
+    parameters = shown_parameters(defaults, state.registry.request_fields.values())
     if parameters["seed"]["origin"] == "drawn":
         parameters["seed"]["value"] = None  # differs per request
     return {

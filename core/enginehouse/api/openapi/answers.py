@@ -73,6 +73,18 @@ _MESSAGE = object_of(
 _DELTA = object_of({"role": _const("assistant"), "content": _TEXT, **_REASONING, "tool_calls": _list_of(_CALL_DELTA)})
 _VALUE = object_of({"value": {}}, origin={"enum": list(get_args(Origin))})
 _DETAILS = {"enginehouse": reference("Details")}
+_MODEL_DETAILS = {
+    "quantization": _TEXT_OR_NULL,
+    "template_hash": _TEXT_OR_NULL,
+    "system_fingerprint": _TEXT_OR_NULL,
+    "parsers": _nullable(object_of(tools=_TEXT_OR_NULL, reasoning=_TEXT_OR_NULL)),
+    "parameters": {"type": ["object", "null"], "additionalProperties": _VALUE},
+    "capabilities": {
+        "type": ["object", "null"],
+        "additionalProperties": object_of(support={"enum": list(get_args(Support))}, reason=_TEXT),
+    },
+    "metadata": {"type": ["object", "null"], "additionalProperties": _TEXT},
+}
 _PROGRESS = {"prompt_progress": object_of(total=_COUNT, cache=_COUNT, processed=_COUNT, time_ms=_COUNT)}
 _SCORES = {
     "prompt_logprobs": _list_of(
@@ -184,6 +196,7 @@ ANSWER_SCHEMAS: dict[str, JsonSchema] = {
         ),
     ),
     "Model": object_of(
+        _MODEL_DETAILS,
         id=_TEXT,
         object=_const("model"),
         created=_TIME,
@@ -196,16 +209,6 @@ ANSWER_SCHEMAS: dict[str, JsonSchema] = {
         max_context={"type": ["integer", "null"]},
         task={"enum": ["generate", "embed", "rerank", "classify", None]},
         num_restarts=_COUNT,
-        quantization=_TEXT_OR_NULL,
-        template_hash=_TEXT_OR_NULL,
-        system_fingerprint=_TEXT_OR_NULL,
-        parsers=_nullable(object_of(tools=_TEXT_OR_NULL, reasoning=_TEXT_OR_NULL)),
-        parameters={"type": ["object", "null"], "additionalProperties": _VALUE},
-        capabilities={
-            "type": ["object", "null"],
-            "additionalProperties": object_of(support={"enum": list(get_args(Support))}, reason=_TEXT),
-        },
-        metadata={"type": ["object", "null"], "additionalProperties": _TEXT},
     ),
     "ModelList": object_of(object=_const("list"), data=_list_of(reference("Model"))),
     "Tokens": object_of(

@@ -115,6 +115,7 @@ class GenerateRequest(RequestOptions):
         constraint: constraint on every answer; with tools, on answers without a call.
         tool_use: the tools, if any.
         template_variables: further variables of the chat template; plain data.
+        includes_stop: the text ends with the stop string that ended it.
         continues: True continues the last message, an assistant's without calls; False answers it; None continues it
             if it is one.
         opens_turn: the prompt ends with the beginning of an assistant's turn, unless the last message is continued.
@@ -141,6 +142,7 @@ class GenerateRequest(RequestOptions):
     tool_use: ToolUse | None = None
     thinking: Thinking = field(factory=Thinking)
     template_variables: dict[str, Any] = field(factory=dict)
+    includes_stop: bool = False
     continues: bool | None = None
     opens_turn: bool = True
     prediction: str | None = None

@@ -1,10 +1,11 @@
-"""Steps of sampler plugins, each with an error boundary: an error fails its request only and names the plugin.
+"""Steps of sampler plugins, each guarded: an error fails its request only and names the plugin.
 
 Built when a sequence is created (``build_steps``), run by the sampler in the order of its chain.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from functools import cache
 from math import isfinite, nan
@@ -15,7 +16,7 @@ from attrs import frozen
 from cattrs import Converter
 from numpy.typing import NDArray
 
-from enginehouse.contract.errors import GenerationFailed, InvalidRequest
+from enginehouse.contract.errors import EnginehouseError, GenerationFailed, InvalidRequest, PluginFailed
 from enginehouse.contract.logits_processor import ProcessorSession
 from enginehouse.contract.sampler import (
     Candidates,
@@ -25,6 +26,7 @@ from enginehouse.contract.sampler import (
     SamplerRole,
     SamplerStep,
     TemperatureStep,
+    TokenPenalties,
     TruncationStep,
     WeightsStep,
     role_of,
@@ -32,6 +34,8 @@ from enginehouse.contract.sampler import (
 from enginehouse.contract.types import SamplingParams
 from enginehouse.engine.sampling.candidates import Head, LogitRow, Step, Uniform, bounded_temperature
 from enginehouse.engine.sampling.penalties import RowPenalty, TokenHistory
+from enginehouse.plugins import Guard, guard_of, guarded, plain
+from enginehouse.plugins.guard import PASSED
 from enginehouse.settings.structuring import find_problems, strict_converter
 
 __all__ = ["PluginStep", "build_steps"]
@@ -54,11 +58,13 @@ class PluginStep:
 
     Attributes:
         plugin: name of the sampler, and of the step.
+        guard: the guard of its plugin, for this request.
         order: position among the steps.
         role: the protocol that ``step`` implements.
     """
 
     plugin: str
+    guard: Guard
     order: int
     role: SamplerRole
     step: Any
@@ -72,15 +78,15 @@ class PluginStep:
         """Return this as a step of a chain."""
         if self.role == "processor":
             assert history is not None
-            return RowPenalty(self.plugin, _PluginProcessor(self.plugin, self.step, history).change)
+            return RowPenalty(self.plugin, _PluginProcessor(self.guard, self.step, history).change)
         if self.role == "penalty":
             assert history is not None
-            return RowPenalty(self.plugin, _PluginPenalty(self.plugin, self.step, history).change)
+            return RowPenalty(self.plugin, _PluginPenalty(self.guard, self.step, history).change)
         if self.role == "temperature":
-            return _PluginTemperature(self.plugin, self.step, temperature)
+            return _PluginTemperature(self.guard, self.step, temperature)
         if self.role == "weights":
-            return _PluginWeights(self.plugin, self.step)
-        return _PluginTruncation(self.plugin, self.step)
+            return _PluginWeights(self.plugin, self.guard, self.step)
+        return _PluginTruncation(self.plugin, self.guard, self.step)
 
     @property
     def follows(self) -> bool:
@@ -89,7 +95,7 @@ class PluginStep:
 
     def accept(self, token_id: int, probability: float | None) -> None:
         """Report an accepted token; see :class:`enginehouse.contract.sampler.FollowingStep`."""
-        _call(self.plugin, self.step.accept, token_id, probability)
+        _call(self.guard, "accept", self.step.accept, token_id, probability)
 
 
 @frozen(eq=False)
@@ -97,6 +103,7 @@ class _PluginTruncation:
     """A step that keeps some candidates."""
 
     name: str
+    guard: Guard
     step: TruncationStep
 
     def apply(self, row: LogitRow, head: Head | None, number: Uniform) -> tuple[LogitRow, Head]:
@@ -106,13 +113,12 @@ class _PluginTruncation:
             GenerationFailed: the plugin raised, returned a wrong shape or left no token.
         """
         head = row.whole() if head is None else head
-        keep = np.asarray(_call(self.name, self.step, _candidates(self.name, row, head, number)))
+        keep = np.asarray(_call(self.guard, "its step", self.step, _candidates(self.name, row, head, number)))
         if keep.dtype != np.bool_ or keep.shape != head.token_ids.shape:
-            raise _mistake(
-                self.name, f"returned {keep.dtype} of shape {keep.shape}; bool of shape {(len(head),)} was expected"
-            )
+            what = f"gave {keep.dtype} of shape {keep.shape}, bool of shape {(len(head),)} was expected"
+            raise self.guard.mistake("its step", what, _code_of(self.step))
         if not keep.any():
-            raise _mistake(self.name, "left no token to draw")
+            raise self.guard.mistake("its step", "left no token to draw", _code_of(self.step))
         return row, head[keep]
 
 
@@ -121,6 +127,7 @@ class _PluginWeights:
     """A step that changes the probabilities of the draw."""
 
     name: str
+    guard: Guard
     step: WeightsStep
 
     def apply(self, row: LogitRow, head: Head | None, number: Uniform) -> tuple[LogitRow, Head]:
@@ -130,14 +137,13 @@ class _PluginWeights:
             GenerationFailed: the plugin raised, or returned a wrong shape or invalid weights.
         """
         head = row.whole() if head is None else head
-        weights = np.asarray(_call(self.name, self.step.weights, _candidates(self.name, row, head, number)))
+        weights = np.asarray(_call(self.guard, "weights", self.step.weights, _candidates(self.name, row, head, number)))
         if weights.dtype != np.float64 or weights.shape != head.token_ids.shape:
-            raise _mistake(
-                self.name,
-                f"returned {weights.dtype} of shape {weights.shape}; float64 of shape {(len(head),)} was expected",
-            )
+            what = f"gave {weights.dtype} of shape {weights.shape}, float64 of shape {(len(head),)} was expected"
+            raise self.guard.mistake("weights", what, self.step.weights)
         if not np.isfinite(weights).all() or weights.min() < 0 or weights.max() == 0:
-            raise _mistake(self.name, "gave weights that are not finite, negative, or all 0")
+            what = "gave weights that are not finite, negative, or all 0"
+            raise self.guard.mistake("weights", what, self.step.weights)
         return row, Head(head.token_ids, head.weights, weights)
 
 
@@ -158,7 +164,7 @@ def _candidates(plugin: str, row: LogitRow, head: Head, number: Uniform) -> Cand
 class _PluginTemperature:
     """A step that sets the temperature, in place of core's."""
 
-    plugin: str
+    guard: Guard
     step: TemperatureStep
     temperature: float
     name: str = "temperature"
@@ -173,10 +179,11 @@ class _PluginTemperature:
             logits = row.logits[head.token_ids]
         else:
             logits = row.logits if row.logits.min() > -np.inf else row.logits[row.logits > -np.inf]
-        value = _call(self.plugin, self.step.temperature, _read_only(logits), self.temperature)
+        value = _call(self.guard, "temperature", self.step.temperature, _read_only(logits), self.temperature)
         wanted = float(value) if isinstance(value, int | float | np.floating) else nan
         if not isfinite(wanted) or wanted < 0:
-            raise _mistake(self.plugin, f"gave the temperature {value!r}")
+            what = f"gave {value!r}, a finite number of at least 0 was expected"
+            raise self.guard.mistake("temperature", what, self.step.temperature)
         return row.at(bounded_temperature(wanted), head)
 
 
@@ -184,7 +191,7 @@ class _PluginTemperature:
 class _PluginProcessor:
     """A processor that changes the whole row."""
 
-    plugin: str
+    guard: Guard
     session: ProcessorSession
     history: TokenHistory
 
@@ -194,19 +201,19 @@ class _PluginProcessor:
         Raises:
             GenerationFailed: the plugin raised, banned every token, or left NaN or +inf as the maximum.
         """
-        _call(self.plugin, self.session.process, row, self.history.view())
+        _call(self.guard, "process", self.session.process, row, self.history.view())
         maximum = float(row.max())
         if maximum == -np.inf:
-            raise _mistake(self.plugin, "banned every token")
+            raise self.guard.mistake("process", "banned every token", self.session.process)
         if not isfinite(maximum):
-            raise _mistake(self.plugin, f"left {maximum} among the logits")
+            raise self.guard.mistake("process", f"left {maximum} among the logits", self.session.process)
 
 
 @frozen(eq=False)
 class _PluginPenalty:
     """A step that lowers some logits."""
 
-    plugin: str
+    guard: Guard
     step: PenaltyStep
     history: TokenHistory
 
@@ -216,30 +223,39 @@ class _PluginPenalty:
         Raises:
             GenerationFailed: the plugin raised, or returned token ids or amounts of wrong type, shape or range.
         """
-        penalties = _call(self.plugin, self.step.penalties, self.history.view())
+        penalties = _call(self.guard, "penalties", self.step.penalties, self.history.view())
         if penalties is None:
             return
-        token_ids, amounts = np.asarray(penalties.token_ids), np.asarray(penalties.amounts, np.float32)
+        if not isinstance(penalties, TokenPenalties):
+            raise self._mistake(f"gave {type(penalties).__name__}, TokenPenalties or None was expected")
+        token_ids, amounts = np.asarray(penalties.token_ids), np.asarray(penalties.amounts)
         if token_ids.size == 0:
             return
-        if token_ids.dtype.kind != "i" or token_ids.ndim != 1 or token_ids.shape != amounts.shape:
-            raise _mistake(self.plugin, f"gave penalties of shape {amounts.shape} for ids of shape {token_ids.shape}")
+        if token_ids.dtype.kind != "i" or amounts.dtype.kind not in "fi" or token_ids.ndim != 1:
+            raise self._mistake(f"gave {amounts.dtype} for ids of {token_ids.dtype}, floats for integers were expected")
+        if token_ids.shape != amounts.shape:
+            raise self._mistake(f"gave amounts of shape {amounts.shape} for ids of shape {token_ids.shape}")
         if token_ids.min() < 0 or token_ids.max() >= row.size or not np.isfinite(amounts).all():
-            raise _mistake(self.plugin, "gave penalties that are not finite, or for ids outside the vocabulary")
-        row[token_ids] -= amounts
+            raise self._mistake("gave amounts that are not finite, or ids outside the vocabulary")
+        row[token_ids] -= amounts.astype(np.float32)
+
+    def _mistake(self, what: str) -> PluginFailed:
+        return self.guard.mistake("penalties", what, self.step.penalties)
 
 
-def build_steps(params: SamplingParams, samplers: Mapping[str, SamplerPlugin]) -> tuple[PluginStep, ...]:
+def build_steps(
+    params: SamplingParams, samplers: Mapping[str, SamplerPlugin], request_id: str = ""
+) -> tuple[PluginStep, ...]:
     """Create the plugins' steps for one sequence, sorted by order.
 
     Args:
         params: its ``extensions`` name the plugins.
         samplers: the plugins of this process, by name.
+        request_id: the request of the sequence.
 
     Raises:
-        GenerationFailed: a plugin is missing, rejected its fields, raised, or returned a wrong step; the error names
-            it.
-        InvalidRequest: more than one plugin sets the temperature.
+        GenerationFailed: a plugin is missing, failed, or returned a wrong step; the error names it.
+        RequestError: a plugin refused its fields, or more than one plugin sets the temperature.
     """
     if not params.extensions:
         return ()
@@ -249,13 +265,11 @@ def build_steps(params: SamplingParams, samplers: Mapping[str, SamplerPlugin]) -
         plugin = samplers.get(name)
         if plugin is None:
             raise GenerationFailed(f"the sampler plugin {name!r} is not installed where the model runs", name)
-        try:
-            step = plugin.create(converter.structure(values, plugin.request_fields))
-        except Exception as error:
-            problems = "; ".join(map(str, find_problems(error)))
-            raise GenerationFailed(f"the sampler {name!r} refused its fields: {problems}", name) from error
+        kind = "logits processor" if role_of(plugin) == "processor" else "sampler"
+        guard = guard_of(plugin, kind).of_request(request_id)
+        step = guarded(plain(plugin), SamplerPlugin, guard).create(_read(converter, plugin, values, guard))
         if step is not None:
-            steps.append(_checked(plugin, step))
+            steps.append(_checked(plugin, step, guard))
     setters = [step.plugin for step in steps if step.role == "temperature"]
     if len(setters) > 1:
         raise InvalidRequest(f"{' and '.join(setters)} cannot both set the temperature", "temperature")
@@ -268,22 +282,38 @@ def _converter() -> Converter:
     return strict_converter()
 
 
-def _checked(plugin: SamplerPlugin, step: SamplerStep) -> PluginStep:
+def _read(converter: Converter, plugin: SamplerPlugin, values: Any, guard: Guard) -> Any:
+    """Return the fields of a plugin; the server has validated them, perhaps with another version of the plugin."""
+    try:
+        return converter.structure(values, plugin.request_fields)
+    except Exception as error:
+        problems = "; ".join(map(str, find_problems(error)))
+        raise GenerationFailed(f"{guard} does not take these fields: {problems}", guard.plugin) from error
+
+
+def _checked(plugin: SamplerPlugin, step: SamplerStep, guard: Guard) -> PluginStep:
     role = role_of(plugin)
     if not isinstance(step, _WANTED[role]):
-        raise _mistake(plugin.name, f"made {step!r}, which is not a {role} step")
-    return PluginStep(plugin.name, plugin.order, role, step)
+        what = f"gave {type(step).__name__}, {_WANTED[role].__name__} or None was expected"
+        raise guard.mistake("create", what, plugin.create)
+    return PluginStep(plugin.name, guard, plugin.order, role, step)
 
 
-def _call(plugin: str, function: Callable[..., _R], *arguments: Any) -> _R:
+def _call(guard: Guard, place: str, function: Callable[..., _R], *arguments: Any) -> _R:
+    guard.enter(place)
     try:
         return function(*arguments)
-    except Exception as error:  # a plugin error must fail only its own request
-        raise GenerationFailed(f"the sampler {plugin!r} failed: {error!r}", plugin) from error
+    except (*PASSED, EnginehouseError):
+        raise
+    except BaseException as error:
+        raise guard.failed(place, error) from error
+    finally:
+        guard.leave()
 
 
-def _mistake(plugin: str, what: str) -> GenerationFailed:
-    return GenerationFailed(f"the sampler {plugin!r} {what}", plugin)
+def _code_of(step: Any) -> Callable[..., Any] | None:
+    """Return the function of a step that is called itself, for its file and line."""
+    return step if inspect.isfunction(step) else type(step).__call__
 
 
 def _read_only(row: NDArray[np.float32]) -> NDArray[np.float32]:

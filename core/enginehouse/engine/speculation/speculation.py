@@ -10,10 +10,9 @@ its estimate.
 
 from __future__ import annotations
 
-import logging
+import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from attrs import define, field
 
 from enginehouse.contract.backend import Runner
 from enginehouse.contract.drafter import NUM_GRADES, BoundDrafter, Draft, DraftTask
+from enginehouse.contract.errors import PluginFailed
 from enginehouse.engine.scheduler import Batch
 from enginehouse.engine.sequence import Sequence as EngineSequence
 from enginehouse.engine.speculation.draft_length import (
@@ -31,10 +31,9 @@ from enginehouse.engine.speculation.draft_length import (
     StepCosts,
     choose_lengths,
 )
+from enginehouse.plugins import Guard, guard_of, guarded
 
 __all__ = ["SequenceDrafts", "Speculation"]
-
-_log = logging.getLogger(__name__)
 
 _LOOK_EVERY = 48  # steps after which a costly drafter that did not pay off is asked again
 _LOOK_TOKENS = 2
@@ -98,7 +97,10 @@ class Speculation:
         runner: Runner,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._drafters = [_Bound(name, one, AcceptanceRates(prior=one.prior)) for name, one in drafters.items()]
+        self._drafters = [
+            _Bound(name, guarded(one, BoundDrafter, guard_of(one, "drafter", name)), AcceptanceRates(prior=one.prior))
+            for name, one in drafters.items()
+        ]
         self._runner = runner
         self._clock = clock
         self._costs = StepCosts()
@@ -113,7 +115,7 @@ class Speculation:
         owner, drafts = sequence.owner, SequenceDrafts()
         for bound in self._drafters:
             session = None
-            with _noting_failures(bound):
+            with contextlib.suppress(PluginFailed):  # the sequence continues without it
                 session = bound.drafter.open(owner.prompt, owner.request.prediction_token_ids)
             if session is not None:
                 drafts.sessions.append(_Session(bound, session, AcceptanceRates(above=bound.rates)))
@@ -130,12 +132,12 @@ class Speculation:
     def shutdown(self) -> None:
         """Shut down all drafters; called when the model is closed."""
         for bound in self._drafters:
-            with _noting_failures(bound):
+            with contextlib.suppress(PluginFailed):
                 bound.drafter.shutdown()
 
     @staticmethod
     def _close(session: _Session) -> None:
-        with _noting_failures(session.bound):
+        with contextlib.suppress(PluginFailed):
             session.bound.drafter.close(session.session)
 
     # -- one step ----------------------------------------------------------------------------------
@@ -204,9 +206,8 @@ class Speculation:
             tasks = [_task(sequence, session) for sequence, session in asked]
             began = self._clock()
             checked = None
-            with _noting_failures(bound):
-                answers = bound.drafter.propose(tasks)
-                checked = [self._checked(answer, task) for answer, task in zip(answers, tasks, strict=True)]
+            with contextlib.suppress(PluginFailed):
+                checked = self._check(bound, bound.drafter.propose(tasks), tasks)
             if checked is None:
                 self._abandon(asked)
                 continue
@@ -239,17 +240,24 @@ class Speculation:
         session.num_steps_unasked = 0
         return session
 
-    def _checked(self, draft: Draft | None, task: DraftTask) -> Draft | None:
-        """Return the draft in a valid form; invalid drafts must not reach the runner.
+    def _check(self, bound: _Bound, drafts: Sequence[Draft | None], tasks: Sequence[DraftTask]) -> list[Draft | None]:
+        """Return the drafts in a valid form; invalid ones must not reach the runner.
 
         Raises:
-            ValueError: the draft contains token ids outside the vocabulary.
+            PluginFailed: their number is wrong, or one contains something else than token ids of the vocabulary.
         """
+        guard = guard_of(bound.drafter, "drafter")
+        if len(drafts) != len(tasks):
+            raise guard.mistake("propose", f"gave {len(drafts)} drafts for {len(tasks)} tasks")
+        with guard.calling("propose"):
+            return [self._checked(draft, task, guard) for draft, task in zip(drafts, tasks, strict=True)]
+
+    def _checked(self, draft: Draft | None, task: DraftTask, guard: Guard) -> Draft | None:
         if draft is None:
             return None
         token_ids = [int(token_id) for token_id in draft.token_ids[: task.max_tokens]]
         if not all(0 <= token_id < self._runner.tokenizer.vocab_size for token_id in token_ids):
-            raise ValueError("a draft holds token ids outside the vocabulary")
+            raise guard.mistake("propose", "gave a draft with token ids outside the vocabulary")
         return Draft(token_ids, _grade(draft)) if token_ids else None
 
     def _note_proposing(self, bound: _Bound, drafts: Sequence[Draft | None], seconds: float) -> None:
@@ -287,15 +295,6 @@ class Speculation:
             if sequence.speculation is not None:
                 sequence.reads_at_once = sequence.speculation.num_idle_steps < _READ_AT_ONCE_STEPS
                 sequence.speculation.num_idle_steps += 1
-
-
-@contextmanager
-def _noting_failures(bound: _Bound) -> Iterator[None]:
-    """Log an exception of a drafter; only its drafts are lost."""
-    try:
-        yield
-    except Exception:  # noqa: BLE001 - plugin error boundary
-        _log.exception("the drafter %s failed; its sequences continue without drafts", bound.name)
 
 
 def _may_use(drafts: SequenceDrafts) -> bool:

@@ -5,20 +5,25 @@ Called by the pipeline for every request, and by ``POST /v1/route`` to explain. 
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from attrs import evolve, field, frozen
 
-from enginehouse.contract.errors import ConfigError, ContextLengthExceeded, ModelNotFound, UnsupportedParameter
+from enginehouse.contract.errors import (
+    ConfigError,
+    ContextLengthExceeded,
+    ModelNotFound,
+    PluginFailed,
+    UnsupportedParameter,
+)
 from enginehouse.contract.router import Attempt, Candidate, ChecksModels, Route, RouteQuestion, Router
 from enginehouse.contract.types import GenerateRequest, ModelInfo
 from enginehouse.pipeline.capabilities import Capability, find_unsupported
 from enginehouse.pipeline.media import check_media
 from enginehouse.pipeline.routing.circuit_breaker import CircuitBreaker
-from enginehouse.plugins import plugin_guard
+from enginehouse.plugins import guard_of
 from enginehouse.serving import ModelManager, ModelStatus
 from enginehouse.settings.config import Settings
 from enginehouse.settings.structuring import closest
@@ -32,8 +37,6 @@ _DEFAULT_STRATEGY = "load"
 _FALLBACK = "fallback"
 _BEHIND = ("failed", "restarting", "loading", "draining")
 """States of models that are tried after all others."""
-
-_log = logging.getLogger(__name__)
 
 TooLong = Mapping[str, ContextLengthExceeded]
 """Models whose context cannot hold a prompt, with the error that each would raise."""
@@ -98,8 +101,7 @@ class Planner:
             raise ConfigError(message, "router.strategy")
         self._router = routers.get(strategy or _DEFAULT_STRATEGY) if AUTO not in names and self._models else None
         if isinstance(self._router, ChecksModels):
-            with plugin_guard(f"the router {self._router.name!r}"):
-                self._router.check_models(self._models)
+            self._router.check_models(self._models)
         self._manager = manager
         self._capabilities_of = capabilities_of
         self.circuit_breaker = CircuitBreaker(settings.router)
@@ -176,13 +178,13 @@ class Planner:
             known = {candidate.name for candidate in candidates}
             strangers = [attempt.model for attempt in route.attempts if attempt.model not in known]
             if strangers or not route.attempts:
-                raise ValueError(f"it names {strangers or 'no model'}")
-        except Exception as error:  # noqa: BLE001 - plugin boundary: a broken router must not refuse requests
-            _log.error("the router %s failed; taking the default model", router.name, exc_info=error)
+                what = f"chose {', '.join(map(repr, strangers)) or 'no model'}, which is not among the candidates"
+                raise guard_of(router, "router").mistake("route", what)
+        except PluginFailed as error:
             ordered = sorted(candidates, key=lambda one: one.name != default)
+            attempts = tuple(Attempt(candidate.name) for candidate in ordered)
             route = Route(
-                attempts=tuple(Attempt(candidate.name) for candidate in ordered),
-                reason=f"the router failed: {type(error).__name__}",
+                attempts=attempts, reason=f"the router failed; the default model comes first ({error.message})"
             )
         stand_ins = self._stand_ins(request, route, too_long)
         route = self._healthy_first(evolve(route, attempts=(*route.attempts, *map(Attempt, stand_ins))))

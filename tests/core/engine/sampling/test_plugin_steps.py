@@ -120,27 +120,27 @@ def test_plugin_that_is_off_adds_no_step():
         ({"share": "a"}, "share: must be a number"),
         ({"kep": 3}, "kep: unknown"),
         ({"keep": -1}, "keep: must be >= 0"),
-        ({"label": "broken"}, "no such label"),
+        ({"label": "broken"}, "failed in create"),
     ],
 )
 def test_build_steps_names_the_plugin_when_its_fields_are_wrong(fields, problem):
     with pytest.raises(GenerationFailed, match=problem) as caught:
         build_steps(SamplingParams(extensions={"recorder": fields}), {"recorder": Recorder()})
 
-    assert caught.value.plugin == "recorder"
+    assert "'recorder'" in caught.value.message
 
 
 def test_build_steps_names_a_plugin_that_is_missing():
     with pytest.raises(GenerationFailed, match="'absent' is not installed") as caught:
         build_steps(SamplingParams(extensions={"absent": {}}), {})
 
-    assert caught.value.plugin == "absent"
+    assert "'absent'" in caught.value.message
 
 
 @pytest.mark.parametrize(
     ("step", "problem"),
     [
-        (lambda candidates: 1 / 0, "ZeroDivisionError"),
+        (lambda candidates: 1 / 0, "failed in its step"),
         (lambda candidates: np.zeros(len(candidates.token_ids), np.bool_), "left no token"),
         (lambda candidates: np.ones(3, np.bool_), "shape"),
         (lambda candidates: np.ones(len(candidates.token_ids)), "float64"),
@@ -151,7 +151,7 @@ def test_misbehaving_step_fails_its_request_and_is_named(step, problem):
     with pytest.raises(GenerationFailed, match=problem) as caught:
         sampler_with(Recorder(step=step)).sample(ROW.copy(), 0)
 
-    assert caught.value.plugin == "recorder"
+    assert "'recorder'" in caught.value.message
 
 
 class Penalising:
@@ -218,14 +218,14 @@ def test_penalty_step_sees_prompt_and_answer_as_they_grow():
         ([0], [np.inf], "not finite"),
         ([0], [np.nan], "not finite"),
         ([0, 1], [1.0], "shape"),
-        ([0.5], [1.0], "shape"),
+        ([0.5], [1.0], "integers"),
     ],
 )
 def test_penalties_that_are_wrong_fail_the_request(token_ids, amounts, problem):
     with pytest.raises(GenerationFailed, match=problem) as caught:
         penalised_sampler(Amounts(token_ids, amounts)).sample(ROW.copy(), 0)
 
-    assert caught.value.plugin == "penalising"
+    assert "'penalising'" in caught.value.message
 
 
 class Heat:
@@ -279,10 +279,10 @@ def test_greedy_asks_no_plugin_for_a_temperature():
 
 @pytest.mark.parametrize("value", [-0.1, np.nan, np.inf, "1", None, True + 0j])
 def test_temperature_that_is_none_fails_the_request(value):
-    with pytest.raises(GenerationFailed, match="gave the temperature") as caught:
+    with pytest.raises(GenerationFailed, match="a finite number of at least 0 was expected") as caught:
         heated_sampler(Heat(value)).sample(ROW.copy(), 0)
 
-    assert caught.value.plugin == "heat"
+    assert "'heat'" in caught.value.message
 
 
 def test_two_plugins_cannot_both_set_the_temperature():
@@ -295,7 +295,7 @@ def test_two_plugins_cannot_both_set_the_temperature():
 
 @pytest.mark.parametrize("role", ["penalty", "temperature", "truncation", "replacement"])
 def test_step_that_does_not_suit_its_role_is_refused(role):
-    with pytest.raises(GenerationFailed, match=f"no {role} step"):
+    with pytest.raises(GenerationFailed, match="create gave object, "):
         build_steps(SamplingParams(extensions={"penalising": {}}), {"penalising": Penalising(object(), role)})
 
 
@@ -350,7 +350,7 @@ def test_following_step_hears_no_probability_when_greedy():
 
 def test_following_step_that_fails_is_named():
     sampler = following_sampler(Follower(fails=True))
-    with pytest.raises(GenerationFailed, match="no more") as caught:
+    with pytest.raises(GenerationFailed, match="failed in accept") as caught:
         sampler.accept(1)
 
-    assert caught.value.plugin == "follower"
+    assert "'follower'" in caught.value.message

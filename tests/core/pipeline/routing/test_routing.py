@@ -149,13 +149,14 @@ def test_auto_is_listed_last_where_the_settings_ask_for_a_router(serve: Serve) -
     with serve(models) as client:
         without = [model["id"] for model in client.http.get("/v1/models").json()["data"]]
     with serve(models, RouterSettings(strategy="load")) as client:
-        listed = client.http.get("/v1/models").json()["data"]
+        listed = client.http.get("/v1/models?details=true").json()["data"]
+        short = client.http.get("/v1/models").json()["data"]
         shown = client.http.get("/v1/models/auto").json()
 
     assert without == ["small", "big"]
     assert [model["id"] for model in listed] == ["small", "big", "auto"]
     assert listed[-1] == shown
-    assert listed[-1].keys() == listed[0].keys()
+    assert listed[-1].keys() == listed[0].keys() and short[-1].keys() == short[0].keys()
     assert (shown["state"], shown["max_context"]) == ("ready", listed[0]["max_context"])
 
 

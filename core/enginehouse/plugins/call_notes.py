@@ -1,0 +1,98 @@
+"""Memory shared by a worker process and the server, in which the worker notes the calls into plugins that it is in.
+
+A process that a plugin ends (``os._exit``, a crash of a library) or that hangs cannot say where it is. Its server reads
+that here. Each thread of the worker has a place of its own; noting a call is one copy of some bytes.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+import threading
+
+import msgspec
+
+__all__ = ["CallNotes", "NotedCall"]
+
+_PLACE_BYTES = 512
+_NUM_PLACES = 8  # a worker calls plugins on its engine thread, its intake threads, and the thread of bitmasks
+
+
+class NotedCall(msgspec.Struct, frozen=True, array_like=True):
+    """A call into a plugin; ``request_id`` is empty if it is made for several requests."""
+
+    plugin: str
+    kind: str
+    name: str
+    place: str
+    request_id: str = ""
+
+    def __str__(self) -> str:
+        """Describe the call, as in "in propose of the drafter 'x' of the plugin 'y'"."""
+        return f"in {self.place} of the {self.kind} {self.name!r} of the plugin {self.plugin!r}"
+
+    def pack(self) -> bytes:
+        """Return the call as the content of a place."""
+        data = msgspec.msgpack.encode(self)
+        return data.ljust(_PLACE_BYTES, b"\0") if len(data) <= _PLACE_BYTES else b"\0" * _PLACE_BYTES
+
+
+class CallNotes:
+    """One worker's notes.
+
+    Args:
+        descriptor: of the file that both processes map; None creates one.
+    """
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        if descriptor is None:
+            with tempfile.TemporaryFile() as file:
+                file.truncate(_PLACE_BYTES * _NUM_PLACES)
+                descriptor = os.dup(file.fileno())
+        self.descriptor = descriptor
+        self._memory = mmap.mmap(descriptor, _PLACE_BYTES * _NUM_PLACES)
+        self._is_closed = False
+        self._places = threading.local()
+        self._num_used = 0
+        self._lock = threading.Lock()
+
+    def enter(self, packed: bytes) -> None:
+        """Note a call of this thread, given by :meth:`NotedCall.pack`."""
+        try:
+            start = self._places.start
+        except AttributeError:
+            start = self._places.start = self._take_place()
+        self._memory[start : start + _PLACE_BYTES] = packed
+
+    def leave(self) -> None:
+        """Note that the call has returned."""
+        self._memory[self._places.start] = 0
+
+    def _take_place(self) -> int:
+        """Return the offset of a place; threads beyond the number of places share the last one."""
+        with self._lock:
+            place = min(self._num_used, _NUM_PLACES - 1)
+            self._num_used += 1
+        return place * _PLACE_BYTES
+
+    def read(self) -> list[NotedCall]:
+        """Return the calls that have not returned."""
+        found: list[NotedCall] = []
+        if self._is_closed:
+            return found
+        for start in range(0, _PLACE_BYTES * _NUM_PLACES, _PLACE_BYTES):
+            packed = self._memory[start : start + _PLACE_BYTES]
+            if packed[0]:
+                try:
+                    found.append(msgspec.msgpack.decode(packed.rstrip(b"\0"), type=NotedCall))
+                except msgspec.DecodeError:  # the process has ended while it wrote
+                    continue
+        return found
+
+    def close(self) -> None:
+        """Release the memory; nothing can be read afterwards. Idempotent."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._memory.close()
+            os.close(self.descriptor)
