@@ -142,7 +142,7 @@ class Reply:
     """A response that is not generated, and the body of an error.
 
     Attributes:
-        body: a JSON object, encoded by core, or bytes of ``media_type``; None is an empty body.
+        body: a JSON object or a list of them, encoded by core, or bytes of ``media_type``; None is an empty body.
         status: HTTP status; None is 200, and for an error the one that core has chosen.
         headers: further headers.
         stream: the chunks of a stream, which may be prepared JSON, instead of a body. It is closed when the client
@@ -150,7 +150,7 @@ class Reply:
         frame: format of the stream.
     """
 
-    body: Chunk | bytes | None = None
+    body: Chunk | list[Chunk] | bytes | None = None
     status: int | None = field(default=None, kw_only=True)
     headers: tuple[tuple[str, str], ...] = field(default=(), kw_only=True)
     media_type: str = field(default="application/json", kw_only=True)
@@ -239,7 +239,7 @@ class Assembler(Protocol):
         """Return the last chunks of a stream that breaks off; they report the error."""
         ...
 
-    def whole(self, usage: Usage, details: dict[str, Any] | None) -> Chunk:
+    def whole(self, usage: Usage, details: dict[str, Any] | None) -> Chunk | list[Chunk]:
         """Return the response that is not streamed, once every piece was pushed; may run in a thread."""
         ...
 

@@ -35,7 +35,7 @@ class ReplyResponse:
         if reply.stream is not None:
             await self._stream(reply.stream, scope, receive, send)
             return
-        body = encode_json(reply.body) if isinstance(reply.body, dict) else reply.body or b""
+        body = encode_json(reply.body) if isinstance(reply.body, dict | list) else reply.body or b""
         headers = [("content-type", reply.media_type), *reply.headers, *self.call.notices()]
         await send_body(send, body, headers, reply.status or 200)
 

@@ -1,4 +1,4 @@
-"""``POST /tokenize``, ``/detokenize`` and ``/apply-template``: the model's input, without generating anything.
+"""``POST /tokenize``, ``/detokenize``, ``/apply-template`` and ``/chat/completions/input_tokens``: the model's input.
 
 Bodies and responses combine those of llama-server and vLLM. Templates run in rendering processes, tokenization in the
 model's worker.
@@ -163,6 +163,15 @@ def token_routes(state: ApiState) -> list[Route]:
             request_schema=reference("ApplyTemplateRequest"),
             response_schema=reference("RenderedPrompt"),
         ),
+        AnswerRoute(
+            path="/chat/completions/input_tokens",
+            name="count_chat_tokens",
+            summary="The number of prompt tokens of a chat",
+            body=ApplyTemplateBody,
+            handle=tokens.count,
+            request_schema=reference("ApplyTemplateRequest"),
+            response_schema=reference("InputTokens"),
+        ),
     ]
 
 
@@ -203,6 +212,14 @@ class _Tokens:
             prompt = await call.server.prompt(await _chat(call), model)
         call.unsupported.extend(prompt.unsupported)
         return Reply({"prompt": "".join(segment.text for segment in prompt.segments)})
+
+    async def count(self, call: Decoded[ApplyTemplateBody]) -> Reply:
+        """Return the number of prompt tokens of a chat request."""
+        async with call.server.use(call.body.model) as model:
+            prompt = await call.server.prompt(await _chat(call), model)
+            token_ids = await prompt.tokenize(self.state.pipeline.recovery, call.caller.name)
+        call.unsupported.extend(prompt.unsupported)
+        return Reply({"input_tokens": len(token_ids)})
 
 
 async def _tokenized_prompt(decoded: Decoded[TokenizeBody], model: LoadedModel) -> Prompt:

@@ -231,6 +231,7 @@ ANSWER_SCHEMAS: dict[str, JsonSchema] = {
         max_model_len=_COUNT,
     ),
     "DetokenizedText": object_of(content=_TEXT, prompt=_TEXT),
+    "InputTokens": object_of(input_tokens=_COUNT),
     "RenderedPrompt": object_of(prompt=_TEXT),
     "Route": object_of(
         object=_const("route"),

@@ -63,6 +63,7 @@ def test_messages_are_tokenized_as_chats_are(model: Endpoints) -> None:
     chat = model.answer("/v1/chat/completions", messages=MESSAGES, max_tokens=1)
 
     assert len(token_ids) == chat["usage"]["prompt_tokens"]
+    assert model.answer("/v1/chat/completions/input_tokens", messages=MESSAGES) == {"input_tokens": len(token_ids)}
     prompt = model.answer("/apply-template", messages=MESSAGES)["prompt"]
     assert model.answer("/detokenize", tokens=token_ids)["content"] == prompt
 
@@ -191,6 +192,7 @@ def test_every_address_exists_with_and_without_v1(fake: Endpoints) -> None:
         "/tokenize": {"content": "Hi"},
         "/detokenize": {"tokens": [72]},
         "/apply-template": {"messages": MESSAGES},
+        "/chat/completions/input_tokens": {"messages": MESSAGES},
     }
     for path, body in bodies.items():
         plain, versioned = fake.answer(path, **body), fake.answer(f"/v1{path}", **body)

@@ -1,0 +1,17 @@
+"""llama-server's own API as a surface. Hook implementations only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from enginehouse import hookimpl
+from enginehouse.contract.surface import Surface
+from enginehouse_llama_server.surface import LlamaServerSurface
+
+__all__ = ["register_surfaces"]
+
+
+@hookimpl
+def register_surfaces(register: Callable[[Surface], None]) -> None:
+    """Register the surface ``llama_server``."""
+    register(LlamaServerSurface())
