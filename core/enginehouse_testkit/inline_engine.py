@@ -23,7 +23,15 @@ __all__ = ["InlineEngine"]
 
 
 class InlineEngine:
+<<<<<<< HEAD
     """Implements :class:`enginehouse.contract.engine.Engine`."""
+=======
+    """Implements :class:`enginehouse.contract.backend.Engine`.
+
+    Attributes:
+        runner: the runner of its model.
+    """
+>>>>>>> main
 
     def __init__(
         self,
@@ -32,6 +40,7 @@ class InlineEngine:
         decoders: Iterable[StructuredDecoder] = (),
         settings: EngineSettings | None = None,
     ) -> None:
+        self.runner = runner
         self._tokenizer = runner.tokenizer
         self._engine = StepEngine(runner, settings or EngineSettings(slots=4), samplers or {}, decoders)
         self._generations: dict[str, _InlineStream] = {}

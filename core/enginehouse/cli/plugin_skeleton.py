@@ -14,9 +14,16 @@ from pathlib import Path
 
 import click
 
+<<<<<<< HEAD
 from enginehouse.plugins.kinds import KINDS
 
 __all__ = ["NEW_KINDS", "new", "write_plugin"]
+=======
+from enginehouse.plugins import PluginRegistry
+from enginehouse.settings.config import PluginsSettings
+
+__all__ = ["new", "write_plugin"]
+>>>>>>> main
 
 _FILES = Path(__file__).parent / "new_plugin"
 _FILES_ONLY = Path(__file__).parent / "new_plugin_only"
@@ -41,8 +48,15 @@ def new(name: str, only: str | None, folder: Path | None) -> None:
     """
     if not _NAME.fullmatch(name):
         raise click.BadParameter("use lower-case words joined by underscores, such as my_engine", param_hint="NAME")
+<<<<<<< HEAD
     if problem := _problem_of(name):
         raise click.BadParameter(f"{problem}; choose another name", param_hint="NAME")
+=======
+    for record in PluginRegistry.load(PluginsSettings(allow=())).plugins:
+        if record.name == name:
+            message = f"the name is taken by the plugin of {record.distribution}, which is installed; choose another"
+            raise click.BadParameter(f"{name}: {message}", param_hint="NAME")
+>>>>>>> main
     folder = folder or Path(f"enginehouse-{name.replace('_', '-')}")
     if folder.exists():
         raise click.BadParameter(f"{folder} exists already", param_hint="--folder")
