@@ -23,15 +23,11 @@ __all__ = ["InlineEngine"]
 
 
 class InlineEngine:
-<<<<<<< HEAD
-    """Implements :class:`enginehouse.contract.engine.Engine`."""
-=======
-    """Implements :class:`enginehouse.contract.backend.Engine`.
+    """Implements :class:`enginehouse.contract.engine.Engine`.
 
     Attributes:
         runner: the runner of its model.
     """
->>>>>>> main
 
     def __init__(
         self,

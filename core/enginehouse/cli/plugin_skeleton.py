@@ -9,21 +9,15 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Iterator
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import click
 
-<<<<<<< HEAD
-from enginehouse.plugins.kinds import KINDS
-
-__all__ = ["NEW_KINDS", "new", "write_plugin"]
-=======
 from enginehouse.plugins import PluginRegistry
+from enginehouse.plugins.kinds import KINDS
 from enginehouse.settings.config import PluginsSettings
 
-__all__ = ["new", "write_plugin"]
->>>>>>> main
+__all__ = ["NEW_KINDS", "new", "write_plugin"]
 
 _FILES = Path(__file__).parent / "new_plugin"
 _FILES_ONLY = Path(__file__).parent / "new_plugin_only"
@@ -48,15 +42,8 @@ def new(name: str, only: str | None, folder: Path | None) -> None:
     """
     if not _NAME.fullmatch(name):
         raise click.BadParameter("use lower-case words joined by underscores, such as my_engine", param_hint="NAME")
-<<<<<<< HEAD
     if problem := _problem_of(name):
-        raise click.BadParameter(f"{problem}; choose another name", param_hint="NAME")
-=======
-    for record in PluginRegistry.load(PluginsSettings(allow=())).plugins:
-        if record.name == name:
-            message = f"the name is taken by the plugin of {record.distribution}, which is installed; choose another"
-            raise click.BadParameter(f"{name}: {message}", param_hint="NAME")
->>>>>>> main
+        raise click.BadParameter(f"{name}: {problem}; choose another", param_hint="NAME")
     folder = folder or Path(f"enginehouse-{name.replace('_', '-')}")
     if folder.exists():
         raise click.BadParameter(f"{folder} exists already", param_hint="--folder")
@@ -66,12 +53,11 @@ def new(name: str, only: str | None, folder: Path | None) -> None:
 
 def _problem_of(name: str) -> str:
     """Return why no plugin can have this name here; empty if one can."""
-    for entry_point in entry_points(group="enginehouse"):
-        if entry_point.name == name:
-            owner = entry_point.dist.name if entry_point.dist is not None else "an installed package"
-            return f"the name {name!r} is taken by the plugin of {owner}"
+    for record in PluginRegistry.load(PluginsSettings(allow=())).plugins:
+        if record.name == name:
+            return f"the name is taken by the plugin of {record.distribution}, which is installed"
     if importlib.util.find_spec(f"enginehouse_{name}") is not None:
-        return f"the package enginehouse_{name} is installed already"
+        return f"the package enginehouse_{name} is installed"
     return ""
 
 

@@ -53,7 +53,7 @@ def test_name_of_an_installed_plugin_is_refused(folder: Path) -> None:
     done = new("samplers", "--only", "sampler")
 
     assert done.exit_code == 2
-    assert "the name 'samplers' is taken by the plugin of enginehouse; choose another name" in " ".join(
+    assert "samplers: the name is taken by the plugin of enginehouse, which is installed" in " ".join(
         done.output.split()
     )
     assert list(folder.iterdir()) == []
