@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from enginehouse.contract.errors import RequestCancelled
 from enginehouse.contract.surface import Chunk, ErrorAnswer, Piece
 from enginehouse.contract.usage import Usage
@@ -94,7 +96,7 @@ class KeptWriter:
         if self._log is None:
             self._log = self._kept.begin(self)
 
-    def _add(self, events: Sequence[Chunk]) -> Sequence[Any]:
+    def _add(self, events: Sequence[Chunk | msgspec.Raw]) -> Sequence[Any]:
         return events if self._log is None else self._log.add(events)
 
     def _finish(self, events: Sequence[Chunk]) -> Sequence[Any]:

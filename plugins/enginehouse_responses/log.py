@@ -29,9 +29,9 @@ class EventLog:
         self.is_complete = False
         self.num_bytes = 0
         self._events: list[bytes] = []
-        self._news = asyncio.Event()
+        self._news: asyncio.Event | None = None  # if readers wait
 
-    def add(self, chunks: Iterable[Chunk]) -> list[msgspec.Raw]:
+    def add(self, chunks: Iterable[Chunk | msgspec.Raw]) -> list[msgspec.Raw]:
         """Append events; returns them encoded."""
         encoded = [msgspec.json.encode(chunk) for chunk in chunks]
         self._events += encoded
@@ -45,8 +45,9 @@ class EventLog:
         self._tell()
 
     def _tell(self) -> None:
-        news, self._news = self._news, asyncio.Event()
-        news.set()
+        news, self._news = self._news, None
+        if news is not None:
+            news.set()
 
     async def read(self, after: int) -> AsyncIterator[msgspec.Raw]:
         """Yield the events whose number is greater than ``after``, until the response is complete."""
@@ -57,6 +58,7 @@ class EventLog:
                 at += 1
             if self.is_complete:
                 return
+            self._news = self._news or asyncio.Event()
             await self._news.wait()
 
 

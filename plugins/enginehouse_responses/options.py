@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from attrs import field, frozen
 from attrs.validators import ge, gt
 
-__all__ = ["ResponsesOptions"]
+__all__ = ["Dialect", "ResponsesOptions"]
+
+Dialect = Literal["openai", "open_responses"]
+"""Two specifications of the API, which name some events differently."""
 
 
 @frozen(kw_only=True)
 class ResponsesOptions:
-    """Settings of stored responses.
+    """Settings of responses and of the store.
 
     Attributes:
         store: keep responses in memory, so that they can be retrieved, continued and resumed. Requests may leave it
@@ -22,6 +26,8 @@ class ResponsesOptions:
         max_bytes: of all stored responses together.
         max_age_s: seconds after which a response that is not used is removed.
         max_events_bytes: memory for the events of streams that can be resumed; the oldest ones give way.
+        dialect: names of the events of reasoning: ``reasoning_text`` as OpenAI's SDK knows them, or ``reasoning`` as
+            Open Responses does.
     """
 
     store: bool = False
@@ -30,6 +36,8 @@ class ResponsesOptions:
     max_bytes: int = field(default=256 * 2**20, validator=gt(0))
     max_age_s: float = field(default=30 * 86_400.0, validator=gt(0))
     max_events_bytes: int = field(default=64 * 2**20, validator=ge(0))
+
+    dialect: Dialect = "openai"
 
     @property
     def is_on(self) -> bool:

@@ -58,6 +58,10 @@ class MessageItem:
         self._has_part = True
         yield "content_part.added", {"content_index": 0, "part": self._part()}
 
+    def add(self, text: str) -> None:
+        """Add text without an event."""
+        self._texts.append(text)
+
     def push(self, text: str, logprobs: tuple[TokenLogprob, ...] | None) -> Iterator[_Event]:
         """Add text."""
         written = [_logprob(one) for one in logprobs or ()] if self._has_logprobs else []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from attrs import define, field
@@ -32,24 +34,42 @@ class Resource:
     created_at: int = field(factory=lambda: int(time.time()))
 
     @classmethod
-    def of(cls, answer_id: str, model: str, body: ResponsesBody, toolbox: Toolbox, *, is_stored: bool) -> Resource:
-        """Return the response to a request that was accepted."""
+    def of(
+        cls,
+        answer_id: str,
+        model: str,
+        body: ResponsesBody,
+        toolbox: Toolbox,
+        *,
+        is_stored: bool,
+        defaults: Mapping[str, Any] = MappingProxyType({}),
+    ) -> Resource:
+        """Return the response to a request that was accepted.
+
+        Args:
+            defaults: the model's parameters where the request gives none.
+        """
         form = body.format().data
         if form.get("type") == "json_schema":
             form = {"description": None, "strict": True, **form}
+
+        def used(name: str, built_in: float) -> float:
+            given: float | None = getattr(body, name)
+            return given if given is not None else float(defaults.get(name, built_in))
+
         head = {
             "id": answer_id,
             "object": "response",
             "background": bool(body.background),
             "conversation": None,
-            "frequency_penalty": body.frequency_penalty or 0,
+            "frequency_penalty": used("frequency_penalty", 0),
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens if body.max_output_tokens is not None else body.max_tokens,
             "max_tool_calls": body.max_tool_calls,
             "metadata": body.metadata or {},
             "model": model,
             "parallel_tool_calls": body.parallel_tool_calls is not False,
-            "presence_penalty": body.presence_penalty or 0,
+            "presence_penalty": used("presence_penalty", 0),
             "previous_response_id": body.previous_response_id,
             "prompt_cache_key": body.prompt_cache_key,
             "prompt_cache_retention": body.prompt_cache_retention,
@@ -57,12 +77,12 @@ class Resource:
             "safety_identifier": body.safety_identifier,
             "service_tier": body.service_tier or "default",
             "store": is_stored,
-            "temperature": 1.0 if body.temperature is None else body.temperature,
+            "temperature": used("temperature", 1.0),
             "text": {"format": form, "verbosity": body.verbosity()},
             "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
             "tools": toolbox.echoed,
             "top_logprobs": body.top_logprobs or 0,
-            "top_p": 1.0 if body.top_p is None else body.top_p,
+            "top_p": used("top_p", 1.0),
             "truncation": body.truncation or "disabled",
             "user": body.user,
         }

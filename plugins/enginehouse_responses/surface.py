@@ -54,6 +54,7 @@ class ResponsesSurface:
     api_version = API_VERSION
 
     def __init__(self, options: ResponsesOptions) -> None:
+        self._dialect = options.dialect
         self._seal = Seal(secrets.token_bytes(32))
         self._kept: KeptResponses | None = None
         if options.is_on:
@@ -148,13 +149,21 @@ class ResponsesSurface:
     async def _assemble(self, call: Call, answer: Answer) -> Assembler:
         body: ResponsesBody = call.body
         conversation, is_stored = self._conversations.pop(body), self._is_stored(call)
-        resource = Resource.of(answer.id, answer.model, body, conversation.toolbox, is_stored=is_stored)
+        resource = Resource.of(
+            answer.id,
+            answer.model,
+            body,
+            conversation.toolbox,
+            is_stored=is_stored,
+            defaults=call.server.defaults(body.model),
+        )
         writer = ResponseWriter(
             resource,
             conversation.toolbox,
             seal=self._seal.pack if body.wants_seal else None,
             has_logprobs=body.num_logprobs is not None,
             keeps_prompt=body.cache_prompt,
+            dialect=self._dialect,
         )
         if not is_stored:
             return writer

@@ -134,7 +134,7 @@ class Toolbox:
             return "required", [self._named(node)], True
         if kind == "allowed_tools":
             mode = node.one_of("mode", "auto", "required")
-            named = [self._named(tool) for tool in node.objects("tools") if tool.data.get("type") not in HOSTED_TOOLS]
+            named = [self._named(tool) for tool in node.objects("tools") if tool.text("type") not in HOSTED_TOOLS]
             return ("required" if mode == "required" else "auto"), named, False
         if kind in HOSTED_TOOLS:
             self.left_out.append(node.path)

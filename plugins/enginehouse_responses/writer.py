@@ -6,22 +6,31 @@ strictly one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+
+import msgspec
 
 from enginehouse.contract.surface import CallPiece, Chunk, ErrorAnswer, Piece
 from enginehouse.contract.usage import Usage
+from enginehouse_responses.options import Dialect
 from enginehouse_responses.output import CallItem, CustomCallItem, MessageItem, OutputItem, ReasoningItem, Status
 from enginehouse_responses.resource import Resource, usage_of
 from enginehouse_responses.tools import Toolbox
 
 __all__ = ["ResponseWriter"]
 
+_encode = msgspec.json.Encoder().encode
 _ENDS = {
     "cancelled": "response.incomplete",  # the API has no event of its own
     "completed": "response.completed",
     "failed": "response.failed",
     "incomplete": "response.incomplete",
+}
+
+_RENAMED: dict[Dialect, dict[str, str]] = {
+    "openai": {},
+    "open_responses": {"reasoning_text.delta": "reasoning.delta", "reasoning_text.done": "reasoning.done"},
 }
 
 
@@ -32,6 +41,7 @@ class ResponseWriter:
         seal: returns the opaque form of reasoning; None if the client does not ask for it.
         has_logprobs: the client asks for log-probabilities.
         keeps_prompt: the prompt is added to the prefix cache.
+        dialect: determines the names of events.
 
     Attributes:
         is_cancelled: the client has cancelled the response; set before :meth:`fail`.
@@ -45,6 +55,7 @@ class ResponseWriter:
         seal: Callable[[str], str] | None = None,
         has_logprobs: bool = False,
         keeps_prompt: bool = True,
+        dialect: Dialect = "openai",
     ) -> None:
         self.is_cancelled = False
         self.resource = resource
@@ -52,6 +63,7 @@ class ResponseWriter:
         self._seal = seal
         self._has_logprobs = has_logprobs
         self._keeps_prompt = keeps_prompt
+        self._renamed = _RENAMED[dialect]
         self._items: list[OutputItem] = []
         self._current: OutputItem | None = None
         self._call_index: int | None = None  # of the open call
@@ -69,8 +81,11 @@ class ResponseWriter:
         kinds = ("created", self.resource.status)
         return [self._event(f"response.{kind}", response=self.to_plain()) for kind in kinds]
 
-    def push(self, piece: Piece) -> list[Chunk]:
+    def push(self, piece: Piece) -> Sequence[Chunk | msgspec.Raw]:
         """Return the events of a piece."""
+        item = self._current
+        if type(item) is MessageItem and piece.logprobs is None and piece.text and piece.finish_reason is None:
+            return (self._text_event(item, piece.text),)  # the usual case; this runs for every token
         events = self._begin()
         if piece.reasoning:
             events += self._add_reasoning(piece.reasoning)
@@ -167,7 +182,16 @@ class ResponseWriter:
         for kind, members in events:
             assert self._current is not None
             where = {"item_id": self._current.id, "output_index": len(self._items) - 1}
-            yield self._event(f"response.{kind}", **where, **members)
+            yield self._event(f"response.{self._renamed.get(kind, kind)}", **where, **members)
+
+    def _text_event(self, item: MessageItem, text: str) -> msgspec.Raw:
+        """Return the event of a text without log-probabilities, as prepared JSON."""
+        item.add(text)
+        number = self._num_events
+        self._num_events += 1
+        where = b'","output_index":%d,"content_index":0,"delta":' % (len(self._items) - 1)
+        head = b'{"type":"response.output_text.delta","item_id":"' + item.id.encode() + where
+        return msgspec.Raw(head + _encode(text) + b',"logprobs":[],"sequence_number":%d}' % number)
 
     def _end(self) -> Chunk:
         return self._event(_ENDS[self.resource.status], response=self.to_plain())

@@ -74,3 +74,12 @@ class TestChatOpenAI(ChatModelIntegrationTests):
     @pytest.mark.xfail(reason="Nothing forces the call: asked for the weather, a model of this size talks.")
     def test_agent_loop(self, model: BaseChatModel) -> None:
         super().test_agent_loop(model)
+
+
+class TestChatOpenAIResponses(TestChatOpenAI):
+    """The same over the Responses API, which has no frequency penalty in LangChain's parameters."""
+
+    @property
+    def chat_model_params(self) -> dict[str, Any]:
+        shared = {name: value for name, value in super().chat_model_params.items() if name != "frequency_penalty"}
+        return {**shared, "use_responses_api": True, "extra_body": {"frequency_penalty": 1}}

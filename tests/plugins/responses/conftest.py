@@ -11,13 +11,12 @@ from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.served import served
 
-from .harness import CALL, Client, call_text, in_pieces
+from .harness import CALL, PATCH, Client, call_text, in_pieces
 
 THINKING = (
     "{% for m in messages %}[{{ m.role }}:{{ m.reasoning_content }}:{{ m.content }}]{% endfor %}"
     "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
 )
-PATCH = '*** Begin Patch\n*** Add File: a.py\n+print("ü")\n*** End Patch\n'
 SCRIPTS = {
     "say": ["Hello", " world", "!"],
     "call": in_pieces(CALL),
@@ -46,6 +45,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModelSettings]
         found[name] = ModelSettings(source=source, backend="scripted", **own)
     small = write_script(folder / "small.json", ["ok"])
     found["small"] = ModelSettings(source=small, backend="scripted", context=400)
+    warm = write_script(folder / "warm.json", ["ok"])
+    found["warm"] = ModelSettings(source=warm, backend="scripted", defaults={"temperature": 0.7})
     fast = write_script(folder / "fast.json", SCRIPTS["think-call"], tokens_per_step=5)
     found["fast"] = ModelSettings(source=fast, backend="scripted", chat_template=template)
     return found

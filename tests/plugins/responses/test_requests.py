@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import PATCH
-from .harness import WEATHER, Client
+from .harness import PATCH, WEATHER, Client
 
 FORMAT = {
     "type": "json_schema",
@@ -40,6 +39,12 @@ def test_a_response_repeats_its_request(client: Client) -> None:
     assert {name: response[name] for name in fields} == {**fields, "tools": [{**WEATHER, "strict": None}]}
     assert response["id"].startswith("resp_") and response["completed_at"] >= response["created_at"]
     assert response["output"][0]["id"].startswith("msg_")
+
+
+def test_a_response_says_what_was_used_where_the_request_says_nothing(client: Client) -> None:
+    response = client.create("warm")
+
+    assert (response["temperature"], response["top_p"], response["presence_penalty"]) == (0.7, 1, 0)
 
 
 def test_the_opening_events_have_the_whole_response(client: Client) -> None:

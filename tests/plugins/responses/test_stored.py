@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from enginehouse.settings.auth import AuthSettings, KeySettings
@@ -270,3 +273,55 @@ def test_without_a_store_the_answer_says_so(client: Client) -> None:
     assert client.refused("say", previous_response_id=response["id"])["param"] == "previous_response_id"
     assert client.refused("say", background=True)["param"] == "background"
     assert client.http.get(f"/v1/responses/{response['id']}").status_code == 404
+
+
+def test_a_file_keeps_responses_over_a_restart(models: dict[str, ModelSettings], tmp_path: Path) -> None:
+    options = {"responses": {"file": str(tmp_path / "responses.sqlite")}}
+    plugins = PluginsSettings(allow=("parsers", "responses"), options=options)
+    settings = Settings(models={"say": models["say"]}, plugins=plugins)
+    with served(settings) as http:
+        first = Client(http).stream("say", "one").last
+    with served(settings) as http:
+        client = Client(http)
+        assert _get(client, first["id"]) == first
+        second = client.create("say", "two", previous_response_id=first["id"])
+        assert second["usage"]["input_tokens"] > client.create("say", "two")["usage"]["input_tokens"]
+        resumed = http.get(f"/v1/responses/{first['id']}", params={"stream": "true"})
+        assert resumed.status_code == 400  # events are not kept over a restart
+
+
+@pytest.mark.skipif(os.name != "posix", reason="worker processes need POSIX")
+def test_a_stream_is_taken_up_over_a_killed_worker() -> None:
+    model = ModelSettings(source="fake", backend="fake", options={"step_delay_s": 0.02})
+    plugins = PluginsSettings(allow=("parsers", "responses"), options={"responses": {"store": True}})
+    fields = {"temperature": 0, "max_output_tokens": 60, "ignore_eos": True}
+    with served(Settings(models={"m": model}, plugins=plugins)) as http:
+        client = Client(http)
+        undisturbed = client.stream("m", **fields)
+        first = _broken_off(client, "m", 12, **fields)
+        (worker,) = (child for child in psutil.Process().children() if "enginehouse.workers" in str(child.cmdline()))
+        worker.kill()
+        rest = _resumed(client, first[0]["response"]["id"], first[-1]["sequence_number"])
+
+    def deltas(events: list[dict[str, Any]]) -> str:
+        return "".join(event.get("delta", "") for event in events)
+
+    assert deltas([*first, *rest]) == deltas(list(undisturbed.events))
+    assert rest[-1]["response"]["status"] == undisturbed.last["status"]
+    assert [event["sequence_number"] for event in [*first, *rest]] == list(range(len(first) + len(rest)))
+
+
+def test_limits_count_a_generation_without_its_client(models: dict[str, ModelSettings]) -> None:
+    auth = AuthSettings(keys=(KeySettings(name="a", key="sk-a-0123456789abcdef", max_concurrent=1),))
+    plugins = PluginsSettings(allow=("parsers", "responses"), options={"responses": {"store": True}})
+    headers = {"authorization": "Bearer sk-a-0123456789abcdef"}
+    settings = Settings(models={name: models[name] for name in ("say", "slow")}, plugins=plugins, auth=auth)
+    with served(settings, headers=headers) as http:
+        client = Client(http)
+        first = _broken_off(client, "slow", 5)
+        assert client.refused("say", status=429)["code"]
+        _resumed(client, first[0]["response"]["id"], None)
+
+        wait_until(
+            lambda: http.post("/v1/responses", json={"model": "say", "input": "hi"}).status_code == 200, "a place"
+        )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import hypothesis.strategies as st
+import msgspec
 import pytest
 from hypothesis import given, settings
 
@@ -18,7 +19,7 @@ from enginehouse_responses.resource import Resource
 from enginehouse_responses.tools import Toolbox
 from enginehouse_responses.writer import ResponseWriter
 
-from .harness import check_response, check_stream
+from .harness import check_events, check_response, check_stream
 
 TOOLS = [
     {"type": "function", "name": "now"},
@@ -62,16 +63,16 @@ def _answers(draw: st.DrawFn) -> list[Piece]:
     return pieces
 
 
-def _writer(status: str = "in_progress") -> ResponseWriter:
+def _writer(status: str = "in_progress", **options: Any) -> ResponseWriter:
     body, toolbox = ResponsesBody(input="hi", tools=TOOLS), Toolbox()
     toolbox.add(TOOLS, "tools")
     resource = Resource.of("resp_1", "m", body, toolbox, is_stored=False)
     resource.status = status
-    return ResponseWriter(resource, toolbox, seal=lambda text: text[::-1], has_logprobs=True)
+    return ResponseWriter(resource, toolbox, seal=lambda text: text[::-1], has_logprobs=True, **options)
 
 
 def _plain(chunks: Any) -> list[dict[str, Any]]:
-    plain: list[dict[str, Any]] = json.loads(json.dumps(list(chunks)))
+    plain: list[dict[str, Any]] = msgspec.json.decode(msgspec.json.encode(list(chunks)))
     return plain
 
 
@@ -106,7 +107,8 @@ def test_the_input_of_a_custom_tool_is_read_as_it_arrives(text: str, is_ascii: b
     first, *rest = _cut(arguments, places)
     writer = _writer()
     writer.push(Piece(0, call=CallPiece(0, arguments=first, id="call_1", name="write")))
-    deltas = [event["delta"] for fragment in rest for event in writer.push(Piece(0, call=CallPiece(0, fragment)))]
+    events = [event for fragment in rest for event in _plain(writer.push(Piece(0, call=CallPiece(0, fragment))))]
+    deltas = [event["delta"] for event in events]
     writer.push(Piece(0, finish_reason="tool_calls"))
     response = writer.whole(USAGE, None)
 
@@ -139,7 +141,7 @@ def test_arguments_of_another_form_become_the_input(arguments: str, text: str) -
 
 def test_a_response_in_the_background_is_queued_first() -> None:
     writer = _writer("queued")
-    events = [*writer.opening(), *writer.push(Piece(0, text="a")), *writer.close(USAGE, None)]
+    events = _plain([*writer.opening(), *writer.push(Piece(0, text="a")), *writer.close(USAGE, None)])
 
     assert [event["type"] for event in events[:4]] == [
         "response.created",
@@ -157,3 +159,14 @@ def test_usage_says_what_was_cached_and_kept() -> None:
         "output_tokens_details": {"reasoning_tokens": 1},
         "total_tokens": 8,
     }
+
+
+def test_open_responses_names_the_events_of_reasoning_differently() -> None:
+    writer = _writer(dialect="open_responses")
+    events = _plain([*writer.opening(), *writer.push(Piece(0, reasoning="a")), *writer.close(USAGE, None)])
+
+    assert [event["type"] for event in events if "reasoning" in event["type"]] == [
+        "response.reasoning.delta",
+        "response.reasoning.done",
+    ]
+    check_events(events)

@@ -123,7 +123,7 @@ class Assembly:
             prompt.
         scores: writes them for clients that request them explicitly; None if not requested.
         prediction: counts the accepted part of a predicted output; None without a prediction.
-        has_begun: True once the engine has sent an event.
+        has_begun: True once the engine has sent an event other than the progress of the prefill.
         is_complete: True once everything has ended normally.
         num_tokens: visible tokens received, if the engine reports ids.
         ended: choices that have ended, by index.
@@ -190,11 +190,8 @@ class Assembly:
 
     def push(self, prompt: int, event: Event, pieces: list[Piece]) -> None:
         """Append the pieces that ``event`` adds, possibly none."""
-        if type(event) is PromptProgress:
-            pieces.append(Piece(prompt * self.num_choices, progress=event))
-            return
-        self.has_begun = True
         if type(event) is TextDelta:
+            self.has_begun = True
             index = prompt * self.num_choices + event.choice
             self.num_tokens += len(event.token_ids)
             parser = self._parsers[index]
@@ -202,7 +199,15 @@ class Assembly:
                 pieces += parser.push(event.text, event.logprobs)
             elif event.text or event.logprobs:
                 pieces.append(Piece(index, event.text, event.logprobs))
-        elif isinstance(event, ChoiceFinished):
+        elif isinstance(event, PromptProgress):
+            pieces.append(Piece(prompt * self.num_choices, progress=event))
+        else:
+            self.has_begun = True
+            self._push_other(prompt, event, pieces)
+
+    def _push_other(self, prompt: int, event: Event, pieces: list[Piece]) -> None:
+        """Append the pieces of an event that is neither text nor progress."""
+        if isinstance(event, ChoiceFinished):
             self._finish(prompt * self.num_choices + event.choice, event, pieces)
         elif isinstance(event, RequestFinished):
             self.finished.append(event)
