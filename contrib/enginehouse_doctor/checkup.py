@@ -99,6 +99,8 @@ def _check_compiler() -> Iterator[Finding]:
 def _check_plugins(registry: PluginRegistry) -> Iterator[Finding]:
     working = [record for record in registry.plugins if not record.error and not record.skipped]
     yield Finding("plugins", "ok", ", ".join(f"{record.name} {record.version}".strip() for record in working) or "none")
+    for warning in (*registry.complaints, *(line for record in registry.plugins for line in record.warnings)):
+        yield Finding("plugins", "advice", warning)
     skipped = [record.name for record in registry.plugins if record.skipped]
     if skipped:
         yield Finding("plugins", "ok", f"left out by the settings: {', '.join(skipped)}")

@@ -20,6 +20,7 @@ import pytest
 from attrs import evolve
 
 from enginehouse.contract.compressor import CompressibleText, CompressionTask, Compressor, Range, cut, joined
+from enginehouse_testkit.contract.form import FormContract, loader_problem, problem_of
 from enginehouse_testkit.fake_compression import FakeCompressionTools
 
 __all__ = ["CompressorContract"]
@@ -70,18 +71,23 @@ def _task(*texts: str, share: float = 0.5, question: str = _QUESTION) -> Compres
     )
 
 
-class CompressorContract:
+class CompressorContract(FormContract):
     """Tests every externally observable guarantee of :class:`enginehouse.contract.compressor.Compressor`."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def form(cls, compressor: Compressor) -> str:
+        """Why the loader refuses the compressor."""
+        return loader_problem("compressors", compressor) or problem_of(
+            lambda: _problem_of_ranges(compressor, _task(_document(20), _document(3, seed=2)))
+        )
 
     @staticmethod
     def _compress(compressor: Compressor, task: CompressionTask) -> tuple[list[list[Range]], list[str]]:
         """Return the kept ranges, after checking their form, and the remaining texts."""
         kept = [list(ranges) for ranges in compressor.compress(task, FakeCompressionTools())]
-        assert len(kept) == len(task.texts)
-        for text, ranges in zip(task.texts, kept, strict=True):
-            bounds = [bound for range_ in ranges for bound in range_]
-            assert bounds == sorted(bounds), "ranges must be in order and separated from each other"
-            assert all(0 <= bound <= len(text.text) for bound in bounds)
+        problem = _problem_of(kept, task)
+        assert not problem, problem
         return kept, [cut(text, ranges) for text, ranges in zip(task.texts, kept, strict=True)]
 
     def test_names_are_texts(self, compressor: Compressor) -> None:
@@ -149,7 +155,7 @@ class CompressorContract:
     def test_compressing_again_takes_nothing_more(self, compressor: Compressor, share: float) -> None:
         """Compression is idempotent if the compressor promises it."""
         if not compressor.is_idempotent:
-            pytest.skip("it does not promise that")
+            pytest.skip("optional: the compressor does not promise it (is_idempotent)")
         task = _task(_document(50), _document(20, seed=3), share=share)
         _, left = self._compress(compressor, task)
         again = evolve(task, texts=tuple(CompressibleText(text=text) for text in left))
@@ -160,7 +166,7 @@ class CompressorContract:
     def test_budget_is_kept(self, compressor: Compressor, share: float) -> None:
         """The budget holds in tokens of the model; only protected ranges may exceed it."""
         if not compressor.is_budgeted:
-            pytest.skip("it has no budget")
+            pytest.skip("optional: the compressor keeps to no budget (is_budgeted)")
         tools, text = FakeCompressionTools(), _document(60)
         for protected in ((), ((100, 400),)):
             compressible = CompressibleText(text=text, protected=protected)
@@ -176,7 +182,7 @@ class CompressorContract:
     def test_half_of_the_budget_is_used(self, compressor: Compressor) -> None:
         """At least half of the available budget is used."""
         if not compressor.is_budgeted:
-            pytest.skip("it has no budget")
+            pytest.skip("optional: the compressor keeps to no budget (is_budgeted)")
         task = _task(_document(80), share=0.5)
         _, left = self._compress(compressor, task)
 
@@ -185,10 +191,27 @@ class CompressorContract:
     def test_what_fits_is_left_alone(self, compressor: Compressor) -> None:
         """A text within the budget is not shortened."""
         if not compressor.is_budgeted:
-            pytest.skip("it has no budget")
+            pytest.skip("optional: the compressor keeps to no budget (is_budgeted)")
         task = _task(_document(20), share=1.0)
 
         assert self._compress(compressor, task)[1] == [task.texts[0].text]
+
+
+def _problem_of_ranges(compressor: Compressor, task: CompressionTask) -> str:
+    return _problem_of([list(ranges) for ranges in compressor.compress(task, FakeCompressionTools())], task)
+
+
+def _problem_of(kept: Sequence[Sequence[Range]], task: CompressionTask) -> str:
+    """Return what is wrong with the form of kept ranges; "" if nothing is."""
+    if len(kept) != len(task.texts):
+        return f"compress gave ranges of {len(kept)} texts; there are {len(task.texts)}"
+    for text, ranges in zip(task.texts, kept, strict=True):
+        bounds = [bound for range_ in ranges for bound in range_]
+        if bounds != sorted(bounds):
+            return f"compress gave ranges that are not in order, or overlap: {list(ranges)[:4]}"
+        if not all(0 <= bound <= len(text.text) for bound in bounds):
+            return f"compress gave a range outside its text of {len(text.text)} characters: {list(ranges)[-1]}"
+    return ""
 
 
 def _blank(text: CompressibleText) -> str:

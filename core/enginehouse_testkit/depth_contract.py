@@ -153,7 +153,7 @@ class DepthContract:
         """Greedy drafts: each token is sampled on the device and used by the next span without a host copy."""
         runner = opened_drawing(self.usual)
         if not isinstance(runner, DeviceSampler):
-            pytest.skip("the runner does not draw")
+            pytest.skip("optional: the runner does not draw (capabilities.sampling)")
         drafted, checked = runner.open_sequence(), runner.open_sequence()
         sampling, drawn_ids = SamplingParams(temperature=0.0), []
         output = runner.forward([Span(drafted, 0, token_ids[:9], "last", 2)])

@@ -18,7 +18,6 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
-import attrs
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -27,10 +26,10 @@ from enginehouse.contract.backend import Span
 from enginehouse.contract.drafter import NUM_GRADES, BoundDrafter, DraftContext, Drafter, DraftTask
 from enginehouse.contract.types import EngineRequest, EngineSettings, RequestFinished, SamplingParams, StopParams
 from enginehouse.engine.loop import StepEngine
-from enginehouse.plugins.kinds import KINDS
-from enginehouse.plugins.registration import Registration
 from enginehouse.settings.config import structure_options
+from enginehouse_testkit.contract.form import FormContract, loader_problem
 from enginehouse_testkit.contract.imports import packages_imported_by
+from enginehouse_testkit.contract.steps import events_of
 from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
 
 __all__ = ["DrafterContract"]
@@ -46,7 +45,7 @@ _SAMPLINGS = {
 _COUNTS = ("work",)  # event fields about drafts
 
 
-class DrafterContract:
+class DrafterContract(FormContract):
     """Tests every externally observable guarantee of :class:`enginehouse.contract.drafter.Drafter`.
 
     Attributes:
@@ -58,6 +57,12 @@ class DrafterContract:
     light_packages: ClassVar[frozenset[str]] = frozenset({"numpy"})
     uses_second_model: ClassVar[bool] = False
     drafter_options: ClassVar[dict[str, Any]] = {}
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def form(cls, drafter: Drafter) -> str:
+        """Why the loader refuses the drafter."""
+        return loader_problem("drafters", drafter)
 
     @pytest.fixture
     def runner(self) -> FakeRunner:
@@ -75,12 +80,6 @@ class DrafterContract:
         options = structure_options(drafter.options, self.drafter_options, "drafter")
         second = (lambda: FakeRunner(_OPTIONS)) if self.uses_second_model else None
         return drafter.bind(DraftContext(runner, _OPTIONS.slots, second), options)
-
-    def test_it_can_be_registered(self, drafter: Drafter) -> None:
-        """It has all attributes that core requires."""
-        Registration().register(KINDS["drafters"], "kit", drafter)
-
-        assert attrs.has(drafter.options)
 
     def test_its_import_is_cheap(self, drafter: Drafter) -> None:
         """Every start pays for its imports."""
@@ -175,10 +174,9 @@ def _answers(
         )
         engine.add(request, _PROMPT[index:])
         seen[request.request_id] = []
-    while engine.has_work():
-        for request_id, event in engine.step():
-            if not isinstance(event, RequestFinished):  # the only event with times and draft counts
-                seen[request_id].append(event)
+    for request_id, event in events_of(engine):
+        if not isinstance(event, RequestFinished):  # the only event with times and draft counts
+            seen[request_id].append(event)
     engine.close()
     return {request_id: _joined(events) for request_id, events in seen.items()}
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import attrs
 import numpy as np
 import pytest
 from attrs import frozen
@@ -31,10 +30,10 @@ from enginehouse.contract.types import (
     TextDelta,
 )
 from enginehouse.engine.loop import StepEngine
-from enginehouse.plugins.kinds import KINDS
-from enginehouse.plugins.registration import Registration
 from enginehouse.settings.config import structure_options
+from enginehouse_testkit.contract.form import FormContract, loader_problem
 from enginehouse_testkit.contract.imports import packages_imported_by
+from enginehouse_testkit.contract.steps import events_of
 from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
 
 __all__ = ["ExitPolicyContract"]
@@ -69,7 +68,7 @@ class _View:
         return _View(self.layer, self.hidden[one], self.previous_hidden[one], self.rows[one])
 
 
-class ExitPolicyContract:
+class ExitPolicyContract(FormContract):
     """Tests every externally observable guarantee of :class:`enginehouse.contract.exit_policy.ExitPolicy`.
 
     Attributes:
@@ -80,6 +79,12 @@ class ExitPolicyContract:
     light_packages: ClassVar[frozenset[str]] = frozenset({"numpy"})
     policy_options: ClassVar[dict[str, Any]] = {}
 
+    @pytest.fixture(scope="class")
+    @classmethod
+    def form(cls, exit_policy: ExitPolicy) -> str:
+        """Why the loader refuses the exit policy."""
+        return loader_problem("exit_policies", exit_policy)
+
     @pytest.fixture
     def bound(self, exit_policy: ExitPolicy) -> BoundExitPolicy:
         """The policy, bound to a model of eight layers."""
@@ -88,12 +93,6 @@ class ExitPolicyContract:
     def _bind(self, exit_policy: ExitPolicy) -> BoundExitPolicy:
         options = structure_options(exit_policy.options, self.policy_options, "exit_policy")
         return exit_policy.bind(ExitContext(_NUM_LAYERS, tuple(range(1, _NUM_LAYERS))), options)
-
-    def test_it_can_be_registered(self, exit_policy: ExitPolicy) -> None:
-        """It has all attributes that core requires."""
-        Registration().register(KINDS["exit_policies"], "kit", exit_policy)
-
-        assert attrs.has(exit_policy.options)
 
     def test_its_import_is_cheap(self, exit_policy: ExitPolicy) -> None:
         """Every start pays for its imports."""
@@ -147,12 +146,11 @@ class ExitPolicyContract:
         request = EngineRequest(request_id="r", sampling=sampling, stopping=stopping, token_details=True)
         engine.add(request, _PROMPT)
         layers: list[int | None] = []
-        while engine.has_work():
-            for _, event in engine.step():
-                if isinstance(event, TextDelta):
-                    layers += [entry.details.exit_layer for entry in event.logprobs or () if entry.details]
-                elif isinstance(event, RequestFinished):
-                    finished = event
+        for _, event in events_of(engine):
+            if isinstance(event, TextDelta):
+                layers += [entry.details.exit_layer for entry in event.logprobs or () if entry.details]
+            elif isinstance(event, RequestFinished):
+                finished = event
         engine.close()
         early = [layer for layer in layers if layer is not None and layer < _NUM_LAYERS]
 

@@ -22,7 +22,11 @@ __all__ = ["InlineEngine"]
 
 
 class InlineEngine:
-    """Implements :class:`enginehouse.contract.backend.Engine`."""
+    """Implements :class:`enginehouse.contract.backend.Engine`.
+
+    Attributes:
+        runner: the runner of its model.
+    """
 
     def __init__(
         self,
@@ -31,6 +35,7 @@ class InlineEngine:
         decoders: Iterable[StructuredDecoder] = (),
         settings: EngineSettings | None = None,
     ) -> None:
+        self.runner = runner
         self._tokenizer = runner.tokenizer
         self._engine = StepEngine(runner, settings or EngineSettings(slots=4), samplers or {}, decoders)
         self._generations: dict[str, _InlineStream] = {}

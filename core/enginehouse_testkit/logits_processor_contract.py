@@ -26,9 +26,8 @@ from enginehouse.contract.logits_processor import LogitsProcessor, ProcessorSamp
 from enginehouse.contract.sampler import History
 from enginehouse.contract.types import SamplingParams
 from enginehouse.engine.sampling.sampler import SequenceSampler, build_steps
-from enginehouse.plugins.kinds import KINDS
-from enginehouse.plugins.registration import Registration
 from enginehouse.settings.structuring import strict_converter
+from enginehouse_testkit.contract.form import FormContract, loader_problem
 from enginehouse_testkit.contract.sampler_base import VOCAB_SIZE, rows, tries_of
 
 __all__ = ["LogitsProcessorContract"]
@@ -37,7 +36,7 @@ _TEXTS = tuple(chr(60 + token_id).encode() for token_id in range(VOCAB_SIZE))
 _PROMPT = [1, 2, 3, 1, 2]
 
 
-class LogitsProcessorContract:
+class LogitsProcessorContract(FormContract):
     """Tests every externally observable guarantee of :class:`enginehouse.contract.logits_processor.LogitsProcessor`.
 
     Attributes:
@@ -45,6 +44,12 @@ class LogitsProcessorContract:
     """
 
     active: ClassVar[Sequence[Mapping[str, Any]]] = ()
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def form(cls, logits_processor: LogitsProcessor) -> str:
+        """Why the loader refuses the logits processor."""
+        return loader_problem("logits_processors", logits_processor)
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -63,15 +68,6 @@ class LogitsProcessorContract:
             for fields in active
             for kind in kinds
         ]
-
-    def test_it_can_be_registered(self, logits_processor: LogitsProcessor) -> None:
-        """It has all attributes that core requires, and its fields are not in use elsewhere."""
-        registration = Registration()
-        registration.register(KINDS["logits_processors"], "kit", logits_processor)
-
-        assert set(registration.request_fields) == {
-            field.name for field in attrs.fields(logits_processor.request_fields)
-        }
 
     def test_fields_say_what_they_mean(self, logits_processor: LogitsProcessor) -> None:
         """The description is part of the API's documentation."""

@@ -10,8 +10,13 @@ from pathlib import Path
 
 import pytest
 
-__all__: list[str] = []
+__all__ = ["pytest_configure"]
 
 _SUITES = sorted(path.stem for path in Path(__file__).parent.glob("*_contract.py"))
 
 pytest.register_assert_rewrite(*(f"enginehouse_testkit.{name}" for name in ("contract", *_SUITES)))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declare the marker of the suites' time limit, which has an effect if pytest-timeout is installed."""
+    config.addinivalue_line("markers", "timeout(seconds): time limit of a test, enforced by pytest-timeout")

@@ -19,14 +19,13 @@ from typing import ClassVar
 import pytest
 
 from enginehouse.contract.parsers import ChatFormat, ReasoningFormat, ReasoningParser
-from enginehouse.plugins.kinds import KINDS
-from enginehouse.plugins.registration import Registration
+from enginehouse_testkit.contract.form import FormContract, loader_problem, members_problem, problem_of
 from enginehouse_testkit.contract.parser_driver import Said, cuts, said_by
 
 __all__ = ["ReasoningParserContract"]
 
 
-class ReasoningParserContract:
+class ReasoningParserContract(FormContract):
     """Tests every externally observable guarantee of :class:`enginehouse.contract.parsers.ReasoningParser`.
 
     Attributes:
@@ -37,15 +36,17 @@ class ReasoningParserContract:
 
     @pytest.fixture(scope="class")
     @classmethod
+    def form(cls, reasoning_parser: ReasoningParser) -> str:
+        """Why the loader refuses the reasoning parser."""
+        return loader_problem("reasoning_parsers", reasoning_parser) or problem_of(
+            lambda: members_problem("bind", ReasoningFormat, reasoning_parser.bind(cls.model))
+        )
+
+    @pytest.fixture(scope="class")
+    @classmethod
     def reasoning_format(cls, reasoning_parser: ReasoningParser) -> ReasoningFormat:
         """The parser, bound."""
         return reasoning_parser.bind(cls.model)
-
-    def test_parser_is_accepted_by_the_loader(self, reasoning_parser: ReasoningParser) -> None:
-        """The parser is complete and of a known version."""
-        Registration().register(KINDS["reasoning_parsers"], "kit", reasoning_parser)
-
-        assert isinstance(reasoning_parser, ReasoningParser)
 
     def test_match_is_a_share_for_any_template(self, reasoning_parser: ReasoningParser) -> None:
         """The score is between 0 and 1, and low for templates without signs of reasoning."""
@@ -86,7 +87,8 @@ class ReasoningParserContract:
         text = f"{start}plan{end}Answer"
         for place in range(len(text) + 1):
             said = said_by(reasoning_format.open(False), list(text[:place]), is_cut=True)
-            assert not any(marker in said.content + said.reasoning for marker in (start, end))
+            shown = [marker for marker in (start, end) if marker in said.content + said.reasoning]
+            assert not shown, f"of {text[:place]!r}, cut by a limit, the marker {shown[0]!r} is shown: {said}"
 
     def test_anything_is_the_same_however_cut(self, reasoning_format: ReasoningFormat) -> None:
         """Markers in wrong positions never raise."""

@@ -22,6 +22,7 @@ from attrs import evolve
 from enginehouse.contract.router import MAX_PROBE_TOKENS, Candidate, Probe, Route, RouteQuestion, Router
 from enginehouse.contract.types import Constraint, GenerateRequest, Message, Tool, ToolUse
 from enginehouse.serving import ModelState
+from enginehouse_testkit.contract.form import FormContract, loader_problem
 
 __all__ = ["RouterContract"]
 
@@ -82,8 +83,14 @@ def _strange_candidates() -> tuple[Candidate, ...]:
     )
 
 
-class RouterContract:
+class RouterContract(FormContract):
     """Tests every externally observable guarantee of :class:`enginehouse.contract.router.Router`."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def form(cls, router: Router) -> str:
+        """Why the loader refuses the router."""
+        return loader_problem("routers", router)
 
     @staticmethod
     def _ask(router: Router, request: GenerateRequest, candidates: tuple[Candidate, ...]) -> Route:

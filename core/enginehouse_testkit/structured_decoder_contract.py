@@ -25,10 +25,9 @@ import pytest
 from enginehouse.contract.errors import GenerationFailed, InvalidRequest, UnsupportedParameter
 from enginehouse.contract.structured import GrammarCompiler, Matcher, StructuredDecoder
 from enginehouse.contract.types import Constraint
-from enginehouse.plugins.kinds import KINDS
-from enginehouse.plugins.registration import Registration
 from enginehouse_testkit.contract.constraint_examples import EXAMPLES, MALFORMED, ConstraintExample
 from enginehouse_testkit.contract.engine_driver import EngineDriver
+from enginehouse_testkit.contract.form import FormContract, loader_problem
 from enginehouse_testkit.contract.imports import packages_imported_by
 from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
 from enginehouse_testkit.fake_tokenizer import FakeTokenizer
@@ -40,7 +39,7 @@ _TOKENIZER = FakeTokenizer()
 _every_kind = pytest.mark.parametrize("kind", EXAMPLES)
 
 
-class StructuredDecoderContract:
+class StructuredDecoderContract(FormContract):
     """Tests every externally observable guarantee of :class:`enginehouse.contract.structured.StructuredDecoder`.
 
     Attributes:
@@ -48,6 +47,12 @@ class StructuredDecoderContract:
     """
 
     light_packages: ClassVar[frozenset[str]] = frozenset()
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def form(cls, structured_decoder: StructuredDecoder) -> str:
+        """Why the loader refuses the structured decoder."""
+        return loader_problem("structured_decoders", structured_decoder)
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -59,15 +64,8 @@ class StructuredDecoderContract:
     def example(self, structured_decoder: StructuredDecoder, kind: Any) -> ConstraintExample:
         """A constraint of a kind that the decoder supports."""
         if kind not in structured_decoder.kinds:
-            pytest.skip(f"the decoder does not claim {kind}")
+            pytest.skip(f"optional: {kind} is not in the decoder's kinds")
         return EXAMPLES[kind]
-
-    def test_decoder_is_accepted_by_the_loader(self, structured_decoder: StructuredDecoder) -> None:
-        """The decoder is complete, of a known version, with known kinds."""
-        Registration().register(KINDS["structured_decoders"], "kit", structured_decoder)
-
-        assert isinstance(structured_decoder, StructuredDecoder)
-        assert structured_decoder.kinds
 
     def test_creating_it_does_not_import_the_library(self, structured_decoder: StructuredDecoder) -> None:
         """The server process creates a decoder but never binds it."""
@@ -152,7 +150,7 @@ class StructuredDecoderContract:
     ) -> None:
         """The error names the request field."""
         if kind not in structured_decoder.kinds:
-            pytest.skip(f"the decoder does not claim {kind}")
+            pytest.skip(f"optional: {kind} is not in the decoder's kinds")
         with pytest.raises(InvalidRequest) as refused:
             grammars.compile(Constraint(kind=kind, text=text, param="the_field"))
 

@@ -26,10 +26,9 @@ import pytest
 
 from enginehouse.contract.composition import read_composition
 from enginehouse.contract.errors import RequestError
-from enginehouse.contract.parsers import CallArguments, ChatFormat, ToolFormat, ToolParser
+from enginehouse.contract.parsers import CallArguments, ChatFormat, ToolFormat, ToolParser, ToolSession
 from enginehouse.contract.types import Message, ToolCall
-from enginehouse.plugins.kinds import KINDS
-from enginehouse.plugins.registration import Registration
+from enginehouse_testkit.contract.form import FormContract, loader_problem, members_problem, problem_of
 from enginehouse_testkit.contract.parser_driver import TOOLS, Said, cuts, said_by, texts_of
 
 __all__ = ["ToolParserContract"]
@@ -43,7 +42,7 @@ _TEMPLATES = (
 _PLAIN = ("Paris.", "  indented\n\ncode  ", "a < b and b > c", "ends with <", "Größe 🙂", "", " ")
 
 
-class ToolParserContract:
+class ToolParserContract(FormContract):
     """Tests every externally observable guarantee of :class:`enginehouse.contract.parsers.ToolParser`.
 
     Attributes:
@@ -53,6 +52,19 @@ class ToolParserContract:
 
     model: ClassVar[ChatFormat] = ChatFormat("")
     answers: ClassVar[Sequence[tuple[str, str, list[tuple[str, str]]]]] = ()
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def form(cls, tool_parser: ToolParser) -> str:
+        """Why the loader refuses the tool parser, or what its format lacks."""
+        return loader_problem("tool_parsers", tool_parser) or problem_of(lambda: cls._problem_of_format(tool_parser))
+
+    @classmethod
+    def _problem_of_format(cls, parser: ToolParser) -> str:
+        """Return what the bound parser or its session lacks."""
+        bound = parser.bind(cls.model)
+        problem = members_problem("bind", ToolFormat, bound)
+        return problem or members_problem("open", ToolSession, bound.open(TOOLS))
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -68,12 +80,6 @@ class ToolParserContract:
         texts = texts_of(read_composition(constraint.text)) if constraint.kind == "composition" else []
         return texts or [text for text, _, calls in cls.answers if calls]
 
-    def test_parser_is_accepted_by_the_loader(self, tool_parser: ToolParser) -> None:
-        """The parser is complete and of a known version."""
-        Registration().register(KINDS["tool_parsers"], "kit", tool_parser)
-
-        assert isinstance(tool_parser, ToolParser)
-
     def test_match_is_a_share_for_any_template(self, tool_parser: ToolParser) -> None:
         """The score is valid for foreign templates."""
         for template in _TEMPLATES:
@@ -84,7 +90,7 @@ class ToolParserContract:
         for text, content, calls in self.answers:
             for pieces in ([text], *cuts(text)):
                 said = said_by(tool_format.open(TOOLS), pieces)
-                assert (said.content.strip(), said.calls) == (content.strip(), calls), pieces
+                assert (said.content.strip(), said.calls) == (content.strip(), calls), f"pushed in pieces: {pieces}"
 
     def test_enforced_calls_are_read_as_calls(self, tool_format: ToolFormat, enforced: list[str]) -> None:
         """The session parses every text that ``constraint`` enforces, however it is split."""
@@ -97,7 +103,7 @@ class ToolParserContract:
             assert {name for name, _ in expected.calls} <= names
             assert all(isinstance(json.loads(arguments), dict) for _, arguments in expected.calls)
             for pieces in cuts(text):
-                assert said_by(tool_format.open(TOOLS), pieces) == expected, pieces
+                assert said_by(tool_format.open(TOOLS), pieces) == expected, f"pushed in pieces: {pieces}"
 
     def test_markers_are_never_shown(self, tool_format: ToolFormat, enforced: list[str]) -> None:
         """No marker shows, however the call is split and wherever a limit ends it."""
@@ -105,14 +111,14 @@ class ToolParserContract:
             for end in range(len(text) + 1):
                 for is_cut in (False, True):
                     said = said_by(tool_format.open(TOOLS), [text[:end]], is_cut)
-                    assert not any(marker in said.content for marker in tool_format.markers)
+                    _assert_hidden(said, tool_format, f"{text[:end]!r}{' (cut by a limit)' * is_cut}")
 
     def test_calls_of_unknown_functions_are_text(self, tool_format: ToolFormat, enforced: list[str]) -> None:
         """The text does not contain the tags."""
         for text in enforced:
             said = said_by(tool_format.open(()), [text])
-            assert said.calls == []
-            assert not any(marker in said.content for marker in tool_format.markers)
+            assert said.calls == [], f"no tool was given, but {text!r} was read as a call"
+            _assert_hidden(said, tool_format, f"{text!r}, without tools,")
 
     def test_text_without_calls_stays_as_it_is(self, tool_format: ToolFormat) -> None:
         """Also when pushed character by character."""
@@ -131,14 +137,19 @@ class ToolParserContract:
 
     def test_arguments_stream(self, tool_format: ToolFormat, enforced: list[str]) -> None:
         """A long argument is streamed before its end."""
-        longest = max(enforced, key=len, default="")
-        if "quotes" not in longest:
-            pytest.skip("no call with a text argument")
-        text = longest.replace("quotes", "quotes" + " and more" * 20)
+        text = _with_long_argument([*enforced, *(text for text, _, calls in self.answers if calls)], self._arguments())
+        if text is None:
+            pytest.skip("no call has a text argument: list one in ``answers``, such as say with a text")
         session = tool_format.open(TOOLS)
         parts = [part for start in range(0, len(text), 4) for part in session.push(text[start : start + 4])]
 
-        assert sum(isinstance(part, CallArguments) for part in parts) > 4
+        num_parts = sum(isinstance(part, CallArguments) for part in parts)
+        assert num_parts > 4, f"push gave the arguments of {text!r}, pushed in fours, in {num_parts} parts: stream them"
+
+    def _arguments(self) -> list[str]:
+        """Return the texts that are arguments of calls of the suite, longest first."""
+        values = [value for _, _, calls in self.answers for _, arguments in calls for value in _texts_in(arguments)]
+        return ["quotes", *sorted(values, key=len, reverse=True)]
 
     def test_anything_is_the_same_however_cut(self, tool_format: ToolFormat, enforced: list[str]) -> None:
         """Markup in wrong positions never raises."""
@@ -179,3 +190,28 @@ class ToolParserContract:
                     assert tool_format.constraint(tools, parallel).text
                 except RequestError as error:
                     assert error.message
+
+
+def _texts_in(arguments: str) -> list[str]:
+    """Return the values of a call's arguments that are texts."""
+    try:
+        values = json.loads(arguments)
+    except ValueError:
+        return []
+    return [value for value in values.values() if isinstance(value, str) and value] if isinstance(values, dict) else []
+
+
+def _with_long_argument(texts: Sequence[str], values: Sequence[str]) -> str | None:
+    """Return the first text that holds one of these arguments, with a longer one in its place."""
+    for value in values:
+        for text in texts:
+            before, found, after = text.rpartition(value)
+            if found:
+                return f"{before}{value}{' and more' * 20}{after}"
+    return None
+
+
+def _assert_hidden(said: Said, tool_format: ToolFormat, what: str) -> None:
+    """Assert that no marker is in the text of an answer."""
+    shown = [marker for marker in tool_format.markers if marker in said.content]
+    assert not shown, f"of {what} the marker {shown[0]!r} is shown: the text is {said.content!r}"

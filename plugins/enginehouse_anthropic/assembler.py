@@ -25,11 +25,16 @@ ThinkingDisplay = Literal["shown", "sealed", "dropped"]
 
 @frozen(kw_only=True)
 class MessageOptions:
-    """What the request says about the form of its answer."""
+    """What the request says about the form of its answer.
+
+    Attributes:
+        counts_kept: prompt tokens that the prefix cache keeps since this request are counted apart.
+    """
 
     thinking: ThinkingDisplay
     signatures: Signatures
     stop_sequences: tuple[str, ...] = ()
+    counts_kept: bool = False
 
 
 class _Block(Protocol):
@@ -128,17 +133,20 @@ class MessageAssembler:
 
     def opening(self) -> Iterator[Chunk]:
         """Yield the event that comes first."""
-        usage = _usage(self._answer.num_prompt_tokens, Usage())
+        usage = self._usage(Usage(prompt_tokens=self._answer.num_prompt_tokens))
         yield {"type": "message_start", "message": {**self._head(), "content": [], "usage": usage}}
 
     def push(self, piece: Piece) -> list[Chunk]:
         """Return the events of a piece."""
+        block = self._open
+        if type(block) is _Text and piece.text and piece.finish_reason is None:  # the usual case, for every token
+            return [{"type": "content_block_delta", "index": len(self._content), "delta": block.add(piece.text)}]
         return list(self._push(piece))
 
     def close(self, usage: Usage, details: dict[str, Any] | None) -> list[Chunk]:
         """Return the events that end the stream."""
         events = list(self._finish())
-        last = {"type": "message_delta", "delta": self._stop(), "usage": _usage(usage.prompt_tokens, usage)}
+        last = {"type": "message_delta", "delta": self._stop(), "usage": self._usage(usage)}
         return [*events, _with_details(last, details), {"type": "message_stop"}]
 
     def fail(self, error: ErrorAnswer) -> list[Chunk]:
@@ -149,7 +157,7 @@ class MessageAssembler:
         """Return the message."""
         for _ in self._finish():
             pass
-        message = {**self._head(), "content": self._content, "usage": _usage(usage.prompt_tokens, usage)}
+        message = {**self._head(), "content": self._content, "usage": self._usage(usage)}
         return _with_details(message, details)
 
     def _head(self) -> Chunk:
@@ -163,6 +171,20 @@ class MessageAssembler:
 
     def _stop(self) -> Chunk:
         return {"stop_reason": self._stop_reason, "stop_sequence": self._stop_sequence, "stop_details": None}
+
+    def _usage(self, usage: Usage) -> Chunk:
+        """Return the counts; those of the prompt add up to its length."""
+        fresh = usage.prompt_tokens - usage.cached_tokens
+        # Claude Code takes a final count of 0 for one that is not given, and adds that of the beginning.
+        kept = max(0, min(usage.kept_tokens, fresh - 1)) if self._options.counts_kept else 0
+        return {
+            "input_tokens": fresh - kept,
+            "cache_creation_input_tokens": kept,
+            "cache_read_input_tokens": usage.cached_tokens,
+            "output_tokens": usage.completion_tokens,
+            "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
+            "service_tier": "standard",
+        }
 
     def _push(self, piece: Piece) -> Iterator[Chunk]:
         if piece.reasoning and self._options.thinking != "dropped":
@@ -240,18 +262,6 @@ class MessageAssembler:
             self._stop_reason, self._stop_sequence = "stop_sequence", stop
         else:
             self._stop_reason = "end_turn"
-
-
-def _usage(num_prompt_tokens: int, usage: Usage) -> Chunk:
-    """Return the counts; prompt tokens that were reused are counted apart from the rest."""
-    return {
-        "input_tokens": num_prompt_tokens - usage.cached_tokens,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": usage.cached_tokens,
-        "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
-        "service_tier": "standard",
-    }
 
 
 def _with_details(chunk: Chunk, details: dict[str, Any] | None) -> Chunk:

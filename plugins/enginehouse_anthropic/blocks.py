@@ -207,6 +207,7 @@ class OutputConfig(msgspec.Struct, kw_only=True, frozen=True):
     format: OutputFormat | None = None
 
 
+_MAX_CHARS = 200
 _PLACE = re.compile(r" - at `(?:key )?\$([^`]*)`$")
 
 
@@ -225,7 +226,7 @@ def convert(value: Any, kind: Any, path: str) -> Any:
     except msgspec.ValidationError as error:
         place = _PLACE.search(str(error))
         where = path + (place[1].replace("[...]", "") if place is not None else "")
-        raise InvalidRequest(f"{where}: {_PLACE.sub('', str(error))}", where) from error
+        raise InvalidRequest(f"{where}: {_PLACE.sub('', str(error))[:_MAX_CHARS]}", where) from error
     except RecursionError as error:
         raise InvalidRequest(f"{path}: is nested too deeply", path) from error
 

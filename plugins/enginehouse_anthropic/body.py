@@ -37,13 +37,22 @@ class CountTokensBody:
         "`effort`, and `format`: a JSON Schema that the text follows.", keeps_nulls=True, schema=_OBJECT
     )
     output_format: Any = row("Another name of `output_config.format`.", keeps_nulls=True, schema=_OBJECT)
-    cache_control: Any = row("A hint that the prefix cache does not need.")
+    cache_control: Any = row("Not needed by the prefix cache; with it, usage counts the tokens that the cache keeps.")
 
     @property
     def thinks(self) -> bool:
         """True if the model is asked to reason."""
         kind = self.thinking.get("type") if isinstance(self.thinking, dict) else None
         return kind in ("enabled", "adaptive") or (kind == "between_tools" and self._ends_with_results)
+
+    @property
+    def is_marked(self) -> bool:
+        """True if something is marked to be cached; the prefix cache itself needs no marks."""
+        contents = [self.system, *(message.get("content") for message in self.messages)]
+        blocks = [block for content in contents if isinstance(content, list) for block in content]
+        return self.cache_control is not None or any(
+            isinstance(one, dict) and one.get("cache_control") is not None for one in (*blocks, *self.tools)
+        )
 
     @property
     def _ends_with_results(self) -> bool:

@@ -145,7 +145,7 @@ def _read_blocks(call: Call, role: str, content: str | list[Any], path: str) -> 
         where = f"{path}[{index}]"
         kind = data.get("type") if isinstance(data, dict) else None
         if isinstance(kind, str) and HOSTED_BLOCKS.fullmatch(kind):
-            call.leave_out(where, f"blocks of the type {kind!r} are those of tools that run on Anthropic's servers")
+            call.leave_out(where, f"blocks of the type {kind[:100]!r} are of tools on Anthropic's servers")
             continue
         block: Block = convert(data, Block, where)
         if _OF_ROLE.get(type(block), role) != role:

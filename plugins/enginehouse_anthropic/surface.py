@@ -119,7 +119,10 @@ class AnthropicSurface:
         if info is not None and answer.num_prompt_tokens + body.max_tokens > info.max_context:
             call.ignore("max_tokens")  # the room in the context is the limit
         options = MessageOptions(
-            thinking=_display(body), signatures=self._signatures, stop_sequences=body.stop_sequences
+            thinking=_display(body),
+            signatures=self._signatures,
+            stop_sequences=body.stop_sequences,
+            counts_kept=body.is_marked,
         )
         return MessageAssembler(answer, options)
 

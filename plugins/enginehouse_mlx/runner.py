@@ -61,7 +61,7 @@ class MlxRunner:
         self.capabilities = capabilities
         self.tokenizer: Tokenizer = text.tokenizer
         self.info = info
-        self.state_format = state_format(memory, info.metadata["library"])
+        self.state_format = state_format(memory, info.metadata)
         self.model: Any = model
         self._memory: Any = memory
         self._table = SlotTable(capabilities, info.vocab_size)

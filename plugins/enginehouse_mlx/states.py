@@ -5,7 +5,7 @@ Sliding-window layers keep every position here, so a saved sequence is cut and c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import mlx.core as mx
 import numpy as np
@@ -17,10 +17,15 @@ from enginehouse_mlx.cache import SlotMemory
 __all__ = ["pack_sequence", "state_format", "unpack_sequence"]
 
 
-def state_format(memory: SlotMemory, library: str) -> str:
-    """Return the format id, see :class:`enginehouse.contract.backend.StateKeeper`. The layers must have run once."""
+def state_format(memory: SlotMemory, metadata: Mapping[str, str]) -> str:
+    """Return the format id, see :class:`enginehouse.contract.backend.StateKeeper`. The layers must have run once.
+
+    Args:
+        metadata: that of the model's information, of which library and architecture matter.
+    """
     arrays = ", ".join(f"{shape} {dtype}" for shape, dtype in _forms(memory))
-    return f"{library}, {mx.default_device()}, keys and values of each layer: {arrays}"
+    computed = f"{metadata['library']}, architecture {metadata['architecture']}, {mx.default_device()}"
+    return f"{computed}, keys and values of each layer: {arrays}"
 
 
 def pack_sequence(memory: SlotMemory, slot: int, num_tokens: int, state_format: str) -> memoryview:

@@ -23,6 +23,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Pydantic serializer warnings:UserWarning"),
 ]
 
+BOTH_OUTPUT_VERSIONS = pytest.mark.parametrize("model", [{}, {"output_version": "v1"}], indirect=True)
+
 
 class TestChatAnthropic(ChatModelIntegrationTests):
     """Greedy, with a limit for a model that likes to repeat itself."""
@@ -56,3 +58,8 @@ class TestChatAnthropic(ChatModelIntegrationTests):
     @property
     def model_override_value(self) -> str:
         return self.served.thinker
+
+    @BOTH_OUTPUT_VERSIONS
+    @pytest.mark.xfail(reason="Nothing forces the call: asked for the weather, a model of this size talks.")
+    def test_agent_loop(self, model: BaseChatModel) -> None:
+        super().test_agent_loop(model)

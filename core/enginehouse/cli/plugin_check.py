@@ -56,6 +56,8 @@ def check(name: str, model: str | None, options: tuple[str, ...], tolerance: flo
     for record in alone.plugins:
         if record.name == name and record.error:
             raise PluginError(f"the plugin {name!r} does not load: {record.error}", name)
+        for warning in record.warnings:
+            click.echo(f"Warning: {warning}", err=True)
     if alone.backends and model is None:
         model = _suitable_model(registry, alone)
     subject = {"plugin": name, "model": model, "options": _read(options), "tolerance": tolerance}
@@ -77,7 +79,8 @@ def _suitable_model(registry: PluginRegistry, alone: PluginRegistry) -> str:
         if source is not None and all(backend.match(source).score for backend in alone.backends.values()):
             return offered
     names = ", ".join(alone.backends)
-    raise click.UsageError(f"no installed model suits the backend {names}; name a small one with --model")
+    advice = "name a small one with --model: a file or folder that its match accepts, even one that it does not read"
+    raise click.UsageError(f"no installed model suits the backend {names}; {advice}")
 
 
 def _read(options: tuple[str, ...]) -> dict[str, Any]:

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import click
 
+from enginehouse.plugins import PluginRegistry
+from enginehouse.settings.config import PluginsSettings
+
 __all__ = ["new", "write_plugin"]
 
 _FILES = Path(__file__).parent / "new_plugin"
@@ -27,6 +30,10 @@ def new(name: str, folder: Path | None) -> None:
     """Write an installable plugin NAME: a backend of about a hundred lines, a sampler, a router, tests that pass."""
     if not _NAME.fullmatch(name):
         raise click.BadParameter("use lower-case words joined by underscores, such as my_engine", param_hint="NAME")
+    for record in PluginRegistry.load(PluginsSettings(allow=())).plugins:
+        if record.name == name:
+            message = f"the name is taken by the plugin of {record.distribution}, which is installed; choose another"
+            raise click.BadParameter(f"{name}: {message}", param_hint="NAME")
     folder = folder or Path(f"enginehouse-{name.replace('_', '-')}")
     if folder.exists():
         raise click.BadParameter(f"{folder} exists already", param_hint="--folder")

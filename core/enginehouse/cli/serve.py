@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +78,8 @@ def serve(
     settings = choose(settings)
     console = Console(stderr=True)
     write_logs(console, log_level, settings.server.log_format)
-    for record in registry.plugins:
-        if record.problem:
-            line = f"Plugin with an error: {record.problem}"
-            console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
+    for line in _complaints(registry):
+        console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
     eager = [name for name, model in settings.models.items() if model.load == "eager"]
     with Startup(console, eager) as startup:
         exit_code = run(
@@ -92,6 +91,15 @@ def serve(
         )
     drop_unwritable()
     ctx.exit(exit_code)
+
+
+def _complaints(registry: PluginRegistry) -> Iterator[str]:
+    """Yield what is wrong with plugins, each as one line."""
+    for record in registry.plugins:
+        if record.problem:
+            yield f"Plugin with an error: {record.problem}"
+        yield from (f"Plugin with a warning: {warning}" for warning in record.warnings)
+    yield from (f"Warning: {complaint}" for complaint in registry.complaints)
 
 
 def _given(**values: Any) -> dict[str, Any]:

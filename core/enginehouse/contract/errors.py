@@ -130,11 +130,16 @@ class EnginehouseError(Exception):
 
 
 class ConfigError(EnginehouseError):
-    """The configuration is invalid. ``path`` is the dotted path of the setting, e.g. ``server.port``."""
+    """The configuration is invalid. ``path`` is the dotted path of the setting, e.g. ``server.port``.
+
+    The message begins with the path; it is added if it is not there.
+    """
 
     generic = "The server's configuration is wrong."
 
     def __init__(self, message: str, path: str | None = None) -> None:
+        if path and not message.startswith(path):
+            message = f"{path}: {message}"
         super().__init__(message, path=path)
         self.path = path
 

@@ -28,11 +28,13 @@ class Refusal:
         reason: shown to the client.
         off: values without effect, which are accepted.
         is_reserved: plugins cannot declare a field of this name.
+        plugin: the first-party plugin that takes the field; "" if none does.
     """
 
     reason: str
     off: tuple[Any, ...] = ()
     is_reserved: bool = True
+    plugin: str = ""
 
     def is_off(self, value: Any) -> bool:
         """Return True if the value has no effect."""
@@ -40,6 +42,10 @@ class Refusal:
             value = {key: item for key, item in value.items() if item is not None}
         return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in self.off)
 
+
+_NO_COMPRESSION = "the plugin 'compress' is not loaded"
+_NO_STEP = "no loaded plugin takes this parameter; Enginehouse's own sampling steps are in the plugin 'samplers'"
+_PLUGINS = {_NO_COMPRESSION: "compress", _NO_STEP: "samplers"}
 
 # Reason, whether the names are reserved, and field name to the values without effect.
 _REFUSED_EVERYWHERE: tuple[tuple[str, bool, dict[str, tuple[Any, ...]]], ...] = (
@@ -70,14 +76,14 @@ _REFUSED_EVERYWHERE: tuple[tuple[str, bool, dict[str, tuple[Any, ...]]], ...] = 
     ),
     ("use logit_bias, stop or a constraint", False, {"bad_words": ([],), "allowed_token_ids": ()}),
     ("code of clients is not supported", True, {"logits_processors": ([],)}),
-    ("the plugin 'compress' is not loaded", False, {"compression": (False,)}),
+    (_NO_COMPRESSION, False, {"compression": (False,)}),
     (
         "beam search is not supported",
         False,
         {"use_beam_search": (False,), "length_penalty": (1,), "early_stopping": (False,)},
     ),
     (
-        "no installed sampler plugin takes this parameter; Enginehouse's own are in enginehouse_samplers",
+        _NO_STEP,
         False,
         {
             "top_a": (0,),
@@ -115,7 +121,7 @@ def _refusals() -> Iterator[tuple[str, Refusal]]:
             yield name, Refusal("only /v1/completions takes this parameter", off)
     for reason, is_reserved, fields in _REFUSED_EVERYWHERE:
         for name, off in fields.items():
-            yield name, Refusal(reason, off, is_reserved)
+            yield name, Refusal(reason, off, is_reserved, _PLUGINS.get(reason, ""))
 
 
 REFUSED: Mapping[str, Refusal] = MappingProxyType(dict(_refusals()))
@@ -125,10 +131,15 @@ NAMES = frozenset((*FIELDS, *(name for name, refusal in REFUSED.items() if refus
 """Names that plugins cannot give to their fields."""
 
 
-def refuse(path: str) -> UnsupportedParameter:
-    """Return the refusal of a field or a part of one."""
+def refuse(path: str, absences: Mapping[str, str] = MappingProxyType({})) -> UnsupportedParameter:
+    """Return the refusal of a field or a part of one.
+
+    Args:
+        absences: why installed plugins do not work, by name; said of the plugin that takes the field.
+    """
     known = REFUSED.get(path)
     reason = known.reason if known is not None else "this server does not support this parameter yet"
+    reason = absences.get(known.plugin if known is not None else path, reason)
     return UnsupportedParameter(f"{path}: {reason}", path)
 
 

@@ -162,7 +162,7 @@ class ReasoningGate:
         return True
 
 
-_NO_DECODER = "no installed plugin enforces this; run: pip install 'enginehouse[llguidance]'"
+_NO_DECODER = "no loaded plugin enforces this; run: pip install 'enginehouse[llguidance]'"
 
 
 class Constraints:

@@ -305,7 +305,7 @@ def _by_template_variables(_: Row, deciders: Deciders) -> Capability:
 def _by_tools(_: Row, deciders: Deciders) -> Capability:
     formats = deciders.formats
     if formats.tools is None:
-        return Capability("refused", "no installed plugin knows how this model calls tools")
+        return Capability("refused", "no loaded plugin knows how this model calls tools")
     if formats.template_takes_tools:
         return Capability("native", f"by the chat template; {formats.tool_parser!r} parses the calls")
     return Capability("emulated", f"described in the prompt; {formats.tool_parser!r} parses the calls")

@@ -7,7 +7,7 @@ the engine must enforce, and the parsing of the answers. Does not know any concr
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from attrs import field, frozen
@@ -81,8 +81,8 @@ class ChatFormats:
         self._models = models
         self._known: OrderedDict[tuple[str, str], ModelFormats] = OrderedDict()
         for name, model in models.items():
-            _check_name(f"models.{name}.tool_parser", model.tool_parser, self._tool_parsers)
-            _check_name(f"models.{name}.reasoning_parser", model.reasoning_parser, self._reasoning_parsers)
+            _check_name(registry, "tool parser", f"models.{name}.tool_parser", model.tool_parser)
+            _check_name(registry, "reasoning parser", f"models.{name}.reasoning_parser", model.reasoning_parser)
 
     def of(self, model: str, chat: ChatFormat) -> ModelFormats:
         """Return the formats of a model, chosen at the first call and again when its template changes."""
@@ -202,7 +202,7 @@ def _prepare(messages: tuple[Message, ...], use: ToolUse | None, formats: ModelF
         return PreparedChat(messages)
     if formats.tools is None:
         param = "tools" if wanted else "messages"
-        reason = "no installed plugin knows how this model calls tools"
+        reason = "no loaded plugin knows how this model calls tools"
         if formats.failed_parser:
             reason = f"{formats.failed_parser} failed for this model; the server's log says how"
         raise UnsupportedParameter(f"{param}: {reason}", param)
@@ -280,7 +280,8 @@ def _strict_problem(tools: ToolFormat) -> str:
     return ""
 
 
-def _check_name(path: str, name: str | None, known: Iterable[str]) -> None:
+def _check_name(registry: PluginRegistry, noun: str, path: str, name: str | None) -> None:
+    known = registry.tool_parsers if noun == "tool parser" else registry.reasoning_parsers
     if name is not None and name != "none" and name not in known:
         listed = ", ".join(sorted((*known, "none")))
-        raise ConfigError(f"{path}: there is no parser {name!r}; known: {listed}", path)
+        raise ConfigError(f"{path}: {registry.missing(noun, name, known)}; known: {listed}", path)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from enginehouse.contract.errors import ConfigError
@@ -27,13 +28,20 @@ class ModelDefaults:
     Args:
         models: model settings by name.
         samplers: plugins whose request fields may have defaults, too.
+        absences: why installed plugins do not work, by name.
 
     Raises:
         ConfigError: a table of defaults contains an unknown request field or a wrong value.
     """
 
-    def __init__(self, models: Mapping[str, ModelSettings], samplers: Mapping[str, SamplerPlugin]) -> None:
+    def __init__(
+        self,
+        models: Mapping[str, ModelSettings],
+        samplers: Mapping[str, SamplerPlugin],
+        absences: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self._samplers = samplers
+        self._absences = absences
         self._reads_files = {name: model.generation_config for name, model in models.items()}
         self._by_settings = {name: self._read(name, model) for name, model in models.items()}
         self._by_files: dict[str, tuple[ModelInfo, tuple[Layer, ...]]] = {}
@@ -58,10 +66,10 @@ class ModelDefaults:
     def _read(self, name: str, model: ModelSettings) -> dict[str | None, Layer]:
         """Return the layers of the settings: the model's own under None, the others by alias."""
         path = f"models.{name}"
-        own = read_defaults(model.defaults, f"{path}.defaults", self._samplers)
+        own = read_defaults(model.defaults, f"{path}.defaults", self._samplers, self._absences)
         layers: dict[str | None, Layer] = {None: Layer("model", own)}
         for alias, table in model.alias_defaults.items():
-            read = read_defaults(table, f"{path}.alias_defaults.{alias}", self._samplers)
+            read = read_defaults(table, f"{path}.alias_defaults.{alias}", self._samplers, self._absences)
             layers[alias] = Layer("alias", read)
         return layers
 

@@ -256,8 +256,16 @@ class Layer:
     defaults: Defaults
 
 
-def read_defaults(data: Mapping[str, Any], path: str, samplers: Mapping[str, SamplerPlugin]) -> Defaults:
+def read_defaults(
+    data: Mapping[str, Any],
+    path: str,
+    samplers: Mapping[str, SamplerPlugin],
+    absences: Mapping[str, str] = MappingProxyType({}),
+) -> Defaults:
     """Read a table of defaults of the configuration; ``path`` is its location there.
+
+    Args:
+        absences: why installed plugins do not work, by name; said of a field of that name.
 
     Raises:
         ConfigError: a name is not a request field, or its value is wrong.
@@ -267,7 +275,8 @@ def read_defaults(data: Mapping[str, Any], path: str, samplers: Mapping[str, Sam
     known = tuple(attribute.name for fields_class in classes for attribute in attrs.fields(fields_class))
     for name in data:
         if name not in known:
-            raise ConfigError(f"{path}.{name}: no such request field{closest(name, known)}", f"{path}.{name}")
+            hint = f": {absences[name]}" if name in absences else closest(name, known)
+            raise ConfigError(f"{path}.{name}: no such request field{hint}", f"{path}.{name}")
     converter = request_converter()
     try:
         fields = converter.structure(data, ParameterFields)

@@ -106,7 +106,7 @@ class Pipeline:
         self._settings = settings
         self._manager = manager
         self._samplers = registry.samplers
-        self._defaults = ModelDefaults(settings.models, registry.samplers)
+        self._defaults = ModelDefaults(settings.models, registry.samplers, registry.absences)
         self._profiles = {
             name: Layer("profile", read_defaults(profile.defaults, f"profile {name}", registry.samplers))
             for name, profile in PROFILES.items()
@@ -117,7 +117,7 @@ class Pipeline:
         self.recovery = recovery if recovery is not None else Recovery()
         self._preparers = Preparers(settings.models, registry, manager, self.recovery)
         self._media = MediaReader(settings.media)
-        self._planner = Planner(settings, registry.routers, manager, self._capabilities_of)
+        self._planner = Planner(settings, registry, manager, self._capabilities_of)
         self._leaves_out = settings.server.unsupported_parameters == "report"
 
     def _capabilities_of(self, name: str, info: ModelInfo) -> Mapping[str, Capability]:

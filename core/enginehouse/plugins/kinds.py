@@ -26,7 +26,7 @@ from enginehouse.contract.model_hub import ModelHub
 from enginehouse.contract.parsers import ReasoningParser, ToolParser
 from enginehouse.contract.preparer import Preparer
 from enginehouse.contract.router import Router
-from enginehouse.contract.sampler import SamplerPlugin
+from enginehouse.contract.sampler import CORE_ORDER, SamplerPlugin, role_of
 from enginehouse.contract.structured import StructuredDecoder
 from enginehouse.contract.surface import AnswerRoute, GenerationRoute, Surface
 from enginehouse.contract.types import ConstraintKind
@@ -49,6 +49,7 @@ class Kind:
         protocol: the interface of an object. A function type means that plugins register a name and a function.
         suites: its contract suites as ``module:class``; text only, because core does not import the test kit.
         api_version: version of ``protocol``; objects of this and of the previous version are accepted.
+        core_names: names that core uses itself, which plugins cannot use.
         check: additional validation, given an object and the names in use; raises PluginError.
         also: another kind as which each object is registered as well, and the function that converts it.
         wrap: creates the object from a plugin's name and its hook as a plain function, for hooks that are called while
@@ -61,6 +62,7 @@ class Kind:
     protocol: Any
     suites: tuple[str, ...] = ()
     api_version: int = API_VERSION
+    core_names: tuple[str, ...] = ()
     check: Callable[[Any, Collection[str]], None] | None = None
     also: tuple[str, Callable[[Any], Any]] | None = None
     wrap: Callable[[str, Callable[..., Any]], Any] | None = None
@@ -76,7 +78,19 @@ class Kind:
         return self.wrap is None and get_origin(self.protocol) is Callable
 
 
+def _check_place(sampler: SamplerPlugin, taken: Collection[str]) -> None:
+    """Check that a step has none of the positions and names of core's steps; a temperature replaces core's."""
+    place = next((name for name, order in CORE_ORDER.items() if order == sampler.order), None)
+    if place is not None and role_of(sampler) not in ("temperature", "processor"):
+        message = f"the sampler {sampler.name!r} has the order {sampler.order} of core's step {place!r}"
+        raise PluginError(f"{message}; use any other, such as {sampler.order + 1}")
+    if own := sorted(set(getattr(sampler, "aliases", ())) & set(CORE_ORDER)):
+        raise PluginError(f"the sampler {sampler.name!r} has the alias {own[0]!r}, which is the name of core's step")
+
+
 def _check_constraint_kinds(decoder: StructuredDecoder, taken: Collection[str]) -> None:
+    if not decoder.kinds:
+        raise PluginError(f"the structured decoder {decoder.name!r} has no kinds of constraints: kinds is empty")
     unknown = sorted(set(decoder.kinds) - set(get_args(ConstraintKind)))
     if unknown:
         names = ", ".join(unknown)
@@ -89,8 +103,10 @@ def _check_command_name(command: Command, taken: Collection[str]) -> None:
     groups = {name.partition(" ")[0] for name in taken if " " in name}
     if member and group in {*taken, *OWN_COMMANDS}:
         raise PluginError(f"the command {command.name!r} cannot belong to the command {group!r}")
-    if not member and group in {*groups, *OWN_COMMANDS}:
-        raise PluginError(f"the command name {command.name!r} is taken")
+    if not member and group in OWN_COMMANDS:
+        raise PluginError(f"the command name {command.name!r} is core's own")
+    if not member and group in groups:
+        raise PluginError(f"the command name {command.name!r} is taken by a group of commands")
 
 
 def _check_routes(surface: Surface, taken: Collection[str]) -> None:
@@ -130,7 +146,9 @@ class PluginObjects:
     )
     model_sources: Mapping[str, FindSource] = _kind("model source")
     model_hubs: Mapping[str, ModelHub] = _kind("model hub")
-    samplers: Mapping[str, SamplerPlugin] = _kind("sampler", "sampler_contract:SamplerContract")
+    samplers: Mapping[str, SamplerPlugin] = _kind(
+        "sampler", "sampler_contract:SamplerContract", core_names=tuple(CORE_ORDER), check=_check_place
+    )
     structured_decoders: Mapping[str, StructuredDecoder] = _kind(
         "structured decoder", "structured_decoder_contract:StructuredDecoderContract", check=_check_constraint_kinds
     )
@@ -140,13 +158,15 @@ class PluginObjects:
     drafters: Mapping[str, Drafter] = _kind("drafter", "drafter_contract:DrafterContract")
     exit_policies: Mapping[str, ExitPolicy] = _kind("exit policy", "exit_policy_contract:ExitPolicyContract")
     commands: Mapping[str, Command] = _kind("command", check=_check_command_name)
-    surfaces: Mapping[str, Surface] = _kind("surface", check=_check_routes)
+    surfaces: Mapping[str, Surface] = _kind("surface", core_names=("openai",), check=_check_routes)
     routers: Mapping[str, Router] = _kind("router", "router_contract:RouterContract")
     compressors: Mapping[str, Compressor] = _kind("compressor", "compressor_contract:CompressorContract")
     preparers: Mapping[str, Preparer] = _kind("preparer")
-    tool_parsers: Mapping[str, ToolParser] = _kind("tool parser", "tool_parser_contract:ToolParserContract")
+    tool_parsers: Mapping[str, ToolParser] = _kind(
+        "tool parser", "tool_parser_contract:ToolParserContract", core_names=("none",)
+    )
     reasoning_parsers: Mapping[str, ReasoningParser] = _kind(
-        "reasoning parser", "reasoning_parser_contract:ReasoningParserContract"
+        "reasoning parser", "reasoning_parser_contract:ReasoningParserContract", core_names=("none",)
     )
     authenticators: Mapping[str, Authenticator] = _kind(
         "authenticator", "authenticator_contract:AuthenticatorContract", hook="authenticate", wrap=Authenticator

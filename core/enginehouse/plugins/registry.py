@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -14,13 +15,14 @@ from enginehouse.contract.rows import RequestField
 from enginehouse.plugins.authenticator import Authenticator
 from enginehouse.plugins.guard import Guard, PluginFailures, guard_of, guarded, guarded_function, plain
 from enginehouse.plugins.kinds import KINDS, Kind, PluginObjects
-from enginehouse.plugins.loader import TEST_BACKENDS, PluginLoader
+from enginehouse.plugins.loader import TEST_BACKENDS, PluginLoader, installed_versions
 from enginehouse.plugins.records import PluginRecord
 from enginehouse.settings.config import PluginsSettings, Settings
 from enginehouse.settings.structuring import closest
 
 __all__ = ["PluginRegistry"]
 
+_MAX_SHOWN = 6
 _OWN = ("enginehouse", "enginehouse_testkit")
 
 
@@ -33,12 +35,18 @@ class PluginRegistry(PluginObjects):
         plugins: every installed plugin, loaded or not, in load order.
         owners: plugin of each object, by kind and name.
         failures: the failures of these plugins in this process.
+        complaints: names in ``[plugins]`` of plugins that are not installed, each as one line.
+        wrong_settings: errors in the options of plugins.
+        versions: version of each plugin when it was loaded, by its name and distribution.
     """
 
     request_fields: Mapping[str, RequestField]
     plugins: Sequence[PluginRecord]
     owners: Mapping[tuple[str, str], str] = field(factory=dict)
     failures: PluginFailures = field(factory=PluginFailures)
+    complaints: Sequence[str] = ()
+    wrong_settings: Sequence[ConfigError] = ()
+    versions: Mapping[tuple[str, str], str] = MappingProxyType({})
 
     def __attrs_post_init__(self) -> None:
         """Guard every object."""
@@ -76,7 +84,15 @@ class PluginRegistry(PluginObjects):
         Raises:
             ConfigError: the options of a plugin are invalid.
         """
-        loader = PluginLoader(settings)
+        registry = cls.survey(settings, builtin)
+        if registry.wrong_settings:
+            raise registry.wrong_settings[0]
+        return registry
+
+    @classmethod
+    def survey(cls, settings: PluginsSettings, builtin: Iterable[str] = ()) -> PluginRegistry:
+        """Load as :meth:`load` does; invalid options are errors of their plugins, and listed in ``wrong_settings``."""
+        loader, versions = PluginLoader(settings), installed_versions()
         loader.discover()
         for name in sorted(set(builtin) & set(TEST_BACKENDS)):
             loader.add_test_backend(name)
@@ -87,23 +103,25 @@ class PluginRegistry(PluginObjects):
             failures=PluginFailures(),
             plugins=tuple(loader.records.by_name.values()),
             owners=MappingProxyType(loader.registration.owners),
+            complaints=tuple(_complaints(settings, tuple(record.name for record in loader.records.by_name.values()))),
+            wrong_settings=tuple(loader.records.wrong_settings),
+            versions=MappingProxyType(versions),
             **{name: MappingProxyType(by_name) for name, by_name in objects.items()},
         )
 
     @classmethod
     def for_settings(cls, settings: Settings, also: Iterable[str] = ()) -> PluginRegistry:
-        """Load for the server process, where every plugin that the settings name must be installed.
+        """Load for the server process.
 
         Args:
             settings: all settings; their models name the backends in use.
             also: names of backends in use that are not in the settings.
 
         Raises:
-            ConfigError: ``[plugins]`` names a plugin that is not installed, or its options are invalid.
+            ConfigError: the options of a plugin are invalid, or an authenticator that the settings name is missing.
         """
         backends = [model.backend for model in settings.models.values() if model.backend]
         registry = cls.load(settings.plugins, builtin=[*backends, *also])
-        registry.check_names(settings.plugins)
         registry.check_authenticators(settings.auth.authenticators)
         return registry
 
@@ -111,20 +129,66 @@ class PluginRegistry(PluginObjects):
         """Raise ConfigError if one of ``names`` is not a plugin that identifies callers."""
         for name in names:
             if name not in self.authenticators:
-                record = next((record for record in self.plugins if record.name == name), None)
-                why = f": {record.error}" if record is not None and record.error else ""
-                hint = closest(name, self.authenticators)
                 path = "auth.authenticators"
-                raise ConfigError(f"{path}: no loaded plugin {name!r} implements authenticate{why}{hint}", path)
+                raise ConfigError(f"{path}: {self.missing('authenticator', name, self.authenticators)}", path)
 
-    def check_names(self, settings: PluginsSettings) -> None:
-        """Raise ConfigError if ``settings`` name a plugin that is not installed."""
-        known = tuple(record.name for record in self.plugins)
-        for path, names in (
-            ("plugins.allow", settings.allow or ()),
-            ("plugins.deny", settings.deny),
-            ("plugins", settings.options),
-        ):
-            for name in names:
-                if name not in known:
-                    raise ConfigError(f"{path}: no plugin {name!r} is installed{closest(name, known)}", path)
+    def missing(self, noun: str, name: str, known: Iterable[str]) -> str:
+        """Return a clause that says why there is no object of a name: for messages to operators.
+
+        Args:
+            noun: kind of the object.
+            known: names of that kind that exist.
+        """
+        text = f"there is no {noun} {name!r}"
+        if record := next((record for record in self.plugins if record.name == name), None):
+            if record.skipped:
+                return f"{text}: {self.absences[name]}"
+            if record.error:
+                return f"{text}: the plugin {name!r} has an error: {record.error}"
+            return f"{text}: the plugin {name!r} brings {', '.join(record.brings) or 'nothing'}"
+        if hint := closest(name, tuple(known)):
+            return text + hint
+        if not self.absences:
+            return text
+        shown, more = list(self.absences)[:_MAX_SHOWN], len(self.absences) - _MAX_SHOWN
+        others = f" and {more} more" if more > 0 else ""
+        return f"{text}; plugins that are excluded or have errors: {', '.join(shown)}{others}"
+
+    def changes(self) -> tuple[str, ...]:
+        """Return the plugins that were installed, removed or given another version since they were loaded.
+
+        The server process continues with the code that it has imported; a new worker imports what is installed now.
+        """
+        now = installed_versions()
+        changed = sorted(key for key in {*self.versions, *now} if self.versions.get(key) != now.get(key))
+        return tuple(
+            f"the plugin {name} ({distribution} {self.versions.get((name, distribution), 'not installed')}, "
+            f"now {now.get((name, distribution), 'not installed')})"
+            for name, distribution in changed
+        )
+
+    @cached_property
+    def absences(self) -> Mapping[str, str]:
+        """Why an installed plugin does not work, as a clause that clients may read, by the plugin's name."""
+        found: dict[str, str] = {}
+        for record in self.plugins:
+            if record.skipped:
+                found.setdefault(record.name, f"the plugin {record.name!r} is installed, but {record.skipped}")
+            elif record.error:
+                found.setdefault(
+                    record.name, f"the plugin {record.name!r} has an error; `enginehouse plugins` shows it"
+                )
+        return MappingProxyType(found)
+
+
+def _complaints(settings: PluginsSettings, known: tuple[str, ...]) -> Iterator[str]:
+    """Yield the names in the settings that no installed plugin has; one that was uninstalled must not stop a start."""
+    for path, names in (
+        ("plugins.allow", settings.allow or ()),
+        ("plugins.deny", settings.deny),
+        ("plugins", settings.options),
+    ):
+        for name in names:
+            if name not in known:
+                where = f"plugins.{name}" if path == "plugins" else path
+                yield f"{where}: the plugin {name!r} is not installed{closest(name, known)}"

@@ -11,8 +11,9 @@ from attrs import frozen
 
 from enginehouse.contract.backend import Backend, ModelSource
 from enginehouse.contract.errors import EnginehouseError, ModelLoadError
+from enginehouse.plugins import PluginRegistry
 
-__all__ = ["BackendChoice", "Verdict", "choose_backend", "judge_all", "suits"]
+__all__ = ["BackendChoice", "Verdict", "check_backend", "choose_backend", "judge_all", "suits"]
 
 _NO_ACCELERATORS = ("cpu", "remote")
 
@@ -43,6 +44,17 @@ class Verdict:
     def rank(self) -> tuple[float, bool]:
         """Sort key, higher is better: the score, then the presence of an accelerator."""
         return self.score, bool(self.accelerator)
+
+
+def check_backend(wanted: str | None, registry: PluginRegistry) -> None:
+    """Check that the backend that the settings name exists.
+
+    Raises:
+        ModelLoadError: it does not; says whether its plugin is excluded or has an error.
+    """
+    if wanted is not None and wanted not in registry.backends:
+        known = ", ".join(sorted(registry.backends)) or "none"
+        raise ModelLoadError(f"{registry.missing('backend', wanted, registry.backends)}; installed backends: {known}")
 
 
 def choose_backend(

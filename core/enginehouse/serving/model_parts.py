@@ -14,11 +14,10 @@ from enginehouse.contract.backend import Backend, ModelSource
 from enginehouse.contract.drafter import LayerBackend, LayerDrafter
 from enginehouse.contract.errors import ConfigError, ModelLoadError
 from enginehouse.plugins import PluginRegistry
-from enginehouse.serving.choice import choose_backend
+from enginehouse.serving.choice import check_backend, choose_backend
 from enginehouse.serving.sources import find_source, no_such_model
 from enginehouse.settings.config import ModelSettings, structure_options
 from enginehouse.settings.optimisations import DrafterSettings
-from enginehouse.settings.structuring import closest
 from enginehouse.workers.messages import DrafterLoad, ExitPolicyLoad, ModelLoad, PrefixDiskLoad
 
 __all__ = ["DrafterPlan", "SecondModel", "plan_drafters", "plan_exit_policy", "plan_prefix_disk"]
@@ -58,8 +57,7 @@ def plan_exit_policy(
         return None
     known = registry.exit_policies.get(chosen.name)
     if known is None:
-        hint = closest(chosen.name, tuple(registry.exit_policies))
-        raise ConfigError(f"{path}: there is no exit policy {chosen.name!r}{hint}", path)
+        raise ConfigError(registry.missing("exit policy", chosen.name, registry.exit_policies), path)
     structure_options(known.options, chosen.options, path, also_known=("name",))
     if backend.opens != "runner":
         reason = f"the backend {backend.name!r} forwards requests; it does not support early exit"
@@ -138,8 +136,7 @@ def _plan(
 ) -> DrafterPlan:
     known = registry.drafters.get(drafter.name)
     if known is None:
-        hint = closest(drafter.name, tuple(registry.drafters))
-        raise ConfigError(f"{path}: there is no drafter {drafter.name!r}{hint}", path)
+        raise ConfigError(registry.missing("drafter", drafter.name, registry.drafters), path)
     options = structure_options(known.options, drafter.options, path, also_known=("source", "backend", "settings"))
     second: SecondModel | None = None
     if isinstance(known, LayerDrafter):
@@ -158,6 +155,7 @@ def _second_model(drafter: DrafterSettings, path: str, model: ModelSettings, reg
     source = find_source(drafter.source, registry)
     if source.path is None:
         raise no_such_model(drafter.source, registry)
+    check_backend(drafter.backend, registry)
     backend = choose_backend(source, drafter.backend, registry.backends, probe=model.python is None).backend
     if backend.opens != "runner":
         raise ConfigError(f"{path}.backend: a drafter needs a model that runs here", f"{path}.backend")

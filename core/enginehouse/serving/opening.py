@@ -14,7 +14,7 @@ from enginehouse.contract.errors import ConfigError, EngineDead, ModelLoadError
 from enginehouse.contract.types import EngineSettings
 from enginehouse.plugins import PluginRegistry
 from enginehouse.serving.background import run_in_daemon_thread
-from enginehouse.serving.choice import choose_backend, suits
+from enginehouse.serving.choice import check_backend, choose_backend, suits
 from enginehouse.serving.model_parts import DrafterPlan, plan_drafters, plan_exit_policy, plan_prefix_disk
 from enginehouse.serving.sources import find_source, no_such_model
 from enginehouse.settings.config import ModelSettings, Settings, structure_options
@@ -93,6 +93,7 @@ def plan_model(name: str, settings: ModelSettings, registry: PluginRegistry) -> 
     source = find_source(settings.source, registry)
     # Another virtual environment has other libraries, so probing in this one would be meaningless.
     can_probe = settings.python is None
+    check_backend(settings.backend, registry)
     wanted = registry.backends.get(settings.backend or "")
     candidates = [wanted] if wanted else registry.backends.values()
     if source.path is None and not any(suits(source, backend, probe=can_probe) for backend in candidates):

@@ -75,7 +75,8 @@ def closest(name: str, known: Mapping[str, Any] | tuple[str, ...]) -> str:
     """Return a hint such as `` (did you mean 'port'?)`` for a misspelt name, or "" if nothing is similar."""
     if len(name) > _MAX_NAME_CHARS:
         return ""  # names are shorter, and comparing long strings is slow
-    matches = get_close_matches(name, list(known), n=1)
+    cutoff = 0.75 if len(name) > 4 else 0.6  # of short names, one wrong letter is a quarter
+    matches = get_close_matches(name, list(known), n=1, cutoff=cutoff)
     return f" (did you mean {matches[0]!r}?)" if matches else ""
 
 

@@ -9,12 +9,13 @@ import pytest
 
 from enginehouse.contract.backend import Runner, RunnerCapabilities
 from enginehouse_testkit.contract.driver import Rows, RunnerDriver, largest_difference
+from enginehouse_testkit.contract.form import FormContract, form_of_rows
 from enginehouse_testkit.contract.opening import ModelUnderTest
 
 __all__ = ["ContractBase"]
 
 
-class ContractBase:
+class ContractBase(FormContract):
     """Fixtures and settings; override the class attributes where a backend needs it.
 
     The fixture ``model`` is provided by the author, see :mod:`enginehouse_testkit.runner_contract`.
@@ -55,6 +56,12 @@ class ContractBase:
         yield runner
         runner.close()
 
+    @pytest.fixture(scope="class")
+    @classmethod
+    def form(cls, runner: Runner) -> str:
+        """What is wrong with the rows and lengths of the runner."""
+        return form_of_rows(runner, cls.max_logit_difference, cls.exact)
+
     @pytest.fixture
     def driver(self, runner: Runner) -> Iterator[RunnerDriver]:
         """Drives the shared runner and frees every sequence after the test."""
@@ -71,15 +78,21 @@ class ContractBase:
         encoded = [prefix + runner.tokenizer.encode(text, False) for text in self.texts]
         return [token_ids[:length] for token_ids, length in zip(encoded, lengths, strict=True)]
 
-    def assert_same(self, rows: Rows, expected: Rows, capabilities: RunnerCapabilities) -> None:
-        """Assert that two ways to compute the same rows agree within the runner's guarantee."""
+    def assert_same(self, rows: Rows, expected: Rows, capabilities: RunnerCapabilities, what: str = "") -> None:
+        """Assert that two ways to compute the same rows agree within the runner's guarantee.
+
+        Args:
+            what: what was computed in two ways, and the likely reason of a difference.
+        """
         exact = capabilities.batch_invariant if self.exact is None else self.exact
         allowed = 0.0 if exact else self.max_logit_difference
         difference = largest_difference(rows, expected)
-        assert difference <= allowed, f"logits differ by {difference}, allowed is {allowed}"
+        why = "batch_invariant, or exact, is set" if exact else "max_logit_difference of the suite"
+        assert difference <= allowed, f"{what}: logits differ by {difference:.3g}, allowed is {allowed} ({why})"
 
-    def assert_replays(self, driver: RunnerDriver, sequence: int, token_ids: Sequence[int]) -> None:
+    def assert_replays(self, driver: RunnerDriver, sequence: int, token_ids: Sequence[int], what: str = "") -> None:
         """Assert that ``sequence``, a prefix of ``token_ids``, gives the reference's rows for the remaining tokens."""
         length = driver.runner.length(sequence)
         rows = driver.feed(sequence, token_ids[length:], "all")
-        self.assert_same(rows, driver.alone(token_ids)[length:], driver.runner.capabilities)
+        what = what or f"a sequence of {length} tokens, continued, against the same tokens in one pass"
+        self.assert_same(rows, driver.alone(token_ids)[length:], driver.runner.capabilities, what)

@@ -27,6 +27,7 @@ from enginehouse.engine.loop import StepEngine
 from enginehouse.engine.sampling.candidates import uniform
 from enginehouse.engine.sampling.sampler import SequenceSampler
 from enginehouse_testkit.contract.opening import ModelUnderTest
+from enginehouse_testkit.contract.steps import events_of
 
 __all__ = ["TEXTS", "DeviceDrawsContract", "prompts_of"]
 
@@ -117,9 +118,8 @@ def _answers(runner: Runner, temperature: float) -> dict[str, list[int]]:
         stopping = StopParams(max_tokens=20 + index, ignore_eos=True)
         tokens[str(index)] = []
         engine.add(EngineRequest(request_id=str(index), sampling=sampling, stopping=stopping), prompt)
-    while engine.has_work():
-        for request_id, event in engine.step():
-            if isinstance(event, TextDelta):
-                tokens[request_id] += event.token_ids
+    for request_id, event in events_of(engine):
+        if isinstance(event, TextDelta):
+            tokens[request_id] += event.token_ids
     engine.close()
     return tokens

@@ -11,6 +11,7 @@ from attrs import field, frozen
 
 from enginehouse.contract.backend import Engine
 from enginehouse_testkit.contract.engine_driver import Answer, EngineDriver
+from enginehouse_testkit.contract.form import FormContract, form_of_rows
 from enginehouse_testkit.contract.opening import ModelUnderTest
 from enginehouse_testkit.inline_engine import InlineEngine
 
@@ -46,7 +47,7 @@ class StumblingSampler:
         return step
 
 
-class EngineContractBase:
+class EngineContractBase(FormContract):
     """Fixtures and settings; override the class attributes where an engine needs it.
 
     The fixture ``model`` is provided by the author (see :class:`enginehouse_testkit.contract.opening.ModelUnderTest`).
@@ -88,6 +89,13 @@ class EngineContractBase:
             yield EngineDriver(engine, loop)
             loop.run(engine.close())
 
+    @pytest.fixture(scope="class")
+    @classmethod
+    def form(cls, driver_of_engine: EngineDriver) -> str:
+        """What is wrong with the rows and lengths of the runner in core's engine."""
+        engine = driver_of_engine.engine
+        return form_of_rows(engine.runner, cls.max_near_tie, exact=False) if isinstance(engine, InlineEngine) else ""
+
     @pytest.fixture
     def engine(self, driver_of_engine: EngineDriver) -> EngineDriver:
         """The shared driver under a short name."""
@@ -98,12 +106,12 @@ class EngineContractBase:
         refused = engine.engine.info.engine.refused
         for name in names:
             if name in refused:
-                pytest.skip(f"the engine refuses {name}: {refused[name]}")
+                pytest.skip(f"optional: the engine refuses {name}: {refused[name]}")
 
     def needs_ids(self) -> None:
         """Skip the test if the engine does not report token ids."""
         if not self.knows_token_ids:
-            pytest.skip("the engine tells no token ids")
+            pytest.skip("optional: the engine reports no token ids (knows_token_ids)")
 
     def assert_same_text(self, found: Answer, expected: Answer) -> None:
         """Assert equal tokens up to a near-tie; both answers must be greedy, with two alternatives."""

@@ -42,7 +42,7 @@ class ExitsContract(ContractBase):
     def left_early(self, runner: Runner) -> Iterator[LayerAccess]:
         """The runner; afterwards its policy is removed."""
         if not isinstance(runner, LayerAccess) or not runner.capabilities.exit_layers:
-            pytest.skip("the runner gives no access to its layers")
+            pytest.skip("optional: the runner gives no access to its layers (capabilities.exit_layers)")
         yield runner
         runner.use_exit_policy(None)
 

@@ -5,19 +5,22 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import cast
 
 import attrs
 import numpy as np
 import pytest
 
-from enginehouse.contract.backend import Outputs, Span
+from enginehouse.contract.backend import Outputs, Runner, Span
 from enginehouse.contract.errors import CacheFull, InvalidSpan, StepAborted
 from enginehouse_testkit.contract.base import ContractBase
 from enginehouse_testkit.contract.driver import RunnerDriver, repeated
 
 __all__ = ["FailureContract"]
+
+_ABORTING_S = 3.0
+_MAX_PASSES = 2000
 
 _Breakage = Callable[[Span, RunnerDriver], Span]
 
@@ -45,8 +48,7 @@ class FailureContract(ContractBase):
         good, bad = driver.holding(prompts[0][:-2]), driver.holding(prompts[1][:5])
         free_tokens = driver.runner.free_tokens()
         broken = _BROKEN_SPANS[breakage](driver.span(bad, prompts[1][5:7]), driver)
-        with pytest.raises(InvalidSpan):
-            driver.runner.forward([driver.span(good, prompts[0][-2:]), broken])
+        _assert_refused(driver, [driver.span(good, prompts[0][-2:]), broken], f"a span that {breakage}")
 
         assert driver.runner.length(good) == len(prompts[0]) - 2
         assert driver.runner.length(bad) == 5
@@ -58,8 +60,7 @@ class FailureContract(ContractBase):
         sequence = driver.holding(prompts[0][:4])
         span = driver.span(sequence, prompts[0][4:6])
         for second in (span, attrs.evolve(span, start=span.start + 2)):
-            with pytest.raises(InvalidSpan):
-                driver.runner.forward([span, second])
+            _assert_refused(driver, [span, second], "a batch with two spans of one sequence")
 
         assert driver.runner.length(sequence) == 4
 
@@ -68,8 +69,7 @@ class FailureContract(ContractBase):
         sequence = driver.open()
         span = driver.span(sequence, prompts[0])
         driver.free(sequence)
-        with pytest.raises(InvalidSpan):
-            driver.runner.forward([span])
+        _assert_refused(driver, [span], "a span of a sequence that was freed")
 
     def test_invalid_span_when_the_batch_is_too_large(self, driver: RunnerDriver, prompts: list[list[int]]) -> None:
         """The batch has one token more than ``max_batch_tokens``."""
@@ -77,8 +77,8 @@ class FailureContract(ContractBase):
         if too_many > driver.runner.free_tokens():
             pytest.skip("the cache is smaller than one batch")
         sequence = driver.open()
-        with pytest.raises(InvalidSpan):
-            driver.runner.forward([driver.span(sequence, repeated(prompts[0], too_many), "none")])
+        span = driver.span(sequence, repeated(prompts[0], too_many), "none")
+        _assert_refused(driver, [span], f"a batch of {too_many} tokens, one more than max_batch_tokens,")
 
         assert driver.runner.length(sequence) == 0
 
@@ -90,8 +90,7 @@ class FailureContract(ContractBase):
         if max_context + 1 > driver.runner.free_tokens():
             pytest.skip("the cache holds no more than one whole context")
         sequence = driver.holding(repeated(prompts[0], max_context))
-        with pytest.raises(InvalidSpan):
-            driver.runner.forward([driver.span(sequence, prompts[0][:1])])
+        _assert_refused(driver, [driver.span(sequence, prompts[0][:1])], f"token {max_context + 1} of a sequence")
 
         assert driver.runner.length(sequence) == max_context
 
@@ -120,58 +119,124 @@ class FailureContract(ContractBase):
         if capabilities.cache_tokens >= capabilities.max_sequences * capabilities.max_context:
             pytest.skip("the cache holds every sequence at its longest: it is never full")
         sequence = driver.open()
-        while driver.runner.free_tokens() > 8:
+        for _ in range(capabilities.cache_tokens):
+            if (free_tokens := driver.runner.free_tokens()) <= 8:
+                return sequence
             if driver.runner.length(sequence) + 16 >= capabilities.max_context:
                 sequence = driver.open()
             room = capabilities.max_context - 16 - driver.runner.length(sequence)
-            num_tokens = min(driver.runner.free_tokens() - 4, room, capabilities.max_batch_tokens)
+            num_tokens = min(free_tokens - 4, room, capabilities.max_batch_tokens)
             driver.feed(sequence, repeated(token_ids, num_tokens), "none")
-        return sequence
+            assert driver.runner.free_tokens() < free_tokens, f"free_tokens() is as before after {num_tokens} tokens"
+        raise AssertionError(f"{capabilities.cache_tokens} passes (cache_tokens) have not filled the cache")
 
-    def test_abort_leaves_honest_lengths(self, driver: RunnerDriver, prompts: list[list[int]]) -> None:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def abortable(cls, form: str, make_runner: Callable[[], Runner]) -> Iterator[Runner]:
+        """A runner of its own, as one that does not forget an ``abort`` fails in every test after it."""
+        runner = make_runner()
+        yield runner
+        runner.close()
+
+    @pytest.fixture
+    def aborting(self, abortable: Runner) -> Iterator[RunnerDriver]:
+        """Drives that runner."""
+        driver = RunnerDriver(abortable)
+        yield driver
+        driver.free_all()
+
+    def test_abort_without_a_pass_does_no_harm(self, aborting: RunnerDriver, prompts: list[list[int]]) -> None:
+        """At most the next pass is aborted; a retry works."""
+        aborting.runner.abort()
+        sequence = aborting.open()
+        with contextlib.suppress(StepAborted):
+            aborting.runner.forward([aborting.span(sequence, prompts[0][:-1], "none")])
+        aborting.runner.truncate(sequence, 0)
+        try:
+            self.assert_replays(aborting, sequence, prompts[0])
+        except StepAborted:
+            pytest.fail(
+                "one call of abort() ended two passes: forward must clear the flag when it raises", pytrace=False
+            )
+
+    def test_abort_interrupts_passes(self, aborting: RunnerDriver, prompts: list[list[int]]) -> None:
+        """With ``capabilities.abort``: one of many passes ends, if another thread calls ``abort`` all the time."""
+        if not aborting.runner.capabilities.abort:
+            pytest.skip("optional: abort() has no effect, and capabilities.abort is False")
+        token_ids = repeated(prompts[0], self._longest_pass(aborting))
+        deadline, num_passes = time.monotonic() + _ABORTING_S, 0
+        with _calls_of_abort(aborting):
+            while time.monotonic() < deadline and num_passes < _MAX_PASSES:
+                sequence, num_passes = aborting.open(), num_passes + 1
+                is_aborted = self._is_aborted(aborting, {sequence: token_ids})
+                aborting.free(sequence)
+                if is_aborted:
+                    return
+        promise = "capabilities.abort is True, but abort() from another thread interrupted none of"
+        advice = "forward must look for it between layers, and raise StepAborted"
+        pytest.fail(f"{promise} {num_passes} passes of {len(token_ids)} tokens: {advice}", pytrace=False)
+
+    def test_abort_leaves_honest_lengths(self, aborting: RunnerDriver, prompts: list[list[int]]) -> None:
         """An aborted pass reports the current lengths of its sequences, and they continue from there."""
-        capabilities = driver.runner.capabilities
-        largest = min(capabilities.max_batch_tokens, capabilities.max_context, driver.runner.free_tokens() // 3)
-        long, short = repeated(prompts[0], largest - len(prompts[1])), prompts[1]
-        started = time.perf_counter()
-        driver.alone(long)
-        usual_s = time.perf_counter() - started
-        sequences = driver.holding(long[:3]), driver.holding(short[:3])
-        aborted = self._forward_and_abort(driver, dict(zip(sequences, (long[3:], short[3:]), strict=True)))
+        long = repeated(prompts[0], self._longest_pass(aborting) - len(prompts[1]))
+        texts = long, prompts[1]
+        sequences = [aborting.holding(token_ids[:3]) for token_ids in texts]
+        rest = [token_ids[3:] for token_ids in texts]
+        with _calls_of_abort(aborting):
+            is_aborted = self._is_aborted(aborting, dict(zip(sequences, rest, strict=True)))
 
-        if capabilities.abort and usual_s > 0.2:
-            assert aborted, f"abort() did not interrupt a forward pass that takes {usual_s:.2f} s"
-        for sequence, token_ids in zip(sequences, (long, short), strict=True):
-            assert aborted or driver.runner.length(sequence) == len(token_ids)
-            driver.runner.truncate(sequence, len(token_ids) - 2)
-            self.assert_replays(driver, sequence, token_ids)
+        for sequence, token_ids in zip(sequences, texts, strict=True):
+            assert is_aborted or aborting.runner.length(sequence) == len(token_ids)
+            aborting.runner.truncate(sequence, len(token_ids) - 2)
+            self.assert_replays(aborting, sequence, token_ids, "a sequence after an aborted pass")
 
     @staticmethod
-    def _forward_and_abort(driver: RunnerDriver, batch: dict[int, list[int]]) -> bool:
-        """Run a pass while another thread calls ``abort`` repeatedly; return True if it was aborted."""
-        done = threading.Event()
+    def _longest_pass(driver: RunnerDriver) -> int:
+        """Return the number of tokens of a long pass that leaves room for a second sequence of the same length."""
+        capabilities = driver.runner.capabilities
+        return min(capabilities.max_batch_tokens, capabilities.max_context, driver.runner.free_tokens() // 3)
 
-        def keep_aborting() -> None:
-            while not done.wait(0.005):
-                driver.runner.abort()
-
-        thread = threading.Thread(target=keep_aborting)
-        thread.start()
+    @staticmethod
+    def _is_aborted(driver: RunnerDriver, batch: dict[int, list[int]]) -> bool:
+        """Run a pass; return True if it was aborted, after checking the lengths that the error reports."""
         try:
             driver.runner.forward([driver.span(sequence, token_ids) for sequence, token_ids in batch.items()])
         except StepAborted as error:
-            assert error.lengths == {sequence: driver.runner.length(sequence) for sequence in batch}
+            lengths = {sequence: driver.runner.length(sequence) for sequence in batch}
+            assert error.lengths == lengths, f"StepAborted.lengths is {error.lengths}, but length() gives {lengths}"
             return True
-        finally:
-            done.set()
-            thread.join()
         return False
 
-    def test_abort_without_a_pass_does_no_harm(self, driver: RunnerDriver, prompts: list[list[int]]) -> None:
-        """At most the next pass is aborted; a retry works."""
-        driver.runner.abort()
-        sequence = driver.open()
-        with contextlib.suppress(StepAborted):
-            driver.runner.forward([driver.span(sequence, prompts[0][:-1], "none")])
 
-        self.assert_replays(driver, sequence, prompts[0])
+@contextlib.contextmanager
+def _calls_of_abort(driver: RunnerDriver) -> Iterator[None]:
+    """Call ``abort`` all the time on another thread, while the block runs."""
+    done = threading.Event()
+
+    def keep_aborting() -> None:
+        while not done.is_set():
+            driver.runner.abort()
+            done.wait(0.0002)
+
+    thread = threading.Thread(target=keep_aborting)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        with contextlib.suppress(StepAborted):  # the last call may have come after the last pass
+            driver.alone([0])
+
+
+def _assert_refused(driver: RunnerDriver, spans: list[Span], what: str) -> None:
+    """Assert that a pass with these spans raises InvalidSpan."""
+    try:
+        driver.runner.forward(spans)
+    except InvalidSpan:
+        return
+    except Exception as error:  # noqa: BLE001 - a runner may raise any exception
+        found = f"raised {type(error).__name__}: {error}"
+    else:
+        found = "was run"
+    pytest.fail(f"{what} {found}; forward must raise InvalidSpan before it changes anything (see SlotTable.check)")

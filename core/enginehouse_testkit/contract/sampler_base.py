@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from enginehouse.contract.sampler import SamplerPlugin
 from enginehouse.contract.types import SamplingParams
 from enginehouse.engine.sampling.sampler import SequenceSampler, build_steps
+from enginehouse_testkit.contract.form import FormContract, loader_problem
 
 __all__ = ["VOCAB_SIZE", "SamplerContractBase", "rows", "tries_of"]
 
@@ -23,7 +24,7 @@ _TEXTS = tuple(chr(60 + token_id).encode() for token_id in range(VOCAB_SIZE))
 _VALUES: tuple[Any, ...] = (0.5, 0.1, 0.9, 0.01, 1, 2, 0, 5, 1.5, -1, True, False, ["A", "H", "RS"], "A")
 
 
-class SamplerContractBase:
+class SamplerContractBase(FormContract):
     """Fixtures and settings.
 
     The fixture ``sampler`` is provided by the author.
@@ -33,6 +34,12 @@ class SamplerContractBase:
     """
 
     active: ClassVar[Sequence[Mapping[str, Any]]] = ()
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def form(cls, sampler: SamplerPlugin) -> str:
+        """Why the loader refuses the sampler."""
+        return loader_problem("samplers", sampler)
 
     @pytest.fixture(scope="class")
     @classmethod

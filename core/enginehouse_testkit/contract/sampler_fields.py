@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from typing import Any, get_args
 
 import attrs
 import pytest
 
-from enginehouse.contract.sampler import CORE_ORDER, SamplerPlugin, role_of
+from enginehouse.contract.sampler import SamplerPlugin, SamplerRole, role_of
 from enginehouse.contract.types import SamplingParams
-from enginehouse.plugins.kinds import KINDS
-from enginehouse.plugins.registration import Registration
 from enginehouse.settings.structuring import strict_converter
 from enginehouse_testkit.contract.sampler_base import SamplerContractBase
 
@@ -30,17 +28,10 @@ _WRONG: dict[type, tuple[Any, ...]] = {
 class SamplerFieldContract(SamplerContractBase):
     """The request fields of a sampler."""
 
-    def test_sampler_is_accepted_by_the_loader(self, sampler: SamplerPlugin) -> None:
-        """The sampler is complete, of a known version, and its fields are not in use elsewhere."""
-        Registration().register(KINDS["samplers"], "kit", sampler)
-
-        assert isinstance(sampler, SamplerPlugin)
-        assert role_of(sampler) in ("penalty", "temperature", "truncation", "replacement", "weights")
-
-    def test_its_place_is_its_own(self, sampler: SamplerPlugin) -> None:
-        """A step is placed between core's steps; only a temperature replaces core's."""
-        assert role_of(sampler) == "temperature" or sampler.order not in CORE_ORDER.values()
-        assert sampler.name not in CORE_ORDER
+    def test_its_role_exists(self, sampler: SamplerPlugin) -> None:
+        """Logits processors are plugins of their own kind."""
+        roles = set(get_args(SamplerRole)) - {"processor"}
+        assert role_of(sampler) in roles, f"role is {role_of(sampler)!r}; it must be one of {', '.join(sorted(roles))}"
 
     def test_fields_say_what_they_mean(self, sampler: SamplerPlugin) -> None:
         """The description is part of the API's documentation."""

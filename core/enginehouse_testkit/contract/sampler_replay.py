@@ -11,6 +11,7 @@ from enginehouse.contract.sampler import SamplerPlugin
 from enginehouse.contract.types import EngineRequest, EngineSettings, SamplingParams, StopParams, TextDelta
 from enginehouse.engine.loop import StepEngine
 from enginehouse_testkit.contract.sampler_base import SamplerContractBase
+from enginehouse_testkit.contract.steps import events_of
 from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
 
 __all__ = ["SamplerReplayContract"]
@@ -84,12 +85,11 @@ def _texts(
         engine.check(request, len(prompt))
         engine.add(request, prompt)
         ids[name] = {}
-    while engine.has_work():
-        for name, event in engine.step():
-            if isinstance(event, EnginehouseError):
-                raise event
-            if isinstance(event, TextDelta):
-                ids[name].setdefault(event.choice, []).extend(event.token_ids)
+    for name, event in events_of(engine):
+        if isinstance(event, EnginehouseError):
+            raise event
+        if isinstance(event, TextDelta):
+            ids[name].setdefault(event.choice, []).extend(event.token_ids)
     num_preemptions = engine.stats().num_preemptions
     engine.close()
     return list(ids.values()), num_preemptions

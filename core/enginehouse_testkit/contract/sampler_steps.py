@@ -36,7 +36,7 @@ class SamplerStepContract(SamplerContractBase):
                 keep = step(candidates)
                 assert keep.dtype == np.bool_
                 assert keep.shape == candidates.token_ids.shape
-                assert keep.any(), f"nothing is left of {len(keep)} candidates"
+                assert keep.any(), f"the step keeps none of {len(keep)} candidates: at least one must be True"
 
     def test_penalties_are_finite_and_inside_the_vocabulary(
         self, sampler: SamplerPlugin, requests: list[SamplingParams]
@@ -79,7 +79,9 @@ class SamplerStepContract(SamplerContractBase):
                 parts = (candidates.token_ids, candidates.logits, candidates.row)
                 before = [part.copy() for part in parts]
                 _ask(step, candidates)
-                assert all(np.array_equal(part, old) for part, old in zip(parts, before, strict=True))
+                names = ("token_ids", "logits", "row")
+                for name, part, old in zip(names, parts, before, strict=True):
+                    assert np.array_equal(part, old), f"the step changed candidates.{name}: copy it first"
 
     def test_the_same_question_gets_the_same_answer(
         self, sampler: SamplerPlugin, requests: list[SamplingParams]
@@ -88,7 +90,8 @@ class SamplerStepContract(SamplerContractBase):
         for step in _steps(sampler, requests, "truncation", "replacement", "temperature", "weights"):
             for candidates in _all_candidates():
                 first = _ask(step, candidates)
-                assert np.array_equal(first, _ask(step, candidates))
+                again = _ask(step, candidates)
+                assert np.array_equal(first, again), "the second call with the same arguments gave another result"
 
 
 def _steps(sampler: SamplerPlugin, requests: list[SamplingParams], *roles: str) -> Iterator[Any]:

@@ -26,6 +26,11 @@ class SequenceContract(ContractBase):
         assert capabilities.max_batch_tokens >= 32, "the suite needs batches of 32 tokens"
         assert 1 <= capabilities.max_context == runner.info.max_context
         assert 0 <= runner.free_tokens() <= capabilities.cache_tokens
+        most = capabilities.max_sequences * capabilities.max_context
+        assert capabilities.cache_tokens <= most, (
+            f"cache_tokens is {capabilities.cache_tokens}, but {capabilities.max_sequences} sequences (max_sequences) "
+            f"of {capabilities.max_context} tokens (max_context) hold at most {most}"
+        )
 
     def test_open_gives_empty_sequences(self, driver: RunnerDriver) -> None:
         """Handles are distinct, and their sequences empty."""
@@ -82,7 +87,8 @@ class SequenceContract(ContractBase):
             assert kept == wanted
         if driver.runner.capabilities.truncate == "none" and dropped:
             assert kept == 0
-        self.assert_replays(driver, sequence, prompts[0][:kept] + prompts[1][:5])
+        what = f"a sequence truncated to {kept} tokens, continued with others"
+        self.assert_replays(driver, sequence, prompts[0][:kept] + prompts[1][:5], what)
 
     def test_truncate_beyond_the_end_keeps_all(self, driver: RunnerDriver, prompts: list[list[int]]) -> None:
         """A greater length is not an error and adds nothing."""
@@ -115,8 +121,10 @@ class SequenceContract(ContractBase):
             assert shared == 0
         elif driver.runner.capabilities.truncate == "any" or dropped == 0:
             assert shared == wanted
-        self.assert_replays(driver, copy, prompt[:shared] + prompts[1][:4])
-        self.assert_replays(driver, source, prompt + prompts[2][:4])
+        expected = f"a fork of {shared} tokens against a sequence that was fed the same tokens"
+        self.assert_replays(driver, copy, prompt[:shared] + prompts[1][:4], f"{expected}: are keys and values copied?")
+        changed = "the source of a fork, after tokens were appended to the fork"
+        self.assert_replays(driver, source, prompt + prompts[2][:4], f"{changed}: do the two share memory?")
 
     @pytest.mark.parametrize("dropped", [0, 1, 4, 100])
     def test_a_planned_cut_is_the_one_that_is_made(
@@ -125,7 +133,7 @@ class SequenceContract(ContractBase):
         """``fork`` and ``truncate`` keep the planned length; planning changes nothing."""
         planner = driver.runner
         if not isinstance(planner, CutPlanner):
-            pytest.skip("the runner does not say beforehand what a cut keeps")
+            pytest.skip("optional: the runner does not plan cuts (kept_length of CutPlanner)")
         source = driver.holding(prompts[0])
         wanted = max(len(prompts[0]) - dropped, 0)
         planned = planner.kept_length(source, wanted)
@@ -176,7 +184,8 @@ class SequenceContract(ContractBase):
                 rows = driver.feed(sequence, more, "all")
                 held[sequence] += more
                 expected = driver.alone(held[sequence])[-len(more) :]
-                self.assert_same(rows, expected, driver.runner.capabilities)
+                what = "a sequence after appends, truncations and forks, against the same tokens in one pass"
+                self.assert_same(rows, expected, driver.runner.capabilities, what)
             elif action == "truncate":
                 kept = driver.runner.truncate(sequence, choose.randint(0, len(held[sequence])))
                 del held[sequence][kept:]

@@ -64,9 +64,12 @@ class TokenizerContract(ContractBase):
                 continue
             plain = tokenizer.encode(f"say {name} now", False)
 
-            assert not tokenizer.control_token_ids & set(plain), name
+            formed = sorted(tokenizer.control_token_ids & set(plain))
+            assert not formed, f"encode({name!r}, special=False) gave the control tokens {formed}: users may type it"
             assert name.encode() in b"".join(tokenizer.token_bytes[token_id] for token_id in plain), name
-            assert token_id in tokenizer.encode(f"say {name} now", True), name
+            assert token_id in tokenizer.encode(f"say {name} now", True), (
+                f"encode({name!r}, special=True) did not give its token {token_id}"
+            )
             assert tokenizer.token_bytes[token_id] == name.encode(), name
 
     def test_no_token_stands_for_more_bytes_than_said(self, tokenizer: Tokenizer) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import attrs
 import httpx
 import pytest
 from attrs import evolve
@@ -22,7 +23,7 @@ from enginehouse.cli.choosing import choose_models
 from enginehouse.cli.startup import Startup
 from enginehouse.contract.backend import ModelSource
 from enginehouse.contract.errors import ConfigError, ModelLoadError
-from enginehouse.plugins import PluginRegistry
+from enginehouse.plugins import PluginRecord, PluginRegistry
 from enginehouse.settings.config import ModelSettings, PluginsSettings
 from enginehouse_testkit.server import started_server
 from enginehouse_testkit.waiting import wait_until
@@ -64,25 +65,44 @@ def test_unknown_command_is_misuse() -> None:
     assert "No such command 'srve'" in result.output
 
 
-def test_plugins_lists_name_distribution_version_and_hooks() -> None:
+def test_plugins_lists_what_each_plugin_brings() -> None:
     output = run("plugins").output
 
-    assert "Distribution" in output
-    assert "register_backends" in output
-    assert "llamacpp" in output
+    assert all(column in output for column in ("Distribution", "Brings", "Time"))
+    assert "backend llamacpp" in output
+    assert "register_backends" not in output
+    assert "llamacpp (enginehouse): hooks register_backends" in run("plugins", "-v").output
 
 
 def test_plugins_as_json() -> None:
     records = {record["name"]: record for record in json.loads(run("plugins", "--json").output)}
 
-    assert set(records["samplers"]) == {"name", "distribution", "version", "hooks", "error", "skipped"}
+    assert set(records["samplers"]) == {attribute.name for attribute in attrs.fields(PluginRecord)}
     assert records["samplers"]["distribution"] == "enginehouse"
+    assert "sampler typical_p" in records["samplers"]["brings"]
 
 
 def test_plugins_show_what_the_settings_exclude(folder: Path) -> None:
-    (folder / "enginehouse.toml").write_text("[plugins]\ndeny = ['samplers']")
+    (folder / "enginehouse.toml").write_text("[plugins]\ndeny = ['samplers', 'nothere']")
+    result = run("plugins")
 
-    assert "the settings exclude it" in " ".join(run("plugins").output.split())
+    assert result.exit_code == 0
+    assert "samplers (enginehouse): not loaded, plugins.deny names it" in result.output.splitlines()
+    assert "plugins.deny: the plugin 'nothere' is not installed" in result.output.splitlines()
+
+
+def test_plugins_are_listed_in_spite_of_wrong_settings(folder: Path) -> None:
+    """The table comes first, then what prevents a start."""
+    (folder / "enginehouse.toml").write_text("[plugins]\ndeny = ['jwt']\n[plugins.bans]\nx = 1\n")
+    lines = run("plugins").output.splitlines()
+    assert lines[0].split()[:2] == ["Name", "Distribution"]
+    assert "bans (enginehouse): plugins.bans: this plugin has no options" in lines
+    (folder / "enginehouse.toml").write_text("[plugins]\ndeny = ['jwt']\n[auth]\nauthenticators = ['jwt']\n")
+    result = run("plugins", "--json")
+
+    assert result.exit_code == 2
+    assert {record["name"] for record in json.loads(result.stdout)} >= {"jwt", "samplers"}
+    assert "no authenticator 'jwt': the plugin 'jwt' is installed, but plugins.deny names it" in result.stderr
 
 
 def test_plugins_new_writes_a_plugin_with_its_own_name(folder: Path) -> None:
@@ -93,6 +113,14 @@ def test_plugins_new_writes_a_plugin_with_its_own_name(folder: Path) -> None:
     assert "class MyEngineBackend:" in written["enginehouse-my-engine/enginehouse_my_engine/backend.py"]
     assert 'my_engine = "enginehouse_my_engine"' in written["enginehouse-my-engine/pyproject.toml"]
     assert not [name for name, text in written.items() if "inimal" in name + text]
+
+
+def test_plugins_new_refuses_the_name_of_an_installed_plugin(folder: Path) -> None:
+    result = run("plugins", "new", "samplers")
+
+    assert result.exit_code == 2
+    assert "samplers: the name is taken by the plugin of enginehouse" in " ".join(result.output.split())
+    assert list(folder.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["My_Engine", "1st", "a-b", "a__b", "../a", ""])
@@ -167,7 +195,6 @@ def test_models_lists_what_plugins_offer() -> None:
         ("[server]\nprot = 1", "server.prot: unknown setting (did you mean 'port'?)"),
         ("[server]\nhost = '0.0.0.0'", "--insecure"),
         ("[server", "not valid TOML"),
-        ("[plugins]\nallow = ['samplerz']", "did you mean 'samplers'"),
     ],
 )
 def test_wrong_settings_are_one_line_and_exit_code_2(folder: Path, command: str, text: str, words: str) -> None:

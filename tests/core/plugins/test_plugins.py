@@ -70,7 +70,12 @@ def test_load_records_a_working_plugin(install: Install) -> None:
     registry = load()
 
     assert record_of(registry, "zeta") == PluginRecord(
-        name="zeta", distribution="third-party-zeta", version="2.5", hooks=("register_model_sources",)
+        name="zeta",
+        distribution="third-party-zeta",
+        version="2.5",
+        package="plugin_of_third_party_zeta",
+        hooks=("register_model_sources",),
+        brings=("model source zeta-model",),
     )
     assert registry.model_sources["zeta-model"]() is None
 
@@ -86,7 +91,10 @@ def test_load_records_a_working_plugin(install: Install) -> None:
         (HEADER + "@hookimpl\ndef register_backend(register): pass", "did you mean 'register_backends'"),
         (HEADER + "@hookimpl\ndef register_backends(registry): pass", "registry"),
         (HEADER + "@hookimpl\ndef register_backends(register): raise OSError('disk')", "OSError: disk"),
-        (HEADER + "@hookimpl\ndef register_backends(register): register()", "TypeError"),
+        (
+            HEADER + "@hookimpl\ndef register_backends(register): register()",
+            "takes one object",
+        ),
         (HEADER + "@hookimpl\ndef register_backends(register): register(object())", "lacks name, api_version"),
         (HEADER + "options = 3\n@hookimpl\ndef register_backends(register): pass", "options must be an attrs class"),
     ],
@@ -321,7 +329,9 @@ def test_hook_register_commands(install: Install) -> None:
     registry = load(allow=("one",))
 
     assert registry.commands == {"mine": mine}
-    assert record_of(registry, "one").error == "the command name 'serve' is taken; the command name 'mine' is taken"
+    assert record_of(registry, "one").error == (
+        "the command name 'serve' is core's own; the command name 'mine' is taken by the plugin 'one'"
+    )
 
 
 def test_own_commands_are_those_of_the_command_line() -> None:
@@ -347,10 +357,10 @@ def test_a_command_of_two_words_belongs_to_a_group_that_plugins_share(install: I
     error = record_of(registry, "one").error
     assert error is not None
     assert error.split("; ") == [
-        "the command name 'tune' is taken",
+        "the command name 'tune' is taken by a group of commands",
         "the command 'serve left' cannot belong to the command 'serve'",
         "the command 'alone left' cannot belong to the command 'alone'",
-        "the command name 'tune left' is taken",
+        "the command name 'tune left' is taken by the plugin 'one'",
     ]
 
 
@@ -446,7 +456,7 @@ def test_parsers_keep_their_order_and_names_are_taken_once(install: Install, kin
     registry = load(allow=("one",))
 
     assert list(getattr(registry, f"{kind}_parsers").values()) == [second, first]
-    assert record_of(registry, "one").error == f"the {kind} parser name 'second' is taken"
+    assert record_of(registry, "one").error == f"the {kind} parser name 'second' is taken by the plugin 'one'"
 
 
 def test_hook_register_tool_parsers(install: Install) -> None:
@@ -489,7 +499,7 @@ def test_hook_register_structured_decoders(install: Install) -> None:
     ("second", "reason"),
     [
         ({"name": "other", "spiciness": 0.0}, "the request field 'spiciness' is taken by 'one'"),
-        ({"name": "spice", "heat": 0.0}, "the sampler name 'spice' is taken"),
+        ({"name": "spice", "heat": 0.0}, "the sampler name 'spice' is taken by the plugin 'one'"),
         ({"name": "other", "top_p": 1.0}, "the request field 'top_p' is core's own"),
         ({"name": "other", "heat": field()}, "needs a default that means off"),
     ],
@@ -544,7 +554,7 @@ def test_load_refuses_a_taken_model_source(install: Install) -> None:
     registry = load()
 
     assert record_of(registry, "one").error is None
-    assert record_of(registry, "two").error == "the model source 'mine' is taken"
+    assert record_of(registry, "two").error == "the model source name 'mine' is taken by the plugin 'one'"
 
 
 def test_plugin_options_reach_the_hook(install: Install) -> None:
@@ -619,10 +629,17 @@ def test_plugin_added_under_a_taken_name_is_an_error_of_the_adder(install: Insta
     assert "the name is taken" in (record_of(load(), "a").error or "")
 
 
-@pytest.mark.parametrize("settings", [{"allow": ("samplerz",)}, {"deny": ("samplerz",)}, {"options": {"samplerz": {}}}])
-def test_for_settings_refuses_names_that_are_not_installed(settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="did you mean 'samplers'"):
-        PluginRegistry.for_settings(Settings(plugins=PluginsSettings(**settings)))
+def test_names_of_plugins_that_are_not_installed_are_complaints() -> None:
+    """A plugin that was uninstalled never stops a start."""
+    settings = {"allow": ("samplerz",), "deny": ("nothere", "parsers"), "options": {"banlist": {"words": 3}}}
+
+    registry = PluginRegistry.for_settings(Settings(plugins=PluginsSettings(**settings)))
+
+    assert registry.complaints == (
+        "plugins.allow: the plugin 'samplerz' is not installed (did you mean 'samplers'?)",
+        "plugins.deny: the plugin 'nothere' is not installed",
+        "plugins.banlist: the plugin 'banlist' is not installed",
+    )
 
 
 def test_test_backends_load_only_when_named() -> None:
@@ -693,6 +710,6 @@ def test_an_authenticator_that_fails_denies(install: Install, answer: Any, caplo
 def test_only_plugins_that_exist_authenticate(install: Install) -> None:
     install("other", WORKING.format(name="other-model"))
     registry = load()
-    for name, problem in (("other", "no loaded plugin 'other' implements authenticate"), ("jvt", "did you mean 'jwt'")):
+    for name, problem in (("other", "'other' brings model source"), ("jvt", "did you mean 'jwt'")):
         with pytest.raises(ConfigError, match=problem):
             registry.check_authenticators([name])

@@ -18,6 +18,16 @@ THINKS = (
     "{% for m in messages %}[{{ m.role }}:{{ m.reasoning_content }}:{{ m.content }}]{% endfor %}"
     "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
 )
+# As the templates of Mistral: a system message only at the beginning, and roles in turn.
+STRICT = (
+    "{% set turns = messages[1:] if messages[0].role == 'system' else messages %}"
+    "{% for m in turns | selectattr('role', 'in', ['user', 'assistant']) %}"
+    "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}"
+    "{% endif %}{% endfor %}"
+    "{% for m in messages %}[{{ m.role }}:{{ m.content }}]{% endfor %}"
+)
+TEMPLATES = {"thinker": THINKS, "strict": STRICT}
 SCRIPTS: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "plain": (["Hel", "lo", " wor", "ld"], {}),
     "thinker": (["<think>", "plan", " A", "</think>", "\n\n", "Answer", " 7"], {}),
@@ -26,6 +36,7 @@ SCRIPTS: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "broken": (["Hel", {"error": "boom"}], {}),
     "quiet": ([{"delay_s": 0.5}, "Hi"], {}),
     "endless": (["ab"], {"loop": True}),
+    "strict": (["Yes."], {}),
 }
 KEYS = (
     KeySettings(name="alice", key="alice", scopes=("infer", "admin")),
@@ -38,18 +49,18 @@ KEYS = (
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModelSettings]:
     """Settings of the models."""
     folder = tmp_path_factory.mktemp("anthropic")
-    template = folder / "thinker.jinja"
-    template.write_text(THINKS, encoding="utf-8")
+    for name, template in TEMPLATES.items():
+        (folder / f"{name}.jinja").write_text(template, encoding="utf-8")
     scripted = {
         name: ModelSettings(
             source=write_script(folder / f"{name}.json", tokens, **options),
             backend="scripted",
-            chat_template=str(template) if name == "thinker" else None,
+            chat_template=str(folder / f"{name}.jinja") if name in TEMPLATES else None,
             context=64 if name == "endless" else None,
         )
         for name, (tokens, options) in SCRIPTS.items()
     }
-    cached = ModelSettings(source=str(folder), backend="fake", isolation="thread", aliases=("claude-small",))
+    cached = ModelSettings(source=str(folder), backend="fake", isolation="thread", aliases=("claude-*",))
     return {**scripted, "cached": cached}
 
 

@@ -18,7 +18,7 @@ from enginehouse_anthropic.assembler import MessageAssembler, MessageOptions, Th
 from enginehouse_anthropic.signatures import Signatures
 
 SIGNATURES = Signatures()
-USAGE = Usage(prompt_tokens=12, cached_tokens=5, completion_tokens=7, reasoning_tokens=2)
+USAGE = Usage(prompt_tokens=12, cached_tokens=5, kept_tokens=6, completion_tokens=7, reasoning_tokens=2)
 END = Piece(0, finish_reason="stop")
 
 
@@ -176,12 +176,14 @@ def test_stop_reasons(end: Piece, expected: tuple[str, str | None]) -> None:
     assert (message["stop_reason"], message["stop_sequence"]) == expected
 
 
-def test_usage_counts_reused_tokens_apart() -> None:
-    usage = whole([END])["usage"]
+@pytest.mark.parametrize(("counts_kept", "fresh", "kept"), [(False, 7, 0), (True, 1, 6)])
+def test_usage_counts_reused_and_kept_tokens_apart(counts_kept: bool, fresh: int, kept: int) -> None:
+    options = MessageOptions(thinking="shown", signatures=SIGNATURES, counts_kept=counts_kept)
+    usage = MessageAssembler(Answered(), options).whole(USAGE, None)["usage"]
 
     assert usage == {
-        "input_tokens": 7,
-        "cache_creation_input_tokens": 0,
+        "input_tokens": fresh,
+        "cache_creation_input_tokens": kept,
         "cache_read_input_tokens": 5,
         "output_tokens": 7,
         "output_tokens_details": {"thinking_tokens": 2},

@@ -22,7 +22,11 @@ def post(client: httpx.Client, data: dict[str, Any], path: str = "/v1/messages",
 
 
 def whole(client: httpx.Client, **fields: Any) -> dict[str, Any]:
-    response = post(client, body(**fields))
+    return whole_of(client, body(**fields))
+
+
+def whole_of(client: httpx.Client, data: dict[str, Any]) -> dict[str, Any]:
+    response = post(client, data)
     assert response.status_code == 200, response.text
     return response.json()
 
@@ -255,23 +259,22 @@ def test_a_last_turn_of_the_assistant_is_continued(client: httpx.Client) -> None
     assert counted.json()["input_tokens"] == len("User: Hi\nAssistant: The ")
 
 
-def test_reused_tokens_are_counted_apart(client: httpx.Client) -> None:
+@pytest.mark.parametrize("mark", [{}, {"cache_control": {"type": "ephemeral"}}])
+def test_reused_and_kept_tokens_are_counted_apart(client: httpx.Client, mark: dict[str, Any]) -> None:
     """The billing block of Claude Code, different in every request, does not defeat the prefix cache."""
     turns = [user("Tell me a story about a ship. " * 20)]
     usages = []
     for nonce in ("1f3a9", "9c2d4"):
-        system = [
-            text(f"x-anthropic-billing-header: cch={nonce};"),
-            text("You are an agent.", cache_control={"type": "ephemeral"}),
-        ]
+        system = [text(f"x-anthropic-billing-header: cch={nonce};"), text(f"{len(mark)} agent.", **mark)]
         response = post(client, body(*turns, model="cached", system=system))
         usages.append(response.json()["usage"])
         turns += [{"role": "assistant", "content": response.json()["content"]}, user("Go on.")]
         assert response.headers["x-enginehouse-ignored"] == "system[0]"
     first, second = usages
+    fresh, other = ("cache_creation_input_tokens", "input_tokens")[:: 1 if mark else -1]
 
-    assert first["cache_read_input_tokens"] == 0
-    assert second["cache_read_input_tokens"] >= first["input_tokens"] > second["input_tokens"]
+    assert first[other] == second[other] == len(mark) and first["cache_read_input_tokens"] < 20
+    assert second["cache_read_input_tokens"] >= first[fresh] > second[fresh]
 
 
 def test_what_has_no_effect_is_told(client: httpx.Client) -> None:
@@ -282,6 +285,73 @@ def test_what_has_no_effect_is_told(client: httpx.Client) -> None:
         "mood",
         "messages[0].content[0].tone",
     }
+
+
+def test_turns_alternate_for_templates_that_insist_on_it(client: httpx.Client) -> None:
+    turns = (
+        user("a"),
+        {"role": "system", "content": "b"},
+        user("c"),
+        assistant(text("d")),
+        assistant(text("e")),
+        {"role": "system", "content": [text("f")]},
+        user("g"),
+    )
+
+    assert whole_of(client, body(*turns, model="strict", system="s"))["content"] == [{"type": "text", "text": "Yes."}]
+
+
+def test_a_request_of_claude_code(client: httpx.Client) -> None:
+    """The form of its requests, version 2.1, with shorter texts."""
+    ephemeral = {"cache_control": {"type": "ephemeral"}}
+    data = {
+        "model": "claude-opus-5",
+        "max_tokens": 32_000,
+        "stream": True,
+        "system": [
+            text("x-anthropic-billing-header: cc_version=2.1.197.093; cc_entrypoint=sdk-cli;"),
+            text("You are a Claude agent.", **ephemeral),
+            text("You are an interactive agent.", **ephemeral),
+        ],
+        "messages": [
+            user(text("<system-reminder>\nDate.\n</system-reminder>"), text("Change the line in hello.txt")),
+            {"role": "system", "content": "Available agent types: none."},
+            assistant(text("I look around."), {**tool_use("Bash", command="cat hello.txt"), "id": "toolu_5"}),
+            user({**tool_result("ORIGINAL LINE", is_error=False, **ephemeral), "tool_use_id": "toolu_5"}),
+        ],
+        "tools": [
+            {
+                "name": name,
+                "description": "Does something.",
+                "input_schema": {
+                    "$schema": "https://json-schema.org/draft/2020-12/schema",
+                    "type": "object",
+                    "properties": {"command": {"type": "string"}},
+                    "required": ["command"],
+                    "additionalProperties": False,
+                },
+            }
+            for name in ("Bash", "mcp__files__read_file", "Edit")
+        ],
+        "metadata": {"user_id": '{"device_id":"33","account_uuid":"","session_id":"b9"}'},
+        "thinking": {"type": "adaptive"},
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        "output_config": {"effort": "high"},
+    }
+    beta = {**VERSION, "anthropic-beta": "claude-code-20250219,interleaved-thinking-2025-05-14,effort-2025-11-24"}
+    response = post(client, data, "/v1/messages?beta=true", headers=beta)
+
+    assert response.status_code == 200 and events(response)[-1] == {"type": "message_stop"}
+    assert response.headers["x-enginehouse-ignored"] == "context_management, system[0], max_tokens"
+
+
+def test_details_are_an_extension_of_the_message(client: httpx.Client) -> None:
+    asked = {"x-enginehouse-details": "true"}
+    message = post(client, body(model="plain"), headers=asked).json()
+    *_, delta, _ = events(post(client, body(model="plain", stream=True), headers=asked))
+
+    assert message["enginehouse"]["parameters"]["max_tokens"]["value"] == 16
+    assert delta["type"] == "message_delta" and delta["enginehouse"].keys() == message["enginehouse"].keys()
 
 
 # -- errors --------------------------------------------------------------------------------------------
@@ -382,7 +452,7 @@ def test_models_are_paged(client: httpx.Client) -> None:
         return [model["id"] for model in found["data"]], found["has_more"]
 
     assert page(limit=2) == (["plain", "thinker"], True)
-    assert page(limit=20, after_id="quiet") == (["endless", "cached"], False)
+    assert page(limit=20, after_id="quiet") == (["endless", "strict", "cached"], False)
     assert page(limit=1, before_id="caller") == (["thinker"], True)
     refused = client.get("/v1/models", params={"limit": 0}, headers=VERSION)
     assert refused.status_code == 400 and refused.json()["error"]["type"] == "invalid_request_error"

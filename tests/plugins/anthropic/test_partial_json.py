@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from enginehouse_anthropic.partial_json import PartialObject
@@ -25,6 +25,7 @@ def sent(text: str, num_chars: int = 1) -> tuple[str, Any]:
     return "".join(parts), arguments.value()
 
 
+@settings(max_examples=50)
 @given(OBJECTS, st.booleans(), st.integers(1, 7), st.sampled_from([None, 1]))
 def test_a_valid_object_is_sent_as_it_is(
     value: dict[str, Any], ascii_only: bool, size: int, indent: int | None
@@ -34,6 +35,7 @@ def test_a_valid_object_is_sent_as_it_is(
     assert sent(text, size) == (text, value)
 
 
+@settings(max_examples=50)
 @given(OBJECTS, st.data())
 def test_what_is_cut_or_damaged_stays_an_object(value: dict[str, Any], data: st.DataObject) -> None:
     text = json.dumps(value)

@@ -9,7 +9,7 @@ Replaces Litestar's DTOs, which drop unknown fields silently and convert some va
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import UnionType
+from types import MappingProxyType, UnionType
 from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin
 from urllib.parse import parse_qsl
 
@@ -24,7 +24,7 @@ from enginehouse.api.http.body import check_depth, parse_object, without_nulls
 from enginehouse.api.http.callers import Caller
 from enginehouse.contract.errors import InvalidRequest, UnsupportedParameter
 from enginehouse.contract.fields import ParameterFields
-from enginehouse.contract.refusals import REFUSED, refuse
+from enginehouse.contract.refusals import REFUSED, Refusal, refuse
 from enginehouse.contract.rows import RequestField, classes_of, details_class, row_of
 from enginehouse.contract.types import GenerateRequest
 from enginehouse.pipeline.parameters import read_extensions, request_converter
@@ -193,6 +193,7 @@ class BodyDecoder(Generic[_B_co]):
         plugin_fields: fields of plugins, by name; accepted as well.
         unsupported: ``reject`` refuses known but unsupported fields, ``report`` lists them.
         logs_prompts: the server may log prompts; otherwise ``log_prompt`` is listed as ignored.
+        absences: why installed plugins do not work, by name. A field or sampling step of such a name is refused.
     """
 
     def __init__(
@@ -203,6 +204,7 @@ class BodyDecoder(Generic[_B_co]):
         unsupported: Literal["reject", "report"],
         *,
         logs_prompts: bool = False,
+        absences: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._body_class = body_class
         self._plugin_classes = classes_of(plugin_fields.values())
@@ -211,7 +213,11 @@ class BodyDecoder(Generic[_B_co]):
         self._logs_prompts = logs_prompts
         self._converter: Converter = request_converter()
         # What OpenAI's fields mean is nothing to the bodies of other surfaces.
-        self._refused = REFUSED if issubclass(body_class, RequestBody) else {}
+        is_ours = issubclass(body_class, RequestBody)
+        self._refused: Mapping[str, Refusal] = (
+            {**{name: Refusal(why, (None,)) for name, why in absences.items()}, **REFUSED} if is_ours else {}
+        )
+        self._absences = absences
         self._own = frozenset(attribute.name for attribute in attrs.fields(body_class))
         self._keeping_nulls = frozenset(a.name for a in attrs.fields(body_class) if row_of(a).keeps_nulls)
         self._declared = {name: details_class(declared.attribute.type) for name, declared in plugin_fields.items()}
@@ -231,8 +237,9 @@ class BodyDecoder(Generic[_B_co]):
         refusals = {name: self._refused[name] for name in data if name in self._refused and not self._is_known(name)}
         unsupported = [name for name, refusal in refusals.items() if not refusal.is_off(data[name])]
         if unsupported and self._rejects:
-            raise refuse(unsupported[0])
+            raise refuse(unsupported[0], self._absences)
         self._check_sizes(data, len(body))
+        self._check_steps(data.get("samplers"))
         try:
             known = {}
             for name, value in data.items():
@@ -296,6 +303,11 @@ class BodyDecoder(Generic[_B_co]):
         for name, value in data.items():
             if isinstance(value, dict) and len(value) > _MAX_MEMBERS:
                 raise InvalidRequest(f"{name}: must hold at most {_MAX_MEMBERS} members, not {len(value)}", name)
+
+    def _check_steps(self, samplers: Any) -> None:
+        for name in samplers if isinstance(samplers, list) else ():
+            if isinstance(name, str) and name in self._absences:
+                raise UnsupportedParameter(f"samplers: there is no step {name!r}: {self._absences[name]}", "samplers")
 
     def _find_ignored(self, data: Mapping[str, Any]) -> Iterable[str]:
         for name in data:

@@ -39,7 +39,9 @@ def build_app(state: ApiState) -> Guard:
     Raises:
         ConfigError: the settings name an authenticator or a surface that does not exist, or two surfaces collide.
     """
-    surfaces = Surfaces([openai_surface(state), *state.registry.surfaces.values()], state.settings.server.surfaces)
+    registry = state.registry
+    known = [openai_surface(state), *registry.surfaces.values()]
+    surfaces = Surfaces(known, state.settings.server.surfaces, registry.absences)
     litestar = Litestar(
         route_handlers=[
             *surfaces.routers(state),

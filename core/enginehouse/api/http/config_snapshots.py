@@ -95,6 +95,7 @@ class ConfigSnapshots:
             try:
                 wanted = await run_in_daemon_thread("reading the settings", self._reread)
                 settings, needs_restart = keep_fixed(self.settings, wanted)
+                needs_restart += await asyncio.to_thread(self._state.registry.changes)
                 state, app = await run_in_daemon_thread("making a generation", lambda: self._make(settings))
                 planned = await self._changer.plan(settings)
                 await self._check_templates(state)

@@ -31,7 +31,8 @@ class ReloadReport:
 
     Attributes:
         generation: number of the current configuration snapshot; the first one is 1.
-        needs_restart: changed settings that cannot change while the server runs; the old values stay in effect.
+        needs_restart: changed settings that cannot change while the server runs, and plugins that were changed; the
+            old values and plugins stay in effect.
     """
 
     generation: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from litestar import Request, Router
@@ -36,12 +37,14 @@ class Surfaces:
         ConfigError: a name in ``chosen`` is unknown, or two surfaces have the same route.
     """
 
-    def __init__(self, known: Iterable[Surface], chosen: Iterable[str] | None) -> None:
+    def __init__(
+        self, known: Iterable[Surface], chosen: Iterable[str] | None, absences: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         by_name = {surface.name: surface for surface in known}
         for name in chosen or ():
             if name not in by_name:
-                hint = closest(name, by_name)
-                raise ConfigError(f"server.surfaces: no surface {name!r} is installed{hint}", "server.surfaces")
+                hint = f": {absences[name]}" if name in absences else closest(name, by_name)
+                raise ConfigError(f"there is no surface {name!r}{hint}", "server.surfaces")
         self._surfaces = [by_name[name] for name in (by_name if chosen is None else dict.fromkeys(chosen))]
         self._by_address: dict[str, dict[str | None, Surface]] = {}  # by the header that its requests need
         self._routes: dict[tuple[str, str], dict[str | None, tuple[Surface, Route]]] = {}
@@ -130,6 +133,7 @@ def _handle(route: Route, state: ApiState) -> _Handle:
             limits,
             server.unsupported_parameters,
             logs_prompts=server.log_prompts and isinstance(route, GenerationRoute),
+            absences=state.registry.absences,
         )
 
     async def call_of(request: _Request) -> Decoded[Any]:

@@ -18,15 +18,14 @@ from enginehouse.contract.errors import (
     PluginFailed,
     UnsupportedParameter,
 )
-from enginehouse.contract.router import Attempt, Candidate, ChecksModels, Route, RouteQuestion, Router
+from enginehouse.contract.router import Attempt, Candidate, ChecksModels, Route, RouteQuestion
 from enginehouse.contract.types import GenerateRequest, ModelInfo
 from enginehouse.pipeline.capabilities import Capability, find_unsupported
 from enginehouse.pipeline.media import check_media
 from enginehouse.pipeline.routing.circuit_breaker import CircuitBreaker
-from enginehouse.plugins import guard_of
+from enginehouse.plugins import PluginRegistry, guard_of
 from enginehouse.serving import ModelManager, ModelStatus
 from enginehouse.settings.config import Settings
-from enginehouse.settings.structuring import closest
 
 __all__ = ["AUTO", "CapabilitiesOf", "Plan", "Planner", "TooLong"]
 
@@ -76,7 +75,7 @@ class Planner:
     """Plans for one server.
 
     Args:
-        routers: the routers of all plugins, by name.
+        registry: the plugins, for their routers.
         capabilities_of: called for models that have been loaded at least once.
 
     Raises:
@@ -87,7 +86,7 @@ class Planner:
     def __init__(
         self,
         settings: Settings,
-        routers: Mapping[str, Router],
+        registry: PluginRegistry,
         manager: ModelManager,
         capabilities_of: CapabilitiesOf,
     ) -> None:
@@ -95,10 +94,9 @@ class Planner:
         self._models = tuple(settings.router.models or settings.models)
         self._slots = {name: model.slots for name, model in settings.models.items()}
         names = {known for name, model in settings.models.items() for known in (name, *model.aliases)}
-        strategy = settings.router.strategy
+        routers, strategy = registry.routers, settings.router.strategy
         if strategy is not None and strategy not in routers:
-            message = f"router.strategy: no plugin registers a router {strategy!r}{closest(strategy, tuple(routers))}"
-            raise ConfigError(message, "router.strategy")
+            raise ConfigError(registry.missing("router", strategy, routers), "router.strategy")
         self._router = routers.get(strategy or _DEFAULT_STRATEGY) if AUTO not in names and self._models else None
         if isinstance(self._router, ChecksModels):
             self._router.check_models(self._models)
