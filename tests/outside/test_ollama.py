@@ -109,6 +109,7 @@ class TestChatOllama(ChatModelIntegrationTests):
             "base_url": self.served.url,
             "model": self.served.starter,
             "temperature": 0,
+            "repeat_penalty": 1.5,
             "num_predict": 100,
         }
 
