@@ -47,7 +47,7 @@ class _OpenCall:
 class OllamaAssembler:
     """Writes one response.
 
-    A tool call is sent once its arguments are complete, because they are an object. Arguments that are no JSON object,
+    A tool call is sent once its arguments are complete, because they are an object. Arguments other than a JSON object,
     as those of an answer that was cut off, are sent as text.
 
     Args:

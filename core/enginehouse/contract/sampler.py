@@ -45,7 +45,7 @@ SamplerRole = Literal["penalty", "temperature", "truncation", "replacement", "we
 
 ``penalty`` lowers some logits, ``temperature`` sets the temperature (at the position of core's step), ``truncation``
 keeps some candidates; ``replacement`` is a truncation that replaces all others, core's included; ``weights`` sets the
-weights of the draw, after every other step, whatever order a request lists. ``processor`` is the role of logits
+weights of the draw, after every other step, in any order that a request lists. ``processor`` is the role of logits
 processors (:mod:`enginehouse.contract.logits_processor`), not of samplers."""
 
 

@@ -331,7 +331,8 @@ class Surface(Protocol):
 
     ``requests`` and ``handle`` of a route get a :class:`~enginehouse.contract.calls.Call`, ``assemble`` a call and an
     :class:`Answer`. An address, and every one below it, belongs to the surface: its errors have the surface's body
-    there, whoever raises them. An address whose routes have a ``header`` belongs to it for requests with that header.
+    there, including those that core raises. An address whose routes have a ``header`` belongs to it for requests with
+    that header.
     An attribute ``request_id_header``, if it has one, names a further response header with the id in ``X-Request-Id``.
 
     Calls:
