@@ -109,13 +109,13 @@ class TestChatOllama(ChatModelIntegrationTests):
             "base_url": self.served.url,
             "model": self.served.starter,
             "temperature": 0,
-            "repeat_penalty": 1.5,
+            "repeat_penalty": 1.2,
             "num_predict": 100,
         }
 
     @property
     def supports_json_mode(self) -> bool:
-        return True
+        return False  # without a schema, a model of this size invents other members
 
     @property
     def has_tool_calling(self) -> bool:
