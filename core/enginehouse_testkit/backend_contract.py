@@ -22,7 +22,8 @@ from typing import Any, ClassVar, cast
 import attrs
 import pytest
 
-from enginehouse.contract.backend import Backend, Engine, MemoryEstimate, ModelSource, Runner
+from enginehouse.contract.backend import Backend, MemoryEstimate, ModelSource, Runner
+from enginehouse.contract.engine import Engine
 from enginehouse.contract.errors import ModelLoadError
 from enginehouse_testkit.contract.form import FormContract, form_of_rows, loader_problem
 from enginehouse_testkit.contract.imports import packages_imported_by

@@ -23,4 +23,4 @@ __all__ = ["EngineContract"]
 
 
 class EngineContract(EngineEventContract, EngineParameterContract, EngineLifetimeContract):
-    """Tests every externally observable guarantee of :class:`enginehouse.contract.backend.Engine`."""
+    """Tests every externally observable guarantee of :class:`enginehouse.contract.engine.Engine`."""

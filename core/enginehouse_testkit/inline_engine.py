@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
 import msgspec
 
-from enginehouse.contract.backend import EngineStream, Runner
+from enginehouse.contract.backend import Runner
+from enginehouse.contract.engine import EngineStream
 from enginehouse.contract.errors import EnginehouseError, InvalidRequest
 from enginehouse.contract.sampler import SamplerPlugin
 from enginehouse.contract.structured import StructuredDecoder
@@ -22,7 +23,7 @@ __all__ = ["InlineEngine"]
 
 
 class InlineEngine:
-    """Implements :class:`enginehouse.contract.backend.Engine`.
+    """Implements :class:`enginehouse.contract.engine.Engine`.
 
     Attributes:
         runner: the runner of its model.

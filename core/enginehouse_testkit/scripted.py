@@ -18,7 +18,8 @@ from typing import Any, Literal
 from attrs import define, field, frozen
 from attrs.validators import ge, gt, optional
 
-from enginehouse.contract.backend import EngineStream, Match, MemoryEstimate, ModelSource, Probe, Progress
+from enginehouse.contract.backend import Match, MemoryEstimate, ModelSource, Probe, Progress
+from enginehouse.contract.engine import EngineStream
 from enginehouse.contract.errors import (
     ContextLengthExceeded,
     EngineDead,
@@ -79,7 +80,7 @@ class ScriptedBackend:
 
 
 class ScriptedEngine:
-    """Implements :class:`enginehouse.contract.backend.Engine` by replaying one script for every request."""
+    """Implements :class:`enginehouse.contract.engine.Engine` by replaying one script for every request."""
 
     def __init__(self, script: Script, options: ScriptedOptions | None = None) -> None:
         options = options or ScriptedOptions()

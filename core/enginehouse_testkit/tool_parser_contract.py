@@ -202,12 +202,11 @@ def _texts_in(arguments: str) -> list[str]:
 
 
 def _with_long_argument(texts: Sequence[str], values: Sequence[str]) -> str | None:
-    """Return the first text that holds one of these arguments, with a longer one in its place."""
+    """Return the longest text that holds one of these arguments, with a longer one in its place."""
     for value in values:
-        for text in texts:
-            before, found, after = text.rpartition(value)
-            if found:
-                return f"{before}{value}{' and more' * 20}{after}"
+        for text in sorted(texts, key=len, reverse=True):
+            if value in text:
+                return text.replace(value, value + " and more" * 20)
     return None
 
 

@@ -47,7 +47,7 @@ class _OpenCall:
 class OllamaAssembler:
     """Writes one response.
 
-    A tool call is sent once its arguments are complete, because they are an object. Arguments that are no JSON object,
+    A tool call is sent once its arguments are complete, because they are an object. Arguments other than a JSON object,
     as those of an answer that was cut off, are sent as text.
 
     Args:
@@ -140,11 +140,13 @@ class OllamaAssembler:
         return self._chunk(text, thinking, calls=self._calls, logprobs=self._logprobs) | self._figures(usage, details)
 
     def _figures(self, usage: Usage, details: dict[str, Any] | None) -> Chunk:
+        # The worker may begin before the server has noticed that it accepted the request.
+        outside_s = usage.total_s - usage.queue_s - usage.prefill_s - usage.decode_s
         figures = {
             "done": True,
             "done_reason": self._reason,
             "total_duration": _ns(usage.total_s),
-            "load_duration": _ns(self._load_s),
+            "load_duration": _ns(max(0.0, min(self._load_s, outside_s))),
             "prompt_eval_count": usage.prompt_tokens,
             "prompt_eval_duration": _ns(usage.prefill_s),
             "eval_count": usage.completion_tokens,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Literal
 
-from enginehouse.contract.backend import Engine, Match, MemoryEstimate, ModelSource, Probe, Progress
+from enginehouse.contract.backend import Match, MemoryEstimate, ModelSource, Probe, Progress
+from enginehouse.contract.engine import Engine
 from enginehouse.contract.errors import MissingDependency, ModelLoadError
 from enginehouse_remote.options import RemoteOptions, base_url
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import httpx
 import msgspec
 
-from enginehouse.contract.backend import EngineStream
+from enginehouse.contract.engine import EngineStream
 from enginehouse.contract.errors import EngineDead, GenerationFailed, Overloaded, UnsupportedParameter
 from enginehouse.contract.types import EngineRequest, EngineStats, Segment
 from enginehouse_remote.bodies import body_of
@@ -44,7 +44,7 @@ class _Text(msgspec.Struct):
 
 
 class RemoteEngine:
-    """Implements :class:`enginehouse.contract.backend.Engine` over the servers of one model."""
+    """Implements :class:`enginehouse.contract.engine.Engine` over the servers of one model."""
 
     def __init__(self, found: Found, urls: Sequence[str], headers: Mapping[str, str], options: RemoteOptions) -> None:
         self.info = found.info

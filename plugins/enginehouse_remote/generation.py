@@ -26,7 +26,7 @@ _End = EnginehouseError | None
 
 
 class RemoteGeneration:
-    """Implements :class:`enginehouse.contract.backend.EngineStream`.
+    """Implements :class:`enginehouse.contract.engine.EngineStream`.
 
     A separate task reads the answer, so that :meth:`cancel` closes the connection immediately, independent of
     iteration: a server stops working when its client disconnects.

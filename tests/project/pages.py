@@ -10,12 +10,15 @@ import inspect
 import json
 import logging
 import re
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import attrs
 
 from enginehouse.api.metrics.families import FAMILIES
+from enginehouse.cli.plugin_skeleton import write_plugin
 from enginehouse.contract import hookspecs
 from enginehouse.plugins import PluginRegistry
 from enginehouse.plugins.kinds import KINDS
@@ -34,10 +37,21 @@ from enginehouse_otel.options import OtelOptions
 
 from .error_codes import code_table
 from .parameters import parameter_table
+from .plugin_objects import object_pages
 from .repository import ROOT
 from .sampling_fields import body_tables, field_table, step_table
 
-__all__ = ["COMMAND", "fill", "hook_names", "page_parts", "settings_tables"]
+__all__ = ["COMMAND", "TUTORIALS", "fill", "hook_names", "page_parts", "settings_tables"]
+
+TUTORIALS = {
+    "compressor": "compressor",
+    "drafter": "drafter",
+    "parser": "tool-parser",
+    "router": "router",
+    "sampler": "sampler",
+    "surface": "surface",
+}
+"""Subject of a tutorial to the kind of plugin that it quotes."""
 
 COMMAND = "cd tests && python -m project.pages"
 
@@ -52,7 +66,10 @@ def page_parts() -> dict[str, dict[str, str]]:
         },
         "docs/configuration.md": {"settings": _settings()},
         "docs/metrics.md": {"families": _families(), "otel": _table(OtelOptions, set())},
-        "docs/plugins.md": {"hooks": _hooks(), "suites": _suites()},
+        "docs/plugin-hooks.md": {"hooks": _hooks()},
+        "docs/plugin-objects.md": {"objects": object_pages()},
+        "docs/plugin-testing.md": {"suites": _suites()},
+        **{f"docs/tutorial-{subject}.md": _tutorial(kind) for subject, kind in TUTORIALS.items()},
         "docs/profiles.md": {"profiles": _profiles()},
         "docs/sampling.md": {"steps": step_table(), "fields": field_table()},
         "docs/structured.md": {
@@ -230,19 +247,36 @@ def _hooks() -> str:
 
 
 def _suites() -> str:
-    """One row per contract suite: the hook whose objects it tests, what it proves, and in how many tests."""
-    hooks = {suite: kind.hook for kind in KINDS.values() for suite in kind.suites}
-    rows = ["| import from `enginehouse_testkit.` | suite | for | proves | tests |\n", "|---|---|---|---|---|\n"]
+    """One row per contract suite: the hook whose objects it tests, its fixture, and the number of its tests."""
+    kinds = {suite: kind for kind in KINDS.values() for suite in kind.suites}
+    rows = ["| import from `enginehouse_testkit.` | suite | for | fixture | tests |\n", "|---|---|---|---|---|\n"]
     for path in sorted((ROOT / "core/enginehouse_testkit").glob("*_contract.py")):
         module = importlib.import_module(f"enginehouse_testkit.{path.stem}")
         (name,) = [name for name in module.__all__ if name.endswith("Contract")]
         suite = getattr(module, name)
-        hook = hooks.get(f"{module.__name__}:{name}")
-        subject = f"[`{hook}`](#{hook})" if hook else "some runners"
-        sentence = _plain(re.split(r"(?<=\.)\s|\n\n", inspect.getdoc(suite) or "", maxsplit=1)[0])
+        kind = kinds.get(f"{module.__name__}:{name}")
+        subject = f"[`{kind.hook}`](plugin-hooks.md#{kind.hook})" if kind else "some runners"
         num_tests = sum(test.startswith("test_") for test in dir(suite))
-        rows.append(f"| `{path.stem}` | `{name}` | {subject} | {sentence} | {num_tests} |\n")
+        rows.append(f"| `{path.stem}` | `{name}` | {subject} | {_fixture(module.__doc__ or '')} | {num_tests} |\n")
     return "".join(rows)
+
+
+def _fixture(docstring: str) -> str:
+    """The fixture that the example of a suite defines, and its class attributes."""
+    name = next(iter(re.findall(r"def (\w+)\(cls\)", docstring)), "see the docstring")
+    settings = re.findall(r"^        (\w+) = ", docstring, flags=re.MULTILINE)
+    shown = f"`{name}`" if name.isidentifier() else name
+    return shown + (f"; {', '.join(f'`{one}`' for one in settings)}" if settings else "")
+
+
+def _tutorial(kind: str) -> dict[str, str]:
+    """The module and the tests that ``plugins new minimal --only KIND`` writes."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_plugin("minimal", Path(folder), kind)
+        files = {"module": "enginehouse_minimal/__init__.py", "test": "tests/test_minimal.py"}
+        return {
+            name: f"```python\n{(Path(folder) / file).read_text(encoding='utf-8')}```\n" for name, file in files.items()
+        }
 
 
 def _as_markdown(docstring: str) -> str:

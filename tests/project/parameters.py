@@ -89,8 +89,12 @@ def parameter_table() -> str:
         ]
         of = ", ".join(seed for seed, names in SEEDS.items() if name in names.split())
         ours = [pair for backend, pair in zip(backends, known, strict=True) if backend != "remote"]
-        reasons = dict.fromkeys(capability.reason.rstrip(".") for pair in ours for capability in pair)
-        cells = [f"`{name}`", of, where, *(_support(*pair) for pair in known), "; else: ".join(reasons)]
+        reasons: dict[str, dict[str, None]] = {}
+        for capability in (one for pair in ours for one in pair):
+            reasons.setdefault(capability.support, {})[capability.reason.rstrip(".")] = None
+        texts = {support: ", ".join(texts) for support, texts in reasons.items()}
+        how = "; ".join(f"{support}: {text}" if len(texts) > 1 else text for support, text in texts.items())
+        cells = [f"`{name}`", of, where, *(_support(*pair) for pair in known), how]
         rows.append(f"| {' | '.join(cells)} |\n")
     return "".join(rows)
 

@@ -78,7 +78,7 @@ def test_every_kind_is_tested_by_suites_that_exist() -> None:
 
 @every_hook
 def test_hook_is_documented(hook: str) -> None:
-    assert f"### `{hook}`" in (ROOT / "docs" / "plugins.md").read_text()
+    assert f"### `{hook}`" in (ROOT / "docs" / "plugin-hooks.md").read_text()
 
 
 def test_every_hook_has_a_test_of_its_name() -> None:

@@ -12,13 +12,16 @@ import importlib.metadata
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from enginehouse.contract.commands import Command
 from enginehouse.contract.errors import ConfigError, EnginehouseError, PluginError
 from enginehouse.process import prepare_process
+
+if TYPE_CHECKING:
+    from enginehouse.plugins import PluginRegistry
 
 __all__ = ["main"]
 
@@ -48,17 +51,20 @@ class _Group(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands, sorted; those of plugins are omitted if they cannot be loaded."""
         with contextlib.suppress(EnginehouseError):
-            return sorted({*_COMMANDS, *(name.partition(" ")[0] for name in _commands_of_plugins())})
+            return sorted({*_COMMANDS, *(name.partition(" ")[0] for name in _plugins().commands)})
         return sorted(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return the command of that name. Plugins are consulted only for names that core does not have."""
         if cmd_name in _COMMANDS:
             return _import(_COMMANDS[cmd_name])
-        offered = _commands_of_plugins()
+        registry = _plugins()
+        offered = registry.commands
         if cmd_name in offered:
             return _import(offered[cmd_name].target)
         members = {name.partition(" ")[2]: one for name, one in offered.items() if name.startswith(f"{cmd_name} ")}
+        if not members and cmd_name in registry.absences:
+            ctx.fail(f"there is no command {cmd_name!r}: {registry.absences[cmd_name]}")
         return _Members(cmd_name, members) if members else None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -66,7 +72,7 @@ class _Group(click.Group):
         own = {name: _import(target).get_short_help_str(limit=80) for name, target in _COMMANDS.items()}
         added: dict[str, str] = {}
         with contextlib.suppress(EnginehouseError):  # a wrong setting must not prevent the help
-            added = {name: command.summary for name, command in _commands_of_plugins().items()}
+            added = {name: command.summary for name, command in _plugins().commands.items()}
         with formatter.section("Commands"):
             formatter.write_dl(sorted({**own, **added}.items()))
 
@@ -95,7 +101,7 @@ class _Members(click.Group):
         return None if found is None else _import(found.target)
 
 
-def _commands_of_plugins() -> Mapping[str, Command]:
+def _plugins() -> PluginRegistry:
     from enginehouse.cli.options import read_settings  # noqa: PLC0415 - core's own commands need no plugins
     from enginehouse.plugins import PluginRegistry  # noqa: PLC0415
     from enginehouse.settings.config import PluginsSettings  # noqa: PLC0415
@@ -105,7 +111,7 @@ def _commands_of_plugins() -> Mapping[str, Command]:
         settings = read_settings(Path(named) if named else None).plugins
     except ConfigError:  # `doctor` is a command of a plugin, and reports problems of the settings
         settings = PluginsSettings()
-    return PluginRegistry.load(settings).commands
+    return PluginRegistry.load(settings)
 
 
 def _import(target: str) -> click.Command:

@@ -1,16 +1,15 @@
-"""The contracts that a backend author implements (Backend, Runner, Tokenizer), and Engine.
+"""The contracts that a backend author implements: Backend, Runner, Tokenizer.
 
 A **backend** is the object that a plugin registers. It opens a **Runner** (a bare model: forward passes over sequences,
-one thread) or an **Engine** (serves whole requests by itself, asynchronous). Core's
-:class:`enginehouse.engine.loop.StepEngine` turns any runner into an engine; users of this module cannot tell the two
-apart.
+one thread) or an **Engine** (serves whole requests by itself, asynchronous; :mod:`enginehouse.contract.engine`). Core's
+:class:`enginehouse.engine.loop.StepEngine` turns any runner into an engine.
 
 A runner does not know requests, sampling, stop strings, scheduling or text streams.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -18,7 +17,8 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from enginehouse.contract.types import EngineRequest, EngineStats, Event, ModelInfo, SamplingParams, Segment
+from enginehouse.contract.engine import Engine
+from enginehouse.contract.types import ModelInfo, SamplingParams
 
 __all__ = [
     "DRAW_FIELDS",
@@ -31,8 +31,6 @@ __all__ = [
     "DeviceSampler",
     "Draw",
     "Drawn",
-    "Engine",
-    "EngineStream",
     "ForwardOutput",
     "LastSampled",
     "Match",
@@ -107,6 +105,14 @@ class Backend(Protocol):
     backend's default) and ``slots: int = 8`` (sequences that decode concurrently); the model manager fills both from
     the generic settings of the same name, so users never write them twice. ``opens`` states the result of ``open``: a
     Runner (hosted in a worker) or an Engine (lives in the server process).
+
+    Calls:
+        probe: for each model that is planned, and by commands; server, planning thread; milliseconds, 60 s at
+            most.
+        match: for each source that is planned; server, planning thread; milliseconds, 60 s at most.
+        estimate: before each load; server, a thread for it; a second, 60 s at most.
+        open: for each load; worker, engine thread (an engine: server, a thread for it); no limit while
+            ``progress`` changes, see ``load_timeout_s``.
     """
 
     name: str
@@ -146,6 +152,10 @@ class Tokenizer(Protocol):
         prefix_token_ids: prefix that the model expects before raw text (for example BOS), often empty.
         max_bytes_per_token: maximum bytes of printable ASCII per id; None if encoding may drop or shorten text, so that
             its length gives no bound on the number of tokens.
+
+    Calls:
+        encode: for each prompt and stop string; worker, intake threads and engine thread at once; microseconds
+            per word, ``step_timeout_s`` at most.
     """
 
     vocab_size: int
@@ -199,6 +209,10 @@ class ForwardOutput(Protocol):
     """Rows of logits of one forward pass, in span order, then by position.
 
     A span with outputs ``none`` has no row, ``last`` one, ``all`` one per token.
+
+    Calls:
+        host: once per pass, unless all tokens are sampled on the device; worker, engine thread; part of the
+            step.
     """
 
     num_rows: int
@@ -209,7 +223,11 @@ class ForwardOutput(Protocol):
 
 @runtime_checkable
 class DeviceOutput(ForwardOutput, Protocol):
-    """Logits that stay on the device; returned by runners with ``sampling`` capabilities."""
+    """Logits that stay on the device; returned by runners with ``sampling`` capabilities.
+
+    Calls:
+        select: at most once per pass; worker, engine thread; part of the step.
+    """
 
     def select(self, rows: Sequence[int]) -> ForwardOutput:
         """Return only these rows, in this order, so that no others are copied to the host."""
@@ -285,7 +303,11 @@ class Draw:
 
 
 class Drawn(Protocol):
-    """Sampled tokens that are being copied to the host."""
+    """Sampled tokens that are being copied to the host.
+
+    Calls:
+        host: once per pass; worker, engine thread; waits for the device.
+    """
 
     def host(self) -> Sequence[Sampled]:
         """Wait for the tokens; one per draw, in order. A token id of -1 means that the row had no finite maximum."""
@@ -336,6 +358,19 @@ class Runner(Protocol):
     handle to KV positions; its length is the number of tokens that it holds. Invariants: after ``forward`` the length
     of each sequence has grown by the number of tokens of its span; the logits of a position depend only on the
     sequence's token ids (exactly if ``batch_invariant``, else up to rounding).
+
+    Calls:
+        open_sequence: for each choice of a request; worker, engine thread; microseconds.
+        free_sequence: at the end of each sequence, or when the prefix cache evicts it; worker, engine thread;
+            microseconds.
+        length: several times per step; worker, engine thread; microseconds.
+        truncate: when drafts are rejected and cached prefixes are cut; worker, engine thread; microseconds.
+        fork: when a cached prefix is reused, and for ``n`` choices; worker, engine thread; milliseconds.
+        free_tokens: several times per step; worker, engine thread; microseconds.
+        forward: once per step; worker, engine thread; the step itself, ``step_timeout_s`` at most.
+        abort: when every request of a pass was cancelled; worker, reader thread, during ``forward``;
+            microseconds.
+        close: once; worker, engine thread; seconds.
     """
 
     capabilities: RunnerCapabilities
@@ -389,6 +424,9 @@ class CutPlanner(Runner, Protocol):
 
     It allows partial reuse of cached sequences. Without it they are reused completely or not at all: trying a
     truncation would cost a sequence each time, and one that keeps too little may lose everything.
+
+    Calls:
+        kept_length: when a cached prefix may be reused in part; worker, engine thread; microseconds.
     """
 
     def kept_length(self, sequence: int, length: int) -> int:
@@ -401,6 +439,10 @@ class DeviceSampler(Runner, Protocol):
 
     The next pass can thus be launched before the tokens of the previous one have reached the host. Only
     :meth:`Drawn.host` blocks.
+
+    Calls:
+        sample: once per pass, if all its requests can be sampled on the device; worker, engine thread; must not
+            wait for the device.
     """
 
     def sample(self, output: ForwardOutput, draws: Sequence[Draw]) -> Drawn:
@@ -414,6 +456,10 @@ class StateKeeper(Runner, Protocol):
     Attributes:
         state_format: everything besides the model's own files that a saved sequence depends on: the library and its
             version, types and layout of the cache. A state is loaded only if this text is equal.
+
+    Calls:
+        save: when a sequence is written to the disk tier; worker, engine thread; milliseconds.
+        load: when a saved prefix is reused; worker, engine thread; milliseconds.
     """
 
     state_format: str
@@ -431,55 +477,3 @@ class StateKeeper(Runner, Protocol):
             CacheFull: no free handle or not enough free positions.
             StateRefused: the data is damaged, or of another model or other settings.
         """
-
-
-class EngineStream(Protocol):
-    """The events of a request that an engine has accepted.
-
-    Iterating yields non-empty batches of events as they happen, and ends after
-    :class:`enginehouse.contract.types.RequestFinished`; it raises an EnginehouseError if the request fails.
-    """
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Number of prompt tokens; some engines learn it only at the end."""
-
-    @property
-    def num_waiting_events(self) -> int:
-        """Number of events that have arrived and are not read yet; 0 for engines that produce them on demand."""
-
-    def __aiter__(self) -> AsyncIterator[Sequence[Event]]:
-        """Batches of events; may be iterated once."""
-
-    def cancel(self) -> None:
-        """Stop generating and free the slot; idempotent, also after the end. Iteration then ends without an error."""
-
-
-class Engine(Protocol):
-    """An engine that serves whole requests. Used only from the server's event loop."""
-
-    info: ModelInfo
-
-    async def submit(self, request: EngineRequest) -> EngineStream:
-        """Queue a request; returns when it is accepted, before any token is generated.
-
-        Raises:
-            RequestError: the request cannot be served (too long, bad ids, unsupported field).
-            Overloaded: the queue is full.
-            EngineDead: the engine has stopped.
-        """
-
-    async def tokenize(self, segments: Sequence[Segment], add_special: bool) -> list[int]:
-        """Return the token ids of a prompt, exactly as ``submit`` would encode it."""
-
-    async def detokenize(self, token_ids: Sequence[int]) -> str:
-        """Return the text of the ids, control tokens by name. Raises InvalidRequest for ids outside the vocabulary."""
-
-    async def pieces(self, token_ids: Sequence[int]) -> list[bytes]:
-        """Return the bytes of each id, as in ``Tokenizer.token_bytes``. Raises like ``detokenize``."""
-
-    async def stats(self) -> EngineStats:
-        """Return current statistics of the engine."""
-
-    async def close(self) -> None:
-        """Stop the engine; running requests end with EngineDead."""

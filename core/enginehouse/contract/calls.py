@@ -22,7 +22,7 @@ ModelState = Literal["unloaded", "loading", "ready", "draining", "restarting", "
 
 
 class Caller(Protocol):
-    """The sender of a request."""
+    """The sender of a request. Provided by core."""
 
     @property
     def name(self) -> str:
@@ -82,7 +82,7 @@ class ModelEntry:
 
 
 class Server(Protocol):
-    """What a surface may ask of core. A model's name may be an alias; None is the first configured model.
+    """What a surface may ask of core. Provided by core. A model's name may be an alias; None is the first model.
 
     Methods that name a model raise ModelNotFound if it does not exist for the caller.
     """
@@ -173,7 +173,7 @@ class Server(Protocol):
 
 
 class Call(Protocol):
-    """A request that has passed keys, scopes and limits, with its decoded body."""
+    """A request that has passed keys, scopes and limits, with its decoded body. Provided by core."""
 
     @property
     def body(self) -> Any:

@@ -76,7 +76,7 @@ class ScoredToken:
 
 
 class CompressionTools(Protocol):
-    """Model queries available to a compressor. Each call waits for the model, and is cancelled with the request."""
+    """Model queries, provided by core. Each call waits for the model, and is cancelled with the request."""
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """Count the tokens of each text, in the vocabulary of the model that will answer."""
@@ -108,9 +108,12 @@ class Compressor(Protocol):
 
     Attributes:
         name: unique; settings and requests name it as their ``method``.
-        is_budgeted: it honours ``max_tokens``; otherwise it removes what it can regardless of the budget.
+        is_budgeted: True: the result has at most ``max_tokens``. False: ``max_tokens`` is ignored.
         is_idempotent: compressing the result with the same budget removes nothing more.
         needs_scores: it calls :meth:`CompressionTools.score`.
+
+    Calls:
+        compress: for each prompt that is compressed; server, one of several threads; may block and ask models.
     """
 
     name: str

@@ -88,7 +88,14 @@ class BoundDrafter(Protocol):
     Attributes:
         is_free: proposing costs almost nothing. Core then compares drafts with the generated text even while it does
             not use them, to detect when they begin to pay.
-        prior: a-priori estimate of the acceptance rate; in (0, 1).
+        prior: expected share of accepted tokens before anything is measured, between 0 and 1.
+
+    Calls:
+        open: for each sequence, when its prompt is computed; worker, engine thread; under a millisecond.
+        propose: once per step with drafts; worker, engine thread; less than the step saves, as all sequences
+            wait.
+        close: at the end of each sequence; worker, engine thread; microseconds.
+        shutdown: once, when the model is closed; worker, engine thread; seconds.
     """
 
     is_free: bool
@@ -126,6 +133,9 @@ class Drafter(Protocol):
     Attributes:
         name: unique; models name it in ``drafters``.
         options: attrs class of its settings per model, besides its name.
+
+    Calls:
+        bind: once per load; worker, engine thread; as long as a second model needs.
     """
 
     name: str
@@ -147,6 +157,9 @@ class LayerDrafter(Drafter, Protocol):
 
     If the backend is a :class:`LayerBackend`, ``DraftContext.open_second`` opens these layers, with the settings of the
     model; otherwise the runner may support exiting a forward pass after them.
+
+    Calls:
+        choose_layers: for each plan of a model; server, planning thread; microseconds.
     """
 
     def choose_layers(self, options: Any, num_layers: int) -> int:
@@ -160,6 +173,9 @@ class LayerBackend(Backend, Protocol):
 
     For runners that cannot exit a forward pass early (``RunnerCapabilities.exit_layers``). ``options`` has the field
     ``num_layers: int | None = None``; ``estimate`` and ``open`` honour it, and None is all layers.
+
+    Calls:
+        count_layers: for each plan of a model with such a drafter; server, planning thread; a second.
     """
 
     def count_layers(self, source: ModelSource) -> int:

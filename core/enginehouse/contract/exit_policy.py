@@ -34,7 +34,7 @@ class ExitContext:
 
 
 class ExitView(Protocol):
-    """Model state after one layer, for each token that has not exited before.
+    """Model state after one layer, for each token that has not exited before. Provided by core.
 
     Arrays are float32, of the runner's own library and in its memory; ``numpy.asarray`` reads those on the CPU without
     a copy. They are read-only, and valid during the call.
@@ -69,6 +69,9 @@ class BoundExitPolicy(Protocol):
     Attributes:
         layers: numbers of layers after which it is asked, a subset of ``ExitContext.exit_layers``. Every call costs
             time, even if no token exits.
+
+    Calls:
+        leaves: for each pass and each of its layers; worker, engine thread; less than a layer saves.
     """
 
     layers: tuple[int, ...]
@@ -85,6 +88,9 @@ class ExitPolicy(Protocol):
     Attributes:
         name: unique; a model names it in ``exit_policy``.
         options: attrs class of its settings per model, besides its name.
+
+    Calls:
+        bind: once per load; worker, engine thread; seconds.
     """
 
     name: str
@@ -120,6 +126,9 @@ class LayerAccess(Runner, Protocol):
 
     Attributes:
         num_layers: number of layers of the whole model.
+
+    Calls:
+        use_exit_policy: once per load, and when a policy has failed; worker, engine thread; microseconds.
     """
 
     num_layers: int

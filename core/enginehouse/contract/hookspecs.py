@@ -1,7 +1,8 @@
 """Hook specifications. A plugin implements any of these hooks with ``@enginehouse.hookimpl``.
 
-``register_*`` hooks register plain objects, which core then calls directly. No hook runs in the decode loop. An
-implementation may omit any argument. The following applies to every ``register_*`` hook.
+``register_*`` hooks run once, at start, and register plain objects, which core then calls directly. ``authenticate``
+runs per request, ``on_event`` per event. An implementation may omit any argument. The following applies to every
+``register_*`` hook.
 
 When: once in each process that loads plugins, at its start and on its main thread: the server process, each worker
 process, and commands that need plugins. Unless stated otherwise, the objects are used in the server process.
@@ -11,8 +12,8 @@ Args:
         already in use is refused and recorded as a load error; the plugin's other objects stay.
     options: the plugin's settings from ``[plugins.<name>]``, an instance of the attrs class in the plugin's attribute
         ``options``; None without that attribute.
-    add_plugin: call it with a name and a plugin to add a further plugin. The hooks of that plugin are called after the
-        current round of calls, each exactly once.
+    add_plugin: call it with a name and a plugin to add a further plugin. Its hooks are called after the current ones
+        have finished, each once.
 
 An exception in the hook is recorded as the plugin's load error; other plugins are not affected.
 
@@ -231,7 +232,8 @@ def register_exit_policies(register: Callable[[ExitPolicy], None], options: Any,
 def register_tool_parsers(register: Callable[[ToolParser], None], options: Any, add_plugin: AddPlugin) -> None:
     """Register tool parsers, which find the tool calls in a model's output.
 
-    The parser with the highest confidence for the model's chat template wins; ties go to the first registered.
+    The parser with the highest ``match`` for the model's chat template serves it. On a tie: Enginehouse's own first,
+    then by plugin name.
 
     An exception while parsing is logged with the parser's name, and the rest of that answer becomes text.
 
@@ -249,7 +251,8 @@ def register_reasoning_parsers(
 ) -> None:
     """Register reasoning parsers, which separate a model's reasoning from its answer.
 
-    The parser with the highest confidence for the model's chat template wins; ties go to the first registered.
+    The parser with the highest ``match`` for the model's chat template serves it. On a tie: Enginehouse's own first,
+    then by plugin name.
 
     An exception while parsing fails that request only and names the parser.
 

@@ -1,6 +1,6 @@
 """The contract of logits processors, which modify a whole row of logits before a token is sampled from it.
 
-They run first, after the logit bias and before penalties, masks and truncations, in the order of their names,
+They run right after the logit bias and before everything else, in the order of their names,
 regardless of the order of steps that a request asks for: a token that a processor bans stays banned. A processor sees
 only tokens and numbers, so it works on every backend. It must be deterministic for the same arguments, because a token
 can be drawn again.
@@ -23,7 +23,11 @@ _ORDER = -1000  # before every step
 
 @runtime_checkable
 class ProcessorSession(Protocol):
-    """The state of a processor for one sequence."""
+    """The state of a processor for one sequence.
+
+    Calls:
+        process: for each token; worker, engine thread; microseconds, as all sequences wait.
+    """
 
     def process(self, logits: NDArray[np.float32], history: History) -> None:
         """Change the row; called at most once per position.
@@ -43,6 +47,10 @@ class LogitsProcessor(Protocol):
         name: unique among processors and samplers; the key of its fields in ``SamplingParams.extensions``.
         request_fields: attrs class; each attribute is a top-level request field whose default means "off". Ranges are
             attrs validators; metadata ``description`` goes to the API document.
+
+    Calls:
+        create: for each request that sets a field, to check it: worker, intake thread; then for each choice:
+            worker, engine thread; microseconds.
     """
 
     name: str

@@ -16,6 +16,14 @@ class ModelHub(Protocol):
     Attributes:
         name: name of the hub, for messages.
         api_version: version of this interface.
+
+    Calls:
+        matches: for each text that names a model; server, planning thread; microseconds.
+        find: for each source that is planned; server, planning thread; milliseconds.
+        is_complete: for each model at start with ``server.pull``; server, a thread for it; milliseconds.
+        advice: when a model is not found; server, planning thread; microseconds.
+        download: for each model that is missing, with ``server.pull``; server, a thread for it; no limit while
+            ``progress`` changes.
     """
 
     name: str

@@ -98,7 +98,12 @@ class PreparedChat:
 
 
 class ToolSession(Protocol):
-    """Incremental parser of one choice's text after its reasoning."""
+    """Incremental parser of one choice's text after its reasoning.
+
+    Calls:
+        push: for each piece of text; server, event loop; under a millisecond.
+        flush: at the end of each choice; server, event loop; under a millisecond.
+    """
 
     def push(self, text: str) -> Sequence[ToolPart]:
         """Add ``text`` and return the parts that are now certain."""
@@ -108,17 +113,24 @@ class ToolSession(Protocol):
         """Return the remaining parts at the end of the text; an open call is finished as it is.
 
         Args:
-            is_cut: a limit has ended the text, so a call that had not started is not reported as damaged.
+            is_cut: True if a token limit cut the text: drop a call whose arguments have not begun.
         """
         ...
 
 
 class ToolFormat(Protocol):
-    """A tool parser bound to a model. Stateless: several threads use it concurrently to prepare chats."""
+    """A tool parser bound to a model. Stateless: several threads use it concurrently to prepare chats.
+
+    Calls:
+        prepare: for each chat with tools or calls; server, event loop, or a thread for large requests;
+            milliseconds.
+        constraint: for each chat whose calls are enforced; like ``prepare``; milliseconds.
+        open: for each choice of a chat with tools; server, event loop; microseconds.
+    """
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """Strings that may be control tokens of the model and must be visible in its answers."""
+        """Control tokens that must stay visible in answers for the session to find calls; for text, the opening tag."""
         ...
 
     def prepare(self, messages: tuple[Message, ...], tools: tuple[Tool, ...]) -> PreparedChat:
@@ -157,6 +169,10 @@ class ToolParser(Protocol):
 
     Attributes:
         name: unique.
+
+    Calls:
+        match: for each chat template of a model, when it is loaded; server, event loop; milliseconds.
+        bind: for each chat template of a model whose best match it is; server, event loop; milliseconds.
     """
 
     name: str
@@ -172,7 +188,12 @@ class ToolParser(Protocol):
 
 
 class ReasoningSession(Protocol):
-    """Incremental parser of one choice's text from its beginning."""
+    """Incremental parser of one choice's text from its beginning.
+
+    Calls:
+        push: for each piece of text; server, event loop; under a millisecond.
+        flush: at the end of each choice; server, event loop; under a millisecond.
+    """
 
     def push(self, text: str) -> Sequence[ReasoningPart]:
         """Add ``text`` and return the parts that are now certain."""
@@ -184,7 +205,13 @@ class ReasoningSession(Protocol):
 
 
 class ReasoningFormat(Protocol):
-    """A reasoning parser bound to a model."""
+    """A reasoning parser bound to a model.
+
+    Calls:
+        variables: for each chat; server, event loop, or a thread for large requests; microseconds.
+        is_open: for each rendered chat; like ``variables``; microseconds.
+        open: for each choice; server, event loop; microseconds.
+    """
 
     @property
     def start(self) -> str:
@@ -220,6 +247,10 @@ class ReasoningParser(Protocol):
 
     Attributes:
         name: unique.
+
+    Calls:
+        match: for each chat template of a model, when it is loaded; server, event loop; milliseconds.
+        bind: for each chat template of a model whose best match it is; server, event loop; milliseconds.
     """
 
     name: str

@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from attrs import field, frozen
 
-from enginehouse.contract.backend import EngineStream
+from enginehouse.contract.engine import EngineStream
 from enginehouse.contract.types import EngineRequest, GenerateRequest
 
 __all__ = ["BoundPreparer", "ModelAccess", "Preparation", "Preparer", "Report"]
@@ -46,7 +46,7 @@ class Preparation:
 
 
 class ModelAccess(Protocol):
-    """A loaded model, on behalf of one request."""
+    """A loaded model, on behalf of one request. Provided by core."""
 
     @property
     def name(self) -> str:
@@ -81,7 +81,13 @@ class ModelAccess(Protocol):
 
 
 class BoundPreparer(Protocol):
-    """A preparer with the settings of the models. Used on the event loop, for several requests concurrently."""
+    """A preparer with the settings of the models. Used on the event loop, for several requests concurrently.
+
+    Calls:
+        may_prepare: for each request to a router; server, event loop; microseconds.
+        prepare_request: for each request, and again if the prompt is too long; server, event loop; must not
+            block.
+    """
 
     def may_prepare(self, request: GenerateRequest, model: str) -> bool:
         """True if it could change requests like this one to a model; such prompts are not counted in advance."""
@@ -113,6 +119,9 @@ class Preparer(Protocol):
             and the key of the profiles' headers.
         request_fields: attrs class; each attribute is a top-level request field whose default means "not given". A
             field may be ``bool | SomeAttrsClass | None``: a switch, or an object with details.
+
+    Calls:
+        bind: once per configuration; server, main thread or a thread for a reload; seconds.
     """
 
     name: str

@@ -126,7 +126,11 @@ class Route:
 
 
 class Router(Protocol):
-    """A routing strategy. ``name`` is the value of ``router.strategy``."""
+    """A routing strategy. ``name`` is the value of ``router.strategy``.
+
+    Calls:
+        route: for each request to ``auto``; server, event loop; 1 to 2 ms.
+    """
 
     name: str
     api_version: int
@@ -138,7 +142,11 @@ class Router(Protocol):
 
 @runtime_checkable
 class ChecksModels(Protocol):
-    """Optional interface of routers whose settings name models or depend on their number."""
+    """Optional interface of routers whose settings name models or depend on their number.
+
+    Calls:
+        check_models: once at start, if the router is in use; server, main thread; seconds.
+    """
 
     def check_models(self, models: Sequence[str]) -> None:
         """Validate the settings; called at the start, only if this router is in use.

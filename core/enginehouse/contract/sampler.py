@@ -45,7 +45,7 @@ SamplerRole = Literal["penalty", "temperature", "truncation", "replacement", "we
 
 ``penalty`` lowers some logits, ``temperature`` sets the temperature (at the position of core's step), ``truncation``
 keeps some candidates; ``replacement`` is a truncation that replaces all others, core's included; ``weights`` sets the
-weights of the draw, after every other step, whatever order a request lists. ``processor`` is the role of logits
+weights of the draw, after every other step, in any order that a request lists. ``processor`` is the role of logits
 processors (:mod:`enginehouse.contract.logits_processor`), not of samplers."""
 
 
@@ -99,7 +99,11 @@ class TokenPenalties:
 
 @runtime_checkable
 class TruncationStep(Protocol):
-    """Truncation of one sequence; called at most once per position."""
+    """Truncation of one sequence; called at most once per position.
+
+    Calls:
+        __call__: for each token; worker, engine thread; microseconds, as all sequences wait.
+    """
 
     def __call__(self, candidates: Candidates) -> NDArray[np.bool_]:
         """Return (num_candidates,) bool, True for tokens to keep; at least one must be True."""
@@ -108,7 +112,11 @@ class TruncationStep(Protocol):
 
 @runtime_checkable
 class PenaltyStep(Protocol):
-    """Penalties of one sequence."""
+    """Penalties of one sequence.
+
+    Calls:
+        penalties: for each token; worker, engine thread; microseconds, as all sequences wait.
+    """
 
     def penalties(self, history: History) -> TokenPenalties | None:
         """Return the penalties for the next token; None for no penalty."""
@@ -117,7 +125,11 @@ class PenaltyStep(Protocol):
 
 @runtime_checkable
 class TemperatureStep(Protocol):
-    """Temperature of one sequence. Not called if the request's temperature is 0, which is greedy."""
+    """Temperature of one sequence. Not called if the request's temperature is 0, which is greedy.
+
+    Calls:
+        temperature: for each token; worker, engine thread; microseconds, as all sequences wait.
+    """
 
     def temperature(self, logits: NDArray[np.float32], temperature: float) -> float:
         """Return the divisor of the logits, at least 0.
@@ -132,7 +144,11 @@ class TemperatureStep(Protocol):
 
 @runtime_checkable
 class WeightsStep(Protocol):
-    """Probabilities of one sequence's draw; called at most once per position, and not if the request is greedy."""
+    """Probabilities of one sequence's draw; called at most once per position, and not if the request is greedy.
+
+    Calls:
+        weights: for each token; worker, engine thread; microseconds, as all sequences wait.
+    """
 
     def weights(self, candidates: Candidates) -> NDArray[np.float64]:
         """Return (num_candidates,) float64: finite, not negative, not all 0; proportional to the probabilities."""
@@ -141,7 +157,11 @@ class WeightsStep(Protocol):
 
 @runtime_checkable
 class FollowingStep(Protocol):
-    """A step that depends on previously drawn tokens. Any step may implement it as well."""
+    """A step that depends on previously drawn tokens. Any step may implement it as well.
+
+    Calls:
+        accept: for each token; worker, engine thread; microseconds.
+    """
 
     def accept(self, token_id: int, probability: float | None) -> None:
         """Record a token that was appended to the sequence.
@@ -170,6 +190,10 @@ class SamplerPlugin(Protocol):
         request_fields: attrs class; each attribute is a top-level request field whose default means "off". Ranges are
             attrs validators; metadata ``description`` goes to the API document.
         order: position among the steps.
+
+    Calls:
+        create: for each request that sets a field, to check it: worker, intake thread; then for each choice:
+            worker, engine thread; microseconds.
     """
 
     name: str

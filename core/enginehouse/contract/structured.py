@@ -20,7 +20,14 @@ __all__ = ["Grammar", "GrammarCompiler", "Matcher", "StructuredDecoder"]
 
 
 class Matcher(Protocol):
-    """Matching state of one sequence. Used by one thread at a time; ``fill_bitmask`` should release the GIL."""
+    """Matching state of one sequence. Used by one thread at a time; ``fill_bitmask`` should release the GIL.
+
+    Calls:
+        fill_bitmask: for each token; worker, mask thread, during the forward pass; under a millisecond.
+        accept: for each token; worker, engine thread; microseconds.
+        forced_token_ids: for each token; worker, engine thread; microseconds.
+        is_finished: for each token; worker, engine thread; microseconds.
+    """
 
     def fill_bitmask(self, bitmask: NDArray[np.int32]) -> None:
         """Write the allowed next tokens: bit ``i % 32`` of word ``i // 32`` is set if id ``i`` is allowed.
@@ -50,7 +57,11 @@ class Matcher(Protocol):
 
 
 class Grammar(Protocol):
-    """A compiled constraint."""
+    """A compiled constraint.
+
+    Calls:
+        start: for each choice; worker, engine thread; microseconds.
+    """
 
     def start(self) -> Matcher:
         """Create a matcher at the beginning of the text."""
@@ -58,7 +69,12 @@ class Grammar(Protocol):
 
 
 class GrammarCompiler(Protocol):
-    """A decoder bound to one tokenizer. Thread-safe; compiling the same constraint again is cheap."""
+    """A decoder bound to one tokenizer. Thread-safe; compiling the same constraint again is cheap.
+
+    Calls:
+        compile: for each request with a constraint; worker, intake threads at once; limited by the decoder,
+            ``step_timeout_s`` at most.
+    """
 
     def compile(self, constraint: Constraint) -> Grammar:
         """Compile a constraint, within limits of size, depth and time.
@@ -77,6 +93,9 @@ class StructuredDecoder(Protocol):
     Attributes:
         name: unique.
         kinds: the constraint kinds that this decoder can enforce.
+
+    Calls:
+        bind: once per load; worker, engine thread; a second.
     """
 
     name: str

@@ -159,7 +159,7 @@ class Reply:
 
 
 class Answer(Protocol):
-    """The response to requests that their model has accepted."""
+    """The response to requests that their model has accepted. Provided by core."""
 
     @property
     def id(self) -> str:
@@ -205,6 +205,14 @@ class Assembler(Protocol):
 
     It receives every piece of output in order, whether the response is streamed or not, so that a stream and a whole
     response are made of the same items.
+
+    Calls:
+        opening: once per stream; server, event loop; microseconds.
+        push: for each piece of output; server, event loop; microseconds.
+        close: at the end of a stream; server, event loop; microseconds.
+        fail: at the end of a stream that breaks off; server, event loop; microseconds.
+        whole: once per response that is not streamed; server, event loop, or a thread for long ones;
+            milliseconds.
     """
 
     def opening(self) -> Iterable[Chunk]:
@@ -237,10 +245,14 @@ class Assembler(Protocol):
 
 
 class DetachedAssembler(Assembler, Protocol):
-    """The writer of a detached response."""
+    """The writer of a detached response.
+
+    Calls:
+        early: once per detached response that is not streamed; server, event loop; microseconds.
+    """
 
     def early(self) -> Chunk:
-        """Return the response to a client that does not stream: sent first, while the stream goes to nobody."""
+        """Return the response to a client that does not stream: sent first, while no client reads the stream."""
         ...
 
 
@@ -319,8 +331,12 @@ class Surface(Protocol):
 
     ``requests`` and ``handle`` of a route get a :class:`~enginehouse.contract.calls.Call`, ``assemble`` a call and an
     :class:`Answer`. An address, and every one below it, belongs to the surface: its errors have the surface's body
-    there, whoever raises them. An address whose routes have a ``header`` belongs to it for requests with that header.
+    there, including those that core raises. An address whose routes have a ``header`` belongs to it for requests with
+    that header.
     An attribute ``request_id_header``, if it has one, names a further response header with the id in ``X-Request-Id``.
+
+    Calls:
+        error: for each error on its addresses; server, event loop; microseconds.
     """
 
     name: str

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from attrs import frozen
 
-from enginehouse.contract.backend import EngineStream
+from enginehouse.contract.engine import EngineStream
 from enginehouse.contract.errors import ConfigError, ModelNotReady
 from enginehouse.contract.preparer import BoundPreparer, ModelAccess, Report
 from enginehouse.contract.types import EngineRequest, GenerateRequest, Segment

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import msgspec
 
-from enginehouse.contract.backend import EngineStream
+from enginehouse.contract.engine import EngineStream
 from enginehouse.contract.errors import EnginehouseError, WorkerDied
 from enginehouse.contract.types import Event, TextDelta
 from enginehouse.recovery.request import RecoverableRequest

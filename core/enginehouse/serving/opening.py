@@ -9,7 +9,8 @@ from typing import Any, cast
 import attrs
 from attrs import evolve, fields, frozen
 
-from enginehouse.contract.backend import Backend, Engine, ModelSource, Progress, Runner
+from enginehouse.contract.backend import Backend, ModelSource, Progress, Runner
+from enginehouse.contract.engine import Engine
 from enginehouse.contract.errors import ConfigError, EngineDead, ModelLoadError
 from enginehouse.contract.types import EngineSettings
 from enginehouse.plugins import PluginRegistry

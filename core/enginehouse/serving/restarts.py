@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 
 from attrs import define, field, frozen
 
-from enginehouse.contract.backend import Engine
+from enginehouse.contract.engine import Engine
 from enginehouse.contract.errors import EngineDead, EnginehouseError, ModelLoadError, ResourcesExhausted
 from enginehouse.serving.lifecycle import Lifecycle
 from enginehouse.serving.opening import OpenEngine

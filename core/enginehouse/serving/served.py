@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from attrs import define, evolve, field, frozen
 
-from enginehouse.contract.backend import Engine
+from enginehouse.contract.engine import Engine
 from enginehouse.contract.errors import (
     EnginehouseError,
     InsufficientMemory,

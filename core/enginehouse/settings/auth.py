@@ -90,8 +90,7 @@ class AuthSettings:
             token or in ``x-api-key``.
         key_file: file with hashes of further keys, reread when it changes. The path may be relative to the
             configuration file.
-        authenticators: plugins that identify callers by other credentials than these keys, in the order in which they
-            are asked; unlisted plugins are not used.
+        authenticators: authentication plugins, asked in this order; others are never asked.
         timeout_s: maximum time in seconds for each of them to identify a caller; afterwards the request is refused with
             503, and may be sent again.
     """

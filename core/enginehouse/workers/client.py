@@ -1,4 +1,4 @@
-"""Server side of a worker: an :class:`enginehouse.contract.backend.Engine` that forwards to a worker over a link.
+"""Server side of a worker: an :class:`enginehouse.contract.engine.Engine` that forwards to a worker over a link.
 
 Used on the event loop. Each engine step is one message and wakes each of its requests once.
 """

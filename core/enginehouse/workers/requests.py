@@ -58,7 +58,7 @@ class WorkObserver:
 
 
 class WorkerStream:
-    """Implements :class:`enginehouse.contract.backend.EngineStream` for a request that was sent to a worker.
+    """Implements :class:`enginehouse.contract.engine.EngineStream` for a request that was sent to a worker.
 
     Buffers events while the client is slow; the model's context length bounds their number.
 

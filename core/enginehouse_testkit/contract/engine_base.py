@@ -9,7 +9,7 @@ from typing import Any, ClassVar, cast
 import pytest
 from attrs import field, frozen
 
-from enginehouse.contract.backend import Engine
+from enginehouse.contract.engine import Engine
 from enginehouse_testkit.contract.engine_driver import Answer, EngineDriver
 from enginehouse_testkit.contract.form import FormContract, form_of_rows
 from enginehouse_testkit.contract.opening import ModelUnderTest

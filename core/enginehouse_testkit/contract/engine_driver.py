@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from attrs import define, field
 
-from enginehouse.contract.backend import Engine, EngineStream
+from enginehouse.contract.engine import Engine, EngineStream
 from enginehouse.contract.errors import EnginehouseError
 from enginehouse.contract.types import (
     ChoiceFinished,

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from enginehouse.contract.backend import EngineStream
+from enginehouse.contract.engine import EngineStream
 from enginehouse.contract.errors import GenerationFailed, RequestError
 from enginehouse_testkit.contract.engine_base import EngineContractBase, StumblingSampler
 from enginehouse_testkit.contract.engine_driver import Answer, EngineDriver

@@ -7,7 +7,8 @@ from typing import Any, cast
 import attrs
 from attrs import frozen
 
-from enginehouse.contract.backend import Backend, Engine, ModelSource, Runner
+from enginehouse.contract.backend import Backend, ModelSource, Runner
+from enginehouse.contract.engine import Engine
 
 __all__ = ["ModelUnderTest"]
 

@@ -30,7 +30,7 @@ class CutoffSampler:
     name = "minimal_cutoff"
     api_version = 1
     request_fields = CutoffFields
-    order = 45  # behind core's min-p
+    order = 45  # after core's min-p
 
     def create(self, fields: CutoffFields) -> Callable[[Candidates], NDArray[np.bool_]] | None:
         """The step of one sequence."""

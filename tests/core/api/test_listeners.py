@@ -123,7 +123,7 @@ def test_failures_are_counted_and_requests_do_not_notice(settings: Settings, cap
                 assert client.post("/v1/chat/completions", json=CHAT).status_code == 200
             wait_for_text(client, 'dropped_events_total{plugin="mine",reason="failed"}')
 
-    told = [record for record in caplog.records if "failed to handle an event" in record.getMessage()]
+    told = [record for record in caplog.records if "failed in on_event" in record.getMessage()]
     assert len(told) == 1, "once a minute is enough"
 
 

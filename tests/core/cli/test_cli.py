@@ -65,6 +65,14 @@ def test_unknown_command_is_misuse() -> None:
     assert "No such command 'srve'" in result.output
 
 
+def test_a_command_of_an_excluded_plugin_says_why(folder: Path) -> None:
+    (folder / "enginehouse.toml").write_text("[plugins]\ndeny = ['doctor']")
+    result = run("doctor")
+
+    assert result.exit_code == 2
+    assert "there is no command 'doctor': the plugin 'doctor' is installed, but plugins.deny names it" in result.output
+
+
 def test_plugins_lists_what_each_plugin_brings() -> None:
     output = run("plugins").output
 

@@ -79,14 +79,27 @@ class Parser:
     def bind(self, model: ChatFormat) -> Any:
         if self.name == "unbound":
             raise RuntimeError("on purpose")
-        return self.name
+        return Bound(name=self.name)
+
+
+@frozen
+class Bound(Reasoning):
+    """What a parser is bound to: a format of calls and of reasoning at once."""
+
+    name: str = ""
+    markers: tuple[str, ...] = ()
+
+    def prepare(self, messages, tools):
+        return PreparedChat(messages, tools)
+
+    def constraint(self, tools, parallel, answer=None):
+        return Constraint(kind="lark", text="calls", param="tool_choice")
 
 
 def formats(*parsers: Parser, **settings: Any) -> ModelFormats:
     registry = PluginRegistry.load(PluginsSettings(allow=()))
     known = {parser.name: parser for parser in parsers}
-    object.__setattr__(registry, "tool_parsers", known)
-    object.__setattr__(registry, "reasoning_parsers", known)
+    registry = evolve(registry, tool_parsers=known, reasoning_parsers=known)
     chosen = ChatFormats(registry, {"m": ModelSettings(source="x", **settings)})
     assert chosen.of("m", ChatFormat("t")) is chosen.of("m", ChatFormat("t"))
     return chosen.of("m", ChatFormat("t"))
@@ -95,7 +108,7 @@ def formats(*parsers: Parser, **settings: Any) -> ModelFormats:
 def test_the_surest_parser_serves_and_of_several_the_first() -> None:
     chosen = formats(Parser("broken", -1), Parser("low", 0.1), Parser("first", 0.9), Parser("second", 0.9))
 
-    assert (chosen.tools, chosen.reasoning) == ("first", "first")
+    assert (chosen.tools.name, chosen.reasoning.name) == ("first", "first")
 
 
 def test_no_parser_serves_where_none_matches() -> None:
@@ -106,7 +119,7 @@ def test_no_parser_serves_where_none_matches() -> None:
 def test_settings_name_a_parser_or_none() -> None:
     chosen = formats(Parser("a", 0.9), Parser("b", 0.0), tool_parser="b", reasoning_parser="none")
 
-    assert (chosen.tools, chosen.reasoning) == ("b", None)
+    assert (chosen.tools.name, chosen.reasoning) == ("b", None)
 
 
 @pytest.mark.parametrize("name", ["tool_parser", "reasoning_parser"])

@@ -160,11 +160,11 @@ async def test_request_keeps_its_place_in_the_queue_while_it_is_shortened(tmp_pa
 
 async def test_preparer_that_fails_refuses_the_request_and_is_named(tmp_path: Path) -> None:
     async with opened(tmp_path, Failing()) as pipeline:
-        with pytest.raises(PluginError, match="the preparer 'cutting' failed"):
+        with pytest.raises(PluginError, match="The preparer 'cutting' of the plugin"):
             await pipeline.submit(request("a"))
         with pytest.raises(ModelNotReady, match="'other' is not loaded"):
             await pipeline.submit(request("ask"))
-        with pytest.raises(PluginError, match="the preparer 'cutting' failed"):
+        with pytest.raises(PluginError, match="The preparer 'cutting' of the plugin"):
             await pipeline.plan(request("a"))
 
 

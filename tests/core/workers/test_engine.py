@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from enginehouse.contract.backend import Engine, EngineStream
+from enginehouse.contract.engine import Engine, EngineStream
 from enginehouse.contract.errors import (
     ConfigError,
     ContextLengthExceeded,

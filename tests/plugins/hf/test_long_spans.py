@@ -132,7 +132,7 @@ def test_flashinfer_plans_once_per_step_and_kind_of_layer(monkeypatch: pytest.Mo
 
     _Wrapper.num_plans = 0
     for _ in range(2):
-        step = long_spans.Probe([Segment(0, 9, 3)], _CPU)
+        step = long_spans.SampleStep([Segment(0, 9, 3)], _CPU)
         query, keys, values = (torch.randn(n, h, 64, dtype=torch.bfloat16) for n, h in ((9, 4), (12, 2), (12, 2)))
         for window in (None, 4, None, 4):
             found = kernel.attend(query, keys, values, step, 0.125, window)

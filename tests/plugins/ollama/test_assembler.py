@@ -80,3 +80,11 @@ def test_a_stream_adds_up_to_the_whole_response(pieces: list[Piece], kind: Any) 
     }
     assert all(chunk["done"] is (chunk is chunks[-1]) for chunk in chunks)
     assert (whole["prompt_eval_duration"], whole["eval_duration"]) == (250_000_000, 500_000_000)
+
+
+def test_durations_are_not_longer_than_the_whole() -> None:
+    """The server notices late that the worker accepted the request, so that both count the same time."""
+    assembler = OllamaAssembler(FakeAnswer(so_far=Usage(total_s=0.5)), "m", "chat")
+    whole = assembler.whole(USAGE, None)
+
+    assert whole["load_duration"] == 250_000_000

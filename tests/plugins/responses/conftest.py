@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Iterator
 
 import pytest
@@ -55,7 +54,5 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModelSettings]
 @pytest.fixture(scope="session")
 def client(models: dict[str, ModelSettings]) -> Iterator[Client]:
     """A server without a store."""
-    if not importlib.metadata.packages_distributions().get("openresponses"):
-        pytest.skip("openresponses-py is not installed")
     with served(Settings(models=models, plugins=PluginsSettings(allow=("parsers", "responses")))) as http:
         yield Client(http)

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import jsonschema
+import pytest
 from attrs import frozen
 
 WEATHER = {
@@ -70,7 +71,11 @@ _NOT_THEIRS = ("custom_tool_call",)
 @functools.cache
 def _document() -> dict[str, Any]:
     """Open Responses' OpenAPI document, from the package's files: it is not imported."""
-    (file,) = (file for file in importlib.metadata.files("openresponses-py") or () if str(file) == _DOCUMENT)
+    try:
+        files = importlib.metadata.files("openresponses-py") or ()
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("openresponses-py is not installed")
+    (file,) = (file for file in files if str(file) == _DOCUMENT)
     document: dict[str, Any] = json.loads(file.read_text())
     schemas = document["components"]["schemas"]
     # The document was generated without the type of a schema, which may only be null there.

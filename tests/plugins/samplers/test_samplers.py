@@ -1,4 +1,4 @@
-"""The samplers, found through their hook and used through core; and the one that docs/plugins.md shows."""
+"""The samplers, found through their hook and used through core; and the one that docs/plugin-fields.md shows."""
 
 import re
 from pathlib import Path
@@ -35,7 +35,7 @@ def test_every_field_says_what_it_means(samplers):
 
 
 def test_sampler_of_the_documents_works():
-    page = (Path(__file__).parents[3] / "docs" / "plugins.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "plugin-fields.md").read_text(encoding="utf-8")
     (block,) = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "class EvenSampler" in block]
     names = {"__name__": "documented"}
     exec(block, names)

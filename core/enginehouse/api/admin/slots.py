@@ -13,7 +13,7 @@ from litestar.handlers import HTTPRouteHandler
 
 from enginehouse.api.http.callers import caller_of
 from enginehouse.api.http.state import ApiState
-from enginehouse.contract.backend import Engine
+from enginehouse.contract.engine import Engine
 from enginehouse.contract.errors import EnginehouseError
 from enginehouse.contract.inspection import EngineView, Inspectable, PrefixView
 from enginehouse.recovery import Recovery

@@ -11,7 +11,7 @@ from enginehouse.api.generation.reports import num_read_tokens
 from enginehouse.api.http.access import AccessRecord
 from enginehouse.api.http.errors import NotThinking, RequestNotRunning
 from enginehouse.api.http.exchange import Exchange
-from enginehouse.contract.backend import Engine
+from enginehouse.contract.engine import Engine
 from enginehouse.contract.errors import InvalidRequest, RequestCancelled
 from enginehouse.contract.inspection import Inspectable
 from enginehouse.contract.types import GenerateRequest

@@ -72,7 +72,7 @@ class Exchange:
             self._stop_work()
 
     def detach(self) -> None:
-        """Let the response go on when its client disconnects from now on; what is sent then goes to nobody."""
+        """Let the response go on when its client disconnects from now on; its output is then discarded."""
         self._is_detached = True
 
     def sent(self) -> None:

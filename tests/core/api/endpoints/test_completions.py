@@ -196,7 +196,7 @@ def test_suffix_is_refused_by_name_where_the_model_fills_no_gaps(model: Endpoint
 
     assert error["param"] == "suffix"
     assert error["code"] == "unsupported_parameter"
-    assert "gaps" in error["message"]
+    assert "infill" in error["message"]
 
 
 @pytest.mark.parametrize("before", ["def f(", ""])

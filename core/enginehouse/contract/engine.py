@@ -1,0 +1,78 @@
+"""The contract of engines, which serve whole requests: core's own for runners, and those that backends open.
+
+Used from the server's event loop. Users of an engine cannot tell the two apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+from enginehouse.contract.types import EngineRequest, EngineStats, Event, ModelInfo, Segment
+
+__all__ = ["Engine", "EngineStream"]
+
+
+class EngineStream(Protocol):
+    """The events of a request that an engine has accepted.
+
+    Iterating yields non-empty batches of events as they happen, and ends after
+    :class:`enginehouse.contract.types.RequestFinished`; it raises an EnginehouseError if the request fails.
+
+    Calls:
+        __aiter__: once per request; server, event loop; must not block.
+        cancel: when the client disconnects, and after the end; server, event loop; must not block.
+    """
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Number of prompt tokens; some engines learn it only at the end."""
+
+    @property
+    def num_waiting_events(self) -> int:
+        """Number of events that have arrived and are not read yet; 0 for engines that produce them on demand."""
+
+    def __aiter__(self) -> AsyncIterator[Sequence[Event]]:
+        """Batches of events; may be iterated once."""
+
+    def cancel(self) -> None:
+        """Stop generating and free the slot; idempotent, also after the end. Iteration then ends without an error."""
+
+
+class Engine(Protocol):
+    """An engine that serves whole requests. Used only from the server's event loop.
+
+    Calls:
+        submit: for each request; server, event loop; must not block.
+        tokenize: for ``/tokenize``, and to count prompts; server, event loop; must not block.
+        detokenize: for ``/detokenize``; server, event loop; must not block.
+        pieces: for token texts in responses; server, event loop; must not block.
+        stats: when metrics are read; server, event loop; must not block.
+        close: once; server, event loop; must not block.
+    """
+
+    info: ModelInfo
+
+    async def submit(self, request: EngineRequest) -> EngineStream:
+        """Queue a request; returns when it is accepted, before any token is generated.
+
+        Raises:
+            RequestError: the request cannot be served (too long, bad ids, unsupported field).
+            Overloaded: the queue is full.
+            EngineDead: the engine has stopped.
+        """
+
+    async def tokenize(self, segments: Sequence[Segment], add_special: bool) -> list[int]:
+        """Return the token ids of a prompt, exactly as ``submit`` would encode it."""
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Return the text of the ids, control tokens by name. Raises InvalidRequest for ids outside the vocabulary."""
+
+    async def pieces(self, token_ids: Sequence[int]) -> list[bytes]:
+        """Return the bytes of each id, as in ``Tokenizer.token_bytes``. Raises like ``detokenize``."""
+
+    async def stats(self) -> EngineStats:
+        """Return current statistics of the engine."""
+
+    async def close(self) -> None:
+        """Stop the engine; running requests end with EngineDead."""
