@@ -11,7 +11,7 @@ from enginehouse_conform.check import CheckFailed, require
 
 __all__ = ["LAMP_SCHEMA", "fits_lamp", "read_lines", "read_named"]
 
-DONE = "[DONE]"
+_DONE = "[DONE]"
 LAMP_SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {"on": {"type": "boolean"}, "level": {"type": "integer", "enum": [0, 5, 10]}},
@@ -37,7 +37,7 @@ def read_named(answer: Answer, *, ends_with_done: bool) -> list[dict[str, Any]]:
     ]
     if ends_with_done:
         last = [line for line in blocks[-1].split("\n") if not line.startswith(":")] if blocks else []
-        require(last == [f"data: {DONE}"], f"the stream does not end with {DONE}")
+        require(last == [f"data: {_DONE}"], f"the stream does not end with {_DONE}")
         blocks.pop()
     events = [_named(block) for block in blocks]
     return [event for event in events if event["type"] != "ping"]

@@ -7,7 +7,9 @@ its queue and the chat template; ``prompt_eval_duration`` and ``eval_duration`` 
 
 from __future__ import annotations
 
+import functools
 import json
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -24,8 +26,14 @@ _NS = 1_000_000_000
 
 
 def now() -> str:
-    """Return the time in the format of ``created_at``."""
-    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+    """Return the time in the format of ``created_at``; runs for every token."""
+    seconds, nanoseconds = divmod(time.time_ns(), _NS)
+    return f"{_second(seconds)}.{nanoseconds // 1000:06}Z"
+
+
+@functools.lru_cache(maxsize=1)
+def _second(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def done(model: str, kind: Literal["chat", "generate"], reason: str) -> Chunk:

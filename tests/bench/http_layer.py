@@ -9,7 +9,7 @@ from pathlib import Path
 from attrs import frozen
 from rich.console import Console
 
-from .event_counter import count_events
+from .event_counter import SURFACES, count_events
 from .machine import on_cores, usable_cores
 from .peers import Peer, running
 from .plan import Plan
@@ -21,6 +21,9 @@ _NUM_STREAMS = 64
 _TARGET_EVENTS_PER_S = 50_000
 _SCENARIO = f"{_NUM_STREAMS} streams"
 _EVENTS = "events/s"
+_EVENTS_PER_CPU_S = "events/s of CPU time"
+_SURFACE_TARGET = 0.8
+"""Share of the events of OpenAI's chats that each other API should reach."""
 
 
 @frozen
@@ -60,7 +63,7 @@ class _BareLitestar:
 
 
 def measure_http(plan: Plan, console: Console) -> tuple[Record, list[Comparison]]:
-    """Server-sent events per second over 64 streams, beside a server that does no work at all."""
+    """Events per second over 64 streams: beside a server that does no work at all, and of each API beside chats."""
     cores = usable_cores()
     server_core, client_core = cores[:1], cores[1:2] or cores
     record = Record()
@@ -76,9 +79,16 @@ def measure_http(plan: Plan, console: Console) -> tuple[Record, list[Comparison]
             before_s = server.cpu_seconds()
             count = count_events(server.url, _NUM_STREAMS, max_tokens)
             server_cpu_s = server.cpu_seconds() - before_s
+            if peer is peers[0]:
+                for surface in SURFACES:
+                    before_s = server.cpu_seconds()
+                    counted = count_events(server.url, _NUM_STREAMS, max_tokens // 2, surface)
+                    cpu_s = server.cpu_seconds() - before_s
+                    record.add(Key(_SCENARIO, surface.name, _EVENTS), counted.events_per_s)
+                    record.add(Key(_SCENARIO, surface.name, _EVENTS_PER_CPU_S), counted.num_events / cpu_s)
         values = {
             _EVENTS: count.events_per_s,
-            "events/s of CPU time": count.num_events / server_cpu_s,
+            _EVENTS_PER_CPU_S: count.num_events / server_cpu_s,
             "server core in use, %": 100 * server_cpu_s / count.wall_s,
             "client core in use, %": 100 * count.client_cpu_s / count.wall_s,
         }
@@ -86,4 +96,9 @@ def measure_http(plan: Plan, console: Console) -> tuple[Record, list[Comparison]
             record.add(Key(_SCENARIO, peer.name, metric), value)
         console.print(f"round {round_number + 1}/{plan.num_rounds}  {peer.name}: {count.events_per_s:,.0f} events/s")
     ours, *bare = (Key(_SCENARIO, peer.name, _EVENTS) for peer in peers)
-    return record, [Comparison(ours, target=_TARGET_EVENTS_PER_S), *(Comparison(ours, key) for key in bare)]
+    chat, *others = (Key(_SCENARIO, surface.name, _EVENTS) for surface in SURFACES)
+    return record, [
+        Comparison(ours, target=_TARGET_EVENTS_PER_S),
+        *(Comparison(ours, key) for key in bare),
+        *(Comparison(key, chat, target=_SURFACE_TARGET) for key in others),
+    ]
