@@ -1,0 +1,301 @@
+"""One server, every surface: what has a word in several APIs comes out equal through each of them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from attrs import field, frozen, mutable
+
+from enginehouse.settings.config import ModelSettings, PluginsSettings, RouterSettings, Settings
+from enginehouse_testkit.script import write_script
+from enginehouse_testkit.served import served
+from enginehouse_testkit.waiting import wait_until
+
+PLUGINS = (
+    "anthropic",
+    "compress",
+    "llama_server",
+    "llguidance",
+    "ollama",
+    "parsers",
+    "responses",
+    "router",
+    "samplers",
+)
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}:{{ m.content }}]{% endfor %}"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
+)
+THINKS = ["<think>", "plan", " A", "</think>", "\n\n"]
+CALL = ["I look.", "\n", '<tool_call>\n{"name": "look", "arguments": {"at": "x', ' y"}}', "\n</tool_call>"]
+LOOK = {"type": "object", "properties": {"at": {"type": "string"}}, "required": ["at"]}
+FUNCTION = {"name": "look", "description": "Look.", "parameters": LOOK}
+SCHEMA = {"type": "object", "properties": {"ok": {"const": True}}, "required": ["ok"], "additionalProperties": False}
+NUM_TOKENS = 60
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """A server whose model ``script`` thinks, answers or calls, and whose model ``fake`` has a worker."""
+    folder = tmp_path_factory.mktemp("surfaces")
+    (folder / "t.jinja").write_text(TEMPLATE, encoding="utf-8")
+    source = write_script(
+        folder / "s.json", [*THINKS, "Answer", " 7"], replies={"You can call functions": [*THINKS, *CALL]}
+    )
+    models = {
+        "script": ModelSettings(source=source, backend="scripted", chat_template=str(folder / "t.jinja")),
+        "fake": ModelSettings(source="fake", backend="fake", slots=8, options={"step_delay_s": 0.02}),
+    }
+    settings = Settings(models=models, plugins=PluginsSettings(allow=PLUGINS), router=RouterSettings(strategy="rules"))
+    with served(settings) as client:
+        yield client
+
+
+@mutable
+class Said:
+    """What a client has read."""
+
+    text: str = ""
+    thinking: str = ""
+    calls: list[dict[str, Any]] = field(factory=list)
+
+    def call(self, name: str, arguments: Any) -> None:
+        """Note a call."""
+        self.calls.append({"name": name, "arguments": arguments})
+
+    def done(self) -> Said:
+        """Arguments that came as text are objects from now on."""
+        for call in self.calls:
+            if isinstance(call["arguments"], str):
+                call["arguments"] = json.loads(call["arguments"])
+        self.text = self.text.strip()
+        return self
+
+
+def read_chat(said: Said, data: dict[str, Any]) -> None:
+    for choice in data.get("choices", ()):
+        part = choice.get("delta") or choice.get("message") or {}
+        said.text += part.get("content") or ""
+        said.thinking += part.get("reasoning_content") or ""
+        for call in part.get("tool_calls") or ():
+            if call["function"].get("name"):
+                said.call(call["function"]["name"], "")
+            said.calls[-1]["arguments"] += call["function"].get("arguments") or ""
+
+
+def read_responses(said: Said, data: dict[str, Any]) -> None:
+    if data.get("type") == "response.output_text.delta":
+        said.text += data["delta"]
+    items = data.get("output", [data["item"]] if data.get("type") == "response.output_item.done" else [])
+    for item in items:
+        text = "".join(part["text"] for part in item.get("content") or ())
+        if item["type"] == "reasoning":
+            said.thinking += text
+        elif item["type"] == "function_call":
+            said.call(item["name"], item["arguments"])
+        elif "output" in data:
+            said.text += text
+
+
+def read_messages(said: Said, data: dict[str, Any]) -> None:
+    for block in data.get("content", ()):
+        said.text += block.get("text", "")
+        said.thinking += block.get("thinking", "")
+        if block["type"] == "tool_use":
+            said.call(block["name"], block["input"])
+    begun, delta = data.get("content_block", {}), data.get("delta", {})
+    if begun.get("type") == "tool_use":
+        said.call(begun["name"], "")
+    said.text += delta.get("text", "")
+    said.thinking += delta.get("thinking", "")
+    if "partial_json" in delta:
+        said.calls[-1]["arguments"] += delta["partial_json"]
+
+
+def read_ollama(said: Said, data: dict[str, Any]) -> None:
+    said.text += data["message"]["content"]
+    said.thinking += data["message"].get("thinking", "")
+    for call in data["message"].get("tool_calls", ()):
+        said.call(call["function"]["name"], call["function"]["arguments"])
+
+
+def read_text(said: Said, data: dict[str, Any]) -> None:
+    said.text += data.get("content", "") + "".join(choice["text"] for choice in data.get("choices", ()))
+
+
+@frozen
+class Surface:
+    """The words of one API. An empty one: the API has no word for it.
+
+    Attributes:
+        usual: the body of a short greedy request.
+        tools, structured, thinks, words: fields of this name in the table of the documentation.
+    """
+
+    path: str
+    read: Callable[[Said, dict[str, Any]], None]
+    usual: dict[str, Any]
+    tools: dict[str, Any] = field(factory=dict)
+    structured: dict[str, Any] = field(factory=dict)
+    thinks: dict[str, Any] = field(factory=dict)
+    words: dict[str, Any] = field(factory=dict)
+
+    def ask(self, client: httpx.Client, model: str, *, stream: bool, **fields: Any) -> Said:
+        """Return what a client reads in the end."""
+        body = {**self.usual, **fields, "model": model, "stream": stream}
+        said = Said()
+        if stream:
+            for data in self.events(client, body):
+                self.read(said, data)
+            return said.done()
+        answer = client.post(self.path, json=body, headers={"x-enginehouse-details": "true"})
+        assert answer.status_code == 200, answer.text
+        assert "x-enginehouse-ignored" not in answer.headers
+        assert answer.json()["enginehouse"]["timings_ms"]["total"] > 0
+        assert answer.headers.get("x-octomil-routed-model") == ("script" if model == "auto" else None)
+        self.read(said, answer.json())
+        return said.done()
+
+    def events(self, client: httpx.Client, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yield the events of a stream."""
+        with client.stream("POST", self.path, json=body) as answer:
+            assert answer.status_code == 200, answer.read()
+            for line in answer.iter_lines():
+                data = line.removeprefix("data: ").strip()  # a ping is a space
+                if data.startswith("{"):
+                    yield json.loads(data)
+
+
+COMMON = {"seed": 1, "stop": ["stop"], "typical_p": 0.9, "compression": False} | {
+    "cache_prompt": True,
+    "prompt_cache_key": "k",
+    "priority": 0,
+}
+MESSAGES = [{"role": "user", "content": "Go on, 4."}]
+TOOL = {"type": "function", "function": FUNCTION}
+FORM = {"type": "json_schema", "name": "t", "schema": SCHEMA}
+SURFACES = {
+    "chat": Surface(
+        "/v1/chat/completions",
+        read_chat,
+        {"messages": MESSAGES, "temperature": 0, "max_tokens": NUM_TOKENS},
+        {"tools": [TOOL]},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "t", "schema": SCHEMA}}},
+        {"enable_thinking": True},
+        COMMON
+        | {"logprobs": True, "top_logprobs": 1, "thinking_budget": 9, "n": 1, "parallel_tool_calls": False}
+        | {"tools": [TOOL], "tool_choice": "auto", "return_progress": False, "grammar": None, "prediction": None}
+        | {"reasoning_effort": "low"},
+    ),
+    "responses": Surface(
+        "/v1/responses",
+        read_responses,
+        {"input": "Go on, 4.", "temperature": 0, "max_output_tokens": NUM_TOKENS},
+        {"tools": [{"type": "function", **FUNCTION}]},
+        {"text": {"format": FORM}},
+        {"reasoning": {"effort": "high"}},
+        COMMON
+        | {"top_logprobs": 1, "include": ["message.output_text.logprobs"], "thinking_budget": 9, "instructions": "Go."}
+        | {"parallel_tool_calls": False, "tools": [{"type": "function", **FUNCTION}], "tool_choice": "auto"}
+        | {"enable_thinking": True, "truncation": "auto"},
+    ),
+    "messages": Surface(
+        "/v1/messages",
+        read_messages,
+        {"messages": MESSAGES, "temperature": 0, "max_tokens": NUM_TOKENS},
+        {"tools": [{"name": "look", "description": "Look.", "input_schema": LOOK}]},
+        {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
+        {"thinking": {"type": "adaptive"}},
+        {"stop_sequences": ["stop"], "typical_p": 0.9, "compression": False, "system": "Go."}
+        | {"thinking": {"type": "enabled", "budget_tokens": 9}, "output_config": {"effort": "low"}}
+        | {"tools": [{"name": "look", "input_schema": LOOK}]}
+        | {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}},
+    ),
+    "ollama": Surface(
+        "/api/chat",
+        read_ollama,
+        {"messages": MESSAGES, "options": {"temperature": 0, "num_predict": NUM_TOKENS}},
+        {"tools": [TOOL]},
+        {"format": SCHEMA},
+        {"think": True},
+        {"options": {"seed": 1, "stop": ["stop"], "typical_p": 0.9, "num_predict": 8}, "compression": False}
+        | {"logprobs": True, "top_logprobs": 1},
+    ),
+    "completions": Surface(
+        "/v1/completions",
+        read_text,
+        {"prompt": "Go on, 4.", "temperature": 0, "max_tokens": NUM_TOKENS},
+        structured={"json_schema": SCHEMA},
+    ),
+    "llama-server": Surface(
+        "/completion",
+        read_text,
+        {"prompt": "Go on, 4.", "temperature": 0, "n_predict": NUM_TOKENS},
+        structured={"json_schema": SCHEMA},
+        words={"seed": 1, "stop": ["stop"], "typical_p": 0.9, "compression": False, "cache_prompt": True}
+        | {"n_probs": 1, "n_cmpl": 1, "return_progress": False, "timings_per_token": True, "grammar": ""},
+    ),
+}
+CHATS = [name for name, surface in SURFACES.items() if surface.tools]
+either_way = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+
+
+@either_way
+@pytest.mark.parametrize("name", CHATS)
+@pytest.mark.parametrize("model", ["script", "auto"])
+def test_thinking_and_a_call_come_out_equal(client: httpx.Client, name: str, model: str, stream: bool) -> None:
+    surface = SURFACES[name]
+
+    called = surface.ask(client, model, stream=stream, **surface.tools, **surface.thinks)
+    assert called == Said("I look.", "plan A", [{"name": "look", "arguments": {"at": "x y"}}])
+    assert surface.ask(client, model, stream=stream, **surface.thinks) == Said("Answer 7", "plan A")
+
+
+@pytest.mark.parametrize("name", SURFACES)
+def test_words_of_the_table_have_an_effect(client: httpx.Client, name: str) -> None:
+    """None is listed as ignored, or refused."""
+    assert SURFACES[name].ask(client, "script", stream=False, **SURFACES[name].words).text
+
+
+@pytest.mark.llguidance
+@either_way
+@pytest.mark.parametrize("name", SURFACES)
+def test_structured_output_comes_out_equal(client: httpx.Client, name: str, stream: bool) -> None:
+    said = SURFACES[name].ask(client, "fake", stream=stream, **SURFACES[name].structured)
+
+    assert json.loads(said.text) == {"ok": True}
+
+
+@pytest.mark.skipif(os.name != "posix", reason="worker processes need POSIX")
+def test_answers_go_on_over_a_killed_worker(client: httpx.Client) -> None:
+    begun: dict[str, int] = {}
+
+    def follow(name: str) -> Said:
+        surface, said = SURFACES[name], Said()
+        for data in surface.events(client, {**surface.usual, "model": "fake", "stream": True}):
+            surface.read(said, data)
+            begun[name] = len(said.text)
+        return said.done()
+
+    with ThreadPoolExecutor(len(SURFACES)) as pool:
+        undisturbed = dict(zip(SURFACES, pool.map(follow, SURFACES), strict=True))
+        begun.clear()
+        answers = {name: pool.submit(follow, name) for name in SURFACES}
+        wait_until(lambda: all(begun.get(name) for name in SURFACES), "the beginning of every stream")
+        is_early = not any(answer.done() for answer in answers.values())
+        for child in psutil.Process().children():
+            if "enginehouse.workers" in str(child.cmdline()):
+                child.kill()
+        said = {name: answer.result() for name, answer in answers.items()}
+
+    assert is_early
+    assert said == undisturbed
+    assert len({str(undisturbed[name]) for name in CHATS}) == 1
+    assert undisturbed["llama-server"] == undisturbed["completions"]
