@@ -292,7 +292,7 @@ def guard_of(candidate: Any, kind: str, name: str = "") -> Guard:
     """Return the guard of a guarded object; for another one, a guard that names its module as the plugin."""
     guard = getattr(candidate, "_enginehouse_guard", None)
     if guard is None:
-        module = type(candidate).__module__
+        module = getattr(candidate, "__module__", type(candidate).__module__)
         guard = Guard(module, kind, name or str(getattr(candidate, "name", type(candidate).__name__)))
     return guard
 

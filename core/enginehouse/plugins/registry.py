@@ -66,7 +66,7 @@ class PluginRegistry(PluginObjects):
         candidate, noun = getattr(self, kind)[name], KINDS[kind].noun
         plugin = self.owners.get((kind, name))
         if plugin is None:
-            return guard_of(candidate, noun)
+            return guard_of(candidate, noun, name)
         if isinstance(plain(candidate), ProcessorSampler):
             noun = KINDS["logits_processors"].noun
         record = next((one for one in self.plugins if one.name == plugin), None)

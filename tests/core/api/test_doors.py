@@ -123,7 +123,7 @@ async def test_without_keys_only_this_machine_manages_the_server(
 
 
 API = {"/chat/completions", "/completions", "/route", "/tokenize", "/detokenize", "/apply-template"}
-API |= {"/models", "/models/{model_id}"}
+API |= {"/models", "/models/{model_id}", "/chat/completions/input_tokens"}
 
 
 def test_every_route_says_what_it_needs(routes) -> None:

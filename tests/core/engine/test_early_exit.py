@@ -27,7 +27,7 @@ from enginehouse.contract.types import (
     TextDelta,
 )
 from enginehouse.engine.loop import StepEngine
-from enginehouse.plugins import PluginRegistry
+from enginehouse.plugins import Guard, PluginRegistry
 from enginehouse.serving.opening import plan_model
 from enginehouse.settings.config import ModelSettings, PluginsSettings, ServerSettings, Settings, load_settings
 from enginehouse.settings.optimisations import DrafterSettings, ExitPolicySettings
@@ -182,14 +182,14 @@ def test_forced_tokens_ran_through_no_layers_of_their_own() -> None:
 @pytest.mark.parametrize("broken", ["raises", "shape", "kind"])
 def test_a_policy_that_fails_is_switched_off(broken: str, caplog: pytest.LogCaptureFixture) -> None:
     """The answer goes on through all layers, and the log names the policy once."""
-    with caplog.at_level(logging.ERROR):
-        deltas, finished = answer(GuardedExitPolicy("moody", EveryOther(broken)))
+    with caplog.at_level(logging.WARNING):
+        deltas, finished = answer(GuardedExitPolicy(Guard("house", "exit policy", "moody"), EveryOther(broken)))
 
     assert layers_of(deltas) == [8, 2, 8, 8, *[8] * 16]
     assert finished.usage.completion_tokens == 20
-    assert [record.getMessage() for record in caplog.records] == [
-        "the exit policy 'moody' failed and is off until the model is loaded again"
-    ]
+    failed, switched_off = [record.getMessage() for record in caplog.records]
+    assert failed.startswith("the exit policy 'moody' of the plugin 'house'")
+    assert switched_off == "the exit policy 'moody' of the plugin 'house' is off until the model is loaded again"
 
 
 def registry_with(policy: Any) -> PluginRegistry:

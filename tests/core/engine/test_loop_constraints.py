@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from enginehouse.contract.backend import Span
-from enginehouse.contract.errors import EnginehouseError, InvalidRequest, UnsupportedParameter
+from enginehouse.contract.errors import InvalidRequest, PluginFailed, UnsupportedParameter
 from enginehouse.contract.types import (
     ChoiceFinished,
     Constraint,
@@ -149,8 +149,8 @@ def test_a_decoder_that_raises_fails_its_request_only() -> None:
     bad, good = make(constraint=Constraint(kind="regex", text="x")), make()
     events = run(engine(decoder), bad, good)
 
-    assert isinstance(events[bad.request_id][-1], EnginehouseError)
-    assert "no mask today" in events[bad.request_id][-1].message
+    assert isinstance(events[bad.request_id][-1], PluginFailed)
+    assert "structured decoder 'literal'" in events[bad.request_id][-1].message
     assert isinstance(events[good.request_id][-1], RequestFinished)
 
 
