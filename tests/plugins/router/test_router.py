@@ -257,7 +257,7 @@ def test_calibration_of_three_models_finds_two_thresholds(tmp_path: Path) -> Non
         (
             [*PROMPTS, {"prompt": "x", "model": "huge"}],
             "small,big",
-            "line 101: the model 'huge' is not one of small, big",
+            "line 101: the model 'huge' is not one of small",
         ),
         (["{"], "small,big", "line 1: "),
         ([{"model": "small"}], "small,big", "line 1: either prompt or messages"),
