@@ -122,19 +122,13 @@ class BackendContract(FormContract):
         assert isinstance(estimate, MemoryEstimate)
         assert 0 <= estimate.weights_bytes <= estimate.total_bytes
         assert estimate.kv_bytes_per_token >= 0
+        if model.backend.opens == "runner":
+            assert estimate.total_bytes > 0, "total_bytes is 0: count weights, keys and values, and buffers"
+            _assert_context_counts(model)
 
     def test_sources_that_cannot_be_opened_are_load_errors(self, model: ModelUnderTest, tmp_path: Path) -> None:
         """Any exception of the library becomes a ModelLoadError."""
-        if model.source.path is None:
-            pytest.skip("the source is not a file")
-        missing = tmp_path / f"missing{model.source.path.suffix}"
-        damaged = tmp_path / f"damaged{model.source.path.suffix}"
-        if model.source.path.is_dir():
-            damaged.mkdir()
-            (damaged / "config.json").write_text("{")
-        else:
-            damaged.write_bytes(b"\x00\xff damaged")
-        for path in (missing, damaged):
+        for path in _bad_sources(model, tmp_path):
             try:
                 model.backend.open(ModelSource(str(path), path), model.options, lambda _share, _what: None)
             except ModelLoadError:
@@ -144,6 +138,17 @@ class BackendContract(FormContract):
             else:
                 found = "opened it"
             pytest.fail(f"open of a {path.stem} file {found}; it must raise ModelLoadError", pytrace=False)
+
+    def test_sources_that_cannot_be_estimated_are_load_errors(self, model: ModelUnderTest, tmp_path: Path) -> None:
+        """Estimate gives an estimate or raises ModelLoadError, also for files that are missing or damaged."""
+        for path in _bad_sources(model, tmp_path):
+            try:
+                model.backend.estimate(ModelSource(str(path), path), model.options)
+            except ModelLoadError:
+                continue
+            except Exception as error:  # noqa: BLE001 - the backend may raise any exception
+                found = f"estimate of a {path.stem} file raised {type(error).__name__}: {error}"
+                pytest.fail(f"{found}; it must raise ModelLoadError", pytrace=False)
 
     def test_open_reports_progress_and_says_what_it_opened(self, model: ModelUnderTest) -> None:
         """Progress increases from 0 to at most 1; the model information names the backend."""
@@ -163,13 +168,43 @@ class BackendContract(FormContract):
     def test_context_and_slots_are_honoured(self, model: ModelUnderTest, make_opened: Callable[..., Any]) -> None:
         """The runner has the context and slots that the settings request."""
         if model.backend.opens != "runner":
-            pytest.skip("an engine plans for itself")
+            pytest.skip("optional: the backend opens engines, which plan for themselves (opens)")
         runner = cast(Runner, make_opened(context=48, slots=3))
         try:
             assert runner.capabilities.max_context == runner.info.max_context == 48
             assert runner.capabilities.max_sequences >= 3
         finally:
             runner.close()
+
+
+def _bad_sources(model: ModelUnderTest, folder: Path) -> tuple[Path, Path]:
+    """Return a missing and a damaged source, which are named like the model's."""
+    if model.source.path is None:
+        pytest.skip("the source is not a file: give the fixture model a source with a path")
+    missing = folder / f"missing{model.source.path.suffix}"
+    damaged = folder / f"damaged{model.source.path.suffix}"
+    if model.source.path.is_dir():
+        damaged.mkdir()
+        (damaged / "config.json").write_text("{")
+    else:
+        damaged.write_bytes(b"\x00\xff damaged")
+    return missing, damaged
+
+
+def _assert_context_counts(model: ModelUnderTest) -> None:
+    """Assert that a long context costs more than a short one, if tokens use memory; both with default options."""
+    estimates = []
+    for context in (64, 2**17):
+        try:
+            estimates.append(model.backend.estimate(model.source, model.backend.options(context=context)))
+        except (ModelLoadError, ValueError):  # more than the model supports
+            return
+    short, long = estimates
+    if long.kv_bytes_per_token:
+        assert short.total_bytes < long.total_bytes, (
+            f"total_bytes is {short.total_bytes} for a context of 64 and {long.total_bytes} for one of {2**17}, but "
+            f"kv_bytes_per_token is {long.kv_bytes_per_token}: count the whole context of options"
+        )
 
 
 def _close(opened: Runner | Engine) -> None:

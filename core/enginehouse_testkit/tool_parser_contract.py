@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -28,7 +29,13 @@ from enginehouse.contract.composition import read_composition
 from enginehouse.contract.errors import RequestError
 from enginehouse.contract.parsers import CallArguments, ChatFormat, ToolFormat, ToolParser, ToolSession
 from enginehouse.contract.types import Message, ToolCall
-from enginehouse_testkit.contract.form import FormContract, loader_problem, members_problem, problem_of
+from enginehouse_testkit.contract.form import (
+    FormContract,
+    loader_problem,
+    members_problem,
+    problem_of,
+    result_problem,
+)
 from enginehouse_testkit.contract.parser_driver import TOOLS, Said, cuts, said_by, texts_of
 
 __all__ = ["ToolParserContract"]
@@ -39,6 +46,7 @@ _TEMPLATES = (
     "{% for tool in tools %}{{ tool | tojson }}{% endfor %}",
     "{{ '<tool_call>' }} ] [ \x00",
 )
+_MAX_PUSH_S = 0.05
 _PLAIN = ("Paris.", "  indented\n\ncode  ", "a < b and b > c", "ends with <", "Größe 🙂", "", " ")
 
 
@@ -62,9 +70,30 @@ class ToolParserContract(FormContract):
     @classmethod
     def _problem_of_format(cls, parser: ToolParser) -> str:
         """Return what the bound parser or its session lacks."""
+        if problem := result_problem(ToolParser.match, parser.match(cls.model)):
+            return problem
         bound = parser.bind(cls.model)
-        problem = members_problem("bind", ToolFormat, bound)
-        return problem or members_problem("open", ToolSession, bound.open(TOOLS))
+        if problem := members_problem("bind", ToolFormat, bound):
+            return problem
+        session = bound.open(TOOLS)
+        return members_problem("open", ToolSession, session) or cls._problem_of_session(session)
+
+    @staticmethod
+    def _problem_of_session(session: ToolSession) -> str:
+        """Return what is wrong with the results of a session, or with its time for a short text."""
+        slowest_s = 0.0
+        for text in (_PLAIN[0], _PLAIN[1]):
+            begin_s = time.process_time()
+            found = session.push(text)
+            slowest_s = max(slowest_s, time.process_time() - begin_s)
+            if problem := result_problem(ToolSession.push, found):
+                return problem
+        if problem := result_problem(ToolSession.flush, session.flush(is_cut=False)):
+            return problem
+        if slowest_s > _MAX_PUSH_S:
+            took = f"push of a short text took {1000 * slowest_s:.0f} ms"
+            return f"{took}; it runs on the event loop of the server, which warns above {1000 * _MAX_PUSH_S:.0f} ms"
+        return ""
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -95,7 +124,7 @@ class ToolParserContract(FormContract):
     def test_enforced_calls_are_read_as_calls(self, tool_format: ToolFormat, enforced: list[str]) -> None:
         """The session parses every text that ``constraint`` enforces, however it is split."""
         if not enforced:
-            pytest.skip("the constraint is not made of JSON Schemas; list some texts in ``answers``")
+            pytest.skip("the constraint is not made of JSON Schemas: list some texts with calls in answers")
         names = {tool.name for tool in TOOLS}
         for text in enforced:
             expected = said_by(tool_format.open(TOOLS), [text])
@@ -139,7 +168,7 @@ class ToolParserContract(FormContract):
         """A long argument is streamed before its end."""
         text = _with_long_argument([*enforced, *(text for text, _, calls in self.answers if calls)], self._arguments())
         if text is None:
-            pytest.skip("no call has a text argument: list one in ``answers``, such as say with a text")
+            pytest.skip("no call has a text argument: list a longer entry in answers, such as say with a text")
         session = tool_format.open(TOOLS)
         parts = [part for start in range(0, len(text), 4) for part in session.push(text[start : start + 4])]
 

@@ -19,6 +19,7 @@ from enginehouse.contract import (
     backend,
     calls,
     commands,
+    composition,
     compressor,
     drafter,
     engine,
@@ -48,6 +49,7 @@ SECTIONS: tuple[tuple[str, ModuleType], ...] = (
     ("Drafters", drafter),
     ("Exit policies", exit_policy),
     ("Parsers", parsers),
+    ("Composition parts", composition),
     ("Routers", router),
     ("Compressors", compressor),
     ("Preparers", preparer),
@@ -61,7 +63,7 @@ SECTIONS: tuple[tuple[str, ModuleType], ...] = (
 )
 """Heading and module of each section, in the order of the page."""
 
-_SHARED = (calls, engine, types)
+_SHARED = (calls, composition, engine, types)
 """Modules whose values several kinds share, or core provides."""
 
 _OTHERS = {"authenticators": identity, "listeners": server_events, "model_sources": backend}

@@ -15,6 +15,7 @@ import click
 
 from enginehouse.contract.errors import PluginError
 from enginehouse.plugins import PluginRegistry
+from enginehouse.serving.sources import find_source, no_such_model
 from enginehouse.settings.config import PluginsSettings
 from enginehouse.settings.structuring import closest
 
@@ -60,6 +61,8 @@ def check(name: str, model: str | None, options: tuple[str, ...], tolerance: flo
             click.echo(f"Warning: {warning}", err=True)
     if alone.backends and model is None:
         model = _suitable_model(registry, alone)
+    elif alone.backends and model is not None:
+        _check_exists(model, registry, alone)
     subject = {"plugin": name, "model": model, "options": _read(options), "tolerance": tolerance}
     spec = importlib.util.find_spec(_TEST_KIT)
     assert spec is not None
@@ -81,6 +84,13 @@ def _suitable_model(registry: PluginRegistry, alone: PluginRegistry) -> str:
     names = ", ".join(alone.backends)
     advice = "name a small one with --model: a file or folder that its match accepts, even one that it does not read"
     raise click.UsageError(f"no installed model suits the backend {names}; {advice}")
+
+
+def _check_exists(model: str, registry: PluginRegistry, alone: PluginRegistry) -> None:
+    """Check that a model is there, or that a backend of the plugin takes its name. Raises ModelLoadError."""
+    source = find_source(model, registry)
+    if source.path is None and not any(backend.match(source).score for backend in alone.backends.values()):
+        raise no_such_model(model, registry)
 
 
 def _read(options: tuple[str, ...]) -> dict[str, Any]:

@@ -134,7 +134,8 @@ class Backend(Protocol):
 
         Raises:
             MissingDependency: the library is not installed.
-            ModelLoadError: the source is missing, damaged or not supported.
+            ModelLoadError: the source is missing, damaged or not supported; or ``options.context`` is above the model's
+                limit: the message gives both numbers.
         """
 
 
@@ -167,7 +168,13 @@ class Tokenizer(Protocol):
     max_bytes_per_token: int | None
 
     def encode(self, text: str, special: bool) -> list[int]:
-        """Encode ``text`` without the prefix. Control-token strings become control tokens only with ``special``."""
+        """Encode ``text`` without the prefix. Control-token strings become control tokens only with ``special``.
+
+        The ``token_bytes`` of the ids join to the text's UTF-8: characters outside the vocabulary become byte tokens,
+        never an unknown id. Exceptions are a model's own rules: a space before the text, normalised Unicode, dropped or
+        merged white space, and in a vocabulary without byte tokens, dropped characters. If such a rule can shorten
+        printable ASCII or line feeds, ``max_bytes_per_token`` is None.
+        """
 
 
 @frozen
@@ -407,15 +414,19 @@ class Runner(Protocol):
 
         Raises:
             CacheFull: not enough free positions; nothing was changed.
-            StepAborted: ``abort()`` was called; some sequences may have grown, see the ``lengths`` of the error.
+            StepAborted: ``abort()`` was called; some sequences may have grown. ``lengths`` of the error gives the
+                length of every sequence of the batch.
             InvalidSpan: a span violates the contract; nothing was changed.
         """
 
     def abort(self) -> None:
-        """Request a running ``forward`` to stop soon; best effort, any thread."""
+        """Request a running ``forward`` to stop soon; best effort, any thread.
+
+        Without a running pass it does nothing: clear its flag when ``forward`` begins.
+        """
 
     def close(self) -> None:
-        """Free everything; the runner is not used afterwards."""
+        """Free everything; a second call does nothing. No other method is called afterwards."""
 
 
 @runtime_checkable

@@ -37,7 +37,10 @@ class Marker(msgspec.Struct, frozen=True, tag="marker"):
 
 
 class FreeText(msgspec.Struct, frozen=True, tag="free"):
-    """Any text; with ``until`` it ends with the first occurrence of that marker, marker included."""
+    """Any text; with ``until`` it ends with the first occurrence of that marker, marker included.
+
+    Without ``until`` it may contain markers that are text, but no control tokens.
+    """
 
     until: str | None = None
 

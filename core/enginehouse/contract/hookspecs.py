@@ -18,9 +18,9 @@ Args:
 An exception in the hook is recorded as the plugin's load error; other plugins are not affected.
 
 Errors of registered objects: any exception, ``SystemExit`` included, and any result of a wrong type is logged with its
-traceback, once per plugin, kind and minute, and counted in ``enginehouse_plugin_failures_total``. Clients see the
-plugin's name, never the exception. A :class:`~enginehouse.contract.errors.RequestError` is the client's mistake: a 400
-with its ``param``.
+traceback, once per plugin, kind and minute, and counted in ``enginehouse_plugin_failures_total``. Where a request
+fails, its client sees the plugin's name, never the exception. A :class:`~enginehouse.contract.errors.RequestError` is
+the client's mistake: a 400 with its ``param``.
 """
 
 from __future__ import annotations
@@ -235,7 +235,9 @@ def register_tool_parsers(register: Callable[[ToolParser], None], options: Any, 
     The parser with the highest ``match`` for the model's chat template serves it. On a tie: Enginehouse's own first,
     then by plugin name.
 
-    An exception while parsing is logged with the parser's name, and the rest of that answer becomes text.
+    An exception while parsing is logged with the parser's name. The client gets no error: an open call ends with the
+    arguments that it has, which may be incomplete JSON; calls before it stay; what follows becomes text, tags included.
+    What the parser held back is lost.
 
     Example::
 
@@ -254,7 +256,8 @@ def register_reasoning_parsers(
     The parser with the highest ``match`` for the model's chat template serves it. On a tie: Enginehouse's own first,
     then by plugin name.
 
-    An exception while parsing fails that request only and names the parser.
+    An exception while parsing fails that request only, with an error that names the parser; in a stream, after the
+    text that was sent.
 
     Example::
 

@@ -41,7 +41,8 @@ class Expectation:
         if self.annotation is Any or self.annotation is type(None):
             return None
         if not _fits(value, self.annotation, _DEPTH):
-            return f"gave {_found(value, self.annotation)}, {_described(self.annotation)} was expected"
+            expected = "a number from 0 to 1" if self.is_share else _described(self.annotation)
+            return f"gave {_found(value, self.annotation)}, {expected} was expected"
         if self.is_share and not 0 <= value <= 1:
             return f"gave {value!r}, a number from 0 to 1 was expected"
         return None

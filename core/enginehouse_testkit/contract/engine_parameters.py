@@ -59,7 +59,7 @@ class EngineParameterContract(EngineContractBase):
     def test_constraints_that_nobody_enforces_are_refused(self, engine: EngineDriver, kind: ConstraintKind) -> None:
         """A constraint that is not enforced is refused, never ignored."""
         if kind in engine.engine.info.engine.constraint_kinds:
-            pytest.skip("the engine enforces this kind; the suite of structured decoders tests it")
+            pytest.skip(f"optional: the engine enforces {kind} (constraint_kinds); StructuredDecoderContract tests it")
         with pytest.raises(RequestError):
             engine.submit(engine.request(constraint=Constraint(kind=kind, text="{}")))
 
@@ -81,6 +81,7 @@ class EngineParameterContract(EngineContractBase):
     def test_seeds_replay(self, engine: EngineDriver) -> None:
         """The same seed gives the same text, another seed another one; the same holds for choices of a request."""
         self.needs(engine, "seed", "temperature")
+        self._assert_draws_differ(engine, 1.0)
         first = engine.ask(temperature=1.0, seed=3, num_choices=3)
         again = engine.ask(temperature=1.0, seed=3, num_choices=3)
         alone = engine.ask(temperature=1.0, seed=3)
@@ -94,6 +95,8 @@ class EngineParameterContract(EngineContractBase):
 
     def test_top_k_keeps_k_tokens(self, engine: EngineDriver) -> None:
         """With ``top_k`` 2, two tokens remain, and not only the best one is sampled."""
+        self.needs(engine, "num_logprobs", "seed", "temperature", "top_k")
+        self._assert_draws_differ(engine, 2.0)
         ranks = [_rank(entry) for entry in self._drawn(engine, temperature=2.0, top_k=2)]
 
         assert max(ranks) <= 1
@@ -147,6 +150,16 @@ class EngineParameterContract(EngineContractBase):
             better = {top.token_id for top in entry.top if top.logprob > entry.logprob + _CLOSE}
             assert better <= seen
             seen.add(entry.token_id)
+
+    def _assert_draws_differ(self, engine: EngineDriver, temperature: float) -> None:
+        """Assert that not all seeds give the greedy text: otherwise no test of sampling can find anything."""
+        texts = {engine.ask(temperature=temperature, seed=seed).text() for seed in range(6)}
+        if texts == {engine.ask(temperature=0.0).text()}:
+            pytest.fail(
+                f"at temperature {temperature:g} the model draws the same token always: lower the scale of its random "
+                "weights, or take another model",
+                pytrace=False,
+            )
 
     def _drawn(self, engine: EngineDriver, **sampling: Any) -> list[TokenLogprob]:
         """Return the tokens of three answers, with the alternatives of each."""

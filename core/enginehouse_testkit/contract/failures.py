@@ -75,7 +75,7 @@ class FailureContract(ContractBase):
         """The batch has one token more than ``max_batch_tokens``."""
         too_many = driver.runner.capabilities.max_batch_tokens + 1
         if too_many > driver.runner.free_tokens():
-            pytest.skip("the cache is smaller than one batch")
+            pytest.skip("the cache is smaller than one batch: lower max_batch_tokens, or raise cache_tokens")
         sequence = driver.open()
         span = driver.span(sequence, repeated(prompts[0], too_many), "none")
         _assert_refused(driver, [span], f"a batch of {too_many} tokens, one more than max_batch_tokens,")
@@ -86,9 +86,9 @@ class FailureContract(ContractBase):
         """A sequence holds at most ``max_context`` tokens."""
         max_context = driver.runner.capabilities.max_context
         if max_context > self.max_fill_tokens:
-            pytest.skip(f"the context is longer than {self.max_fill_tokens} tokens")
+            pytest.skip(f"the context is longer than max_fill_tokens, {self.max_fill_tokens}: open with a shorter one")
         if max_context + 1 > driver.runner.free_tokens():
-            pytest.skip("the cache holds no more than one whole context")
+            pytest.skip("the cache holds no more than one whole context: open with more cache_tokens or less context")
         sequence = driver.holding(repeated(prompts[0], max_context))
         _assert_refused(driver, [driver.span(sequence, prompts[0][:1])], f"token {max_context + 1} of a sequence")
 
@@ -115,9 +115,14 @@ class FailureContract(ContractBase):
         """Fill the cache until 3 to 8 positions are free; return the sequence that can take them."""
         capabilities = driver.runner.capabilities
         if capabilities.cache_tokens > self.max_fill_tokens:
-            pytest.skip(f"the cache is larger than {self.max_fill_tokens} tokens")
+            pytest.skip(
+                f"the cache is larger than max_fill_tokens, {self.max_fill_tokens}: open with fewer cache_tokens"
+            )
         if capabilities.cache_tokens >= capabilities.max_sequences * capabilities.max_context:
-            pytest.skip("the cache holds every sequence at its longest: it is never full")
+            pytest.skip(
+                "the cache holds every sequence at its longest, so it is never full: open with fewer cache_tokens than "
+                "max_sequences * max_context"
+            )
         sequence = driver.open()
         for _ in range(capabilities.cache_tokens):
             if (free_tokens := driver.runner.free_tokens()) <= 8:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
@@ -18,8 +18,9 @@ from enginehouse.contract.errors import PluginError
 from enginehouse.contract.slot_table import num_tokens as num_tokens_of
 from enginehouse.plugins.kinds import KINDS
 from enginehouse.plugins.registration import Registration, missing_members
+from enginehouse.plugins.results import Expectation
 
-__all__ = ["FormContract", "form_of_rows", "loader_problem", "members_problem", "problem_of"]
+__all__ = ["FormContract", "form_of_rows", "loader_problem", "members_problem", "problem_of", "result_problem"]
 
 
 @pytest.mark.timeout(300)
@@ -72,6 +73,17 @@ def members_problem(what: str, protocol: Any, found: Any) -> str:
     """Return which members of a protocol an object lacks, as a sentence; "" if none."""
     missing = missing_members(protocol, found)
     return f"{what} gave {type(found).__name__}, which lacks {', '.join(missing)}" if missing else ""
+
+
+def result_problem(method: Callable[..., Any], found: Any) -> str:
+    """Return what is wrong with the type of a result, in the words of the server; "" if it is right.
+
+    Args:
+        method: the method as its protocol declares it, such as ``ToolSession.push``.
+    """
+    annotation = get_type_hints(method)["return"]
+    wrong = Expectation(annotation, method.__name__ == "match" and annotation is float).check(found)
+    return f"{method.__name__} {wrong}" if wrong else ""
 
 
 def form_of_rows(runner: Runner, allowed: float, exact: bool | None = None) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from attrs import evolve, field, frozen
 from heavy_gpt import HeavyBackend  # these two are on the path of the run
-from numpy_gpt import GptBackend, GptOptions, GptRunner, RaisesRawErrors, Rows
+from numpy_gpt import CountsNoContext, GptBackend, GptOptions, GptRunner, RaisesRawErrors, Rows
 
 from enginehouse.contract.backend import ModelSource, Span
 from enginehouse.contract.compressor import Compressor
@@ -124,6 +124,11 @@ class NotBatchInvariant(GptRunner):
         return Rows(rows + np.float32(1e-3 * num_spans))
 
 
+class TooPeaked(GptRunner):
+    def output(self, rows: Any, num_spans: int) -> Any:
+        return Rows(rows * np.float32(100))
+
+
 class IgnoresSpecial(GptRunner):
     def __init__(self, options: GptOptions) -> None:
         super().__init__(options)
@@ -154,6 +159,10 @@ def _of_runner(runner: type[GptRunner], *suites: type[Any]) -> type[Any]:
     backend = GptBackend()
     backend.runner = runner
     return type(f"Test{runner.__name__}", (_GptSuite, *(suites or (RunnerContract,))), {"backend": backend})
+
+
+class TestCountsNoContext(_GptSuite, BackendContract):
+    backend = CountsNoContext()
 
 
 class TestRaisesRawErrors(_GptSuite, BackendContract):
@@ -307,10 +316,12 @@ for _runner in (
     IgnoresSpecial,
 ):
     globals()[f"Test{_runner.__name__}"] = _of_runner(_runner)
+TestTooPeaked = _of_runner(TooPeaked, EngineContract)
 TestRowsOfDoubles = _of_runner(RowsOfDoubles, BackendContract, RunnerContract, EngineContract)
 for _sampler in (SpiceOnCoresPlace(), SpiceKeepsNothing(), SpiceChangesItsArguments(), SpiceRemembers()):
     globals()[f"Test{type(_sampler).__name__}"] = _of_sampler(_sampler)
 TestParserWithoutMarkers = _of_parser("ParserWithoutMarkers", _parser(without=("markers",)))
+TestParserGivesText = _of_parser("ParserGivesText", _parser(change=lambda: lambda parts: "text"))
 TestParserShowsItsMarker = _of_parser("ParserShowsItsMarker", _parser(change=shows_the_marker))
 TestParserStreamsNothing = _of_parser("ParserStreamsNothing", _parser(change=streams_nothing))
 TestCompressorCutsLines = _of_compressor(

@@ -205,6 +205,14 @@ class GptBackend:
         return self.runner(options)
 
 
+class CountsNoContext(GptBackend):
+    """A wrong one: a longer context costs nothing, and a source that is missing ends its estimate with a raw error."""
+
+    def estimate(self, source: ModelSource, options: Any) -> MemoryEstimate:
+        """Size of the file."""
+        return MemoryEstimate(len(self.read(source)), 64, 20_000)
+
+
 class RaisesRawErrors(GptBackend):
     """A wrong one: errors of reading are not load errors. In this module, so that another process can import it."""
 
