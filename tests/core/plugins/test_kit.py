@@ -71,7 +71,7 @@ def test_a_model_that_is_missing_is_named_at_once(env: Mapping[str, str]) -> Non
     command = [sys.executable, "-m", "enginehouse", "plugins", "check", "kit", "--model", "missing"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
 
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "there is no file or folder 'missing'" in done.stderr
     assert "passed" not in done.stdout
 
