@@ -243,6 +243,8 @@ class StepEngine:
 
     def _accept(self, sequence: Sequence, sampled: Sampled) -> None:
         """Accept a sampled token, then the tokens that a constraint forces after it."""
+        if sequence.owner.first_token_s is None:
+            sequence.owner.first_token_s = self._clock()
         if sampled.logprob is not None:
             details = sequence.details(sampled.token_id)
             sequence.pending_logprobs.append(token_logprob(sampled, self._tokenizer.token_bytes, details))
@@ -263,9 +265,6 @@ class StepEngine:
 
     def _take(self, sequence: Sequence, token_id: int) -> bool:
         """Append a token and emit the text it makes visible; returns False if it ended the sequence."""
-        owner = sequence.owner
-        if owner.first_token_s is None:
-            owner.first_token_s = self._clock()
         piece = sequence.advance(token_id)
         if piece is None:
             return self._finish(sequence, sequence.text.flush(), "stop", token_id)

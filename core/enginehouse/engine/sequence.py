@@ -41,6 +41,7 @@ class ActiveRequest:
         usage: counts so far; those of a choice are added when it ends.
         num_reported: tokens of the prompt that were reported as computed, for ``return_progress``.
         has_source: True once the prefix cache was searched for its prompt, so that the cached tokens are known.
+        first_token_s: when its first token was sampled; tokens may be forced before its prompt is computed.
     """
 
     request: EngineRequest

@@ -26,7 +26,7 @@ from enginehouse.plugins import guard_of
 __all__ = ["SequenceFactory", "restore"]
 
 
-def restore(owner: ActiveRequest, resume: Resume, now_s: float) -> None:
+def restore(owner: ActiveRequest, resume: Resume) -> None:
     """Replay the tokens in ``resume`` into a request's new sequences, one sequence per resumed choice.
 
     Raises:
@@ -34,8 +34,6 @@ def restore(owner: ActiveRequest, resume: Resume, now_s: float) -> None:
     """
     for sequence, told in zip(owner.sequences, resume.choices, strict=True):
         _restore(sequence, told, is_thinking_stopped=resume.is_thinking_stopped)
-        if told.token_ids:
-            owner.first_token_s = now_s
         if sequence.choice == 0:
             sequence.num_scored = resume.num_scored
         if resume.is_thinking_stopped and sequence.reasoning is not None:
@@ -138,7 +136,7 @@ class SequenceFactory:
         owner.sequences = [self._make_sequence(owner, choice, max_length) for choice in choices]
         owner.num_unfinished = len(owner.sequences)
         if resume is not None:
-            restore(owner, resume, now_s)
+            restore(owner, resume)
         return owner
 
     def _make_sequence(self, owner: ActiveRequest, choice: int, max_length: int) -> Sequence:

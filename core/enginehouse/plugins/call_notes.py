@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import sys
 import tempfile
 import threading
 
@@ -43,14 +44,13 @@ class CallNotes:
 
     Args:
         descriptor: of the file that both processes map; None creates one.
+
+    Raises:
+        OSError: the file cannot be created.
     """
 
     def __init__(self, descriptor: int | None = None) -> None:
-        if descriptor is None:
-            with tempfile.TemporaryFile() as file:
-                file.truncate(_PLACE_BYTES * _NUM_PLACES)
-                descriptor = os.dup(file.fileno())
-        self.descriptor = descriptor
+        self.descriptor = descriptor = _open_shared() if descriptor is None else descriptor
         self._memory = mmap.mmap(descriptor, _PLACE_BYTES * _NUM_PLACES)
         self._is_closed = False
         self._places = threading.local()
@@ -96,3 +96,18 @@ class CallNotes:
             self._is_closed = True
             self._memory.close()
             os.close(self.descriptor)
+
+
+def _open_shared() -> int:
+    """Create a file of the right size without a name; in memory where the system can."""
+    if sys.platform == "linux":
+        descriptor = os.memfd_create("enginehouse-notes")
+    else:
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    try:
+        os.ftruncate(descriptor, _PLACE_BYTES * _NUM_PLACES)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor

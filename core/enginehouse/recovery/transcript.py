@@ -105,7 +105,7 @@ class Transcript:
             self.num_tokens += len(event.token_ids)
             if event.work is not None:
                 self._work = event.work
-            if self._first_token_s is None:
+            if self._first_token_s is None and self._started_s is not None:  # tokens may be forced before the start
                 self._first_token_s = self._clock()
         elif isinstance(event, ChoiceFinished):
             self._choices[event.choice].finished = event

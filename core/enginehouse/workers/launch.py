@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -19,6 +20,8 @@ from enginehouse.workers.messages import Hello, own_hello
 from enginehouse.workers.process import ChildProcess, ExitStatus
 
 __all__ = ["Worker", "WorkerThread", "check_hello", "explain", "start_worker", "worker_command"]
+
+_log = logging.getLogger("enginehouse.workers")
 
 # The GNU C library gives each thread a heap of its own, where freed memory stays in fragments. With at most two heaps,
 # more of it returns to the system after large constraints; one heap made decode steps slower in most measurements.
@@ -39,18 +42,29 @@ def start_worker(isolation: str, python: str | None) -> Worker:
             return WorkerThread()
         if os.name != "posix":
             raise ModelLoadError("worker processes need Linux or macOS; set isolation = 'thread'")
-        notes = CallNotes()
-        try:
-            command = [*worker_command(python), str(notes.descriptor)]
-            worker = ChildProcess(command, _ALLOCATOR | dict(os.environ), shared=(notes.descriptor,))
-        except BaseException:
-            notes.close()
-            raise
-        worker.notes = notes
-        return worker
+        return _start_process(worker_command(python))
     except OSError as error:
         kind = ResourcesExhausted if error.errno in _SHORTAGES else ModelLoadError
         raise kind(f"the worker {isolation} could not be started: {error}") from error
+
+
+def _start_process(command: list[str]) -> ChildProcess:
+    environment = _ALLOCATOR | dict(os.environ)
+    try:
+        notes = CallNotes()
+    except OSError as error:
+        if error.errno in _SHORTAGES:
+            raise
+        # Files of any size are forbidden: the worker runs, only plugins that end it stay unnamed.
+        _log.warning("calls into plugins are not noted: %s", error)
+        return ChildProcess(command, environment)
+    try:
+        worker = ChildProcess([*command, str(notes.descriptor)], environment, shared=(notes.descriptor,))
+    except BaseException:
+        notes.close()
+        raise
+    worker.notes = notes
+    return worker
 
 
 def worker_command(python: str | None) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -18,6 +20,7 @@ from enginehouse.contract.types import (
     EngineSettings,
     RequestFinished,
     SamplingParams,
+    StopParams,
     TextDelta,
 )
 from enginehouse.engine.loop import StepEngine
@@ -343,6 +346,25 @@ def test_logprobs_travel_with_their_tokens() -> None:
 
     assert len(result.logprobs[0]) == len(result.token_ids[0]) > 20
     assert all(value <= 0 for value in result.logprobs[0])
+
+
+@pytest.mark.parametrize("stop", [(), ("\ufffd\ufffd\ufffda",)], ids=["", "text held back"])
+@settings(deadline=None, max_examples=6)
+@given(seed=st.integers(0, 1000))
+def test_every_token_is_reported_wherever_the_answer_is_cut(stop: tuple[str, ...], seed: int) -> None:
+    """By the token limit or an end token, also within a character, whose tokens have no text then."""
+    bytes_only = {token_id: 60.0 if token_id > 127 else 50.0 for token_id in range(32, 256)}
+    sampling = SamplingParams(temperature=1.0, seed=seed, num_logprobs=0, logit_bias=bytes_only)
+    whole = alone(make_request(10, sampling=sampling, stop=stop), prompt_of(0, 12)).token_ids[0]
+    for num_tokens in range(1, len(whole) + 1):
+        limit = StopParams(max_tokens=num_tokens, stop=stop)
+        end = StopParams(max_tokens=10, stop=stop, stop_token_ids=(whole[num_tokens - 1],))
+        for stopping, drawn in ((limit, whole[:num_tokens]), (end, whole[: whole.index(whole[num_tokens - 1])])):
+            result = alone(EngineRequest(request_id="cut", sampling=sampling, stopping=stopping), prompt_of(0, 12))
+            assert result.token_ids.get(0, []) == drawn
+            assert len(result.logprobs.get(0, [])) == len(drawn)
+            decoder = codecs.getincrementaldecoder("utf-8")("replace")
+            assert result.text.get(0, "") == decoder.decode(bytes(drawn))
 
 
 @pytest.mark.parametrize("num_choices", [1, 2])

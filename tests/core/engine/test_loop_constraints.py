@@ -273,3 +273,22 @@ def test_a_prompt_that_is_only_computed_takes_no_forced_token(forces: bool) -> N
     for request in requests:
         assert finish_of(events[request.request_id]).finish_reason == "length"
         assert text_of(events[request.request_id]) == ""
+
+
+@pytest.mark.parametrize("is_forced", [False, True])
+def test_the_prompt_counts_as_prefill_though_tokens_are_forced_before_it(is_forced: bool) -> None:
+    seconds = [0.0]
+
+    class OneSecondPasses(FakeRunner):
+        def forward(self, spans):  # type: ignore[no-untyped-def]
+            seconds[0] += 1.0
+            return super().forward(spans)
+
+    slow = StepEngine(OneSecondPasses(), EngineSettings(), {}, clock=lambda: seconds[0])
+    reasoning = ReasoningParams(is_open=True, budget=0) if is_forced else None
+    request = make(max_tokens=20, ignore_eos=True, reasoning=reasoning)
+    usage = run(slow, request)[request.request_id][-1].usage
+
+    assert (usage.forced_tokens > 0) == is_forced
+    assert (usage.queue_s, usage.prefill_s) == (0.0, 1.0)
+    assert usage.decode_s == 19.0 - usage.forced_tokens

@@ -51,7 +51,7 @@ def test_runner_that_raises_fails_the_request_at_fault(expected, turn):
         bad = server.ask(BAD, stream=bool(turn % 2)).wait()
 
         assert bad.error is not None
-        assert bad.error["code"] == "generation_failed"
+        assert bad.error["code"] == "plugin_failed"
         assert "fails on purpose" not in bad.error["message"], "what libraries say is for the log"
         check_others(server, expected, running)
         assert [worker.pid for worker in server.workers()] == before, "nobody had to die for it"

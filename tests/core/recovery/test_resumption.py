@@ -143,6 +143,16 @@ def cut(request: EngineRequest, prompt: list[int], places: list[int], **engine: 
 
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "characters cut in two": (
+        {
+            "sampling": SamplingParams(
+                temperature=1.0, seed=4, num_logprobs=0, logit_bias=dict.fromkeys(range(128, 256), 80.0)
+            ),
+            "stop": ("\ufffd\ufffd\ufffda",),
+            "max_tokens": 21,
+        },
+        {},
+    ),
     "greedy": ({}, {}),
     "seeded draws": ({"sampling": WARM}, {}),
     "a prompt longer than a chunk": ({"sampling": WARM, "max_tokens": 5}, {}),
@@ -384,3 +394,18 @@ def test_figures_are_those_of_all_workers_together():
     assert (summary.usage.drafted_tokens, summary.usage.accepted_draft_tokens) == (13, 7)
     assert (summary.usage.early_exit_tokens, summary.usage.skipped_layers) == (1, 4)
     assert summary.usage.completion_tokens == 3
+
+
+def test_tokens_forced_before_the_start_end_neither_queue_nor_prefill():
+    times = iter([1.0, 3.0, 6.0, 10.0])
+    transcript = Transcript(make_request(), clock=times.__next__)
+    transcript.begin_stay()
+    transcript.accepted()
+    transcript.record(TextDelta(0, "{", (123,)))
+    transcript.begin_stay()
+    transcript.started(Usage())
+    transcript.record(TextDelta(0, "a", (97,)))
+    summary = transcript.record(RequestFinished(Usage()))
+
+    assert isinstance(summary, RequestFinished)
+    assert (summary.usage.queue_s, summary.usage.prefill_s, summary.usage.decode_s) == (2.0, 3.0, 4.0)

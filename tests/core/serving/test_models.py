@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from attrs import evolve, frozen
 
-from enginehouse.contract.backend import Match, ModelSource, Probe
+from enginehouse.contract.backend import Backend, Match, ModelSource, Probe
 from enginehouse.contract.errors import (
     ConfigError,
     DownloadError,
@@ -27,7 +27,7 @@ from enginehouse.contract.errors import (
     ModelNotReady,
 )
 from enginehouse.contract.types import EngineRequest, Segment, StopParams, TextDelta
-from enginehouse.plugins import PluginRegistry
+from enginehouse.plugins import PluginRegistry, guard_of, guarded, plain
 from enginehouse.serving import LoadedModel, ModelManager
 from enginehouse.serving.choice import choose_backend
 from enginehouse.serving.opening import plan_model
@@ -182,7 +182,7 @@ async def test_model_source_that_raises_fails_its_own_model_only():
     bad, good = manager.statuses()
     await manager.close()
 
-    said = "the model source 'broken' failed: OSError: a bug of the plugin"
+    said = "The model source 'broken' of the plugin 'tests.core.serving.test_models' failed in its function."
     assert (bad.state, bad.error) == ("failed", said)
     assert good.state == "ready"
 
@@ -390,7 +390,7 @@ def test_id_of_a_hub_is_what_no_path_is(tmp_path, monkeypatch):
     assert find_source("here/m.gguf", hubs).path == tmp_path / "here" / "m.gguf"
     assert find_source("owner/model", hubs) == ModelSource("owner/model", tmp_path / "shelf")
     assert missing_download("owner/model", hubs) is None
-    assert missing_download("owner/model", evolve(hubs, model_hubs={"shelf": Shelf()})) == Shelf()
+    assert plain(missing_download("owner/model", evolve(hubs, model_hubs={"shelf": Shelf()}))) == Shelf()
     assert missing_download("here/other.gguf", evolve(hubs, model_hubs={"shelf": Shelf()})) is None
 
 
@@ -422,7 +422,8 @@ class _Backend(FakeBackend):
 
 
 def _backends(*backends: _Backend) -> dict[str, Any]:
-    return {backend.name: backend for backend in backends}
+    """Return backends as the registry holds them."""
+    return {one.name: guarded(one, Backend, guard_of(one, "backend")) for one in backends}
 
 
 def test_best_available_backend_is_chosen_with_its_reason(tmp_path):
@@ -440,7 +441,7 @@ def test_best_available_backend_is_chosen_with_its_reason(tmp_path):
 def test_unsuitable_source_names_the_reason_of_each_backend(tmp_path):
     source = ModelSource("m", tmp_path)
     backends = _backends(_Backend("a", missing="not installed"), _Backend("b", fails=True), _Backend("c"))
-    with pytest.raises(ModelLoadError, match=r"a: not installed; b: failed.*OSError: a bug; c: score 0"):
+    with pytest.raises(ModelLoadError, match=r"a: not installed; b: The backend 'b' .* failed in [a-z]+\.; c: score 0"):
         choose_backend(source, None, backends)
     with pytest.raises(ModelLoadError, match="no backend is installed"):
         choose_backend(source, None, {})

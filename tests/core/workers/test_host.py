@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -17,16 +19,23 @@ from enginehouse.contract.types import EngineRequest, EngineSettings, SamplingPa
 from enginehouse.engine.loop import StepEngine
 from enginehouse.settings.config import PluginsSettings
 from enginehouse.workers.client import WorkerEngine
-from enginehouse.workers.messages import Load, LoadFailed, decode_from_worker, encode, failure_of
+from enginehouse.workers.host import WorkerHost
+from enginehouse.workers.ipc import Link
+from enginehouse.workers.messages import Close, Load, LoadFailed, Ready, decode_from_worker, encode, failure_of
 from enginehouse_testkit.fake_runner import FakeRunner
 from enginehouse_testkit.fake_tokenizer import FakeTokenizer
 from enginehouse_testkit.waiting import until
 
 
+def make_load(options: dict[str, Any]) -> Load:
+    return Load("fake", "fake", None, options, "models.m", EngineSettings(slots=2), PluginsSettings(allow=()))
+
+
 @contextlib.asynccontextmanager
 async def open_thread(**options: Any) -> AsyncIterator[WorkerEngine]:
-    load = Load("fake", "fake", None, options, "models.m", EngineSettings(slots=2), PluginsSettings(allow=()))
-    engine = await WorkerEngine.open(load, isolation="thread", python=None, on_progress=lambda share, text: None)
+    engine = await WorkerEngine.open(
+        make_load(options), isolation="thread", python=None, on_progress=lambda share, text: None
+    )
     try:
         yield engine
     finally:
@@ -151,3 +160,23 @@ def test_errors_with_halves_of_characters_can_be_told():
 
     assert isinstance(message, LoadFailed)
     assert message.failure.to_error().message == "there is no file m\\udcff.gguf"
+
+
+@pytest.mark.parametrize("is_process", [True, False])
+def test_only_the_objects_of_a_process_are_exempt_from_garbage_collection(is_process):
+    ours, theirs = socket.socketpair()
+    server = Link(ours)
+    host = WorkerHost(Link(theirs), on_server_gone=(lambda: None) if is_process else None)
+    thread = threading.Thread(target=host.run, daemon=True)
+    thread.start()
+    try:
+        server.send(encode(make_load({})))
+        while not isinstance(decode_from_worker(server.receive()), Ready):
+            pass
+
+        assert (gc.get_freeze_count() > 0) == is_process
+    finally:
+        gc.unfreeze()
+        server.send(encode(Close()))
+        thread.join(20)
+        server.close()

@@ -254,7 +254,11 @@ def test_calibration_of_three_models_finds_two_thresholds(tmp_path: Path) -> Non
     ("lines", "models", "message"),
     [
         (PROMPTS[:5], "small,big", "5 prompts are too few"),
-        ([*PROMPTS, {"prompt": "x", "model": "huge"}], "small,big", "line 101: the model 'huge' is none of small, big"),
+        (
+            [*PROMPTS, {"prompt": "x", "model": "huge"}],
+            "small,big",
+            "line 101: the model 'huge' is not one of small",
+        ),
         (["{"], "small,big", "line 1: "),
         ([{"model": "small"}], "small,big", "line 1: either prompt or messages"),
         ([[]], "small,big", "line 1: "),

@@ -1,7 +1,8 @@
 """Parses the text of one choice into pieces, if that text may contain reasoning or tool calls.
 
 Used by :class:`~enginehouse.api.generation.assembly.Assembly`. Log-probabilities are kept for visible text only: those
-of tokens that turned out to be reasoning, a call or a tag are left out.
+of tokens that turned out to be reasoning, a call or a tag are left out. A token without text of its own, such as part
+of a character, belongs to the text beside it.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class ChoiceParser:
         self._num_calls = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._waiting: list[tuple[str, TokenLogprob]] = []  # tokens whose text is not yet in any piece
+        self._is_in_text = True  # the last piece with tokens was visible text, or there was none
 
     def push(self, text: str, logprobs: Sequence[TokenLogprob] | None) -> list[Piece]:
         """Return the pieces that new text adds, often none."""
@@ -42,6 +44,8 @@ class ChoiceParser:
         pieces = self._pieces(self._parser.flush(is_cut=reason == "length"))
         if self._waiting:
             pieces = self._with_logprobs(pieces, "", None)
+        if self._waiting and self._is_in_text and not any(part for part, _ in self._waiting):
+            pieces.append(Piece(self._index, logprobs=tuple(entry for _, entry in self._waiting)))
         final = "tool_calls" if self._num_calls and reason == "stop" else reason
         return [*pieces, Piece(self._index, finish_reason=final)]
 
@@ -65,10 +69,11 @@ class ChoiceParser:
         if not pieces:
             return pieces
         waiting, self._waiting = self._waiting, []
+        self._is_in_text = bool(pieces[-1].text)
         for piece in pieces:
             if piece.text:
                 num_chars, shown = 0, list[TokenLogprob]()
-                while waiting and num_chars < len(piece.text):
+                while waiting and (num_chars < len(piece.text) or not waiting[-1][0]):
                     part, shown_entry = waiting.pop()
                     num_chars += len(part)
                     shown.append(shown_entry)

@@ -86,7 +86,8 @@ class TextDelta(msgspec.Struct, frozen=True, array_like=True, tag="delta"):
     Attributes:
         choice: index of the choice, 0-based.
         text: whole characters, never part of a stop string; may be empty if only tokens are reported.
-        token_ids: the tokens that became visible with this text.
+        token_ids: the tokens that became visible with this text; the last event of a choice also lists those of an
+            incomplete character at its end, which is not part of the text.
         logprobs: one entry per token id if the request asked for them.
         held: tokens that are sampled but still invisible after this text; None if there are none.
         probabilities: of the tokens sampled since the choice's last event, if a sampler depends on previous draws; None

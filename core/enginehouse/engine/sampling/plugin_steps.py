@@ -17,7 +17,7 @@ from cattrs import Converter
 from numpy.typing import NDArray
 
 from enginehouse.contract.errors import EnginehouseError, GenerationFailed, InvalidRequest, PluginFailed
-from enginehouse.contract.logits_processor import ProcessorSession
+from enginehouse.contract.logits_processor import ProcessorSampler, ProcessorSession
 from enginehouse.contract.sampler import (
     Candidates,
     FollowingStep,
@@ -295,7 +295,8 @@ def _checked(plugin: SamplerPlugin, step: SamplerStep, guard: Guard) -> PluginSt
     role = role_of(plugin)
     if not isinstance(step, _WANTED[role]):
         what = f"gave {type(step).__name__}, {_WANTED[role].__name__} or None was expected"
-        raise guard.mistake("create", what, plugin.create)
+        own = plain(plugin)
+        raise guard.mistake("create", what, own.processor.create if isinstance(own, ProcessorSampler) else own.create)
     return PluginStep(plugin.name, guard, plugin.order, role, step)
 
 

@@ -153,16 +153,14 @@ class TextPiece(msgspec.Struct, frozen=True, array_like=True, gc=False):
     Attributes:
         text: whole characters; never any part of a stop string, never the text of a control token.
         token_ids: tokens whose first visible character is in ``text``. A token without text of its own (a control token
-            under ``ignore_eos``) is listed as soon as everything before it is visible.
+            under ``ignore_eos``) is listed as soon as everything before it is visible; an incomplete character at the
+            end adds its tokens without text.
         stop: the stop string that ended the text, else None.
     """
 
     text: str
     token_ids: tuple[int, ...] = ()
     stop: str | None = None
-
-
-_NOTHING = TextPiece("")
 
 
 class TextStream:
@@ -242,15 +240,16 @@ class TextStream:
         return self._advance(text)
 
     def flush(self) -> TextPiece:
-        """Return the text held back for stop strings; call once, when the sequence ended without one.
+        """Return the text held back for stop strings and all pending tokens; call when the sequence ended without one.
 
-        An incomplete character at the end (a token limit may cut an emoji in two) is dropped together with the tokens
-        that have no other text: text consists of whole characters only.
+        An incomplete character at the end (a token limit may cut an emoji in two) is dropped from the text, which
+        consists of whole characters only; its tokens are listed.
         """
         if self._stop is not None:
             return TextPiece("", (), self._stop)
-        text, self._held, self._state = self._held, "", 0
-        piece = self._show(text) if text or self._pending else _NOTHING
+        piece = TextPiece(self._held, self.pending_token_ids)
+        self._num_shown += len(self._held)
+        self._held, self._state = "", 0
         self._pending.clear()
         return piece
 
