@@ -67,6 +67,15 @@ def test_every_kind_of_the_kit_passes_its_suite(env: Mapping[str, str], site: Pa
     assert all(reason.startswith("optional: ") or "engine" in reason for reason in skipped), skipped
 
 
+def test_a_model_that_is_missing_is_named_at_once(env: Mapping[str, str]) -> None:
+    command = [sys.executable, "-m", "enginehouse", "plugins", "check", "kit", "--model", "missing"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 2
+    assert "there is no file or folder 'missing'" in done.stderr
+    assert "passed" not in done.stdout
+
+
 def test_its_command_runs(env: Mapping[str, str]) -> None:
     assert run(env, "kit", "greet") == "hello from the kit\n"
 

@@ -13,6 +13,9 @@ import pytest
 
 from enginehouse.plugins.kinds import KINDS
 from enginehouse_testkit import pytest_plugin
+from enginehouse_testkit.backend_contract import BackendContract
+from enginehouse_testkit.engine_contract import EngineContract
+from enginehouse_testkit.runner_contract import RunnerContract
 
 _IMPORTS = """
 import sys
@@ -87,6 +90,22 @@ def test_assertions_of_every_suite_are_rewritten(monkeypatch: pytest.MonkeyPatch
 
     suites = {suite.partition(":")[0] for kind in KINDS.values() for suite in kind.suites}
     assert suites | {"enginehouse_testkit.contract", "enginehouse_testkit.depth_contract"} <= names
+
+
+def test_suites_of_a_class_run_in_the_order_of_its_bases(tmp_path: Path) -> None:
+    """The form first; then the suites from the most specific messages to the least."""
+    (tmp_path / "test_wrong.py").write_text(_WRONG)
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-c", os.devnull, "--rootdir", str(tmp_path)]
+    done = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, check=True)
+    found = re.findall(r"TestForgetful::(\w+)", done.stdout)
+    places = {
+        suite.__name__: [place for place, name in enumerate(found) if hasattr(suite, name) and name != "test_form"]
+        for suite in (BackendContract, RunnerContract, EngineContract)
+    }
+
+    assert found[0] == "test_form"
+    assert max(places["BackendContract"]) < min(places["RunnerContract"])
+    assert max(places["RunnerContract"]) < min(places["EngineContract"])
 
 
 def test_suites_fail_on_what_is_wrong(tmp_path: Path) -> None:
