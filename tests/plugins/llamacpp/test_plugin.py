@@ -13,7 +13,7 @@ import pytest
 import enginehouse_llamacpp
 from enginehouse.contract.backend import Backend, ModelSource
 from enginehouse.contract.errors import MissingDependency, ModelLoadError
-from enginehouse.plugins import PluginRegistry
+from enginehouse.plugins import PluginRegistry, plain
 from enginehouse.settings.config import PluginsSettings
 from enginehouse_llamacpp import library
 from enginehouse_llamacpp.backend import LlamaCppBackend
@@ -32,7 +32,7 @@ def test_hook_register_backends() -> None:
     enginehouse_llamacpp.register_backends(backends.append)
 
     assert [backend.name for backend in backends] == ["llamacpp"]
-    assert isinstance(PluginRegistry.load(PluginsSettings()).backends["llamacpp"], LlamaCppBackend)
+    assert isinstance(plain(PluginRegistry.load(PluginsSettings()).backends["llamacpp"]), LlamaCppBackend)
 
 
 def test_llama_cpp_is_not_imported_before_open(smollm_path: Path) -> None:
