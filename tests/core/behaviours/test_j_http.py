@@ -101,7 +101,8 @@ def test_h28_wrong_types_name_the_field(server: Server, name: str, value) -> Non
 
 def test_h28_unknown_paths_and_methods(server: Server) -> None:
     check_client_error(server.client.get("/v1/nothing"), status=404)
-    check_client_error(server.client.post("/", json={}), status=404)
+    check_client_error(server.client.post("/nothing", json={}), status=404)
+    assert server.client.post("/", json={}).status_code in (404, 405)  # plugins' surfaces have it for GET and HEAD
     response = server.client.get("/v1/chat/completions")
     check_client_error(response, status=405)
     assert "POST" in response.headers["allow"]
