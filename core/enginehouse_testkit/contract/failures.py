@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from enginehouse_testkit.contract.driver import RunnerDriver, repeated
 __all__ = ["FailureContract"]
 
 _ABORTING_S = 3.0
+_SWITCH_INTERVAL_S = 1e-5
 _MAX_PASSES = 2000
 
 _Breakage = Callable[[Span, RunnerDriver], Span]
@@ -215,8 +217,11 @@ class FailureContract(ContractBase):
 
 @contextlib.contextmanager
 def _calls_of_abort(driver: RunnerDriver) -> Iterator[None]:
-    """Call ``abort`` all the time on another thread, while the block runs."""
-    done = threading.Event()
+    """Call ``abort`` all the time on another thread, while the block runs.
+
+    Threads take turns more often than usual, so that calls fall into short passes that hold Python's lock as well.
+    """
+    done, interval_s = threading.Event(), sys.getswitchinterval()
 
     def keep_aborting() -> None:
         while not done.is_set():
@@ -224,12 +229,14 @@ def _calls_of_abort(driver: RunnerDriver) -> Iterator[None]:
             done.wait(0.0002)
 
     thread = threading.Thread(target=keep_aborting)
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     thread.start()
     try:
         yield
     finally:
         done.set()
         thread.join()
+        sys.setswitchinterval(interval_s)
         with contextlib.suppress(StepAborted):  # the last call may have come after the last pass
             driver.alone([0])
 

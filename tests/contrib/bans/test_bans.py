@@ -125,7 +125,7 @@ def test_a_request_that_bans_everything_fails_by_name() -> None:
     steps = build_steps(params, {"bad_words": ProcessorSampler(BadWords())})
     sampler = SequenceSampler(params, choice=0, vocab_size=3, steps=steps, token_bytes=(b"a", b"b", b"ab"))
 
-    with pytest.raises(GenerationFailed, match="'bad_words' banned every token"):
+    with pytest.raises(GenerationFailed, match=r"'bad_words' .* banned every token"):
         sampler.sample(np.zeros(3, np.float32), 0)
 
 

@@ -290,7 +290,7 @@ _SAID = [("say", '{"text": "hello"}')]
 
 
 def _compressor(change: Any) -> Compressor:
-    inner = REGISTRY.compressors["extractive"]
+    inner = REGISTRY.compressors["lossless"]
     return Changed(inner, compress=lambda task, tools: [change(list(kept)) for kept in inner.compress(task, tools)])
 
 
