@@ -10,7 +10,15 @@ from enginehouse.contract.errors import PluginError
 from enginehouse.contract.identity import Identity, Scope
 from enginehouse_jwt.options import JwtOptions
 
-__all__ = ["read_claims"]
+__all__ = ["InvalidClaim", "read_claims"]
+
+
+class InvalidClaim(PluginError):
+    """A claim of a verified token about the caller's permissions is missing or invalid."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, "jwt")
+
 
 _LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrent", "priority")
 
@@ -19,7 +27,7 @@ def read_claims(claims: Mapping[str, Any], options: JwtOptions) -> Identity:
     """Return the caller described by the claims.
 
     Raises:
-        PluginError: a claim about the caller's permissions is invalid; the caller is denied, never given more.
+        InvalidClaim: a claim about the caller's permissions is invalid; the caller is denied, never given more.
     """
     models = claims.get(options.models_claim)
     return Identity(
@@ -43,14 +51,14 @@ def _scopes(given: Any, options: JwtOptions) -> frozenset[Scope]:
 def _words(value: Any, claim: str) -> list[str]:
     words = value.split() if isinstance(value, str) else value
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        raise PluginError(f"the claim {claim!r} must be a list of strings, or one with spaces between", "jwt")
+        raise InvalidClaim(f"the claim {claim!r} must be a list of strings, or one with spaces between")
     return words
 
 
 def _text(claims: Mapping[str, Any], claim: str) -> str | None:
     value = claims.get(claim)
     if value is not None and not isinstance(value, str):
-        raise PluginError(f"the claim {claim!r} must be a string", "jwt")
+        raise InvalidClaim(f"the claim {claim!r} must be a string")
     return value
 
 
@@ -58,13 +66,13 @@ def _limits(given: Any, claim: str) -> dict[str, int]:
     if given is None:
         return {}
     if not isinstance(given, dict) or not given.keys() <= set(_LIMITS):
-        raise PluginError(f"the claim {claim!r} must be an object with {', '.join(_LIMITS)}", "jwt")
+        raise InvalidClaim(f"the claim {claim!r} must be an object with {', '.join(_LIMITS)}")
     for name, value in given.items():
         is_whole = isinstance(value, int) and not isinstance(value, bool)
         if not is_whole or (value < 1 and name != "priority"):
-            raise PluginError(f"{name} in the claim {claim!r} must be a whole number of at least 1", "jwt")
+            raise InvalidClaim(f"{name} in the claim {claim!r} must be a whole number of at least 1")
     return given
 
 
 def _missing(claim: str) -> str:
-    raise PluginError(f"the token has no claim {claim!r}, which names its owner", "jwt")
+    raise InvalidClaim(f"the token has no claim {claim!r}, which names its owner")

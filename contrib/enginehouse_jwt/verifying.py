@@ -18,7 +18,8 @@ def identify(token: str, options: JwtOptions) -> Identity | None:
 
     Raises:
         MissingDependency: PyJWT is not installed.
-        PluginError: the settings name no usable key, or a verified token has invalid claims.
+        InvalidClaim: a verified token has an invalid claim.
+        PluginError: the settings name no usable key.
     """
     if token.count(".") != _NUM_PARTS - 1:
         return None
