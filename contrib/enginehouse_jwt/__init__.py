@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-
 from enginehouse import hookimpl
 from enginehouse.contract.identity import Credentials, Identity
-from enginehouse_jwt.claims import InvalidClaim
 from enginehouse_jwt.options import JwtOptions
 from enginehouse_jwt.verifying import identify
 
@@ -14,14 +11,8 @@ __all__ = ["authenticate", "options"]
 
 options = JwtOptions
 
-_log = logging.getLogger(__name__)
-
 
 @hookimpl
 def authenticate(credentials: Credentials, options: JwtOptions) -> Identity | None:
     """Return the token's owner; None if there is no token, or its signature, time or claims are invalid."""
-    try:
-        return identify(credentials.token, options)
-    except InvalidClaim as error:
-        _log.warning("a token was refused: %s", error)
-        return None
+    return identify(credentials.token, options)

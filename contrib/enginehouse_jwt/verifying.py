@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import logging
+
 from enginehouse.contract.errors import MissingDependency
 from enginehouse.contract.identity import Identity
-from enginehouse_jwt.claims import read_claims
+from enginehouse_jwt.claims import InvalidClaim, read_claims
 from enginehouse_jwt.issuer_keys import key_for
 from enginehouse_jwt.options import JwtOptions
 
 __all__ = ["identify"]
 
+_log = logging.getLogger(__name__)
+
 _NUM_PARTS = 3  # of a signed token: header, claims, signature
 
 
 def identify(token: str, options: JwtOptions) -> Identity | None:
-    """Return the token's owner; None if it is not a token of the issuer, not yet valid, or expired.
+    """Return the token's owner; None if it is not the issuer's, not yet valid, expired, or has invalid claims.
 
     Raises:
         MissingDependency: PyJWT is not installed.
-        InvalidClaim: a verified token has an invalid claim.
         PluginError: the settings name no usable key.
     """
     if token.count(".") != _NUM_PARTS - 1:
@@ -42,4 +45,8 @@ def identify(token: str, options: JwtOptions) -> Identity | None:
         )
     except (jwt.InvalidTokenError, jwt.InvalidKeyError, RecursionError):
         return None
-    return read_claims(claims, options)
+    try:
+        return read_claims(claims, options)
+    except InvalidClaim as error:
+        _log.warning("a token was refused: %s", error)
+        return None
