@@ -189,7 +189,7 @@ def _embeddings(target: Target) -> None:
         _refused(answer, "/api/embed", 400, 404, 422, 500, 501)
         raise NotOffered(f"embeddings are refused: {answer.shown()}", "refused")
     vectors = answered(answer)["embeddings"]
-    require(len(vectors) == 1 and all(isinstance(value, float) for value in vectors[0]), "embeddings are no numbers")
+    require(len(vectors) == 1 and all(isinstance(value, float) for value in vectors[0]), "embeddings are not numbers")
 
 
 CHECKS = (

@@ -44,7 +44,7 @@ class BackendContract(FormContract):
     @pytest.fixture(scope="class")
     @classmethod
     def form(cls, model: ModelUnderTest) -> str:
-        """Why the loader refuses the backend; for one that opens runners, also what is wrong with its rows."""
+        """Reason for which the loader refuses the backend, or, if it opens runners, faults in its rows."""
         problem = loader_problem("backends", model.backend)
         if problem or model.backend.opens != "runner":
             return problem

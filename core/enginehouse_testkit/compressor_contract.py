@@ -77,7 +77,7 @@ class CompressorContract(FormContract):
     @pytest.fixture(scope="class")
     @classmethod
     def form(cls, compressor: Compressor) -> str:
-        """Why the loader refuses the compressor."""
+        """Reason for which the loader refuses the compressor."""
         return loader_problem("compressors", compressor) or problem_of(
             lambda: _problem_of_ranges(compressor, _task(_document(20), _document(3, seed=2)))
         )

@@ -61,7 +61,7 @@ class DrafterContract(FormContract):
     @pytest.fixture(scope="class")
     @classmethod
     def form(cls, drafter: Drafter) -> str:
-        """Why the loader refuses the drafter."""
+        """Reason for which the loader refuses the drafter."""
         return loader_problem("drafters", drafter)
 
     @pytest.fixture

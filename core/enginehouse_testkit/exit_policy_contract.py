@@ -82,7 +82,7 @@ class ExitPolicyContract(FormContract):
     @pytest.fixture(scope="class")
     @classmethod
     def form(cls, exit_policy: ExitPolicy) -> str:
-        """Why the loader refuses the exit policy."""
+        """Reason for which the loader refuses the exit policy."""
         return loader_problem("exit_policies", exit_policy)
 
     @pytest.fixture

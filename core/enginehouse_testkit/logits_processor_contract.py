@@ -48,7 +48,7 @@ class LogitsProcessorContract(FormContract):
     @pytest.fixture(scope="class")
     @classmethod
     def form(cls, logits_processor: LogitsProcessor) -> str:
-        """Why the loader refuses the logits processor."""
+        """Reason for which the loader refuses the logits processor."""
         return loader_problem("logits_processors", logits_processor)
 
     @pytest.fixture(scope="class")

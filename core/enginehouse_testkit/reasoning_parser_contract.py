@@ -37,7 +37,7 @@ class ReasoningParserContract(FormContract):
     @pytest.fixture(scope="class")
     @classmethod
     def form(cls, reasoning_parser: ReasoningParser) -> str:
-        """Why the loader refuses the reasoning parser."""
+        """Reason for which the loader refuses the reasoning parser."""
         return loader_problem("reasoning_parsers", reasoning_parser) or problem_of(
             lambda: members_problem("bind", ReasoningFormat, reasoning_parser.bind(cls.model))
         )

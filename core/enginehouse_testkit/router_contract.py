@@ -89,7 +89,7 @@ class RouterContract(FormContract):
     @pytest.fixture(scope="class")
     @classmethod
     def form(cls, router: Router) -> str:
-        """Why the loader refuses the router."""
+        """Reason for which the loader refuses the router."""
         return loader_problem("routers", router)
 
     @staticmethod

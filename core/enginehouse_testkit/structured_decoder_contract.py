@@ -51,7 +51,7 @@ class StructuredDecoderContract(FormContract):
     @pytest.fixture(scope="class")
     @classmethod
     def form(cls, structured_decoder: StructuredDecoder) -> str:
-        """Why the loader refuses the structured decoder."""
+        """Reason for which the loader refuses the structured decoder."""
         return loader_problem("structured_decoders", structured_decoder)
 
     @pytest.fixture(scope="class")

@@ -64,7 +64,7 @@ class ToolParserContract(FormContract):
     @pytest.fixture(scope="class")
     @classmethod
     def form(cls, tool_parser: ToolParser) -> str:
-        """Why the loader refuses the tool parser, or what its format lacks."""
+        """Reason for which the loader refuses the tool parser, or what its format lacks."""
         return loader_problem("tool_parsers", tool_parser) or problem_of(lambda: cls._problem_of_format(tool_parser))
 
     @classmethod

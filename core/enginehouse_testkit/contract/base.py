@@ -59,7 +59,7 @@ class ContractBase(FormContract):
     @pytest.fixture(scope="class")
     @classmethod
     def form(cls, runner: Runner) -> str:
-        """What is wrong with the rows and lengths of the runner."""
+        """Faults in the rows and lengths of the runner."""
         return form_of_rows(runner, cls.max_logit_difference, cls.exact)
 
     @pytest.fixture

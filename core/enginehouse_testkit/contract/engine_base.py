@@ -92,7 +92,7 @@ class EngineContractBase(FormContract):
     @pytest.fixture(scope="class")
     @classmethod
     def form(cls, driver_of_engine: EngineDriver) -> str:
-        """What is wrong with the rows and lengths of the runner in core's engine."""
+        """Faults in the rows and lengths of the runner in core's engine."""
         engine = driver_of_engine.engine
         return form_of_rows(engine.runner, cls.max_near_tie, exact=False) if isinstance(engine, InlineEngine) else ""
 

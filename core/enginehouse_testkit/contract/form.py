@@ -30,7 +30,7 @@ class FormContract:
     @pytest.fixture(scope="class")
     @classmethod
     def form(cls) -> str:
-        """What is wrong with the form of the object, as one sentence; "" if nothing is. Suites override it."""
+        """Fault in the form of the object, as one sentence; "" if there is none. Suites override it."""
         return ""
 
     @pytest.fixture(autouse=True)

@@ -38,7 +38,7 @@ class SamplerContractBase(FormContract):
     @pytest.fixture(scope="class")
     @classmethod
     def form(cls, sampler: SamplerPlugin) -> str:
-        """Why the loader refuses the sampler."""
+        """Reason for which the loader refuses the sampler."""
         return loader_problem("samplers", sampler)
 
     @pytest.fixture(scope="class")

@@ -281,6 +281,18 @@ def test_addresses_that_do_not_exist_have_ollamas_error(client: httpx.Client) ->
         (client.get("/api/nothing"), 404),
         (client.post("/api/blobs/sha256:0", json={}), 404),
         (client.get("/api/chat"), 405),
-        (client.post("/api/chat", content=b"{"), 415),
+        (client.post("/api/chat", content=b"{"), 400),
     ):
         assert (response.status_code, type(response.json()["error"])) == (status, str), response.text
+
+
+def test_a_body_is_json_whatever_its_type_says_but_not_from_web_pages(client: httpx.Client) -> None:
+    """The examples of Ollama's documentation call ``curl -d``, which says that it sends a form."""
+    body = b'{"model": "hello", "messages": [{"role": "user", "content": "hi"}], "stream": false}'
+    form = {"content-type": "application/x-www-form-urlencoded"}
+
+    assert client.post("/api/chat", content=body, headers=form).json()["done"] is True
+    assert client.post("/api/chat", content=body).json()["done"] is True
+    page = client.post("/api/chat", content=body, headers={**form, "origin": str(client.base_url).rstrip("/")})
+    assert page.status_code == 415
+    assert client.post("/v1/chat/completions", content=body, headers=form).status_code == 415

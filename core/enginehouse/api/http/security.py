@@ -309,12 +309,17 @@ def _no_key() -> ErrorAnswer:
 
 
 def _check_content_type(scope: HTTPScope, headers: Headers) -> ErrorAnswer | None:
-    """Refuse POSTs that are not JSON: a web page can send other types without a preflight."""
+    """Refuse POSTs that are not JSON: a web page can send other types without a preflight.
+
+    Surfaces whose clients name no type or a wrong one take any, except from web pages, which send their Origin.
+    """
     if scope["method"] != "POST":
         return None
+    takes_any = getattr(scope.get(_SURFACE_KEY), "takes_any_type", False) and b"origin" not in headers
     if b"content-type" not in headers and headers.get(b"content-length", b"0") == b"0" and not _is_chunked(headers):
         return None  # no body, no type; the route decides if a body is required
-    kind, _, parameters = headers.get(b"content-type", b"").decode("latin-1").lower().partition(";")
+    content_type = b"application/json" if takes_any else headers.get(b"content-type", b"")
+    kind, _, parameters = content_type.decode("latin-1").lower().partition(";")
     charset = re.search(r"charset\s*=\s*\"?([\w-]+)", parameters)
     if kind.strip() != "application/json" or (charset is not None and charset[1] not in ("utf-8", "utf8")):
         return http_error(415, "The request body must be JSON in UTF-8, with 'Content-Type: application/json'.")
