@@ -366,6 +366,7 @@ def work(drafted: int, accepted: int, left_early: int = 0, skipped: int = 0) -> 
     return Usage(
         drafted_tokens=drafted,
         accepted_draft_tokens=accepted,
+        drafts={"lookup": (drafted, accepted)},
         early_exit_tokens=left_early,
         skipped_layers=skipped,
     )
@@ -392,6 +393,7 @@ def test_figures_are_those_of_all_workers_together():
     assert summary.usage.prompt_tokens == 45
     assert (summary.usage.cached_tokens, summary.usage.loaded_prompt_tokens, summary.cache_miss) == (5, 2, miss)
     assert (summary.usage.drafted_tokens, summary.usage.accepted_draft_tokens) == (13, 7)
+    assert summary.usage.drafts == {"lookup": (13, 7)}
     assert (summary.usage.early_exit_tokens, summary.usage.skipped_layers) == (1, 4)
     assert summary.usage.completion_tokens == 3
 

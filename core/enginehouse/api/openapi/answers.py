@@ -123,6 +123,10 @@ ANSWER_SCHEMAS: dict[str, JsonSchema] = {
         timings_ms={"type": "object", "additionalProperties": {"type": "number", "minimum": 0}},
         tokens_per_second={"type": "object", "additionalProperties": {"type": ["number", "null"]}},
         optimizations={"type": "object", "additionalProperties": _COUNT},
+        drafters={
+            "type": "object",
+            "additionalProperties": object_of(drafted_tokens=_COUNT, accepted_draft_tokens=_COUNT),
+        },
         prefix_cache=object_of(
             loaded_tokens=_COUNT,
             first_difference=_nullable(object_of({"expected": _TEXT_OR_NULL}, index=_COUNT, got=_TEXT)),
