@@ -19,8 +19,6 @@ from enginehouse.serving.sources import find_source, no_such_model
 from enginehouse.settings.config import PluginsSettings
 from enginehouse.settings.structuring import closest
 
-__all__ = ["check"]
-
 _TEST_KIT = "enginehouse_testkit"
 
 

@@ -18,8 +18,6 @@ from enginehouse.cli.plugin_skeleton import new
 from enginehouse.contract.errors import ConfigError
 from enginehouse.plugins import PluginRecord, PluginRegistry
 
-__all__ = ["plugins"]
-
 
 @click.group(invoke_without_command=True)
 @config_option

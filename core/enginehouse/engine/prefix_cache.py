@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from enginehouse.contract.backend import CutPlanner, Runner
 from enginehouse.contract.inspection import PrefixView
 
-__all__ = ["Divergence", "PrefixCache", "PrefixMatch", "Save", "Truncation", "common_prefix_length"]
-
 
 class Truncation:
     """Truncation capabilities of one runner.

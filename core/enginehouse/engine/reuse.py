@@ -15,8 +15,6 @@ from enginehouse.contract.errors import CacheFull
 from enginehouse.engine.prefix_cache import PrefixCache, PrefixMatch, Truncation, common_prefix_length
 from enginehouse.engine.sequence import Sequence
 
-__all__ = ["PrefixReuse", "Source"]
-
 _MIN_DEFERRAL_TOKENS = 32
 """Minimum number of tokens that waiting for another sequence's prefill must save."""
 

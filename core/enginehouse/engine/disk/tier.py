@@ -22,8 +22,6 @@ from enginehouse.contract.errors import CacheFull
 from enginehouse.engine.disk.state_folder import MIN_SAVED_TOKENS, SavedState, StateFolder
 from enginehouse.engine.prefix_cache import PrefixCache
 
-__all__ = ["DiskCosts", "DiskTier", "Recall", "SecondsPerToken", "StateRead"]
-
 _NEWEST_SHARE = 0.3
 
 

@@ -26,8 +26,6 @@ from enginehouse.engine.forward import Computed, Fail, Rows
 from enginehouse.engine.sampling.candidates import uniform
 from enginehouse.engine.sequence import Sequence
 
-__all__ = ["DeviceDraws", "InFlightStep", "can_draw", "launch"]
-
 _BAN, _FORCE = -100.0, 100.0  # a bias that forces a token bans all others; only core does this
 _DEFAULTS = SamplingParams()
 
