@@ -17,6 +17,8 @@ from enginehouse.plugins import PluginRegistry
 from enginehouse.plugins.kinds import KINDS
 from enginehouse.settings.config import PluginsSettings
 
+__all__ = ["NEW_KINDS", "new", "write_plugin"]
+
 _FILES = Path(__file__).parent / "new_plugin"
 _FILES_ONLY = Path(__file__).parent / "new_plugin_only"
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
