@@ -10,6 +10,7 @@ Statistics are reported about once a second and before the engine becomes idle, 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
@@ -229,14 +230,15 @@ class WorkerHost:
                 drafters=drafters,
                 on_started=self._report_started,
                 disk=self._disk,
-                guard=registry.guard("backends", message.backend),
             )
         except BaseException:
             for drafter in drafters.values():
-                drafter.shutdown()
+                with contextlib.suppress(PluginFailed):
+                    drafter.shutdown()
             if self._disk is not None:
                 self._disk.close()
-            runner.close()
+            with contextlib.suppress(PluginFailed):
+                runner.close()
             raise
         return runner, engine
 
@@ -264,7 +266,8 @@ class WorkerHost:
             raise
         except BaseException as error:  # noqa: BLE001 - worker boundary: the engine's state cannot be trusted after this
             _log.exception("the engine failed")
-            self._send(Died(printable(f"the engine failed: {type(error).__name__}: {error}")))
+            reason = error.message if isinstance(error, PluginFailed) else f"{type(error).__name__}: {error}"
+            self._send(Died(printable(f"the engine failed: {reason}")))
             return False
         finally:
             assert self._intake is not None
