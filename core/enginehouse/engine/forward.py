@@ -21,8 +21,6 @@ from enginehouse.engine.sequence import ActiveRequest, Sequence
 from enginehouse.plugins import Guard
 from enginehouse.plugins.guard import PASSED
 
-__all__ = ["Computed", "Fail", "Rows", "forward", "read_rows"]
-
 _log = logging.getLogger(__name__)
 
 Rows = list[tuple[Sequence, NDArray[np.float32]]]

@@ -38,8 +38,7 @@ from enginehouse.contract.types import (
 from enginehouse.engine.constraints import Masks
 from enginehouse.engine.disk import DiskTier
 from enginehouse.engine.forward import forward
-from enginehouse.engine.inspection import StepCounts, view_engine
-from enginehouse.engine.outputs import score_tokens, summary, text_delta, token_logprob
+from enginehouse.engine.outputs import StepCounts, score_tokens, summary, text_delta, token_logprob, view_engine
 from enginehouse.engine.sampling.device_draws import DeviceDraws, InFlightStep, launch
 from enginehouse.engine.scheduler import Batch, Scheduler
 from enginehouse.engine.sequence import ActiveRequest, Sequence
@@ -47,8 +46,6 @@ from enginehouse.engine.sequence_factory import SequenceFactory
 from enginehouse.engine.speculation.speculation import Speculation
 from enginehouse.engine.text.text_stream import TextPiece
 from enginehouse.plugins import guard_of, guarded
-
-__all__ = ["EngineOutput", "StepEngine"]
 
 _log = logging.getLogger(__name__)
 

@@ -25,16 +25,6 @@ from enginehouse.plugins import Guard, PluginRegistry, guard_of, guarded
 from enginehouse.settings.config import structure_options
 from enginehouse.workers.messages import DrafterLoad, ExitPolicyLoad, Load, ModelLoad, PrefixDiskLoad
 
-__all__ = [
-    "GuardedExitPolicy",
-    "bind_drafters",
-    "find_backend",
-    "model_digest",
-    "open_disk",
-    "open_runner",
-    "use_exit_policy",
-]
-
 _DIGEST_BYTES = 16
 _PROBE_BYTES = 2**20
 _log = logging.getLogger(__name__)

@@ -23,8 +23,6 @@ from enginehouse.engine.disk.state_folder import MIN_SAVED_TOKENS, SavedState, S
 from enginehouse.engine.prefix_cache import PrefixCache, free
 from enginehouse.plugins import guard_of, guarded
 
-__all__ = ["DiskCosts", "DiskTier", "Recall", "SecondsPerToken", "StateRead"]
-
 _NEWEST_SHARE = 0.3
 
 

@@ -27,8 +27,6 @@ from enginehouse.engine.sampling.candidates import uniform
 from enginehouse.engine.sequence import Sequence
 from enginehouse.plugins import Guard
 
-__all__ = ["DeviceDraws", "InFlightStep", "can_draw", "launch"]
-
 _BAN, _FORCE = -100.0, 100.0  # a bias that forces a token bans all others; only core does this
 _DEFAULTS = SamplingParams()
 
