@@ -78,7 +78,7 @@ __all__ = [
 ]
 
 # Increase whenever the messages change.
-PROTOCOL = 7
+PROTOCOL = 8
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True, tag="error"):
@@ -282,10 +282,15 @@ class LoadFailed(msgspec.Struct, frozen=True, array_like=True, tag="load_failed"
 
 
 class Accepted(msgspec.Struct, frozen=True, array_like=True, tag="accepted"):
-    """The request fits and is queued."""
+    """The request fits and is queued.
+
+    Attributes:
+        prompt_token_ids: only of a request with ``return_token_ids``.
+    """
 
     request_id: str
     num_prompt_tokens: int
+    prompt_token_ids: tuple[int, ...] | None = None
 
 
 class Rejected(msgspec.Struct, frozen=True, array_like=True, tag="rejected"):
