@@ -36,8 +36,6 @@ from enginehouse.contract.usage import Usage
 from enginehouse.pipeline.pipeline import RunningRequest
 from enginehouse.settings.profiles import PROFILES
 
-__all__ = ["Assembly", "Choice", "PromptWriter", "WholeCall", "event_batches"]
-
 
 @define
 class WholeCall:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import get_args
 
-from enginehouse.api.openapi.fields import JsonSchema
+from enginehouse.contract.rows import JsonSchema
 from enginehouse.contract.usage import USAGE_FIELDS
 from enginehouse.pipeline.capabilities import Support
 from enginehouse.pipeline.parameters import Origin
 from enginehouse.serving import ModelState
-
-__all__ = ["ANSWER_SCHEMAS", "object_of", "reference"]
 
 
 def object_of(optional: dict[str, JsonSchema] | None = None, /, **members: JsonSchema) -> JsonSchema:
@@ -125,6 +123,10 @@ ANSWER_SCHEMAS: dict[str, JsonSchema] = {
         timings_ms={"type": "object", "additionalProperties": {"type": "number", "minimum": 0}},
         tokens_per_second={"type": "object", "additionalProperties": {"type": ["number", "null"]}},
         optimizations={"type": "object", "additionalProperties": _COUNT},
+        drafters={
+            "type": "object",
+            "additionalProperties": object_of(drafted_tokens=_COUNT, accepted_draft_tokens=_COUNT),
+        },
         prefix_cache=object_of(
             loaded_tokens=_COUNT,
             first_difference=_nullable(object_of({"expected": _TEXT_OR_NULL}, index=_COUNT, got=_TEXT)),

@@ -14,8 +14,6 @@ import msgspec
 
 from enginehouse.contract.stop_patterns import PatternSearch, stop_patterns
 
-__all__ = ["Detokenizer", "StopAutomaton", "StopSearch", "TextPiece", "TextStream", "stop_automaton"]
-
 _new_decoder = codecs.getincrementaldecoder("utf-8")
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
