@@ -137,6 +137,13 @@ class Sequence:
         """Number of tokens generated so far."""
         return self.length - len(self.owner.prompt)
 
+    @property
+    def hidden_token_ids(self) -> tuple[int, ...]:
+        """The last tokens of a sequence that has ended, if they never become visible: stop text, or an end token."""
+        last = int(self.buffer[self.length - 1])
+        is_ended = self.num_generated > 0 and last in self.end_token_ids
+        return (*self.text.hidden_token_ids, last) if is_ended else self.text.hidden_token_ids
+
     def usage(self) -> Usage:
         """Return the counts of its generated tokens."""
         num_reasoning = self.reasoning.num_tokens if self.reasoning is not None else 0

@@ -162,7 +162,8 @@ class Intake:
             self._send(Rejected(request_id, failure_of(_as_ours(error, "Checking the request failed"))))
             return
         # Accepted is sent before the engine thread receives the request, so it precedes the request's first event.
-        self._send(Accepted(request_id, len(token_ids)))
+        shown = tuple(token_ids) if request.return_token_ids else None
+        self._send(Accepted(request_id, len(token_ids), shown))
         with self._lock:
             if request_id in self._waiting:
                 self._waiting.remove(request_id)

@@ -163,6 +163,16 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "stop strings": ({"sampling": WARM, "stop": ("e t", "th", "ing o", "qx")}, {}),
     "stop strings that never come": ({"sampling": WARM, "stop": STOPS}, {}),
+    "expressions that end the text": (
+        {"sampling": WARM, "stop_regex": ("[aeiou] ?[qxz]+", "th."), "max_tokens": 60},
+        {},
+    ),
+    "an expression that never matches": ({"sampling": WARM, "stop_regex": ("[a-z]{1,9}~",), "num_choices": 2}, {}),
+    "token ids of a stop string": ({"sampling": WARM, "stop": ("e t", "th", "ing o"), "return_token_ids": True}, {}),
+    "penalties of the last tokens": (
+        {"sampling": SamplingParams(temperature=0.9, seed=3, repetition_penalty=1.5, repeat_last_n=6)},
+        {},
+    ),
     "penalties and a bias": (
         {
             "sampling": SamplingParams(

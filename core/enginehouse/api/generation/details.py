@@ -56,7 +56,7 @@ def shown_parameters(parameters: Parameters, plugin_fields: Iterable[RequestFiel
         name: _shown(getattr(group, name), name, origins)
         for group in (sampling, stopping)
         for name in group.__struct_fields__
-        if name not in ("extensions", "num_logprobs")
+        if name not in ("extensions", "num_logprobs", "post_sampling_probs")
     }
     for field in (one for one in plugin_fields if one.is_sampled):
         value = sampling.extensions.get(field.owner, {}).get(field.name, _default(field))
