@@ -13,7 +13,7 @@ import numpy as np
 from attrs import field, frozen
 from numpy.typing import NDArray
 
-from enginehouse.contract.backend import DeviceOutput, ForwardOutput, Span
+from enginehouse.contract.backend import DeviceOutput, ForwardOutput, Runner, Span
 from enginehouse.contract.errors import CacheFull, EnginehouseError, GenerationFailed, PluginFailed, StepAborted
 from enginehouse.contract.exit_policy import ExitOutput
 from enginehouse.engine.scheduler import Batch, Scheduler
@@ -57,7 +57,7 @@ def forward(
     while batch.spans:
         guard.enter("forward")
         try:
-            return _collect(batch, scheduler.runner.forward(batch.spans), guard)
+            return _collect(batch, scheduler.runner.forward(batch.spans), scheduler.runner, guard)
         except PASSED:
             raise
         except BaseException as error:  # noqa: BLE001 - guard: a runner error must not end the other requests
@@ -97,7 +97,7 @@ def _forward_one_by_one(scheduler: Scheduler, batch: Batch, fail: Fail, guard: G
             continue
         try:
             output = scheduler.runner.forward([span])
-            alone = _collect(Batch((sequence,), (span,)), output, guard, reads_all=True)
+            alone = _collect(Batch((sequence,), (span,)), output, scheduler.runner, guard, reads_all=True)
             rows += [(s, some.copy()) for s, some in alone.on_host]
         except CacheFull:
             continue
@@ -109,10 +109,11 @@ def _forward_one_by_one(scheduler: Scheduler, batch: Batch, fail: Fail, guard: G
     return Computed(rows)
 
 
-def _collect(batch: Batch, output: ForwardOutput, guard: Guard, reads_all: bool = False) -> Computed:
+def _collect(batch: Batch, output: ForwardOutput, runner: Runner, guard: Guard, reads_all: bool = False) -> Computed:
     """Update the computed lengths and assign the rows; with ``reads_all`` the host samples every token."""
     if not hasattr(output, "num_rows"):
-        raise guard.mistake("forward", f"gave {type(output).__name__}, ForwardOutput was expected")
+        what = f"gave {type(output).__name__}, ForwardOutput was expected"
+        raise guard.mistake("forward", what, runner.forward)
     on_host: list[tuple[Sequence, range]] = []
     on_device: list[tuple[Sequence, range, int | None]] = []
     start = 0
@@ -147,13 +148,13 @@ def read_rows(output: ForwardOutput, wanted: list[tuple[Sequence, range]], guard
         return []
     num_rows = sum(len(rows) for _, rows in wanted)
     if num_rows < output.num_rows and isinstance(output, DeviceOutput):
-        output = output.select([row for _, rows in wanted for row in rows])
-    logits = output.host()
+        output = guard.call("select of its logits", output.select, [row for _, rows in wanted for row in rows])
+    logits = guard.call("host of its logits", output.host)
     vocab_size = wanted[0][0].sampler.vocab_size
     if getattr(logits, "dtype", None) != np.float32 or logits.shape != (output.num_rows, vocab_size):
         name = f"{logits.dtype} of shape {logits.shape}" if isinstance(logits, np.ndarray) else type(logits).__name__
         what = f"gave {name}, float32 of shape {(output.num_rows, vocab_size)} was expected"
-        raise guard.mistake("host of its logits", what)
+        raise guard.mistake("host of its logits", what, output.host)
     start, found = 0, []
     for sequence, rows in wanted:
         start = start if output.num_rows == num_rows else rows.start
