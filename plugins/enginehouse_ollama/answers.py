@@ -17,6 +17,7 @@ from typing import Any, Literal
 from attrs import define, field
 
 from enginehouse.contract.surface import Answer, CallPiece, Chunk, ErrorAnswer, Piece
+from enginehouse.contract.timings import progress_object
 from enginehouse.contract.types import TokenLogprob
 from enginehouse.contract.usage import Usage
 
@@ -83,6 +84,8 @@ class OllamaAssembler:
         if piece.finish_reason is not None:
             self._reason = "length" if piece.finish_reason == "length" else "stop"
             return self._close_call()
+        if piece.progress is not None:
+            return (self._chunk("") | {"prompt_progress": progress_object(piece.progress)},)
         if piece.call is not None:
             return self._add_call(piece.call)
         if not (piece.text or piece.reasoning or piece.logprobs):
