@@ -64,6 +64,8 @@ async def assemble(call: Call, answer: Answer) -> SayAssembler:
 class SaySurface:
     name = "say"
     api_version = 1
+    request_id_header = None
+    takes_any_type = False
     routes = (
         GenerationRoute(
             path="/say", name="say", summary="Speak", body=SayBody, requests=requests, assemble=assemble, frame=NDJSON

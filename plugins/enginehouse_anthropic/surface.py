@@ -45,6 +45,7 @@ class AnthropicSurface:
     name = "anthropic"
     api_version = 1
     request_id_header = "request-id"
+    takes_any_type = False
 
     def __init__(self) -> None:
         self._signatures = Signatures()
