@@ -6,6 +6,7 @@ Events are recorded when they arrive, before they are read, so that a slow clien
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -183,11 +184,10 @@ class RecoverableRequest(Work):
             EngineDead: there was no worker for too long.
             RequestKillsWorker: workers die of it.
         """
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.cancel)
             await self._enter(is_returning=False)
-        except BaseException:
-            self.cancel()
-            raise
+            undo.pop_all()
         return self._unread.popleft()
 
     async def next_attempt(self) -> WorkerStream | None:

@@ -163,14 +163,9 @@ class ModelManager:
 
     async def _download(self, model: ServedModel, hub: ModelHub) -> None:
         """Download a model's files, then continue with it as with the others. Only called when the server starts."""
-        try:
+        with model.failing("downloading"):
             await download(hub, model.settings.source, model.report_download)
             await self._plan(model)
-        except EnginehouseError as error:
-            model.fail(error.message)
-        except Exception as error:  # noqa: BLE001 - the model must not stay in the state "loading"
-            _log.error("downloading the model %s failed", model.name, exc_info=error)
-            model.fail(f"{type(error).__name__}: {error}")
         if model.plan is None:
             return
         if model.settings.load == "lazy":

@@ -7,6 +7,7 @@ beginning was rejected is kept as a fallback: when all others have failed, it is
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Generic, Protocol, TypeVar
@@ -135,30 +136,28 @@ class Attempts(Generic[_A]):
         is_last = not (self._left or self._unsure)
         accept = attempt.accept if self._may_be_better() else None
         recorder = self.circuit_breaker.begin(attempt.model)
-        try:
-            # Another model may support everything, unless the client named this one.
-            may_drop = is_last or attempt.model == self.plan.named
-            accepted = await self._submit_to(recorder, is_probed=accept is not None, may_drop=may_drop)
-            if is_last:
-                return accepted
-            probe = await self._begin(accepted.generation, accept)
-        except EnginehouseError as error:
-            recorder.raised(error)
-            if not self._is_passed_over(attempt.model, error):
-                raise
-            if _is_fault_of_model(error):
-                self._fault = error
-            if is_last:
-                if self._fault is None or self._fault is error:
+        with contextlib.ExitStack() as undo:
+            undo.callback(recorder.ended)  # without effect after another outcome
+            try:
+                # Another model may support everything, unless the client named this one.
+                may_drop = is_last or attempt.model == self.plan.named
+                accepted = await self._submit_to(recorder, is_probed=accept is not None, may_drop=may_drop)
+                probe = await self._begin(accepted.generation, accept) if not is_last else None
+            except EnginehouseError as error:
+                recorder.raised(error)
+                if not self._is_passed_over(attempt.model, error):
                     raise
-                raise self._fault from error  # the request is valid: another model could answer it if available
-            self._failed.append(FailedAttempt(attempt.model, error.public_message))
-            return None
-        except BaseException:
-            recorder.ended()
-            raise
+                if _is_fault_of_model(error):
+                    self._fault = error
+                if is_last:
+                    if self._fault is None or self._fault is error:
+                        raise
+                    raise self._fault from error  # the request is valid: another model could answer it if available
+                self._failed.append(FailedAttempt(attempt.model, error.public_message))
+                return None
+            undo.pop_all()
         # Models that might have done better may have an open circuit by now.
-        if accept is None or accept.is_good(probe) or not self._may_be_better():
+        if probe is None or accept is None or accept.is_good(probe) or not self._may_be_better():
             return accepted
         accepted.generation.cancel()
         num_tokens = _num_tokens_ahead(accepted.generation)
@@ -180,14 +179,17 @@ class Attempts(Generic[_A]):
 
     async def _begin(self, generation: Generation, accept: Acceptance | None) -> Probe:
         """Read the beginning of an answer; on failure or cancellation, cancel the generation."""
-        try:
-            return await _begin(generation, accept)
-        except BaseException as error:
-            generation.cancel()
-            # Tokens of a failed model, or of one that had not begun, are not charged to the client.
-            if isinstance(error, asyncio.CancelledError) and generation.has_started:
-                self.on_discarded(generation.num_prompt_tokens + _num_tokens_ahead(generation))
-            raise
+        with contextlib.ExitStack() as undo:
+            undo.callback(generation.cancel)
+            try:
+                probe = await _begin(generation, accept)
+            except asyncio.CancelledError:
+                # Tokens of a failed model, or of one that had not begun, are not charged to the client.
+                if generation.has_started:
+                    self.on_discarded(generation.num_prompt_tokens + _num_tokens_ahead(generation))
+                raise
+            undo.pop_all()
+        return probe
 
     def _routed(self, model: str) -> Routed:
         return Routed(
