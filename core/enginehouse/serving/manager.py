@@ -25,8 +25,8 @@ from enginehouse.plugins import PluginRegistry
 from enginehouse.serving.background import run_in_daemon_thread
 from enginehouse.serving.leases import Lease
 from enginehouse.serving.lifecycle import ModelEvent, ModelEvents, ModelStatus
-from enginehouse.serving.memory import Reservations, default_budget, footprint_apart
-from enginehouse.serving.opening import PLAN_TIMEOUT_S, plan_apart
+from enginehouse.serving.memory import Reservations, default_budget, footprint_in_thread
+from enginehouse.serving.opening import PLAN_TIMEOUT_S, plan_in_thread
 from enginehouse.serving.restarts import RestartPolicy, Restarts
 from enginehouse.serving.served import LoadedModel, ModelCheck, ServedModel
 from enginehouse.serving.sources import download, missing_download
@@ -155,7 +155,7 @@ class ModelManager:
 
     async def _plan(self, model: ServedModel) -> None:
         try:
-            model.plan = await plan_apart(model.name, model.settings, self.registry)
+            model.plan = await plan_in_thread(model.name, model.settings, self.registry)
         except ConfigError:
             raise
         except EnginehouseError as error:
@@ -183,7 +183,7 @@ class ModelManager:
         eager = [model for model in models if model.settings.load == "eager"]
         for model in sorted(eager, key=lambda model: not model.is_pinned):
             assert model.plan is not None
-            footprint = await footprint_apart(model.plan)
+            footprint = await footprint_in_thread(model.plan)
             if model.is_closed:
                 continue  # a new configuration has meanwhile removed it
             try:
@@ -212,7 +212,7 @@ class ModelManager:
     async def close(self) -> None:
         """Close every model; running requests end with EngineDead."""
         self._is_closed = True
-        while tasks := tuple(self._background):  # the end of a task may have begun another one
+        while tasks := tuple(self._background):  # the end of a task may have started another one
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

@@ -24,7 +24,7 @@ from enginehouse.contract.errors import (
 from enginehouse.contract.types import ModelInfo
 from enginehouse.serving.leases import Lease, Uses, Waiters
 from enginehouse.serving.lifecycle import Drain, Lifecycle, ModelStatus, Publish
-from enginehouse.serving.memory import Reservations, footprint_apart
+from enginehouse.serving.memory import Reservations, footprint_in_thread
 from enginehouse.serving.opening import ModelPlan, OpenEngine, open_engine
 from enginehouse.serving.restarts import Restarts, Supervisor
 from enginehouse.settings.config import ModelSettings, Settings
@@ -298,7 +298,7 @@ class ServedModel:
         if self.room.footprint(self) is None:
             self._lifecycle.report(0.0, "waiting for memory")
             try:
-                await self.room.take(self, await footprint_apart(self.plan))
+                await self.room.take(self, await footprint_in_thread(self.plan))
             except (InsufficientMemory, ModelTooLarge) as error:
                 _log.warning("%s", error.message)
                 self._lifecycle.move("postponed", error.message)

@@ -1,4 +1,4 @@
-"""Attempt loop: tries models in order until one has begun an answer that is accepted.
+"""Attempt loop: tries models in order until one has started an answer that is accepted.
 
 Output of a model is held back until the model is chosen, so no switch happens after the first byte. A model whose
 beginning was rejected is kept as a fallback: when all others have failed, it is asked again and its answer is used.
@@ -24,7 +24,7 @@ from enginehouse.contract.errors import (
     RequestKillsWorker,
     UnsupportedParameter,
 )
-from enginehouse.contract.router import Acceptance, Attempt, Probe
+from enginehouse.contract.router import Acceptance, AnswerBeginning, Attempt
 from enginehouse.contract.types import (
     CallDelta,
     ChoiceFinished,
@@ -116,7 +116,7 @@ class Attempts(Generic[_A]):
         self._left = deque(self.plan.route.attempts)
 
     async def run(self) -> tuple[_A, Routed]:
-        """Try the models of the plan until one has begun; the last one only has to accept the request.
+        """Try the models of the plan until one has started; the last one only has to accept the request.
 
         Raises:
             EnginehouseError: that of the last attempt, or one that every other model would raise as well.
@@ -177,14 +177,14 @@ class Attempts(Generic[_A]):
         self._left.remove(attempt)
         return attempt
 
-    async def _begin(self, generation: Generation, accept: Acceptance | None) -> Probe:
+    async def _begin(self, generation: Generation, accept: Acceptance | None) -> AnswerBeginning:
         """Read the beginning of an answer; on failure or cancellation, cancel the generation."""
         with contextlib.ExitStack() as undo:
             undo.callback(generation.cancel)
             try:
                 probe = await _begin(generation, accept)
             except asyncio.CancelledError:
-                # Tokens of a failed model, or of one that had not begun, are not charged to the client.
+                # Tokens of a failed model, or of one that had not started, are not charged to the client.
                 if generation.has_started:
                     self.on_discarded(generation.num_prompt_tokens + _num_tokens_ahead(generation))
                 raise
@@ -224,8 +224,8 @@ class Attempts(Generic[_A]):
         return _is_fault_of_model(error) or (cannot and model != self.plan.named)
 
 
-async def _begin(generation: Generation, accept: Acceptance | None) -> Probe:
-    """Read until the answer has begun, or until the judge has enough tokens of the first choice; return these."""
+async def _begin(generation: Generation, accept: Acceptance | None) -> AnswerBeginning:
+    """Read until the answer has started, or until the judge has enough tokens of the first choice; return these."""
     wanted = 1 if accept is None else accept.num_tokens
     texts: list[str] = []
     logprobs: list[float] = []
@@ -243,7 +243,7 @@ async def _begin(generation: Generation, accept: Acceptance | None) -> Probe:
                 logprobs += [token.logprob for token in event.logprobs or ()]
             is_whole = is_whole or isinstance(event, ChoiceFinished)
             num_judged += _num_tokens(event)
-    return Probe("".join(texts), tuple(logprobs[:wanted]), is_whole)
+    return AnswerBeginning("".join(texts), tuple(logprobs[:wanted]), is_whole)
 
 
 def _num_tokens_ahead(generation: Generation) -> int:
