@@ -19,7 +19,7 @@ import pytest
 from attrs import evolve
 
 from enginehouse.api.http.config_snapshots import keep_fixed
-from enginehouse.contract.backend import Probe, ModelSource
+from enginehouse.contract.backend import ModelSource, Probe
 from enginehouse.contract.hookspecs import API_VERSION
 from enginehouse.contract.router import Attempt, RouteQuestion, RoutingDecision
 from enginehouse.plugins import PluginRegistry
