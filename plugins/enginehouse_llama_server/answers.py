@@ -5,6 +5,7 @@ The last event of a choice and its whole object have the same members; the text 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -81,6 +82,7 @@ class CompletionAssembler:
         self._prompts, self._num_prompt_tokens, self._is_many = prompts, num_prompt_tokens, is_many
         self._num_choices = call.body.n_cmpl or call.body.n or 1
         self._choices = [_Choice() for _ in range(len(prompts) * self._num_choices)]
+        self._is_post_sampling = bool(answer.parameters.get("post_sampling_probs"))
         self._num_probs = call.body.n_probs if call.body.n_probs is not None else call.body.logprobs or 0
 
     def opening(self) -> Sequence[Chunk]:
@@ -107,7 +109,7 @@ class CompletionAssembler:
         choice.token_ids += token_ids
         more: Chunk = {}
         if self._num_probs:
-            scored = [_probability(entry) for entry in entries]
+            scored = [_probability(entry, is_post_sampling=self._is_post_sampling) for entry in entries]
             choice.probabilities += scored
             more["completion_probabilities"] = scored
         if not self._answer.is_streamed:
@@ -166,7 +168,6 @@ class CompletionAssembler:
             n_probs=self._num_probs,
             grammar=self._body.grammar,
             timings_per_token=self._body.timings_per_token,
-            post_sampling_probs=False,
         )
         final: Chunk = {
             "index": index,
@@ -198,14 +199,17 @@ def _stop(piece: Piece) -> tuple[str, str]:
     return ("word", piece.stop_reason) if isinstance(piece.stop_reason, str) else ("eos", "")
 
 
-def _probability(entry: TokenLogprob) -> Chunk:
-    top = [_token(one.token_id, one.token, one.logprob) for one in entry.top]
-    return {**_token(entry.token_id, entry.token, entry.logprob), "top_logprobs": top}
-
-
-def _token(token_id: int, token: bytes, logprob: float) -> Chunk:
-    text = token.decode("utf-8", "ignore")
-    return {"id": token_id, "token": text, "bytes": list(token), "logprob": max(logprob, _LOWEST)}
+def _probability(entry: TokenLogprob, *, is_post_sampling: bool) -> Chunk:
+    first, *top = [
+        {
+            "id": one.token_id,
+            "token": one.token.decode("utf-8", "ignore"),
+            "bytes": list(one.token),
+            **({"prob": math.exp(one.logprob)} if is_post_sampling else {"logprob": max(one.logprob, _LOWEST)}),
+        }
+        for one in (entry, *entry.top)
+    ]
+    return {**first, "top_probs" if is_post_sampling else "top_logprobs": top}
 
 
 def _selected(final: Mapping[str, Any], paths: Sequence[str]) -> Chunk:

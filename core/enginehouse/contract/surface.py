@@ -65,6 +65,8 @@ class Piece(msgspec.Struct, gc=False):
         stop_reason: at the end, the stop string or end token id that ended the choice, if one did.
         limit: at the end, what ended a choice whose finish reason is ``length``.
         progress: of the prefill, for requests with ``return_progress``; comes before everything else.
+        token_ids: of requests with ``return_token_ids``: the tokens since the choice's last piece, at the end also
+            those without text (stop text, end token).
     """
 
     index: int
@@ -77,6 +79,7 @@ class Piece(msgspec.Struct, gc=False):
     stop_reason: str | int | None = None
     limit: Limit | None = None
     progress: PromptProgress | None = None
+    token_ids: tuple[int, ...] = ()
 
 
 @frozen

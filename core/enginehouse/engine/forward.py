@@ -124,7 +124,8 @@ def _collect(batch: Batch, output: ForwardOutput, guard: Guard, reads_all: bool 
         size = span.num_tokens
         sequence.num_surplus = len(sequence.drafts)
         sequence.num_computed += size - sequence.num_surplus
-        sequence.owner.usage.drafted_tokens += sequence.num_surplus
+        if sequence.num_surplus:
+            sequence.owner.usage.add_drafts(sequence.drafter, num_drafted=sequence.num_surplus)
         rows = range(start, start + {"none": 0, "last": 1, "all": size}[span.outputs])
         exit_layer = exit_layers[rows[-1]] if rows and exit_layers is not None else None
         if rows and sequence.on_device and not reads_all and _can_stay(sequence, span):

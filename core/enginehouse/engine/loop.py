@@ -284,7 +284,8 @@ class StepEngine:
         request_id = owner.request.request_id
         usage = sequence.usage()
         owner.usage += usage
-        self._outputs.append((request_id, ChoiceFinished(sequence.choice, reason, usage, stop_reason)))
+        hidden = sequence.hidden_token_ids if owner.request.return_token_ids else ()
+        self._outputs.append((request_id, ChoiceFinished(sequence.choice, reason, usage, stop_reason, hidden)))
         self._speculation.close(sequence)
         self._scheduler.release(sequence, keep=True)
         owner.num_unfinished -= 1

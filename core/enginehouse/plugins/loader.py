@@ -13,7 +13,6 @@ import importlib
 import inspect
 import itertools
 import re
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +28,7 @@ from enginehouse.contract import hookspecs
 from enginehouse.contract.errors import ConfigError, PluginError
 from enginehouse.plugins.kinds import KINDS, Kind
 from enginehouse.plugins.registration import PluginRecord, PluginRecords, Registration
+from enginehouse.process import standard_output_as_error
 from enginehouse.settings.config import PluginsSettings, structure_options
 from enginehouse.settings.structuring import closest
 
@@ -182,7 +182,7 @@ class PluginLoader:
         Commands write JSON to standard output.
         """
         began = time.perf_counter()
-        with _printing, contextlib.redirect_stdout(sys.stderr), self.records.recording(name):
+        with _printing, standard_output_as_error(), self.records.recording(name):
             yield
         self.records.add_time(name, time.perf_counter() - began)
 

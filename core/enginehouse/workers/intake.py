@@ -158,7 +158,8 @@ class Intake:
                 self._send(StageBegan(request_id, "constraint"))
             self._engine.check(request, len(token_ids))
             # Accepted is sent before the engine thread receives the request, so it precedes the request's first event.
-            self._send(Accepted(request_id, len(token_ids)))
+            shown = tuple(token_ids) if request.return_token_ids else None
+            self._send(Accepted(request_id, len(token_ids), shown))
             with self._lock:
                 if request_id in self._waiting:
                     self._waiting.remove(request_id)

@@ -29,7 +29,7 @@ from enginehouse.settings.config import PluginsSettings
 from enginehouse.workers.ipc import FrameTooLarge, frame
 
 # Increase whenever the messages change.
-PROTOCOL = 7
+PROTOCOL = 8
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True, tag="error"):
@@ -233,10 +233,15 @@ class LoadFailed(msgspec.Struct, frozen=True, array_like=True, tag="load_failed"
 
 
 class Accepted(msgspec.Struct, frozen=True, array_like=True, tag="accepted"):
-    """The request fits and is queued."""
+    """The request fits and is queued.
+
+    Attributes:
+        prompt_token_ids: only of a request with ``return_token_ids``.
+    """
 
     request_id: str
     num_prompt_tokens: int
+    prompt_token_ids: tuple[int, ...] | None = None
 
 
 class Rejected(msgspec.Struct, frozen=True, array_like=True, tag="rejected"):

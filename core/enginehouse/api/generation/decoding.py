@@ -278,7 +278,8 @@ class BodyDecoder(Generic[_B_co]):
 
     def _check_sizes(self, data: Mapping[str, Any], num_bytes: int) -> None:
         limits = self._limits
-        most_items = {"messages": limits.max_messages, "stop": limits.max_stop, "tokens": MAX_TOKEN_IDS}
+        most_items = {"messages": limits.max_messages, "tokens": MAX_TOKEN_IDS}
+        most_items |= dict.fromkeys(("stop", "stop_regex"), limits.max_stop)
         for name, most in most_items.items():
             value = data.get(name)
             if isinstance(value, list) and len(value) > most:

@@ -259,6 +259,10 @@ class Speculation:
         return Draft(token_ids, _grade(draft)) if token_ids else None
 
     def _note_proposing(self, bound: _Bound, drafts: Sequence[Draft | None], seconds: float) -> None:
+        guard = guard_of(bound.drafter, "drafter")
+        if self._costs.is_known and not guard.is_own and seconds > (step_s := self._costs.estimate(len(drafts))):
+            consequence = "as long as a step without drafts, and all sequences wait for it"
+            guard.failures.slow(guard, "propose", seconds, step_s, consequence)
         num_tokens = sum(len(draft.token_ids) for draft in drafts if draft is not None)
         if num_tokens and not bound.drafter.is_free:
             if self._costs.is_known:
