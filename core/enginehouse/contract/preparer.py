@@ -68,7 +68,7 @@ class ModelAccess(Protocol):
         """Return the bytes of each token id."""
         ...
 
-    async def submit(self, request: EngineRequest) -> EngineStream:
+    async def generate(self, request: EngineRequest) -> EngineStream:
         """Start a request of the preparer's own; the preparer must read or cancel it."""
         ...
 

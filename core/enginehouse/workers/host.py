@@ -353,7 +353,7 @@ class WorkerHost:
                     if self._engine is not None:
                         self._engine.interrupt(message.request_id)
             case Submit() if intake is not None:
-                intake.submit(message)
+                intake.admit(message)
             case Tokenize() | Detokenize() if intake is not None:
                 intake.call(message)
             case _:
