@@ -337,7 +337,7 @@ class Surface(Protocol):
     there, including those that core raises. An address whose routes have a ``header`` belongs to it for requests with
     that header.
     An attribute ``request_id_header``, if it has one, names a further response header with the id in ``X-Request-Id``.
-    An attribute ``takes_any_type`` that is true accepts bodies whatever their Content-Type, except from web pages.
+    An attribute ``takes_any_type`` that is true accepts bodies of any Content-Type, except from web pages.
 
     Calls:
         error: for each error on its addresses; server, event loop; microseconds.

@@ -89,7 +89,7 @@ class Pipeline:
 
     Raises:
         ConfigError: the defaults of a model are wrong, its parsers do not exist, its chat template file cannot be read,
-            a preparer refuses its settings, or there is no such router.
+            a preparer refuses its settings, or the router does not exist.
     """
 
     def __init__(

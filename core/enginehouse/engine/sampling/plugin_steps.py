@@ -280,7 +280,7 @@ def _converter() -> Converter:
 
 
 def _read(converter: Converter, plugin: SamplerPlugin, values: Any, guard: Guard) -> Any:
-    """Return the fields of a plugin; the server has validated them, perhaps with another version of the plugin."""
+    """Return the fields of a plugin; the server has validated them, possibly with another version of the plugin."""
 
     def refuse(problems: Sequence[Problem]) -> GenerationFailed:
         text = "; ".join(map(str, problems))
