@@ -65,6 +65,8 @@ class Piece(msgspec.Struct, gc=False):
         stop_reason: at the end, the stop string or end token id that ended the choice, if one did.
         limit: at the end, what ended a choice whose finish reason is ``length``.
         progress: of the prefill, for requests with ``return_progress``; comes before everything else.
+        token_ids: the choice's tokens since its last piece, if the engine reports ids; those of the end are in the
+            piece with the finish reason.
     """
 
     index: int
@@ -77,6 +79,7 @@ class Piece(msgspec.Struct, gc=False):
     stop_reason: str | int | None = None
     limit: Limit | None = None
     progress: PromptProgress | None = None
+    token_ids: tuple[int, ...] = ()
 
 
 @frozen
@@ -113,6 +116,7 @@ class Frame:
         ping: bytes that keep the connection open while nothing is generated, in the queue and during prefill too;
             clients ignore them.
         event: member of a chunk whose text names its event, in a line ``event:`` before it; None: events have no names.
+            Found fastest if it is the chunk's first one.
     """
 
     media_type: str
