@@ -5,6 +5,7 @@ The last event of a choice and its whole object have the same members; the text 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -87,6 +88,7 @@ class CompletionAssembler:
         self._prompts, self._num_prompt_tokens, self._is_many = prompts, num_prompt_tokens, is_many
         self._num_choices = call.body.n_cmpl or call.body.n or 1
         self._choices = [_Choice() for _ in range(len(prompts) * self._num_choices)]
+        self._is_post_sampling = bool(answer.parameters.get("post_sampling_probs"))
         self._num_probs = call.body.n_probs if call.body.n_probs is not None else call.body.logprobs or 0
         self._is_usual = answer.is_streamed and not self._num_probs and not call.body.timings_per_token
 
@@ -116,7 +118,7 @@ class CompletionAssembler:
             return (self._text_event(choice, piece.index, text, piece.token_ids),)
         more: Chunk = {}
         if self._num_probs:
-            scored = [_probability(entry) for entry in piece.logprobs or ()]
+            scored = [_probability(entry, is_post_sampling=self._is_post_sampling) for entry in piece.logprobs or ()]
             choice.probabilities += scored
             more["completion_probabilities"] = scored
         if not self._answer.is_streamed:
@@ -183,7 +185,6 @@ class CompletionAssembler:
             n_probs=self._num_probs,
             grammar=self._body.grammar,
             timings_per_token=self._body.timings_per_token,
-            post_sampling_probs=False,
         )
         final: Chunk = {
             "index": index,
@@ -215,14 +216,17 @@ def _stop(piece: Piece) -> tuple[str, str]:
     return ("word", piece.stop_reason) if isinstance(piece.stop_reason, str) else ("eos", "")
 
 
-def _probability(entry: TokenLogprob) -> Chunk:
-    top = [_token(one.token_id, one.token, one.logprob) for one in entry.top]
-    return {**_token(entry.token_id, entry.token, entry.logprob), "top_logprobs": top}
-
-
-def _token(token_id: int, token: bytes, logprob: float) -> Chunk:
-    text = token.decode("utf-8", "ignore")
-    return {"id": token_id, "token": text, "bytes": list(token), "logprob": max(logprob, _LOWEST)}
+def _probability(entry: TokenLogprob, *, is_post_sampling: bool) -> Chunk:
+    first, *top = [
+        {
+            "id": one.token_id,
+            "token": one.token.decode("utf-8", "ignore"),
+            "bytes": list(one.token),
+            **({"prob": math.exp(one.logprob)} if is_post_sampling else {"logprob": max(one.logprob, _LOWEST)}),
+        }
+        for one in (entry, *entry.top)
+    ]
+    return {**first, "top_probs" if is_post_sampling else "top_logprobs": top}
 
 
 def _selected(final: Mapping[str, Any], paths: Sequence[str]) -> Chunk:

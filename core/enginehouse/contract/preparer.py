@@ -28,6 +28,7 @@ class Report:
         details: plain data. Over several prompts of a request numbers are summed; of other values the first is shown.
         figures: metric name to number.
         prompt_figures: metrics that count the tokens of the prompt, each with a number to add to them.
+        done_by: name of the object that did the work, such as the compressor; a label of these metrics.
     """
 
     has_changed: bool = False
@@ -35,6 +36,7 @@ class Report:
     details: Mapping[str, Any] = field(factory=dict)
     figures: Mapping[str, int] = field(factory=dict)
     prompt_figures: Mapping[str, int] = field(factory=dict)
+    done_by: str = ""
 
 
 @frozen

@@ -65,8 +65,8 @@ class Piece(msgspec.Struct, gc=False):
         stop_reason: at the end, the stop string or end token id that ended the choice, if one did.
         limit: at the end, what ended a choice whose finish reason is ``length``.
         progress: of the prefill, for requests with ``return_progress``; comes before everything else.
-        token_ids: the choice's tokens since its last piece, if the engine reports ids; those of the end are in the
-            piece with the finish reason.
+        token_ids: the tokens since the choice's last piece, if the engine reports ids; at the end the remaining ones,
+            of requests with ``return_token_ids`` also those without text (stop text, end token).
     """
 
     index: int

@@ -21,8 +21,6 @@ from enginehouse.engine.sequence import ActiveRequest, Sequence
 from enginehouse.plugins import Guard
 from enginehouse.plugins.guard import PASSED
 
-__all__ = ["Computed", "Fail", "Rows", "forward"]
-
 _log = logging.getLogger(__name__)
 
 Rows = list[tuple[Sequence, NDArray[np.float32]]]
@@ -123,7 +121,8 @@ def _collect(batch: Batch, output: ForwardOutput, guard: Guard, reads_all: bool 
         size = span.num_tokens
         sequence.num_surplus = len(sequence.drafts)
         sequence.num_computed += size - sequence.num_surplus
-        sequence.owner.usage.drafted_tokens += sequence.num_surplus
+        if sequence.num_surplus:
+            sequence.owner.usage.add_drafts(sequence.drafter, num_drafted=sequence.num_surplus)
         rows = range(start, start + {"none": 0, "last": 1, "all": size}[span.outputs])
         exit_layer = exit_layers[rows[-1]] if rows and exit_layers is not None else None
         if rows and sequence.on_device and not reads_all and _can_stay(sequence, span):
@@ -132,7 +131,7 @@ def _collect(batch: Batch, output: ForwardOutput, guard: Guard, reads_all: bool 
             on_host.append((sequence, rows))
             sequence.exit_layer = exit_layer
         start = rows.stop
-    return Computed(_read(output, on_host, guard), on_device, output if on_device else None)
+    return Computed(read_rows(output, on_host, guard), on_device, output if on_device else None)
 
 
 def _can_stay(sequence: Sequence, span: Span) -> bool:
@@ -142,7 +141,7 @@ def _can_stay(sequence: Sequence, span: Span) -> bool:
     return span.outputs == "last"
 
 
-def _read(output: ForwardOutput, wanted: list[tuple[Sequence, range]], guard: Guard) -> Rows:
+def read_rows(output: ForwardOutput, wanted: list[tuple[Sequence, range]], guard: Guard) -> Rows:
     """Return the wanted rows in host memory; from a device output, only these are copied."""
     if not wanted:
         return []

@@ -31,11 +31,11 @@ from typing import Any, TypeVar, cast, get_type_hints
 
 from attrs import define, evolve, field, frozen
 
-from enginehouse.contract.backend import Backend
+from enginehouse.contract.backend import Backend, CutPlanner, DeviceSampler, Drawn, Runner, StateKeeper
 from enginehouse.contract.compressor import CompressionTask, Compressor, Range, cut
 from enginehouse.contract.drafter import BoundDrafter, Drafter, LayerBackend, LayerDrafter
 from enginehouse.contract.errors import ConfigError, EnginehouseError, PluginFailed, RequestError
-from enginehouse.contract.exit_policy import ExitPolicy
+from enginehouse.contract.exit_policy import ExitPolicy, LayerAccess
 from enginehouse.contract.model_hub import ModelHub
 from enginehouse.contract.parsers import (
     ReasoningFormat,
@@ -51,17 +51,6 @@ from enginehouse.contract.sampler import SamplerPlugin
 from enginehouse.contract.structured import Grammar, GrammarCompiler, StructuredDecoder
 from enginehouse.plugins.call_notes import CallNotes, NotedCall
 from enginehouse.plugins.results import Expectation
-
-__all__ = [
-    "PASSED",
-    "Guard",
-    "PluginFailures",
-    "current_request",
-    "guard_of",
-    "guarded",
-    "guarded_function",
-    "plain",
-]
 
 _log = logging.getLogger("enginehouse.plugins")
 
@@ -81,6 +70,7 @@ _GUARDED: dict[type[Any], tuple[type[Any], ...]] = {
     BoundPreparer: (),
     Compressor: (),
     Drafter: (LayerDrafter,),
+    Drawn: (),
     ExitPolicy: (),
     Grammar: (),
     GrammarCompiler: (),
@@ -90,6 +80,7 @@ _GUARDED: dict[type[Any], tuple[type[Any], ...]] = {
     ReasoningParser: (),
     ReasoningSession: (),
     Router: (ChecksModels,),
+    Runner: (CutPlanner, DeviceSampler, LayerAccess, StateKeeper),
     SamplerPlugin: (),
     StructuredDecoder: (),
     ToolFormat: (),
@@ -97,6 +88,9 @@ _GUARDED: dict[type[Any], tuple[type[Any], ...]] = {
     ToolSession: (),
 }
 """Interfaces whose objects are guarded, each with its optional interfaces."""
+
+_GUARDED_BY_CALLER = frozenset({(Runner, "forward")})
+"""Methods whose failures the engine distributes among the requests of a batch."""
 
 _NOTHING_PASSES = (BoundDrafter, ReasoningSession, ToolSession)
 _ONLY_REQUEST_ERRORS: tuple[type[Any], ...] = (Router, ToolParser, ToolFormat, ReasoningParser, ReasoningFormat)
@@ -334,7 +328,7 @@ def _members(implementation: Any, interface: Any) -> tuple[_Members, _Members]:
     found: dict[str, type[Any]] = {}
     for declared in (interface, *_GUARDED[interface]):
         for name, _ in inspect.getmembers(declared, inspect.isfunction):
-            if not name.startswith("_"):
+            if not name.startswith("_") and (interface, name) not in _GUARDED_BY_CALLER:
                 found.setdefault(name, declared)
     pairs = [(declared, name) for name, declared in found.items()]
     present = tuple(pair for pair in pairs if hasattr(implementation, pair[1]))

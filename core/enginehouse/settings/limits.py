@@ -11,8 +11,6 @@ from attrs.validators import ge, gt, optional
 
 from enginehouse.settings.reload import LIVE, SERVER
 
-__all__ = ["MAIN_MEMORY", "ByteCount", "LimitsSettings", "MemoryBudget", "format_bytes", "read_bytes"]
-
 MAIN_MEMORY = "cpu"
 """Device name of the machine's main memory."""
 
@@ -111,7 +109,7 @@ class LimitsSettings:
         total_timeout_s: maximum time from a request's arrival to the end of its answer.
         max_choices: maximum value of ``n``.
         max_messages: maximum number of messages in a chat.
-        max_stop: maximum number of stop strings.
+        max_stop: maximum number of stop strings, and of regular expressions that stop.
         max_tokens: maximum answer length in tokens; unset is the rest of the context.
         render_timeout_s: time limit for rendering a chat template, in seconds.
         render_max_chars: maximum length of a rendered prompt, in characters.

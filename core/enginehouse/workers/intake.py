@@ -17,7 +17,6 @@ from enginehouse.contract.types import EngineRequest, Resume
 from enginehouse.engine.loop import StepEngine
 from enginehouse.engine.text.segments import encode_segments, min_tokens
 from enginehouse.plugins import Guard, guard_of
-from enginehouse.workers.calls import NO_CALL
 from enginehouse.workers.ipc import FrameTooLarge
 from enginehouse.workers.messages import (
     Accepted,
@@ -33,8 +32,7 @@ from enginehouse.workers.messages import (
     Tokenized,
     failure_of,
 )
-
-__all__ = ["Intake"]
+from enginehouse.workers.requests import NO_CALL
 
 # Tokenized in about 30 ms, even by a tokenizer that needs a microsecond per character.
 _LONG_CHARACTERS = 32_768
@@ -164,7 +162,8 @@ class Intake:
             self._send(Rejected(request_id, failure_of(_as_ours(error, "Checking the request failed"))))
             return
         # Accepted is sent before the engine thread receives the request, so it precedes the request's first event.
-        self._send(Accepted(request_id, len(token_ids)))
+        shown = tuple(token_ids) if request.return_token_ids else None
+        self._send(Accepted(request_id, len(token_ids), shown))
         with self._lock:
             if request_id in self._waiting:
                 self._waiting.remove(request_id)

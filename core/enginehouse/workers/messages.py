@@ -28,57 +28,8 @@ from enginehouse.contract.usage import Usage
 from enginehouse.settings.config import PluginsSettings
 from enginehouse.workers.ipc import FrameTooLarge, frame
 
-__all__ = [
-    "PROTOCOL",
-    "Accepted",
-    "Cached",
-    "CallFailed",
-    "Cancel",
-    "Close",
-    "Detokenize",
-    "Detokenized",
-    "Died",
-    "DrafterLoad",
-    "Entered",
-    "ExitPolicyLoad",
-    "Failure",
-    "FromWorker",
-    "GetCached",
-    "GetStats",
-    "GetView",
-    "Hello",
-    "Left",
-    "Load",
-    "LoadFailed",
-    "LoadProgress",
-    "MetricsReport",
-    "ModelLoad",
-    "PrefixDiskLoad",
-    "Ready",
-    "Rejected",
-    "Stage",
-    "StageBegan",
-    "Started",
-    "Stats",
-    "StepOutputs",
-    "StopThinking",
-    "Submit",
-    "ThinkingStopped",
-    "ToWorker",
-    "Tokenize",
-    "Tokenized",
-    "View",
-    "decode_from_worker",
-    "decode_to_worker",
-    "encode",
-    "failure_of",
-    "own_hello",
-    "pack",
-    "printable",
-]
-
 # Increase whenever the messages change.
-PROTOCOL = 7
+PROTOCOL = 8
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True, tag="error"):
@@ -282,10 +233,15 @@ class LoadFailed(msgspec.Struct, frozen=True, array_like=True, tag="load_failed"
 
 
 class Accepted(msgspec.Struct, frozen=True, array_like=True, tag="accepted"):
-    """The request fits and is queued."""
+    """The request fits and is queued.
+
+    Attributes:
+        prompt_token_ids: only of a request with ``return_token_ids``.
+    """
 
     request_id: str
     num_prompt_tokens: int
+    prompt_token_ids: tuple[int, ...] | None = None
 
 
 class Rejected(msgspec.Struct, frozen=True, array_like=True, tag="rejected"):

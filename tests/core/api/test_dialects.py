@@ -50,13 +50,15 @@ def outputs(draw: st.DrawFn, *, is_chat: bool) -> list[Event]:
     return [*events, *(ChoiceFinished(choice, draw(END)) for choice in range(NUM_CHOICES))]
 
 
-def assembled(*, is_streamed: bool) -> Assembly:
+def assembled(*, is_streamed: bool, has_ids: bool = False) -> Assembly:
     """An assembly of one request whose model has no parser."""
+    generation = SimpleNamespace(prompt_token_ids=(1, 2))
     running: Any = SimpleNamespace(
+        generation=generation,
         parsing=SimpleNamespace(open=lambda: None),
         model=SimpleNamespace(name="m", info=SimpleNamespace(special_tokens={"eos": 9})),
         model_profile=SimpleNamespace(fingerprint="fp"),
-        request=SimpleNamespace(profile="openai", model="m", includes_stop=False),
+        request=SimpleNamespace(profile="openai", model="m", includes_stop=False, return_token_ids=has_ids),
         parameters=SimpleNamespace(stopping=SimpleNamespace(max_tokens=3)),
     )
     return Assembly("answer-1", [running], NUM_CHOICES, AccessRecord(method="POST", path="/", began=0.0), is_streamed)
@@ -99,6 +101,8 @@ def added(choice: dict[str, Any], parts: Iterable[dict[str, Any]]) -> None:
                 assert call.get("index", index) == len(calls)
                 calls.append({"name": call["function"]["name"], "arguments": ""})
             calls[call.get("index", index)]["arguments"] += call["function"]["arguments"]
+        choice.setdefault("token_ids", []).extend(part.get("token_ids", ()))
+        choice.setdefault("prompt", []).extend(part.get("prompt_token_ids", ()))
         for name, entries in (part.get("logprobs") or {}).items():
             choice.setdefault("logprobs", {}).setdefault(name, []).extend(entries or ())
         choice["finish_reason"] = choice.get("finish_reason") or part["finish_reason"]
@@ -116,13 +120,16 @@ def folded(chunks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 @given(
     outputs(is_chat=True),
     st.sampled_from(list(PROFILES.values())),
-    st.booleans(),
     st.sampled_from(["reasoning_content", "reasoning", "both"]),
+    st.booleans(),
+    st.booleans(),
 )
-def test_the_chunks_of_a_chat_add_up(events: list[Event], profile: Profile, has_usage: bool, field: Any) -> None:
+def test_the_chunks_of_a_chat_add_up(
+    events: list[Event], profile: Profile, field: Any, has_usage: bool, has_ids: bool
+) -> None:
     usage = profile.usage_in_streams if has_usage else None
     options = ChatOptions(usage=usage, profile=profile, reasoning_field=field)
-    stream, one = assembled(is_streamed=True), assembled(is_streamed=False)
+    stream, one = (assembled(is_streamed=is_streamed, has_ids=has_ids) for is_streamed in (True, False))
     chunks = streamed(stream, ChatDialect(stream, options), events)
     response = whole(one, ChatDialect(one, options), events)
 
@@ -131,10 +138,10 @@ def test_the_chunks_of_a_chat_add_up(events: list[Event], profile: Profile, has_
     assert {chunk["id"] for chunk in chunks} == {"answer-1"}
 
 
-@given(outputs(is_chat=False), st.booleans())
-def test_the_chunks_of_a_completion_add_up(events: list[Event], has_usage: bool) -> None:
+@given(outputs(is_chat=False), st.booleans(), st.booleans())
+def test_the_chunks_of_a_completion_add_up(events: list[Event], has_usage: bool, has_ids: bool) -> None:
     options = SimpleNamespace(n=NUM_CHOICES, logprobs=0, include_usage=has_usage)
-    stream, one = assembled(is_streamed=True), assembled(is_streamed=False)
+    stream, one = (assembled(is_streamed=is_streamed, has_ids=has_ids) for is_streamed in (True, False))
     chunks = streamed(stream, CompletionDialect(stream, options), events)
     response = whole(one, CompletionDialect(one, options), events)
 

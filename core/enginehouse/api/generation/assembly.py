@@ -36,8 +36,6 @@ from enginehouse.contract.usage import Usage
 from enginehouse.pipeline.pipeline import RunningRequest
 from enginehouse.settings.profiles import PROFILES
 
-__all__ = ["Assembly", "Choice", "PromptWriter", "WholeCall", "event_batches"]
-
 
 @define
 class WholeCall:
@@ -58,6 +56,7 @@ class Choice:
     calls: list[WholeCall] = field(factory=list)
     logprobs: list[TokenLogprob] | None = None
     finish_reason: str | None = None
+    token_ids: list[int] = field(factory=list)
 
     def add(self, piece: Piece) -> None:
         """Append ``piece``."""
@@ -68,6 +67,7 @@ class Choice:
         if piece.logprobs is not None:
             self.logprobs = self.logprobs if self.logprobs is not None else []
             self.logprobs += piece.logprobs
+        self.token_ids += piece.token_ids
         self.finish_reason = self.finish_reason or piece.finish_reason
 
     def note(self, piece: Piece) -> None:
@@ -123,6 +123,7 @@ class Assembly:
             prompt.
         scores: writes them for clients that request them explicitly; None if not requested.
         prediction: counts the accepted part of a predicted output; None without a prediction.
+        shows_token_ids: the response lists token ids.
         has_begun: True once the engine has sent an event other than the progress of the prefill.
         is_complete: True once everything has ended normally.
         num_tokens: visible tokens received, if the engine reports ids.
@@ -140,6 +141,7 @@ class Assembly:
     prompt_logprobs: list[list[TokenLogprob]] = field(factory=list)
     scores: PromptWriter | None = None
     prediction: PredictionCount | None = None
+    shows_token_ids: bool = False
     has_begun: bool = False
     is_complete: bool = False
     num_tokens: int = 0
@@ -150,6 +152,7 @@ class Assembly:
 
     def __attrs_post_init__(self) -> None:
         self.prompt_logprobs = [[] for _ in self.running]
+        self.shows_token_ids = self.running[0].request.return_token_ids
         for prompt, running in enumerate(self.running):
             for choice in range(self.num_choices):
                 parser = running.parsing.open()
@@ -178,6 +181,11 @@ class Assembly:
         for fields in shown.pop("extensions").values():
             shown |= fields
         return shown
+
+    def prompt_token_ids(self, prompt: int) -> list[int] | None:
+        """Return the token ids of a prompt, if they are requested."""
+        token_ids = self.running[prompt].generation.prompt_token_ids if self.shows_token_ids else None
+        return None if token_ids is None else list(token_ids)
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -248,7 +256,7 @@ class Assembly:
         else:
             pieces += parser.finish(event.finish_reason)
         pieces[-1].stop_reason, pieces[-1].limit = event.stop_reason, self._limit(index, event)
-        pieces[-1].token_ids = self._unsent.pop(index, ())
+        pieces[-1].token_ids = self._unsent.pop(index, ()) + event.token_ids
 
     def _limit(self, index: int, event: ChoiceFinished) -> Limit | None:
         """Return what ended a choice of the finish reason ``length``."""

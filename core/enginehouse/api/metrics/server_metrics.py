@@ -30,9 +30,7 @@ from enginehouse.contract.inspection import BATCH_SIZES, EngineMetrics, Inspecta
 from enginehouse.contract.usage import Usage
 from enginehouse.plugins import PluginFailures
 from enginehouse.serving import ModelManager, ModelState, ModelStatus
-from enginehouse.workers.stats import rss_bytes
-
-__all__ = ["RequestMetrics", "ServerMetrics", "metrics_route"]
+from enginehouse.workers.host import rss_bytes
 
 _OTHER = "other"
 _CLIENT_LEFT = "cancelled"
@@ -78,11 +76,14 @@ class RequestMetrics:
 
     def _count_usage(self, record: AccessRecord, model: str) -> None:
         values, usage = self._values, record.usage
-        for name, amount in record.figures.items():
+        for (name, by), amount in record.figures.items():
             if name in FIGURES:
-                values.add(name, model, amount=amount)
+                values.add(name, model, by, amount=amount)
         if usage is None:
             return
+        for drafter, (num_drafted, num_accepted) in usage.drafts.items():
+            values.add("drafted_tokens", model, drafter, amount=num_drafted)
+            values.add("accepted_draft_tokens", model, drafter, amount=num_accepted)
         for _, shown, amount in usage.shown(is_complete=record.is_complete):
             if shown.metric is not None:
                 values.count(shown.metric, model, amount=amount)
