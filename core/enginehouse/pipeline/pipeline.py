@@ -6,6 +6,7 @@ engines.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 
@@ -197,12 +198,11 @@ class Pipeline:
         began = time.perf_counter()
         lease = await self._manager.lease(name)
         load_s = time.perf_counter() - began
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(lease.release)
             with lease.explaining():
                 running = await self._start_leased(lease.model, request, may_drop=may_drop)
-        except BaseException:
-            lease.release()
-            raise
+            undo.pop_all()
         running.generation.keep(lease)
         return evolve(running, load_s=load_s)
 
@@ -214,25 +214,24 @@ class Pipeline:
             raise UnsupportedTask(model.name, model.info.task, "generate")
         # Engines without a worker have queues of their own.
         request_queue = model.engine.request_queue if isinstance(model.engine, WorkerEngine) else None
-        if request_queue is not None:
-            queue_s = timeouts_of(self._settings.limits, model.settings).queue_s
-            request_queue.check(request.caller, request.priority, queue_s)
-            request_queue.enter(request.request_id, request.caller, request.priority)
-        try:
+        with contextlib.ExitStack() as undo:
+            if request_queue is not None:
+                queue_s = timeouts_of(self._settings.limits, model.settings).queue_s
+                request_queue.check(request.caller, request.priority, queue_s)
+                request_queue.enter(request.request_id, request.caller, request.priority)
+                undo.callback(request_queue.leave, request.request_id)
             prepared = await self.prepare(request, model, may_drop=may_drop)
             try:
-                return await self._start(prepared)
+                running = await self._start(prepared)
             except ContextLengthExceeded as error:
                 if request_queue is not None:  # the worker has refused it, so it has left
                     request_queue.enter(request.request_id, request.caller, request.priority)
                 shorter = await self._shorten(prepared, error)
                 if shorter is None:
                     raise
-            return await self._start(shorter)
-        except BaseException:
-            if request_queue is not None:
-                request_queue.leave(request.request_id)
-            raise
+                running = await self._start(shorter)
+            undo.pop_all()
+        return running
 
     async def prepare(self, request: GenerateRequest, model: LoadedModel, *, may_drop: bool = True) -> Prepared:
         """Return the request as ``model`` will get it. Changes nothing.

@@ -108,11 +108,11 @@ class _Access:
         if not isinstance(engine, WorkerEngine):
             return await self._recovery.submit(self._model, request)
         engine.request_queue.enter(request.request_id, request.caller, request.priority)
-        try:
-            return await self._recovery.submit(self._model, request)
-        except BaseException:
-            engine.request_queue.leave(request.request_id)
-            raise
+        with contextlib.ExitStack() as undo:
+            undo.callback(engine.request_queue.leave, request.request_id)
+            stream = await self._recovery.submit(self._model, request)
+            undo.pop_all()
+        return stream
 
     @contextlib.asynccontextmanager
     async def other(self, name: str) -> AsyncIterator[ModelAccess]:

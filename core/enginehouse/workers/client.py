@@ -6,6 +6,7 @@ Used on the event loop. Each engine step is one message and wakes each of its re
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -197,18 +198,20 @@ class WorkerEngine:
         engine = cls(worker, request_queue, step_timeout_s)
         if load.prefix_disk is not None:
             engine._close_s = _CLOSE_WITH_DISK_S
-        try:
-            await engine._connection.open(worker.socket)
-            await engine._greet(python, path)
-            engine._connection.send(load)
-            engine.info = await engine._wait_loaded(load_timeout_s, on_progress, load.options_path)
-            engine._is_ready = True
-        except BaseException as error:
-            worker.kill()
-            await engine.close()
-            if python is not None and isinstance(error, PluginError | ModelLoadError) and path not in error.message:
+        async with contextlib.AsyncExitStack() as undo:
+            undo.push_async_callback(engine.close)
+            undo.callback(worker.kill)
+            try:
+                await engine._connection.open(worker.socket)
+                await engine._greet(python, path)
+                engine._connection.send(load)
+                engine.info = await engine._wait_loaded(load_timeout_s, on_progress, load.options_path)
+            except (PluginError, ModelLoadError) as error:
+                if python is None or path in error.message:
+                    raise
                 raise ModelLoadError(f"{error.message} (in the environment of {path}: {python})") from error
-            raise
+            engine._is_ready = True
+            undo.pop_all()
         return engine
 
     async def _greet(self, python: str | None, path: str) -> None:

@@ -14,7 +14,7 @@ from enginehouse.api.http.access import GAP_BUCKETS_S, AccessRecord, TokenLatenc
 from enginehouse.api.metrics.families import FAMILIES, FIGURES, Values, family
 from enginehouse.api.metrics.server_metrics import RequestMetrics
 from enginehouse.contract.inspection import BATCH_SIZES, batch_size_bucket
-from enginehouse.contract.router import Attempt, Route, RouteQuestion
+from enginehouse.contract.router import Attempt, RouteQuestion, RoutingDecision
 from enginehouse.plugins import PluginRegistry
 from enginehouse.serving import ModelManager
 from enginehouse.settings.auth import AuthSettings, KeySettings
@@ -230,8 +230,8 @@ class Fixed:
 
     name, api_version = "fixed", 1
 
-    def route(self, question: RouteQuestion) -> Route:
-        return Route(attempts=(Attempt("broken"), Attempt("fake")), reason="as told")
+    def route(self, question: RouteQuestion) -> RoutingDecision:
+        return RoutingDecision(attempts=(Attempt("broken"), Attempt("fake")), reason="as told")
 
 
 def test_routing_is_counted(settings: Settings, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from enginehouse.contract.types import GenerateRequest
 from enginehouse.pipeline.parameters import read_extensions, request_converter
 from enginehouse.serving.background import run_in_thread
 from enginehouse.settings.config import LimitsSettings
-from enginehouse.settings.structuring import find_problems, find_wide_integer
+from enginehouse.settings.structuring import Problem, converting, find_wide_integer
 
 _B_co = TypeVar("_B_co", bound="RequestBody", covariant=True)
 
@@ -133,13 +133,11 @@ class Decoded(Generic[_B_co]):
         plugin_fields, converter = self.server.state.registry.request_fields, request_converter()
         own = {attribute.name for attribute in attrs.fields(ParameterFields)}
         self.ignored.extend(paths[name] for name in values if name not in own and name not in plugin_fields)
-        try:
+        with converting(lambda problems: _at(refusal_of(problems), paths)):
             read: ParameterFields = converter.structure(
                 {name: value for name, value in values.items() if name in own}, ParameterFields
             )
             extensions = read_extensions(converter, values, classes_of(plugin_fields.values()))
-        except Exception as error:
-            raise _at(decode_problem(error), paths) from error
         for owner, fields in extensions.items():
             self.extensions.setdefault(owner, {}).update(fields)
         return read
@@ -263,13 +261,9 @@ class BodyDecoder(Generic[_B_co]):
     def _structure(self, known: dict[str, Any], unsupported: list[str]) -> tuple[_B_co, dict[str, dict[str, Any]]]:
         """Return the checked body and the plugins' fields; moves unsupported ones from ``known`` to ``unsupported``."""
         while True:
-            try:
+            with converting(refusal_of):
                 structured = self._converter.structure(known, self._body_class)
                 extensions = read_extensions(self._converter, known, self._plugin_classes)
-            except RecursionError as error:
-                raise InvalidRequest(str(error)) from error
-            except Exception as error:
-                raise decode_problem(error) from error
             try:
                 if isinstance(structured, RequestBody):
                     structured.check(self._limits)
@@ -373,9 +367,8 @@ def _check_messages(messages: Any, max_bytes: int) -> None:
             raise InvalidRequest(f"{where}: must have at most {limit}, not {num_bytes}", where)
 
 
-def decode_problem(error: Exception, path: str = "") -> InvalidRequest:
-    """Return a strict converter's errors as one refusal; ``param`` is the first field."""
-    problems = list(find_problems(error, path))
+def refusal_of(problems: Sequence[Problem]) -> InvalidRequest:
+    """Return a strict converter's problems as one refusal; ``param`` is the first field."""
     # The converter's messages say "table", as for configuration files.
     message = "; ".join(map(str, problems[:5])).replace("a table", "an object")
     return InvalidRequest(message, problems[0].path or None)

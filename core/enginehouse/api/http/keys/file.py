@@ -359,9 +359,8 @@ def _replace(path: Path, text: str) -> None:
             file.flush()
             os.fsync(descriptor)
         new.replace(path)
-    except BaseException:
-        new.unlink(missing_ok=True)
-        raise
+    finally:
+        new.unlink(missing_ok=True)  # it exists no longer if it has replaced the old one
 
 
 def _keep_owner(path: Path, descriptor: int) -> None:
