@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import secrets
 from collections.abc import Mapping, Sequence
@@ -177,8 +178,9 @@ class Parameters:
     origins: Mapping[str, Origin]
 
 
+@functools.cache
 def request_converter() -> Converter:
-    """Return a strict converter for request fields; the caller handles unknown keys."""
+    """Return the strict converter for request fields; the caller handles unknown keys."""
     converter = strict_converter(forbid_extra_keys=False, whole_floats=True)
     strings = converter.get_structure_hook(tuple[str, ...])
 
