@@ -25,7 +25,7 @@ from enginehouse.settings.limits import ByteCount, LimitsSettings, MemoryBudget
 from enginehouse.settings.optimisations import DrafterSettings, ExitPolicySettings, RouterSettings
 from enginehouse.settings.reload import LIVE, SERVER, WORKER, WORKER_ONLY
 from enginehouse.settings.server import ServerSettings
-from enginehouse.settings.structuring import Problem, closest, find_problems, noun_of
+from enginehouse.settings.structuring import Problem, closest, converting, noun_of
 
 __all__ = [
     "AuthSettings",
@@ -286,19 +286,19 @@ def structure_options(cls: type[_T], data: Mapping[str, Any], path: str, also_kn
 
 
 def _structure(cls: type[_T], data: Mapping[str, Any], path: str, where: str) -> _T:
-    try:
-        converter = settings_converter()
-        converter.register_structure_hook(ByteCount, lambda value, _: ByteCount.read(value))
-        converter.register_structure_hook(MemoryBudget, lambda value, _: MemoryBudget.read(value))
-        converter.register_structure_hook(DrafterSettings, lambda value, _: DrafterSettings.read(value))
-        converter.register_structure_hook(ExitPolicySettings, lambda value, _: ExitPolicySettings.read(value))
-        return converter.structure(data, cls)
-    except Exception as error:
+    converter = settings_converter()
+    converter.register_structure_hook(ByteCount, lambda value, _: ByteCount.read(value))
+    converter.register_structure_hook(MemoryBudget, lambda value, _: MemoryBudget.read(value))
+    converter.register_structure_hook(DrafterSettings, lambda value, _: DrafterSettings.read(value))
+    converter.register_structure_hook(ExitPolicySettings, lambda value, _: ExitPolicySettings.read(value))
+
+    def refuse(problems: Sequence[Problem]) -> ConfigError:
         # Users write the keys in ``options`` directly into the table.
-        problems = [
-            evolve(problem, path=problem.path.replace(".options.", ".", 1)) for problem in find_problems(error, path)
-        ]
-        raise ConfigError("; ".join(map(str, problems)) + where, problems[0].path) from error
+        shown = [evolve(problem, path=problem.path.replace(".options.", ".", 1)) for problem in problems]
+        return ConfigError("; ".join(map(str, shown)) + where, shown[0].path)
+
+    with converting(refuse, path):
+        return converter.structure(data, cls)
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
