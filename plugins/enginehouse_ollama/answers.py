@@ -89,12 +89,11 @@ class OllamaAssembler:
         if piece.finish_reason is not None:
             self._reason = "length" if piece.finish_reason == "length" else "stop"
             return self._close_call()
-        if piece.progress is not None:
-            return (self._chunk("") | {"prompt_progress": progress_object(piece.progress)},)
         if piece.call is not None:
             return self._add_call(piece.call)
         if not (piece.text or piece.reasoning or piece.logprobs):
-            return ()
+            progress = piece.progress  # comes alone
+            return () if progress is None else (self._chunk("") | {"prompt_progress": progress_object(progress)},)
         self._texts.append(piece.text)
         if self._is_streamed and not piece.reasoning and not piece.logprobs:  # the usual case, for every token
             return (msgspec.Raw(self._text_chunk % (now().encode(), _encode(piece.text))),)
