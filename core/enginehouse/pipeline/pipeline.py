@@ -43,7 +43,6 @@ from enginehouse.recovery import Generation, Recovery
 from enginehouse.serving import LoadedModel, ModelManager
 from enginehouse.settings.config import Settings
 from enginehouse.settings.profiles import PROFILES
-from enginehouse.settings.timeouts import timeouts_of
 from enginehouse.workers.client import WorkerEngine
 
 _ANSWER_TOKENS = 256
@@ -216,7 +215,7 @@ class Pipeline:
         request_queue = model.engine.request_queue if isinstance(model.engine, WorkerEngine) else None
         with contextlib.ExitStack() as undo:
             if request_queue is not None:
-                queue_s = timeouts_of(self._settings.limits, model.settings).queue_s
+                queue_s = self._settings.timeouts(model.settings).queue_s
                 request_queue.check(request.caller, request.priority, queue_s)
                 request_queue.enter(request.request_id, request.caller, request.priority)
                 undo.callback(request_queue.leave, request.request_id)
@@ -294,7 +293,7 @@ class Pipeline:
 
     async def _start(self, prepared: Prepared) -> RunningRequest:
         began, request, prompt = time.perf_counter(), prepared.request, prepared.prompt
-        queue_s = timeouts_of(self._settings.limits, prepared.model.settings).queue_s
+        queue_s = self._settings.timeouts(prepared.model.settings).queue_s
         try:
             generation = await self.recovery.start(prepared.model, engine_request(prepared, queue_s), prompt.written)
         except ContextLengthExceeded as error:

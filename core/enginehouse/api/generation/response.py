@@ -36,7 +36,7 @@ from enginehouse.contract.surface import Assembler, DetachedAssembler, Generatio
 from enginehouse.contract.types import Event, GenerateRequest
 from enginehouse.pipeline.pipeline import RunningRequest
 from enginehouse.serving.background import run_in_thread
-from enginehouse.settings.timeouts import Timeouts, timeouts_of
+from enginehouse.settings.limits import Timeouts
 
 _prompt_log = logging.getLogger("enginehouse.prompts")
 _EVENT_BYTES = 512
@@ -110,7 +110,7 @@ class GenerationResponse:
 
     def _timeouts(self) -> Timeouts:
         model = self.state.manager.find(self.state.pipeline.usual_model(self.requests[0].model))
-        return timeouts_of(self.state.settings.limits, model.settings)
+        return self.state.settings.timeouts(model.settings)
 
     async def _answer(self, answer: OpenAnswer, scope: Scope, send: Send) -> None:
         """Start the request and write the response."""
