@@ -200,6 +200,7 @@ class OllamaSurface:
 
     name = "ollama"
     api_version = API_VERSION
+    request_id_header = None
     takes_any_type = True  # as Ollama does: the examples of its documentation send JSON as a form
 
     def __init__(self) -> None:

@@ -392,9 +392,9 @@ class StepEngine:
             num_preemptions=scheduler.num_preemptions,
         )
 
-    def figures(self) -> EngineMetrics:
+    def metrics(self) -> EngineMetrics:
         """Return the statistics since the start."""
-        return self._steps.figures(self.stats(), self._runner.capabilities.cache_tokens)
+        return self._steps.metrics(self.stats(), self._runner.capabilities.cache_tokens)
 
     def view(self) -> EngineView:
         """Return a snapshot of running and waiting requests and of the prefix cache."""

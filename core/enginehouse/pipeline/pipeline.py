@@ -43,7 +43,6 @@ from enginehouse.recovery import Generation, Recovery
 from enginehouse.serving import LoadedModel, ModelManager
 from enginehouse.settings.config import Settings
 from enginehouse.settings.profiles import PROFILES
-from enginehouse.settings.timeouts import timeouts_of
 from enginehouse.workers.client import WorkerEngine
 
 _ANSWER_TOKENS = 256
@@ -82,14 +81,14 @@ class RunningRequest:
 
 
 class Pipeline:
-    """Routes each request to a model and submits it. Used on one event loop.
+    """Routes each request to a model and starts it there. Used on one event loop.
 
     Args:
         recovery: of an earlier pipeline whose requests may still run; None creates new ones.
 
     Raises:
         ConfigError: the defaults of a model are wrong, its parsers do not exist, its chat template file cannot be read,
-            a preparer refuses its settings, or there is no such router.
+            a preparer refuses its settings, or the router does not exist.
     """
 
     def __init__(
@@ -130,10 +129,10 @@ class Pipeline:
         layers = self._layers(request, name, info)
         return effective_parameters(request, layers, info.vocab_size, self._settings.limits, self._samplers)
 
-    async def submit(
+    async def start(
         self, request: GenerateRequest, on_discarded: OnDiscarded = lambda num_tokens: None
     ) -> RunningRequest:
-        """Submit a request to its engine; return when it is accepted, before any token is generated.
+        """Start a request on its engine; return when it is accepted, before any token is generated.
 
         Parameters that the model cannot honour are dropped if the settings allow it.
 
@@ -162,7 +161,7 @@ class Pipeline:
         return self._planner.default if self.is_routed(asked) else asked
 
     async def plan(self, request: GenerateRequest) -> tuple[Plan | None, tuple[str, ...]]:
-        """Return the models that :meth:`submit` would try, or None without a choice, and the parameters it would drop.
+        """Return the models that :meth:`start` would try, or None without a choice, and the parameters it would drop.
 
         Raises:
             RequestError: no model could serve the request.
@@ -216,7 +215,7 @@ class Pipeline:
         request_queue = model.engine.request_queue if isinstance(model.engine, WorkerEngine) else None
         with contextlib.ExitStack() as undo:
             if request_queue is not None:
-                queue_s = timeouts_of(self._settings.limits, model.settings).queue_s
+                queue_s = self._settings.timeouts(model.settings).queue_s
                 request_queue.check(request.caller, request.priority, queue_s)
                 request_queue.enter(request.request_id, request.caller, request.priority)
                 undo.callback(request_queue.leave, request.request_id)
@@ -294,9 +293,9 @@ class Pipeline:
 
     async def _start(self, prepared: Prepared) -> RunningRequest:
         began, request, prompt = time.perf_counter(), prepared.request, prepared.prompt
-        queue_s = timeouts_of(self._settings.limits, prepared.model.settings).queue_s
+        queue_s = self._settings.timeouts(prepared.model.settings).queue_s
         try:
-            generation = await self.recovery.submit(prepared.model, engine_request(prepared, queue_s), prompt.written)
+            generation = await self.recovery.start(prepared.model, engine_request(prepared, queue_s), prompt.written)
         except ContextLengthExceeded as error:
             # The engine does not know in which field the client wrote the prompt.
             param = "prompt" if request.messages is None else "messages"
@@ -331,7 +330,7 @@ class Pipeline:
         return token_ids
 
     async def prompt(self, request: GenerateRequest, model: LoadedModel) -> Prompt:
-        """Return the prompt that :meth:`submit` would build for ``model``, without submitting it.
+        """Return the prompt that :meth:`start` would build for ``model``, without starting it.
 
         Raises:
             RequestError: no prompt can be built from the request.

@@ -206,7 +206,7 @@ class ServedModel:
         return self.get()
 
     def check_room(self) -> None:
-        """Refuse a further request if it would wait for a load and there is no place for it.
+        """Refuse a further request if it would wait for a load without a place for it.
 
         Raises:
             ModelOverloaded: too many requests wait or run.

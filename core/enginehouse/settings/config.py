@@ -21,7 +21,7 @@ from attrs.validators import ge, gt, optional
 
 from enginehouse.contract.errors import ConfigError
 from enginehouse.settings.auth import AuthSettings, settings_converter
-from enginehouse.settings.limits import ByteCount, LimitsSettings, MemoryBudget
+from enginehouse.settings.limits import ByteCount, LimitsSettings, MemoryBudget, Timeouts
 from enginehouse.settings.optimisations import DrafterSettings, ExitPolicySettings, RouterSettings
 from enginehouse.settings.reload import LIVE, SERVER, WORKER, WORKER_ONLY
 from enginehouse.settings.server import ServerSettings
@@ -222,6 +222,13 @@ class Settings:
             for path, known in (("models", name), *((f"models.{name}.aliases", alias) for alias in model.aliases)):
                 if not known.strip() or not known.isprintable():
                     raise ConfigError(f"{path}: a name must hold characters that can be printed, not {known!r}", path)
+
+    def timeouts(self, model: ModelSettings) -> Timeouts:
+        """Return the time limits for requests to a model: its own settings, else the server's."""
+        names = ("queue", "first_token", "total")
+        own, usual = ([getattr(table, f"{name}_timeout_s") for name in names] for table in (model, self.limits))
+        limits = zip(names, own, usual, strict=True)
+        return Timeouts(**{f"{name}_s": most if mine is None else mine for name, mine, most in limits})
 
     def served_names(self) -> tuple[str, ...]:
         """Return the names and aliases of all models."""

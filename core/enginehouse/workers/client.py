@@ -103,7 +103,7 @@ class WorkerEngine:
         is_killed_from_outside: True if another process killed the worker, so that its work did not cause the end.
         has_died_working: True if it ended by itself while it worked on requests or calls.
         ended_by: the call into a plugin that ended it or hung, if it is not for the request to answer for.
-        figures: the last statistics that the worker reported.
+        metrics: the last statistics that the worker reported.
         request_queue: the queue of its model, which outlives the worker.
     """
 
@@ -114,7 +114,7 @@ class WorkerEngine:
         self._worker = worker
         self._load_watch: LoadWatch | None = None
         self._connection = Connection(pack, decode_from_worker, self._handle, self._on_lost)
-        self.figures = EngineMetrics()
+        self.metrics = EngineMetrics()
         self.died: asyncio.Future[EngineDead] = self._loop.create_future()
         self.is_killed_from_outside = False
         self.has_died_working = False
@@ -294,9 +294,9 @@ class WorkerEngine:
 
     def _count_failures(self, noted: Sequence[NotedCall]) -> None:
         """Count the calls that the worker did not survive, which it could not count itself."""
-        counts = Counter(self.figures.plugin_failures)
+        counts = Counter(self.metrics.plugin_failures)
         counts.update((call.plugin, call.kind) for call in noted)
-        self.figures = msgspec.structs.replace(self.figures, plugin_failures=dict(counts))
+        self.metrics = msgspec.structs.replace(self.metrics, plugin_failures=dict(counts))
 
     def _named(self, call: NotedCall) -> NotedCall:
         """Return the call with the id of its request in the server."""
@@ -447,7 +447,7 @@ class WorkerEngine:
             case Accepted() | Rejected() | Entered() | Started() | Left() | StageBegan(work=str()):
                 self._requests.handle(message)
             case MetricsReport():
-                self.figures = message.figures
+                self.metrics = message.metrics
             case Hello():
                 settle(self._greeted, message)
             case LoadProgress():

@@ -109,12 +109,12 @@ class MetricsReports:
 
     def _report(self) -> None:
         self._sent_s, self._is_news = self._clock(), False
-        figures = self._engine.figures()
+        metrics = self._engine.metrics()
         if counts := self._failures.counts:
-            figures = msgspec.structs.replace(figures, plugin_failures=dict(counts))
+            metrics = msgspec.structs.replace(metrics, plugin_failures=dict(counts))
         if self._is_process:
-            figures = msgspec.structs.replace(figures, rss_bytes=rss_bytes())
-        self._send(MetricsReport(figures))
+            metrics = msgspec.structs.replace(metrics, rss_bytes=rss_bytes())
+        self._send(MetricsReport(metrics))
 
 
 def rss_bytes() -> int:
@@ -267,7 +267,7 @@ class WorkerHost:
             self._send(self._last_progress)
 
     def _serve(self, engine: StepEngine) -> None:
-        """Run the engine thread's loop: handle messages, then run one step; blocks while there is no work."""
+        """Run the engine thread's loop: handle messages, then run one step; blocks without work."""
         is_process = self._on_server_gone is not None
         reports = MetricsReports(engine, self._send, is_process=is_process, failures=self._failures)
         while self._take_messages(engine, reports):
@@ -353,7 +353,7 @@ class WorkerHost:
                     if self._engine is not None:
                         self._engine.interrupt(message.request_id)
             case Submit() if intake is not None:
-                intake.submit(message)
+                intake.admit(message)
             case Tokenize() | Detokenize() if intake is not None:
                 intake.call(message)
             case _:

@@ -99,7 +99,7 @@ class Intake:
 
     # -- reader thread -----------------------------------------------------------------------------
 
-    def submit(self, message: Submit) -> None:
+    def admit(self, message: Submit) -> None:
         """Queue a request. The server bounds their number, see :mod:`enginehouse.workers.request_queue`."""
         with self._lock:
             self._waiting.add(message.request.request_id)

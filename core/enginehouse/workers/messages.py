@@ -335,10 +335,10 @@ class ThinkingStopped(msgspec.Struct, frozen=True, array_like=True, tag="thinkin
     num_choices: int
 
 
-class MetricsReport(msgspec.Struct, frozen=True, array_like=True, tag="figures"):
+class MetricsReport(msgspec.Struct, frozen=True, array_like=True, tag="metrics"):
     """Statistics of the engine; sent without a request, about once a second while the engine works."""
 
-    figures: EngineMetrics
+    metrics: EngineMetrics
 
 
 class CallFailed(msgspec.Struct, frozen=True, array_like=True, tag="call_failed"):

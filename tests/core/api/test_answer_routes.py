@@ -191,6 +191,8 @@ class Notes:
     )
     name: str = "notes"
     api_version: int = 1
+    request_id_header: str | None = "X-Note-Id"
+    takes_any_type: bool = True
 
     def error(self, error: ErrorAnswer) -> Reply:
         status = 529 if error.status == 404 else None
@@ -234,6 +236,20 @@ def test_a_call_holds_the_request(client: httpx.Client) -> None:
     }
     assert posted.headers["x-note"] == "kept" and posted.headers["x-enginehouse-ignored"] == "size, color"
     assert shown["path"] == {"note": "7"} and shown["text"] is None
+
+
+def test_a_surface_may_name_the_id_and_take_any_type(client: httpx.Client) -> None:
+    """A web page, which sends its origin, must still name the type; other surfaces have neither."""
+    as_form = {"content-type": "application/x-www-form-urlencoded"}
+    answers = [client.get("/notes/7"), client.get("/notes/7/more"), client.post("/tell", json={})]
+    answers.append(client.post("/notes", content='{"text": "Hi"}', headers=as_form))
+
+    assert [answer.status_code for answer in answers] == [200, 529, 200, 200]
+    assert all(answer.headers["x-note-id"] == answer.headers["x-request-id"] for answer in answers)
+    of_page = {**as_form, "origin": "http://127.0.0.1"}
+    assert client.post("/notes", content='{"text": "Hi"}', headers=of_page).status_code in (403, 415)
+    other = client.post("/v1/completions", content="{}", headers=as_form)
+    assert other.status_code == 415 and "x-note-id" not in other.headers
 
 
 def test_every_method_is_served(client: httpx.Client) -> None:

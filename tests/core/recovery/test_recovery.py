@@ -65,7 +65,7 @@ class Server:
             sampling=SamplingParams(temperature=1.0, seed=number),
             stopping=StopParams(max_tokens=max_tokens, ignore_eos=True, stop=stop),
         )
-        generation = await self.recovery.submit(await self.manager.wait("m"), request)
+        generation = await self.recovery.start(await self.manager.wait("m"), request)
         text, token_ids, count = "", [], -1
         async for batch in generation:
             for event in batch:
@@ -183,7 +183,7 @@ async def test_crowd_outside_is_bounded_while_work_is_quarantined():
         await model.engine.died  # type: ignore[attr-defined]
         await asyncio.sleep(0)
         with pytest.raises(Overloaded, match="recovering from a crash"):
-            await server.recovery.submit(model, EngineRequest(request_id="late", token_ids=(97,)))
+            await server.recovery.start(model, EngineRequest(request_id="late", token_ids=(97,)))
 
         assert [told[2] for told in await asyncio.gather(*running)] == [60] * 3
 

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from enginehouse.api.generation.choice_parser import ChoiceParser, call_piece
 from enginehouse.api.generation.prediction_count import PredictionCount
-from enginehouse.api.generation.reports import report_figures
+from enginehouse.api.generation.reports import report_metrics
 from enginehouse.api.http.access import AccessRecord
 from enginehouse.contract.errors import GenerationFailed
 from enginehouse.contract.surface import Assembler, CallPiece, Limit, Piece
@@ -297,7 +297,7 @@ class Assembly:
         record.finish_reasons = [event.finish_reason for event in self.ended.values()]
         record.outcome = ",".join(sorted(set(record.finish_reasons)))
         record.usage, record.is_complete = self.total(), True
-        record.figures |= report_figures(self.running)
+        record.metrics |= report_metrics(self.running)
         self.is_complete = True
 
     def break_off(self) -> None:
@@ -305,7 +305,7 @@ class Assembly:
         self.record.usage = replace(
             self.total(), prompt_tokens=self.num_prompt_tokens, completion_tokens=self.num_tokens
         )
-        self.record.figures |= report_figures(self.running)
+        self.record.metrics |= report_metrics(self.running)
 
     def total(self) -> Usage:
         """Return the usage of all prompts that have ended, with what the engines do not know."""

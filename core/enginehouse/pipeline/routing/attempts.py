@@ -76,8 +76,8 @@ class AcceptedRequest(Protocol):
 
 _A = TypeVar("_A", bound=AcceptedRequest)
 
-SubmitFunction = Callable[[GenerateRequest, str, bool], Awaitable[_A]]
-"""Submits a request to a model by name; returns when it is accepted.
+StartFunction = Callable[[GenerateRequest, str, bool], Awaitable[_A]]
+"""Starts a request on a model by name; returns when it is accepted.
 
 The last argument allows to drop what the model does not support, where the settings permit that.
 """
@@ -102,7 +102,7 @@ class Attempts(Generic[_A]):
 
     plan: Plan
     request: GenerateRequest
-    submit: SubmitFunction[_A]
+    start: StartFunction[_A]
     circuit_breaker: CircuitBreaker
     on_discarded: OnDiscarded = lambda num_tokens: None
     _left: deque[Attempt] = field(init=False)
@@ -141,7 +141,7 @@ class Attempts(Generic[_A]):
             try:
                 # Another model may support everything, unless the client named this one.
                 may_drop = is_last or attempt.model == self.plan.named
-                accepted = await self._submit_to(recorder, is_probed=accept is not None, may_drop=may_drop)
+                accepted = await self._start_at(recorder, is_probed=accept is not None, may_drop=may_drop)
                 probe = await self._begin(accepted.generation, accept) if not is_last else None
             except EnginehouseError as error:
                 recorder.raised(error)
@@ -201,12 +201,12 @@ class Attempts(Generic[_A]):
             decision_s=self.plan.decision_s,
         )
 
-    async def _submit_to(self, recorder: OutcomeRecorder, *, is_probed: bool, may_drop: bool) -> _A:
-        """Submit the request to a model; the generation reports its outcome, as nothing here waits for the last one."""
+    async def _start_at(self, recorder: OutcomeRecorder, *, is_probed: bool, may_drop: bool) -> _A:
+        """Start the request on a model; the generation reports its outcome, as nothing here waits for the last one."""
         request = _with_logprobs(self.request) if is_probed else self.request
         if recorder.model in self._accepted:  # the engine may still hold the first attempt, which had this id
             request = evolve(request, request_id=f"{request.request_id}-again")
-        accepted = await self.submit(request, recorder.model, may_drop)
+        accepted = await self.start(request, recorder.model, may_drop)
         self._accepted.add(recorder.model)
         accepted.generation.hides_logprobs = is_probed and not self.plan.has_logprobs
         accepted.generation.outcome_observer = recorder

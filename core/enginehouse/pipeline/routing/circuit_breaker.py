@@ -58,7 +58,7 @@ class OutcomeRecorder:
             self._circuit_breaker.failed(self.model)
 
     def ended(self) -> None:
-        """Record that there is no outcome. No effect after another one."""
+        """Record the end of a request without an outcome. No effect after another one."""
         self._circuit_breaker.left(self)
 
 
