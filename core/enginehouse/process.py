@@ -42,7 +42,7 @@ def _is_server() -> bool:
 
 
 def _end_early(number: int, _: FrameType | None) -> None:
-    """Exit immediately: nothing has begun. A server exits with the code of a server stopped by a signal."""
+    """Exit immediately: nothing has started. A server exits with the code of a server stopped by a signal."""
     os._exit(0 if _is_server() else 128 + number)
 
 

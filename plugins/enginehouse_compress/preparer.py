@@ -170,8 +170,8 @@ def _report(details: Mapping[str, Any]) -> Report:
         num_read_tokens=details["scored_tokens"],
         details=details,
         done_by=details["method"],
-        figures={"failed_compressions": 1} if details["failed"] else {},
-        prompt_figures={"compressed_tokens_before": num_saved, "compressed_tokens_after": 0} if num_saved > 0 else {},
+        metrics={"failed_compressions": 1} if details["failed"] else {},
+        prompt_metrics={"compressed_tokens_before": num_saved, "compressed_tokens_after": 0} if num_saved > 0 else {},
     )
 
 

@@ -105,13 +105,12 @@ async def _requests(call: Call, prompts: list[dict[str, Any]]) -> list[GenerateR
     read = call.parameters(values, {name: FIELD_NAMES.get(name, name) for name in values})
     stopping = {**read.stopping(), **({"max_tokens": 0} if limit == 0 else {})}
     num_probs, first_id = _num_probs(call), new_id("cmpl-")
-    counted = body.stream or body.return_tokens or num_probs or len(prompts) > 1 or _num_choices(call) > 1
     return [
         GenerateRequest(
             request_id=first_id if number == 0 else f"{first_id}-{number}",
             model=body.model,
             num_choices=_num_choices(call),
-            sampling={**read.sampling(), **({"num_logprobs": num_probs} if counted else {})},
+            sampling={**read.sampling(), **({"num_logprobs": num_probs} if num_probs else {})},
             stopping=stopping,
             constraint=_constraint(call),
             cache_prompt=body.cache_prompt,

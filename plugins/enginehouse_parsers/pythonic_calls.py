@@ -175,7 +175,7 @@ class PythonicCallSession:
             self._close()
             return True
         found = _KEYWORD.match(text)
-        # White space after the sign belongs to the match, so the value must have begun.
+        # White space after the sign belongs to the match, so the value must have started.
         if found is not None and found.end() < len(text):
             self._spreads = found[2] is not None
             if not self._spreads:

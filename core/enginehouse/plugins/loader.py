@@ -203,16 +203,19 @@ class PluginLoader:
         """Register a plugin: check its hooks and read its options."""
         if self._manager.is_registered(plugin):
             raise PluginError(f"it is the same object as the plugin {self._manager.get_name(plugin)!r}", record.name)
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._unregister, plugin)
             self._manager.register(plugin, record.name)
             hooks = sorted(caller.name for caller in self._manager.get_hookcallers(plugin) or ())
             self.records.by_name[record.name] = evolve(record, hooks=tuple(hooks))
             self._check_hooks(hooks, plugin)
             self._options[record.name] = self._read_options(plugin, record.name)
-        except Exception:
-            if self._manager.is_registered(plugin):
-                self._manager.unregister(plugin)
-            raise
+            undo.pop_all()
+
+    def _unregister(self, plugin: object) -> None:
+        """Undo a registration that may have failed itself."""
+        if self._manager.is_registered(plugin):
+            self._manager.unregister(plugin)
 
     def _add_by_plugin(self, parent: str, name: str, plugin: object) -> None:
         """Register a plugin that another plugin adds; it belongs to the same distribution."""

@@ -131,7 +131,7 @@ class PluginRegistry(PluginObjects):
                 raise ConfigError(f"{path}: {self.missing('authenticator', name, self.authenticators)}", path)
 
     def missing(self, noun: str, name: str, known: Iterable[str]) -> str:
-        """Return a clause that says why there is no object of a name: for messages to operators.
+        """Return a clause that says why an object of a name is missing: for messages to operators.
 
         Args:
             noun: kind of the object.

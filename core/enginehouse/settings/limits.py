@@ -79,6 +79,21 @@ def format_bytes(num_bytes: int) -> str:
 
 
 @frozen(kw_only=True)
+class Timeouts:
+    """Time limits of one request in seconds; None means no limit.
+
+    Attributes:
+        queue_s: from its acceptance until it is scheduled into the batch.
+        first_token_s: from its arrival to its first output.
+        total_s: from its arrival to the end of its answer.
+    """
+
+    queue_s: float | None
+    first_token_s: float | None
+    total_s: float | None
+
+
+@frozen(kw_only=True)
 class LimitsSettings:
     """``[limits]``: limits per request, per caller and in total, and timeouts.
 

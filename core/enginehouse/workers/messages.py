@@ -255,7 +255,7 @@ Stage = Literal["waiting", "text", "constraint", "request"]
 """The part of a request or call on which the worker is working: none, its text, its constraint, or all of it."""
 
 
-class StageBegan(msgspec.Struct, frozen=True, array_like=True, tag="begun"):
+class StageBegan(msgspec.Struct, frozen=True, array_like=True, tag="stage"):
     """Work on a request (identified by its id) or a call (by its number) begins; sent before any of it is done."""
 
     work: str | int
@@ -335,10 +335,10 @@ class ThinkingStopped(msgspec.Struct, frozen=True, array_like=True, tag="thinkin
     num_choices: int
 
 
-class MetricsReport(msgspec.Struct, frozen=True, array_like=True, tag="figures"):
+class MetricsReport(msgspec.Struct, frozen=True, array_like=True, tag="metrics"):
     """Statistics of the engine; sent without a request, about once a second while the engine works."""
 
-    figures: EngineMetrics
+    metrics: EngineMetrics
 
 
 class CallFailed(msgspec.Struct, frozen=True, array_like=True, tag="call_failed"):

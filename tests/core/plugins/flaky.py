@@ -20,7 +20,7 @@ from enginehouse.contract.errors import InvalidRequest
 from enginehouse.contract.identity import Identity
 from enginehouse.contract.parsers import AnswerText, PreparedChat
 from enginehouse.contract.preparer import Preparation, Report
-from enginehouse.contract.router import Attempt, Route
+from enginehouse.contract.router import Attempt, RoutingDecision
 from enginehouse.contract.surface import NDJSON, AnswerRoute, GenerationRoute, Reply, new_id
 from enginehouse.contract.types import Constraint, GenerateRequest, Message
 from enginehouse_testkit.fake_runner import FakeBackend, FakeOptions, FakeRunner
@@ -257,7 +257,7 @@ class ReasoningSession:
 class Router(Flaky):
     @breaks("router.route")
     def route(self, question):
-        return Route(attempts=(Attempt("broken"),), reason="as always")
+        return RoutingDecision(attempts=(Attempt("broken"),), reason="as always")
 
 
 class Compressor(Flaky):

@@ -27,6 +27,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     folder = tmp_path_factory.mktemp("llama_server")
     scripts: dict[str, dict[str, Any]] = {
         "hello": {"tokens": ["Hel", "lo", "\n", "there"]},
+        "euro": {"tokens": [{"bytes": [0xE2, 0x82]}, {"bytes": [0xAC]}, "x", {"bytes": [0xE2]}]},
         "slow": {"tokens": ["a", {"delay_s": 0.02}], "loop": True},
         "thinker": {"tokens": ["<think>", *["so ", {"delay_s": 0.02}] * 2000, "</think>", "7"]},
     }
@@ -69,6 +70,17 @@ def test_a_completion_is_one_object_or_events(client: httpx.Client) -> None:
     assert [part["tokens_predicted"] for part in parts] == [1, 2, 3, 4]
     assert not any(part["stop"] for part in parts) and last["stop"] and "[DONE]" not in response.text
     assert complete(client)["tokens"] == []
+
+
+def test_the_tokens_of_a_stream_are_all_tokens(client: httpx.Client) -> None:
+    """Also those of which no text can be shown, at its end."""
+    whole = complete(client, model="euro", return_tokens=True)
+    scored = complete(client, model="euro", n_probs=1)
+    *parts, last = events(client.post("/completion", json={"prompt": "Hi", "model": "euro", "stream": True}))
+
+    assert "".join(part["content"] for part in parts) == whole["content"] == "€x"
+    assert [token for part in [*parts, last] for token in part["tokens"]] == whole["tokens"]
+    assert len(whole["tokens"]) == len(scored["completion_probabilities"]) == last["tokens_predicted"] == 4
 
 
 @pytest.mark.parametrize(

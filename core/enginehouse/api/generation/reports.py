@@ -34,16 +34,16 @@ def _merged(reports: Iterable[Report]) -> dict[str, Any] | None:
     return merged or None
 
 
-def report_figures(running: Sequence[RunningRequest]) -> Counter[tuple[str, str]]:
+def report_metrics(running: Sequence[RunningRequest]) -> Counter[tuple[str, str]]:
     """Return the metrics of preparers, by name and by the object that did the work."""
-    figures: Counter[tuple[str, str]] = Counter()
+    metrics: Counter[tuple[str, str]] = Counter()
     for one in running:
         for report in filter(None, one.reports.values()):
-            for name, number in report.figures.items():
-                figures[name, report.done_by] += number
-            for name, number in report.prompt_figures.items():
-                figures[name, report.done_by] += one.generation.num_prompt_tokens + number
-    return figures
+            for name, number in report.metrics.items():
+                metrics[name, report.done_by] += number
+            for name, number in report.prompt_metrics.items():
+                metrics[name, report.done_by] += one.generation.num_prompt_tokens + number
+    return metrics
 
 
 def num_read_tokens(running: Sequence[RunningRequest]) -> int:

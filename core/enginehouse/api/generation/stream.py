@@ -6,7 +6,7 @@ mistake a truncated response for a complete one.
 
 from __future__ import annotations
 
-import logging
+import contextlib
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -23,12 +23,11 @@ from enginehouse.api.http.exchange import Exchange
 from enginehouse.api.http.security import written_error
 from enginehouse.api.http.sse import FrameWriter, chunk_writer, encode_json, send_body, write_chunks
 from enginehouse.api.http.state import ApiState
-from enginehouse.contract.errors import EnginehouseError
+from enginehouse.contract.errors import EnginehouseError, PluginFailed
 from enginehouse.contract.surface import Assembler, Chunk, Frame, Piece, Reply
 from enginehouse.contract.types import Event
+from enginehouse.plugins import guard_of
 from enginehouse.settings.profiles import Profile
-
-_log = logging.getLogger("enginehouse.server")
 
 
 class ResponseStream:
@@ -112,11 +111,10 @@ class ResponseStream:
         answer = describe(error, assembly.record.identify())
         assembly.record.outcome = answer.code
         told = for_client(answer, self._profile)
-        try:
+        guard = guard_of(self._assembler, "assembler")
+        with contextlib.suppress(PluginFailed), guard.calling("fail", PluginFailed):
             return write_chunks(self._frame, self._assembler.fail(told)) + self._frame.last_failed
-        except Exception:  # noqa: BLE001 - guard: a plugin's failure must not hide the error
-            _log.exception("the surface of %s could not write an error", assembly.record.endpoint)
-            return write_chunks(self._frame, [error_body(told)])
+        return write_chunks(self._frame, [error_body(told)])
 
 
 @frozen(eq=False)

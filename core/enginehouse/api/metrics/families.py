@@ -121,8 +121,8 @@ _OF_COMPRESSION = tuple(
     )
 )
 
-FIGURES = frozenset(item.name for item in _OF_COMPRESSION)
-"""Names of the counts that an optimisation reports per request (``AccessRecord.figures``)."""
+REPORTED = frozenset(item.name for item in _OF_COMPRESSION)
+"""Names of the counts that an optimisation reports per request (``AccessRecord.metrics``)."""
 
 FAMILIES: tuple[Family, ...] = (
     *_OF_REQUESTS,

@@ -6,10 +6,10 @@ Built when a sequence is created (``build_steps``), run by the sampler in the or
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from math import isfinite, nan
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from attrs import frozen
@@ -35,7 +35,7 @@ from enginehouse.contract.types import SamplingParams
 from enginehouse.engine.sampling.candidates import Head, LogitRow, Step, Uniform, bounded_temperature
 from enginehouse.engine.sampling.penalties import RowPenalty, TokenHistory
 from enginehouse.plugins import Guard, guard_of, guarded, plain
-from enginehouse.settings.structuring import find_problems, strict_converter
+from enginehouse.settings.structuring import Problem, converting, strict_converter
 
 _WANTED: Mapping[SamplerRole, type[Any]] = {
     "penalty": PenaltyStep,
@@ -45,8 +45,6 @@ _WANTED: Mapping[SamplerRole, type[Any]] = {
     "weights": WeightsStep,
     "processor": ProcessorSession,
 }
-
-_R = TypeVar("_R")
 
 
 @frozen(eq=False)
@@ -280,12 +278,14 @@ def _converter() -> Converter:
 
 
 def _read(converter: Converter, plugin: SamplerPlugin, values: Any, guard: Guard) -> Any:
-    """Return the fields of a plugin; the server has validated them, perhaps with another version of the plugin."""
-    try:
+    """Return the fields of a plugin; the server has validated them, possibly with another version of the plugin."""
+
+    def refuse(problems: Sequence[Problem]) -> GenerationFailed:
+        text = "; ".join(map(str, problems))
+        return GenerationFailed(f"{guard} does not take these fields: {text}", guard.plugin)
+
+    with converting(refuse):
         return converter.structure(values, plugin.request_fields)
-    except Exception as error:
-        problems = "; ".join(map(str, find_problems(error)))
-        raise GenerationFailed(f"{guard} does not take these fields: {problems}", guard.plugin) from error
 
 
 def _checked(plugin: SamplerPlugin, step: SamplerStep, guard: Guard) -> PluginStep:
