@@ -53,7 +53,8 @@ def test_object_that_breaks(flaky: FlakyServer, place: Place, deed: str) -> None
     long = [{"role": "user", "content": f"{place.name} {deed}. " * 40}, {"role": "user", "content": "Hello"}]
     fields = {**place.fields, "messages": long}
     response = flaky.break_at(place.name, deed, lambda: flaky.chat(**fields))
-    expected = flaky.text_of(**(fields if deed == "slow" else {**fields, "compression": False}))
+    is_left = place.name.startswith("compressor") and deed != "slow"
+    expected = flaky.text_of(**{**fields, "compression": not is_left})
 
     flaky.check_response(response, place, deed, expected)
     assert flaky.chat(**fields).status_code == 200, "the next request"
