@@ -17,7 +17,7 @@ from rich.text import Text
 
 from enginehouse.api.http.listening import listen, url_of
 from enginehouse.api.http.server import run_loop, serve
-from enginehouse.cli.choosing import choose_models
+from enginehouse.cli.serve import choose_models
 from enginehouse.contract.errors import EnginehouseError, ModelLoadError
 from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.auth import AuthSettings
@@ -39,7 +39,7 @@ def own_server(settings: Settings, model: str | None, backend: str | None, conso
         console: shows the loading progress.
 
     Raises:
-        EnginehouseError: there is no such model, or it could not be loaded.
+        EnginehouseError: the model does not exist, or it could not be loaded.
     """
     registry = PluginRegistry.for_settings(settings, also=[backend] if backend else [])
     models = choose_models([model] if model else [], backend, settings.models, registry)

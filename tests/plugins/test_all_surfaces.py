@@ -167,13 +167,15 @@ class Surface:
         """Yield the events of a stream."""
         with client.stream("POST", self.path, json=body) as answer:
             assert answer.status_code == 200, answer.read()
+            assert answer.headers.get("x-octomil-routed-model") == ("script" if body["model"] == "auto" else None)
             for line in answer.iter_lines():
                 data = line.removeprefix("data: ").strip()  # a ping is a space
                 if data.startswith("{"):
                     yield json.loads(data)
 
 
-COMMON = {"seed": 1, "stop": ["stop"], "typical_p": 0.9, "compression": False} | {
+PARAMETERS = {"seed": 1, "stop": ["stop"], "stop_regex": "st.p", "repeat_last_n": 9, "typical_p": 0.9}
+COMMON = {**PARAMETERS, "compression": False} | {
     "cache_prompt": True,
     "prompt_cache_key": "k",
     "priority": 0,
@@ -192,7 +194,7 @@ SURFACES = {
         COMMON
         | {"logprobs": True, "top_logprobs": 1, "thinking_budget": 9, "n": 1, "parallel_tool_calls": False}
         | {"tools": [TOOL], "tool_choice": "auto", "return_progress": False, "grammar": None, "prediction": None}
-        | {"reasoning_effort": "low"},
+        | {"reasoning_effort": "low", "return_token_ids": True},
     ),
     "responses": Surface(
         "/v1/responses",
@@ -225,8 +227,7 @@ SURFACES = {
         {"tools": [TOOL]},
         {"format": SCHEMA},
         {"think": True},
-        {"options": {"seed": 1, "stop": ["stop"], "typical_p": 0.9, "num_predict": 8}, "compression": False}
-        | {"logprobs": True, "top_logprobs": 1},
+        {"options": {**PARAMETERS, "num_predict": 8}, "compression": False} | {"logprobs": True, "top_logprobs": 1},
     ),
     "completions": Surface(
         "/v1/completions",
@@ -239,8 +240,15 @@ SURFACES = {
         read_text,
         {"prompt": "Go on, 4.", "temperature": 0, "n_predict": NUM_TOKENS},
         structured={"json_schema": SCHEMA},
-        words={"seed": 1, "stop": ["stop"], "typical_p": 0.9, "compression": False, "cache_prompt": True}
-        | {"n_probs": 1, "n_cmpl": 1, "return_progress": False, "timings_per_token": True, "grammar": ""},
+        words={**PARAMETERS, "compression": False, "cache_prompt": True}
+        | {
+            "n_probs": 1,
+            "post_sampling_probs": True,
+            "n_cmpl": 1,
+            "return_progress": False,
+            "timings_per_token": True,
+            "grammar": "",
+        },
     ),
 }
 CHATS = [name for name, surface in SURFACES.items() if surface.tools]
@@ -262,6 +270,23 @@ def test_thinking_and_a_call_come_out_equal(client: httpx.Client, name: str, mod
 def test_words_of_the_table_have_an_effect(client: httpx.Client, name: str) -> None:
     """None is listed as ignored, or refused."""
     assert SURFACES[name].ask(client, "script", stream=False, **SURFACES[name].words).text
+
+
+@pytest.mark.parametrize("name", SURFACES)
+def test_streams_report_the_prefill_and_say_the_same(client: httpx.Client, name: str) -> None:
+    surface = SURFACES[name]
+    body = {**surface.usual, "model": "fake", "stream": True}
+    plain, timed, progress = Said(), Said(), []
+    for data in surface.events(client, body):
+        surface.read(plain, data)
+    for data in surface.events(client, {**body, "return_progress": True}):
+        surface.read(timed, data)
+        if "prompt_progress" in data:
+            progress.append(data["prompt_progress"])
+
+    assert timed == plain
+    assert [one["processed"] for one in progress] == sorted({one["processed"] for one in progress})
+    assert progress[-1]["processed"] == progress[-1]["total"] > progress[-1]["cache"]
 
 
 @pytest.mark.llguidance

@@ -12,10 +12,8 @@ from urllib.parse import urlsplit
 
 from attrs import define, evolve, field, frozen
 
-from enginehouse.cli.addresses import connection_to, full_url
+from enginehouse.cli.client import connection_to, full_url
 from enginehouse.contract.errors import ConfigError
-
-__all__ = ["Answer", "OutOfTime", "Target", "connect"]
 
 _CONNECT_TIMEOUT_S = 30.0
 _MAX_SHOWN_CHARS = 120
@@ -191,7 +189,7 @@ def connect(url: str, model: str | None = None, key: str | None = None, origin: 
         model: the model to use; None for the first one listed.
 
     Raises:
-        ConfigError: there is no such server or no such model.
+        ConfigError: the server or the model does not exist.
     """
     whole = full_url(url)
     if whole is None:

@@ -16,8 +16,6 @@ from enginehouse.contract.backend import CutPlanner, Runner
 from enginehouse.contract.errors import PluginFailed
 from enginehouse.contract.inspection import PrefixView
 
-__all__ = ["Divergence", "PrefixCache", "PrefixMatch", "Save", "Truncation", "common_prefix_length", "free"]
-
 
 def free(runner: Runner, handle: int) -> None:
     """Free a sequence. If the runner fails, its handle is lost; its guard logs that."""

@@ -16,8 +16,6 @@ from enginehouse.contract.errors import CacheFull, PluginFailed
 from enginehouse.engine.prefix_cache import PrefixCache, PrefixMatch, Truncation, common_prefix_length
 from enginehouse.engine.sequence import Sequence
 
-__all__ = ["PrefixReuse", "Source"]
-
 _log = logging.getLogger(__name__)
 
 _MIN_DEFERRAL_TOKENS = 32

@@ -20,8 +20,6 @@ from enginehouse.engine.prefix_cache import PrefixCache, free
 from enginehouse.engine.reuse import PrefixReuse, Source
 from enginehouse.engine.sequence import ActiveRequest, Sequence
 
-__all__ = ["Batch", "FairShares", "Scheduler"]
-
 _PROMPT_WEIGHT = 1
 _ANSWER_WEIGHT = 2
 """A generated token costs about two prompt tokens; the paper's weights, which match usual prices."""

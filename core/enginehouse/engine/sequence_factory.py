@@ -18,12 +18,11 @@ from enginehouse.contract.structured import StructuredDecoder
 from enginehouse.contract.types import EngineCapabilities, EngineRequest, Resume, ResumedChoice
 from enginehouse.engine.constraints import Constraints, ConstraintState, ReasoningGate
 from enginehouse.engine.sampling.device_draws import can_draw
-from enginehouse.engine.sampling.sampler import SequenceSampler, build_steps
+from enginehouse.engine.sampling.plugin_steps import build_steps
+from enginehouse.engine.sampling.sampler import SequenceSampler
 from enginehouse.engine.sequence import ActiveRequest, Sequence
 from enginehouse.engine.text.text_stream import Detokenizer, TextStream
 from enginehouse.plugins import guard_of
-
-__all__ = ["SequenceFactory", "restore"]
 
 
 def restore(owner: ActiveRequest, resume: Resume) -> None:
@@ -151,11 +150,12 @@ class SequenceFactory:
             steps=build_steps(request.sampling, self._samplers, request.request_id),
             token_bytes=tokenizer.token_bytes,
         )
-        text = TextStream(tokenizer.token_bytes, self._hidden_token_ids(request), request.stopping.stop)
+        stopping = request.stopping
+        hidden = self._hidden_token_ids(request)
+        text = TextStream(tokenizer.token_bytes, hidden, stopping.stop, stopping.stop_regex)
         sequence = Sequence(owner, choice, buffer, len(owner.prompt), sampler, text)
         # A prompt that is only scored leaves no space for a sampled token.
         sequence.on_device = max_length > len(owner.prompt) and can_draw(self._runner, request)
-        stopping = request.stopping
         own = frozenset() if stopping.ignore_eos else tokenizer.end_token_ids
         sequence.end_token_ids = own | frozenset(stopping.stop_token_ids)
         if request.reasoning is not None:

@@ -35,8 +35,6 @@ from enginehouse.pipeline.answer_parser import AnswerParsing
 from enginehouse.plugins import PluginRegistry, guard_of
 from enginehouse.settings.config import ModelSettings
 
-__all__ = ["ChatFormats", "ChatPlan", "ModelFormats", "plan_chat"]
-
 _MAX_MODELS = 64
 _PROBE = Tool(name="probe", parameters={"type": "object"}, definition={"type": "function"}, strict=True)
 _P = TypeVar("_P", ToolParser, ReasoningParser)

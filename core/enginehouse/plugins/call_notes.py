@@ -15,8 +15,6 @@ import threading
 
 import msgspec
 
-__all__ = ["CallNotes", "NotedCall"]
-
 _PLACE_BYTES = 512
 _NUM_PLACES = 8  # a worker calls plugins on its engine thread, its intake threads, and the thread of bitmasks
 

@@ -52,17 +52,6 @@ from enginehouse.contract.structured import Grammar, GrammarCompiler, Structured
 from enginehouse.plugins.call_notes import CallNotes, NotedCall
 from enginehouse.plugins.results import Expectation
 
-__all__ = [
-    "PASSED",
-    "Guard",
-    "PluginFailures",
-    "current_request",
-    "guard_of",
-    "guarded",
-    "guarded_function",
-    "plain",
-]
-
 _log = logging.getLogger("enginehouse.plugins")
 
 _T = TypeVar("_T")

@@ -16,11 +16,9 @@ from enginehouse.plugins.authenticator import Authenticator
 from enginehouse.plugins.guard import Guard, PluginFailures, guard_of, guarded, guarded_function, plain
 from enginehouse.plugins.kinds import KINDS, Kind, PluginObjects
 from enginehouse.plugins.loader import TEST_BACKENDS, PluginLoader, installed_versions
-from enginehouse.plugins.records import PluginRecord
+from enginehouse.plugins.registration import PluginRecord
 from enginehouse.settings.config import PluginsSettings, Settings
 from enginehouse.settings.structuring import closest
-
-__all__ = ["PluginRegistry"]
 
 _MAX_SHOWN = 6
 _OWN = ("enginehouse", "enginehouse_testkit")
@@ -133,7 +131,7 @@ class PluginRegistry(PluginObjects):
                 raise ConfigError(f"{path}: {self.missing('authenticator', name, self.authenticators)}", path)
 
     def missing(self, noun: str, name: str, known: Iterable[str]) -> str:
-        """Return a clause that says why there is no object of a name: for messages to operators.
+        """Return a clause that says why an object of a name is missing: for messages to operators.
 
         Args:
             noun: kind of the object.

@@ -20,8 +20,6 @@ from attrs import define, field
 
 from enginehouse.plugins.guard import Guard
 
-__all__ = ["PluginThreads"]
-
 _T = TypeVar("_T")
 
 

@@ -16,8 +16,6 @@ from enginehouse.recovery.request import RecoverableRequest
 from enginehouse.serving import LoadedModel
 from enginehouse.serving.leases import Lease
 
-__all__ = ["Generation", "OutcomeObserver"]
-
 
 class OutcomeObserver(Protocol):
     """Receives the outcome of a generation."""
@@ -63,6 +61,11 @@ class Generation:
     def num_prompt_tokens(self) -> int:
         """Number of prompt tokens; some engines learn it only at the end."""
         return self._attempt.num_prompt_tokens
+
+    @property
+    def prompt_token_ids(self) -> Sequence[int] | None:
+        """The prompt of a request with ``return_token_ids``; None for others, and if the engine does not know it."""
+        return self._attempt.prompt_token_ids
 
     @property
     def num_waiting_events(self) -> int:

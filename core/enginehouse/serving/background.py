@@ -14,8 +14,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-__all__ = ["run_in_daemon_thread", "run_in_thread"]
-
 _T = TypeVar("_T")
 
 

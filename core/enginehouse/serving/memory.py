@@ -19,17 +19,6 @@ from enginehouse.serving.opening import ModelPlan
 from enginehouse.settings.config import structure_options
 from enginehouse.settings.limits import MAIN_MEMORY, MemoryBudget, format_bytes
 
-__all__ = [
-    "ESTIMATE_TIMEOUT_S",
-    "Footprint",
-    "Reservations",
-    "Resident",
-    "choose_evictions",
-    "default_budget",
-    "footprint_apart",
-    "footprint_of",
-]
-
 _log = logging.getLogger(__name__)
 
 ESTIMATE_TIMEOUT_S = 60.0
@@ -59,7 +48,7 @@ def footprint_of(plan: ModelPlan) -> Footprint:
         return Footprint(_file_bytes(plan.source.path), device)
 
 
-async def footprint_apart(plan: ModelPlan) -> Footprint:
+async def footprint_in_thread(plan: ModelPlan) -> Footprint:
     """Run :func:`footprint_of` in its own thread, so that a hanging backend cannot keep the server from exiting."""
     try:
         async with asyncio.timeout(ESTIMATE_TIMEOUT_S):

@@ -10,15 +10,13 @@ from collections.abc import Callable
 
 from enginehouse.contract.backend import Progress
 
-__all__ = ["LoadWatch", "Watchdog"]
-
 # Checks per limit. The limit counts checks, not seconds: a server that was suspended or busy for long checks only once
 # when it continues, and then reads what the worker has sent in the meantime.
 _LOOKS = 4
 
 
 class Watchdog:
-    """Watches one thread of a worker. Used on the event loop; no cost while there is no work.
+    """Watches one thread of a worker. Used on the event loop; no cost without work.
 
     Args:
         limit_s: maximum time for an answer; 0 disables the watchdog.

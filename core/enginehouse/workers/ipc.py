@@ -17,8 +17,6 @@ import sys
 import threading
 from collections.abc import Iterator
 
-__all__ = ["MAX_FRAME_BYTES", "FrameCutter", "FrameTooLarge", "Link", "become_child", "frame", "socket_pair"]
-
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 
 # Space for the events of many steps, so that a step does not wait for a server that is busy for a few milliseconds.
@@ -134,7 +132,7 @@ class Link:
         """Send one payload; returns False if the server is gone.
 
         Blocks while the server does not read: a suspended server pauses generation; a server that dies or closes its
-        end unblocks this call. The server never blocks on its own sends, so there is no deadlock.
+        end unblocks this call. The server never blocks on its own sends, so a deadlock is impossible.
         """
         data = frame(payload)
         with self._sending:

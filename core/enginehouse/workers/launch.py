@@ -19,8 +19,6 @@ from enginehouse.workers.ipc import Link, socket_pair
 from enginehouse.workers.messages import Hello, own_hello
 from enginehouse.workers.process import ChildProcess, ExitStatus
 
-__all__ = ["Worker", "WorkerThread", "check_hello", "explain", "start_worker", "worker_command"]
-
 _log = logging.getLogger("enginehouse.workers")
 
 # The GNU C library gives each thread a heap of its own, where freed memory stays in fragments. With at most two heaps,
@@ -58,11 +56,10 @@ def _start_process(command: list[str]) -> ChildProcess:
         # Files of any size are forbidden: the worker runs, only plugins that end it stay unnamed.
         _log.warning("calls into plugins are not noted: %s", error)
         return ChildProcess(command, environment)
-    try:
+    with contextlib.ExitStack() as undo:
+        undo.callback(notes.close)
         worker = ChildProcess([*command, str(notes.descriptor)], environment, shared=(notes.descriptor,))
-    except BaseException:
-        notes.close()
-        raise
+        undo.pop_all()
     worker.notes = notes
     return worker
 

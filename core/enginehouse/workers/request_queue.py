@@ -19,8 +19,6 @@ from enginehouse.contract.errors import EnginehouseError, ModelOverloaded, Overl
 from enginehouse.engine.throughput import Throughput
 from enginehouse.settings.limits import LimitsSettings
 
-__all__ = ["RequestQueue"]
-
 _SHARE_PER_CALLER = 0.75
 """Share of the queue that one named caller may fill if the settings give none, so that others still find a place."""
 
@@ -187,7 +185,7 @@ class RequestQueue:
 
     @property
     def retry_after_s(self) -> float:
-        """Seconds until half of the waiting requests will have begun, at the recent pace; 1 if the pace is unknown."""
+        """Seconds until half of the waiting requests will have started, at the recent pace; 1 if it is unknown."""
         per_s = self._full_pace.per_s or self._pace.per_s
         if not per_s:
             return 1.0

@@ -68,7 +68,7 @@ def test_answer_tells_of_compression(client: httpx.Client) -> None:
 def test_tokens_that_a_scorer_reads_are_told_and_count(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once: what a compressor has said of the same texts is remembered."""
     clock = SimpleNamespace(time=lambda: 1_700_000_040.0)  # else what is used fades meanwhile
-    for module in ("limits.aio.storage.memory", "enginehouse.api.http.admission.rates"):
+    for module in ("limits.aio.storage.memory", "enginehouse.api.http.admission.gate"):
         monkeypatch.setattr(f"{module}.time", clock)
 
     def used() -> int:
@@ -142,7 +142,7 @@ def test_log_and_metrics_count_tokens(client: httpx.Client, caplog: pytest.LogCa
     (record,) = records
     assert record.access["compressed_tokens_before"] == after + 201  # type: ignore[attr-defined]
     assert record.access["compressed_tokens_after"] == after  # type: ignore[attr-defined]
-    assert "enginehouse_compressed_tokens_before_total" in client.get("/metrics").text
+    assert 'enginehouse_compressed_tokens_before_total{compressor="halving",model=' in client.get("/metrics").text
 
 
 @pytest.mark.parametrize(

@@ -19,23 +19,12 @@ from enginehouse.pipeline.pipeline import RunningRequest
 from enginehouse.pipeline.routing import Routed
 from enginehouse.settings.profiles import Profile
 
-__all__ = [
-    "DETAILS_HEADER",
-    "AnswerDetails",
-    "asks_for_details",
-    "optimization_headers",
-    "routed_headers",
-    "shown_fields",
-    "shown_parameters",
-    "shown_routed",
-]
-
 _HEADER = "x-octomil-routed-model"
 
 
 def routed_headers(running: Sequence[RunningRequest], profile: Profile) -> list[tuple[str, str]]:
-    """Return the header that names the model, or the models of several prompts, if a router chose."""
-    names = dict.fromkeys(one.model.name for one in running if one.routed is not None)
+    """Return the header that names the model, or those of several prompts, if a router or the alias `auto` chose."""
+    names = dict.fromkeys(one.model.name for one in running if one.routed is not None or one.request.model == "auto")
     return [(profile.optimization_headers.get("routed_model", _HEADER), ", ".join(names))] if names else []
 
 
@@ -67,7 +56,7 @@ def shown_parameters(parameters: Parameters, plugin_fields: Iterable[RequestFiel
         name: _shown(getattr(group, name), name, origins)
         for group in (sampling, stopping)
         for name in group.__struct_fields__
-        if name not in ("extensions", "num_logprobs")
+        if name not in ("extensions", "num_logprobs", "post_sampling_probs")
     }
     for field in (one for one in plugin_fields if one.is_sampled):
         value = sampling.extensions.get(field.owner, {}).get(field.name, _default(field))
@@ -152,6 +141,7 @@ class AnswerDetails:
             "timings_ms": self._timings_ms(),
             "tokens_per_second": self._speeds(),
             "optimizations": _optimizations(self.assembly.total()),
+            "drafters": _drafters(self.assembly.total()),
             **shown_reports(self.assembly.running),
             "prefix_cache": _prefix_cache(self.assembly, self.shows_kept_text),
             "unsupported": list(dict.fromkeys((*decoded.unsupported, *left_out))),
@@ -193,9 +183,21 @@ def optimization_headers(usage: Usage, profile: Profile) -> list[tuple[str, str]
     return [(header, str(saved[name])) for name, header in profile.optimization_headers.items() if saved.get(name)]
 
 
+def late_headers(usage: Usage, profile: Profile) -> dict[str, dict[str, str]]:
+    """Return the member of the last chunk of a stream with these headers; nothing if there are none."""
+    headers = dict(optimization_headers(usage, profile))
+    return {"headers": headers} if headers else {}
+
+
 def _optimizations(usage: Usage) -> dict[str, int]:
     """Return the measured savings."""
     return {name: getattr(usage, name) for name, shown in USAGE_FIELDS.items() if shown.is_optimization}
+
+
+def _drafters(usage: Usage) -> dict[str, dict[str, int]]:
+    """Return the drafters that have proposed tokens."""
+    names = ("drafted_tokens", "accepted_draft_tokens")
+    return {name: dict(zip(names, counts, strict=True)) for name, counts in usage.drafts.items()}
 
 
 def _prefix_cache(assembly: Assembly, shows_kept_text: bool) -> dict[str, Any]:

@@ -1,9 +1,10 @@
-"""Answers a generation request, streamed or whole: submit, then write. Shared by all generation endpoints."""
+"""Answers a generation request, streamed or whole: start, then write. Shared by all generation endpoints."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
+import logging
+from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
@@ -19,29 +20,25 @@ from enginehouse.api.generation.details import (
     optimization_headers,
     routed_headers,
 )
-from enginehouse.api.generation.encoding import encode_json, log_prompts
 from enginehouse.api.generation.open_answers import OpenAnswer, estimate_tokens, used_tokens
 from enginehouse.api.generation.prediction_count import PredictionCount
-from enginehouse.api.generation.replies import ReplyResponse
 from enginehouse.api.generation.reports import report_headers
-from enginehouse.api.generation.stream import ResponseStream
+from enginehouse.api.generation.stream import ReplyResponse, ResponseStream
 from enginehouse.api.http.access import AccessRecord, record_of
 from enginehouse.api.http.admission import Ticket
-from enginehouse.api.http.callers import check_model, check_priority, may_see_prompts
+from enginehouse.api.http.callers import check_model, check_priority, may_see_prompts, ticket_of
 from enginehouse.api.http.exchange import Exchange, deadlines
-from enginehouse.api.http.own_machine import foreign_sign
-from enginehouse.api.http.permissions import ticket_of
+from enginehouse.api.http.origins import foreign_sign
 from enginehouse.api.http.security import connection_of
-from enginehouse.api.http.sse import send_body
+from enginehouse.api.http.sse import encode_json, encode_line, send_body
 from enginehouse.api.http.state import ApiState
 from enginehouse.contract.surface import Assembler, DetachedAssembler, GenerationRoute, Reply
 from enginehouse.contract.types import Event, GenerateRequest
 from enginehouse.pipeline.pipeline import RunningRequest
 from enginehouse.serving.background import run_in_thread
-from enginehouse.settings.timeouts import Timeouts, timeouts_of
+from enginehouse.settings.limits import Timeouts
 
-__all__ = ["GenerationResponse"]
-
+_prompt_log = logging.getLogger("enginehouse.prompts")
 _EVENT_BYTES = 512
 _LOGPROB_BYTES = 256
 _MANY_LOGPROBS = 500  # with twenty alternatives each, written in about 10 ms
@@ -76,7 +73,7 @@ class GenerationResponse:
         return cls(state, route, call, [call.identify(one) for one in requests])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Submit the request, and send the response as it is generated.
+        """Start the request, and send the response as it is generated.
 
         Stops as soon as the client disconnects, unless the response is detached.
         """
@@ -113,19 +110,19 @@ class GenerationResponse:
 
     def _timeouts(self) -> Timeouts:
         model = self.state.manager.find(self.state.pipeline.usual_model(self.requests[0].model))
-        return timeouts_of(self.state.settings.limits, model.settings)
+        return self.state.settings.timeouts(model.settings)
 
     async def _answer(self, answer: OpenAnswer, scope: Scope, send: Send) -> None:
-        """Submit the request and write the response."""
+        """Start the request and write the response."""
         exchange, record, server = answer.exchange, answer.record, self.state.settings.server
         has_details = asks_for_details(scope["headers"], server.details)
-        running = await self._submit(answer)
+        running = await self._start(answer)
         if running is None:
             _give_up(exchange, record)
             return
         record.model, record.parameters = running[0].model.name, running[0].parameters
         if server.log_prompts:
-            log_prompts(self.requests)
+            _log_prompts(self.requests)
         first = self.requests[0]
         assembly = Assembly(first.request_id, running, first.num_choices, record, self.call.body.stream, has_details)
         answer.assembly = assembly
@@ -175,27 +172,27 @@ class GenerationResponse:
         shows_kept_text = may_see_prompts(self.call.caller, server, is_local=foreign_sign(scope) is None)
         return AnswerDetails(self.call, assembly, self.state.registry.request_fields, shows_kept_text)
 
-    async def _submit(self, answer: OpenAnswer) -> list[RunningRequest] | None:
-        """Submit every prompt to the engine; returns None if the exchange ended meanwhile."""
+    async def _start(self, answer: OpenAnswer) -> list[RunningRequest] | None:
+        """Start every prompt on its model; returns None if the exchange ended meanwhile."""
         exchange = answer.exchange
 
-        async def submit(request: GenerateRequest) -> RunningRequest:
-            running = await self.state.pipeline.submit(request, answer.discard)
+        async def start(request: GenerateRequest) -> RunningRequest:
+            running = await self.state.pipeline.start(request, answer.discard)
             exchange.hold(running.generation)
             return running
 
         first, *others = self.requests
-        submitted: list[RunningRequest] | None
+        started: list[RunningRequest] | None
         if others and not self.state.pipeline.is_routed(first.model):
-            submitted = await exchange.until_ended(asyncio.gather(*(submit(request) for request in self.requests)))
+            started = await exchange.until_ended(asyncio.gather(*(start(request) for request in self.requests)))
         else:
-            running = await exchange.until_ended(submit(first))
-            submitted = None if running is None else [running]
-            if submitted and others:  # all prompts of one response go to the same model
-                same = [evolve(request, model=submitted[0].model.name) for request in others]
-                rest = await exchange.until_ended(asyncio.gather(*map(submit, same)))
-                submitted = None if rest is None else [*submitted, *rest]
-        return submitted
+            running = await exchange.until_ended(start(first))
+            started = None if running is None else [running]
+            if started and others:  # all prompts of one response go to the same model
+                same = [evolve(request, model=started[0].model.name) for request in others]
+                rest = await exchange.until_ended(asyncio.gather(*map(start, same)))
+                started = None if rest is None else [*started, *rest]
+        return started
 
 
 def _is_long(assembly: Assembly) -> bool:
@@ -252,3 +249,15 @@ def _give_up(exchange: Exchange, record: AccessRecord) -> None:
     if exchange.error is not None:
         raise exchange.error
     record.outcome = "cancelled"
+
+
+def _log_prompts(requests: Iterable[GenerateRequest]) -> None:
+    """Log the prompt of each request that allows it: its id and, as JSON, its messages, text or token ids."""
+    for request in requests:
+        if not request.log_prompt:
+            continue
+        prompt = next(part for part in (request.messages, request.text, request.token_ids) if part is not None)
+        line = f"id={request.request_id} prompt={encode_line(prompt).decode()}"
+        if request.suffix is not None:
+            line += f" suffix={encode_line(request.suffix).decode()}"
+        _prompt_log.info("%s", line)

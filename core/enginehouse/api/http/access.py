@@ -1,12 +1,15 @@
-"""Access record of one request, its log line, and the timing of its text."""
+"""Access record of one request, its log line and the timing of its text; its id and rates in response headers."""
 
 from __future__ import annotations
 
 import json
 import logging
+import math
+import re
 import time
+import uuid
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -14,11 +17,63 @@ import numpy as np
 from attrs import define, field
 from litestar.types import Scope
 
-from enginehouse.api.http.headers import new_request_id
+from enginehouse.api.http.admission import RateState, Ticket
+from enginehouse.contract.errors import InvalidRequest
 from enginehouse.contract.usage import Usage
 from enginehouse.pipeline.parameters import Parameters
 
-__all__ = ["GAP_BUCKETS_S", "RECORD_KEY", "AccessRecord", "TokenLatency", "record_of"]
+REQUEST_ID_HEADER = b"x-request-id"
+
+_WORD = re.compile(rb"[A-Za-z0-9._~:+=@-]{1,128}")
+
+
+def new_request_id() -> str:
+    """Return a new id, for a request whose client sent none and whose response body has no id."""
+    return f"req-{uuid.uuid4().hex}"
+
+
+def sent_request_id(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+    """Return the id that the client sent, or None.
+
+    Raises:
+        InvalidRequest: it is not a word of 1 to 128 letters, digits and ``._~:+=@-``, or there are several.
+    """
+    values = [value for name, value in headers if name == REQUEST_ID_HEADER]
+    if not values:
+        return None
+    if len(values) > 1 or not _WORD.fullmatch(values[0]):
+        message = "X-Request-Id: must be one word of 1 to 128 letters, digits and ._~:+=@-"
+        raise InvalidRequest(message, "X-Request-Id")
+    return values[0].decode("ascii")
+
+
+RATE_HEADERS = tuple(
+    f"x-ratelimit-{what}-{unit}" for what in ("limit", "remaining", "reset") for unit in ("requests", "tokens")
+)
+"""All rate-limit headers that a response may have."""
+
+
+def rate_headers(ticket: Ticket) -> list[tuple[bytes, bytes]]:
+    """Return the rate-limit headers of a response; empty if no rate applies."""
+    return [(name.encode(), value.encode()) for state in ticket.states for name, value in _fields_of(state)]
+
+
+def _fields_of(state: RateState) -> list[tuple[str, str]]:
+    unit = state.rate.unit
+    return [
+        (f"x-ratelimit-limit-{unit}", str(state.rate.per_minute)),
+        (f"x-ratelimit-remaining-{unit}", str(state.remaining)),
+        (f"x-ratelimit-reset-{unit}", _span(state.reset_s)),
+    ]
+
+
+def _span(seconds: float) -> str:
+    """Format a duration as OpenAI does: ``6m0s``, ``2s``, ``20ms``."""
+    if 0 < seconds < 1:
+        return f"{math.ceil(seconds * 1000)}ms"
+    minutes, rest = divmod(math.ceil(seconds), 60)
+    return f"{minutes}m{rest}s" if minutes else f"{rest}s"
+
 
 GAP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0)
 """Upper bounds in seconds; one more bucket holds longer gaps."""
@@ -69,7 +124,7 @@ class AccessRecord:
     """Data known about one request; None means "not applicable".
 
     Attributes:
-        endpoint: the route's path without its prefix, such as ``/chat/completions``; None if there is no route.
+        endpoint: the route's path without its prefix, such as ``/chat/completions``; None without a route.
         status: HTTP status of the response; 0 if none was sent.
         outcome: finish reasons (``stop``, ``length``), ``cancelled`` (client disconnected), ``ok``, or an error code.
         request_id: as in the response header.
@@ -78,7 +133,8 @@ class AccessRecord:
         model: the configured name of the model that answered; ``asked_model`` is the name in the request.
         usage: what it has cost; None if nothing was generated for it.
         is_complete: False if the response was broken off: then ``usage`` covers the part until then.
-        figures: further counts that optimisations report for this request, by name.
+        metrics: further counts that optimisations report for this request, by name and by the object that did the
+            work (such as the compressor).
         parameters: effective parameters of the first prompt.
         traceparent: the W3C Trace Context header of that name, not validated; likewise ``tracestate``.
         began: ``time.perf_counter`` at its arrival; ``began_ns`` is the same moment as Unix time in nanoseconds.
@@ -100,7 +156,7 @@ class AccessRecord:
     is_complete: bool = False
     total_s: float = 0.0
     finish_reasons: Sequence[str] = ()
-    figures: dict[str, float] = field(factory=dict)
+    metrics: dict[tuple[str, str], float] = field(factory=dict)
     parameters: Parameters | None = None
     traceparent: str | None = None
     tracestate: str | None = None
@@ -122,7 +178,10 @@ class AccessRecord:
     def counts(self) -> dict[str, float]:
         """Return the counts and times of generation that apply, by name."""
         usage = () if self.usage is None else self.usage.shown(is_complete=self.is_complete)
-        return {**{name: value for name, _, value in usage}, **self.figures}
+        counts = {name: value for name, _, value in usage}
+        for (name, _), value in self.metrics.items():
+            counts[name] = counts.get(name, 0) + value
+        return counts
 
     def identify(self) -> str:
         """Return the request's id, creating one if the client sent none."""

@@ -2,8 +2,8 @@
 
 A plain ASGI wrapper instead of Litestar middleware, so that it also covers paths that do not exist. In this order: the
 access record; the profile in the path; Host (against DNS rebinding); Origin and CORS; API keys or authenticator
-plugins, for all routes that ``permissions`` does not list as public; the content type of POSTs. Permissions are checked
-once the route is known, see ``permissions``.
+plugins, for all routes that ``callers`` does not list as public; the content type of POSTs. Permissions are checked
+once the route is known, see ``callers``.
 """
 
 from __future__ import annotations
@@ -19,13 +19,27 @@ from attrs import evolve
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 
-from enginehouse.api.http.access import RECORD_KEY, AccessRecord, record_of
+from enginehouse.api.http.access import (
+    RECORD_KEY,
+    REQUEST_ID_HEADER,
+    AccessRecord,
+    rate_headers,
+    record_of,
+    sent_request_id,
+)
 from enginehouse.api.http.admission import EVERYBODY, NOT_RECOGNISED, Admission, Reservation
-from enginehouse.api.http.callers import CALLER_KEY, Caller, Callers, ExpiredKey, caller_of, split_compat
+from enginehouse.api.http.callers import (
+    CALLER_KEY,
+    PUBLIC,
+    Caller,
+    Callers,
+    ExpiredKey,
+    caller_of,
+    split_compat,
+    ticket_of,
+)
 from enginehouse.api.http.errors import AuthenticatorFailed, BodyTooLarge, describe, error_body, for_client, http_error
-from enginehouse.api.http.headers import REQUEST_ID_HEADER, rate_headers, sent_request_id
 from enginehouse.api.http.origins import Headers, Origins, host_name, is_preflight
-from enginehouse.api.http.permissions import PUBLIC, ticket_of
 from enginehouse.contract.errors import EnginehouseError, InvalidRequest, PluginFailed
 from enginehouse.contract.identity import Identity
 from enginehouse.contract.surface import ErrorAnswer, Reply, Surface
@@ -33,8 +47,6 @@ from enginehouse.plugins import guard_of
 from enginehouse.plugins.guard import current_request
 from enginehouse.settings.config import Settings, is_loopback
 from enginehouse.settings.profiles import DEFAULT_PROFILE, PROFILES
-
-__all__ = ["CONNECTION_KEY", "Guard", "connection_of", "note_outcome", "written_error"]
 
 CONNECTION_KEY = "enginehouse.connection"
 """Key of the reservation of a request's connection in its ASGI scope."""
@@ -57,7 +69,7 @@ def written_error(answer: ErrorAnswer, scope: Any) -> tuple[int, list[tuple[str,
     They are those of the surface of the address, with the codes of the caller's profile.
     """
     profile = caller_of(scope).profile if CALLER_KEY in scope else DEFAULT_PROFILE
-    surface: Surface | None = scope.get(_SURFACE_KEY)
+    surface = _surface_of(scope)
     answer = for_client(answer, profile)
     if RECORD_KEY in scope:
         answer = evolve(answer, request_id=record_of(scope).identify())
@@ -315,7 +327,8 @@ def _check_content_type(scope: HTTPScope, headers: Headers) -> ErrorAnswer | Non
     """
     if scope["method"] != "POST":
         return None
-    takes_any = getattr(scope.get(_SURFACE_KEY), "takes_any_type", False) and b"origin" not in headers
+    surface = _surface_of(scope)
+    takes_any = surface is not None and surface.takes_any_type and b"origin" not in headers
     if b"content-type" not in headers and headers.get(b"content-length", b"0") == b"0" and not _is_chunked(headers):
         return None  # no body, no type; the route decides if a body is required
     content_type = b"application/json" if takes_any else headers.get(b"content-type", b"")
@@ -327,6 +340,12 @@ def _check_content_type(scope: HTTPScope, headers: Headers) -> ErrorAnswer | Non
         # Nothing is decompressed: a few kilobytes could become gigabytes.
         return http_error(415, "The request body must not be compressed: leave Content-Encoding out.")
     return None
+
+
+def _surface_of(scope: Any) -> Surface | None:
+    """Return the surface that the address of a request belongs to."""
+    found: Surface | None = scope.get(_SURFACE_KEY)
+    return found
 
 
 def _is_chunked(headers: Headers) -> bool:
@@ -353,9 +372,9 @@ def _request_ids(scope: HTTPScope) -> Iterator[tuple[bytes, bytes]]:
     """Yield the headers with the request's id: the server's, and that of the surface if it has another name for it."""
     request_id = record_of(scope).identify().encode()
     yield REQUEST_ID_HEADER, request_id
-    name: str | None = getattr(scope.get(_SURFACE_KEY), "request_id_header", None)
-    if name is not None:
-        yield name.encode("latin-1"), request_id
+    surface = _surface_of(scope)
+    if surface is not None and surface.request_id_header is not None:
+        yield surface.request_id_header.lower().encode("latin-1"), request_id
 
 
 async def _send_error(send: Send, answer: ErrorAnswer, scope: HTTPScope) -> None:

@@ -10,15 +10,33 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import msgspec
 from litestar.types import Send
 
-from enginehouse.api.generation.encoding import encode_line
 from enginehouse.api.http.exchange import Exchange
 from enginehouse.contract.surface import Chunk, Frame
 
-__all__ = ["FrameWriter", "chunk_writer", "send_body", "stream_headers", "write_chunks"]
+encode_json = msgspec.json.Encoder().encode
+"""Encodes plain data to JSON bytes."""
+
+_LINE_BREAKS = (
+    ("\u2028".encode(), b"\\u2028"),
+    ("\u2029".encode(), b"\\u2029"),
+    ("\x85".encode(), b"\\u0085"),
+)
+"""Characters that JSON allows unescaped, but at which careless stream readers split lines."""
+
+
+def encode_line(value: Any) -> bytes:
+    """Encode JSON that stays on one line for every client."""
+    encoded = encode_json(value)
+    if not encoded.isascii():
+        for raw, escaped in _LINE_BREAKS:
+            if raw in encoded:
+                encoded = encoded.replace(raw, escaped)
+    return encoded
 
 
 _log = logging.getLogger("enginehouse.server")
@@ -47,12 +65,19 @@ def chunk_writer(frame: Frame) -> Callable[[Chunk | msgspec.Raw], bytes]:
     if member is None:
         return lambda chunk: before + encode_line(chunk) + after
     named = msgspec.defstruct("Named", [(member, str, "")])
-    name_of = msgspec.json.Decoder(named).decode
+    decode = msgspec.json.Decoder(named).decode
+    beginning = b'{"%b":"' % member.encode()
+    start = len(beginning)
 
     def write(chunk: Chunk | msgspec.Raw) -> bytes:
-        name = getattr(name_of(chunk), member) if isinstance(chunk, msgspec.Raw) else chunk.get(member, "")
-        line = f"event: {name}\n".encode() if name else b""
-        return line + before + encode_line(chunk) + after
+        encoded = encode_line(chunk)
+        if not isinstance(chunk, msgspec.Raw):
+            name = chunk.get(member, "").encode()
+        else:
+            name = encoded[start : encoded.find(b'"', start)] if encoded[:start] == beginning else b"\\"
+            if b"\\" in name:  # escaped, or not the first member
+                name = getattr(decode(encoded), member).encode()
+        return b"event: %b\n%b%b%b" % (name, before, encoded, after) if name else before + encoded + after
 
     return write
 

@@ -23,8 +23,6 @@ from enginehouse.engine.disk.state_folder import MIN_SAVED_TOKENS, SavedState, S
 from enginehouse.engine.prefix_cache import PrefixCache, free
 from enginehouse.plugins import guard_of, guarded
 
-__all__ = ["DiskCosts", "DiskTier", "Recall", "SecondsPerToken", "StateRead"]
-
 _NEWEST_SHARE = 0.3
 
 
@@ -195,7 +193,7 @@ class DiskTier:
         began = self.clock()
         try:
             data = self.folder.read(state)
-        except Exception:  # noqa: BLE001 - after any error the prompt can be computed
+        except (OSError, ValueError, MemoryError):  # the prompt can be computed
             _log.exception("a saved sequence could not be read")
             data = None
         return data, self.clock() - began

@@ -33,8 +33,6 @@ from enginehouse.engine.speculation.draft_length import (
 )
 from enginehouse.plugins import Guard, guard_of, guarded
 
-__all__ = ["SequenceDrafts", "Speculation"]
-
 _LOOK_EVERY = 48  # steps after which a costly drafter that did not pay off is asked again
 _LOOK_TOKENS = 2
 _READ_AT_ONCE_STEPS = 16  # steps without a draft after which tokens may stay on the device again
@@ -261,6 +259,10 @@ class Speculation:
         return Draft(token_ids, _grade(draft)) if token_ids else None
 
     def _note_proposing(self, bound: _Bound, drafts: Sequence[Draft | None], seconds: float) -> None:
+        guard = guard_of(bound.drafter, "drafter")
+        if self._costs.is_known and not guard.is_own and seconds > (step_s := self._costs.estimate(len(drafts))):
+            consequence = "as long as a step without drafts, and all sequences wait for it"
+            guard.failures.slow(guard, "propose", seconds, step_s, consequence)
         num_tokens = sum(len(draft.token_ids) for draft in drafts if draft is not None)
         if num_tokens and not bound.drafter.is_free:
             if self._costs.is_known:

@@ -16,8 +16,6 @@ from enginehouse.contract.errors import ConfigError
 from enginehouse.contract.identity import read_moment
 from enginehouse.settings.auth import AuthSettings, KeySettings
 
-__all__ = ["KeyStore", "load_keys"]
-
 _log = logging.getLogger("enginehouse.server")
 
 _WATCH_S = 1.0
@@ -95,7 +93,7 @@ def load_keys(settings: AuthSettings, *, may_be_empty: bool = False) -> KeyRing:
 
 
 def _look(settings: AuthSettings) -> tuple[int, int, int] | None:
-    """Return a signature of the file that changes with it; None if there is no file."""
+    """Return a signature of the file that changes with it; None without a file."""
     if settings.key_file is None:
         return None
     try:
