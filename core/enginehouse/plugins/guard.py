@@ -34,8 +34,10 @@ from attrs import define, evolve, field, frozen
 from enginehouse.contract.backend import Backend, CutPlanner, DeviceSampler, Drawn, Runner, StateKeeper
 from enginehouse.contract.compressor import CompressionTask, Compressor, Range, cut
 from enginehouse.contract.drafter import BoundDrafter, Drafter, LayerBackend, LayerDrafter
+from enginehouse.contract.engine import Engine
 from enginehouse.contract.errors import ConfigError, EnginehouseError, PluginFailed, RequestError
 from enginehouse.contract.exit_policy import ExitPolicy, LayerAccess
+from enginehouse.contract.inspection import Inspectable
 from enginehouse.contract.model_hub import ModelHub
 from enginehouse.contract.parsers import (
     ReasoningFormat,
@@ -71,6 +73,7 @@ _GUARDED: dict[type[Any], tuple[type[Any], ...]] = {
     Compressor: (),
     Drafter: (LayerDrafter,),
     Drawn: (),
+    Engine: (Inspectable,),
     ExitPolicy: (),
     Grammar: (),
     GrammarCompiler: (),
