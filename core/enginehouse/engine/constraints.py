@@ -257,18 +257,15 @@ class ConstraintState:
     def accept(self, token_id: int) -> None:
         """Advance the grammar by an appended token."""
         self._is_filled = False
-        with self._guard.calling("accept"):
-            self._matcher.accept(token_id)
+        self._guard.call("accept", self._matcher.accept, token_id)
 
     def forced_token_ids(self) -> Sequence[int]:
         """Return the tokens that must follow."""
-        with self._guard.calling("forced_token_ids"):
-            return self._matcher.forced_token_ids()
+        return self._guard.call("forced_token_ids", self._matcher.forced_token_ids)
 
     def is_finished(self) -> bool:
         """Return True if the text is complete."""
-        with self._guard.calling("is_finished"):
-            return self._matcher.is_finished()
+        return self._guard.call("is_finished", self._matcher.is_finished)
 
 
 class Masks:
