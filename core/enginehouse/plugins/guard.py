@@ -233,13 +233,12 @@ class Guard:
         return PluginFailed(f"{text[0].upper()}{text[1:]}.", self.plugin, self.kind)
 
     def call(self, place: str, function: Callable[..., _T], *arguments: Any) -> _T:
-        """Call a function of the plugin that is not a method of a guarded object.
+        """Call a function of the plugin that is not a method of a guarded object, such as one of the decode loop.
 
         Raises:
             EnginehouseError: raised by the plugin.
             PluginFailed: the plugin raised anything else.
         """
-        # Not ``calling``, which costs microseconds: this runs several times per token.
         self.enter(place)
         try:
             return function(*arguments)
