@@ -11,7 +11,11 @@ A guarded call
 - turns any other exception, ``SystemExit`` included, into :class:`PluginFailed`, which names the plugin and nothing
   else; the traceback is in the log, once per plugin, kind, place and minute;
 - checks the type of the result (``results``);
-- warns, once a minute, if it blocks longer than it may.
+- warns, once a minute, if it takes longer than it should.
+
+Plugins of the distribution of Enginehouse are called where core is, on the event loop. What others do while requests
+are served runs in threads of each object, with a time limit, so that no other request waits for it: :data:`_BOUNDED`
+lists their interfaces, and :meth:`Guard.run` calls them from the event loop.
 """
 
 from __future__ import annotations
@@ -20,10 +24,11 @@ import asyncio
 import functools
 import inspect
 import logging
+import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
@@ -49,17 +54,22 @@ from enginehouse.contract.preparer import BoundPreparer, Preparer
 from enginehouse.contract.router import ChecksModels, Router
 from enginehouse.contract.sampler import SamplerPlugin
 from enginehouse.contract.structured import Grammar, GrammarCompiler, StructuredDecoder
+from enginehouse.contract.surface import Surface
 from enginehouse.plugins.call_notes import CallNotes, NotedCall
+from enginehouse.plugins.plugin_loop import PluginLoop
 from enginehouse.plugins.results import Expectation
+from enginehouse.plugins.threads import Abandoned, PluginThreads
 
 __all__ = [
     "PASSED",
     "Guard",
     "PluginFailures",
+    "are_foreign",
     "current_request",
     "guard_of",
     "guarded",
     "guarded_function",
+    "is_own",
     "plain",
 ]
 
@@ -67,8 +77,11 @@ _log = logging.getLogger("enginehouse.plugins")
 
 _T = TypeVar("_T")
 
-PASSED = (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit)
-"""Exceptions that are never a plugin's failure: they end the task, the process or the generator."""
+PASSED = (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit, Abandoned)
+"""Exceptions that are never a plugin's failure: they end the task, the process, the generator or an abandoned call."""
+
+_OWN_PACKAGES = re.compile(r"enginehouse(_\w+)?(\.|$)")
+_OWN_DISTRIBUTIONS = ("enginehouse", "enginehouse_testkit")
 
 current_request: ContextVar[Callable[[], str] | None] = ContextVar("current_request", default=None)
 """Returns the id of the request that the current task of the server works on."""
@@ -92,6 +105,7 @@ _GUARDED: dict[type[Any], tuple[type[Any], ...]] = {
     Router: (ChecksModels,),
     SamplerPlugin: (),
     StructuredDecoder: (),
+    Surface: (),
     ToolFormat: (),
     ToolParser: (),
     ToolSession: (),
@@ -101,8 +115,21 @@ _GUARDED: dict[type[Any], tuple[type[Any], ...]] = {
 _NOTHING_PASSES = (BoundDrafter, ReasoningSession, ToolSession)
 _ONLY_REQUEST_ERRORS: tuple[type[Any], ...] = (Router, ToolParser, ToolFormat, ReasoningParser, ReasoningFormat)
 
+_BOUNDED = (
+    BoundPreparer,
+    ReasoningFormat,
+    ReasoningParser,
+    ReasoningSession,
+    Router,
+    ToolFormat,
+    ToolParser,
+    ToolSession,
+)
+"""Interfaces that are called in the server while requests are served."""
+
 _MAX_S = {
     (Router, "route"): 0.01,
+    (BoundPreparer, "may_prepare"): 0.01,
     (ToolSession, "push"): 0.05,
     (ToolSession, "flush"): 0.05,
     (ReasoningSession, "push"): 0.05,
@@ -123,6 +150,9 @@ def _check_ranges(kept: Sequence[Sequence[Range]], task: CompressionTask, *_: An
     return None
 
 
+_HOLDS_ALL = "it runs on the event loop, so every other request waits"
+_HOLDS_ONE = "its request waits"
+
 _CHECKS: dict[tuple[type[Any], str], Callable[..., str | None]] = {(Compressor, "compress"): _check_ranges}
 """Checks of results beyond their type: called with the result and the arguments, they return what is wrong."""
 
@@ -134,10 +164,12 @@ class PluginFailures:
     Attributes:
         counts: number of failures by plugin and kind.
         notes: where the calls of a worker process are noted; None in other processes.
+        max_call_s: time limit of calls that run in threads of a plugin (``limits.plugin_timeout_s``).
     """
 
     counts: Counter[tuple[str, str]] = field(factory=Counter)
     notes: CallNotes | None = None
+    max_call_s: float = 10.0
     clock: Callable[[], float] = time.monotonic
     _logged_s: dict[tuple[str, ...], float] = field(factory=dict)
     _lock: threading.Lock = field(factory=threading.Lock)
@@ -150,11 +182,20 @@ class PluginFailures:
             request = f" (request {request_id})" if (request_id := guard.find_request()) else ""
             _log.error("%s%s; for a minute, more of this is only counted%s", text, request, more, exc_info=error)
 
-    def slow(self, guard: Guard, place: str, seconds: float, max_s: float, consequence: str) -> None:
-        """Warn of a call that took too long."""
+    def slow(
+        self, guard: Guard, place: str, seconds: float, max_s: float, consequence: str, cpu_s: float | None = None
+    ) -> None:
+        """Warn of a call that took too long.
+
+        Args:
+            seconds: elapsed time.
+            consequence: who waits for it.
+            cpu_s: processor time of its thread; far less than ``seconds`` if it waited, or the machine was busy.
+        """
         if self._is_new(guard.plugin, guard.kind, guard.name, place, "slow"):
-            text = "%s took %.0f ms in %s, longer than %.0f ms: %s"
-            _log.warning(text, guard, 1000 * seconds, place, 1000 * max_s, consequence)
+            computing = f" ({1000 * cpu_s:.0f} ms of processor time)" if cpu_s is not None else ""
+            text = "%s took %.0f ms%s in %s, longer than %.0f ms: %s"
+            _log.warning(text, guard, 1000 * seconds, computing, place, 1000 * max_s, consequence)
 
     def _is_new(self, *key: str) -> bool:
         with self._lock:
@@ -174,8 +215,10 @@ class Guard:
         kind: noun of the kind of object.
         name: name of the object.
         failures: where failures are counted and logged.
-        is_own: the plugin belongs to the distribution of Enginehouse.
+        is_own: the plugin belongs to the distribution of Enginehouse, see :func:`is_own`.
         request_id: the request for which it is called, if that is always the same one.
+        threads: where the object is called while requests are served; None for our own plugins.
+        loop: where its coroutines run; None for our own plugins.
     """
 
     plugin: str
@@ -184,7 +227,15 @@ class Guard:
     failures: PluginFailures = field(factory=PluginFailures, repr=False)
     is_own: bool = True
     request_id: str = ""
+    threads: PluginThreads | None = field(default=None, repr=False)
+    loop: PluginLoop | None = field(default=None, repr=False)
     _packed: dict[str, bytes] = field(factory=dict, init=False, repr=False)
+
+    @classmethod
+    def of_plugin(cls, plugin: str, kind: str, name: str, failures: PluginFailures, *, is_own: bool) -> Guard:
+        """Create the guard of an object, with threads if it is not our own."""
+        guard = cls(plugin, kind, name, failures, is_own)
+        return guard if is_own else evolve(guard, threads=PluginThreads(guard), loop=PluginLoop(guard))
 
     def __str__(self) -> str:
         """Name the object, as in "the sampler 'xtc' of the plugin 'samplers'"."""
@@ -248,6 +299,37 @@ class Guard:
         with self.calling(place):
             return function(*arguments)
 
+    async def run(self, place: str, work: Callable[[], _T]) -> _T:
+        """Return ``work()``, which calls the object: directly if it is our own, else in one of its threads.
+
+        Called on the event loop, which is free meanwhile.
+
+        Raises:
+            PluginFailed: it took longer than ``limits.plugin_timeout_s``, or too many of its calls do.
+        """
+        return work() if self.threads is None else await self.threads.run(place, work, self.failures.max_call_s)
+
+    async def run_async(self, place: str, start: Callable[[], Awaitable[_T]]) -> _T:
+        """Return ``await start()``, a coroutine of the object: here if it is our own, else on a loop of its own.
+
+        Called on the event loop, which is free meanwhile.
+
+        Raises:
+            PluginFailed: it failed, or the loop was held for longer than ``limits.plugin_timeout_s``.
+        """
+        if self.loop is None:
+            return await start()
+
+        async def guarded_start() -> _T:
+            with self.calling(place):
+                return await start()
+
+        return await self.loop.run(place, guarded_start, self.failures.max_call_s)
+
+    def wait_for(self, place: str, work: Callable[[], _T]) -> _T:
+        """Like :meth:`run`, for other threads than that of the event loop."""
+        return work() if self.threads is None else self.threads.call(place, work, self.failures.max_call_s)
+
     @contextmanager
     def calling(self, place: str, passes: type[EnginehouseError] = EnginehouseError) -> Iterator[None]:
         """Guard the block; exceptions of the type ``passes`` are propagated unchanged."""
@@ -274,7 +356,8 @@ def guarded(candidate: _T, interface: Any, guard: Guard) -> _T:
     present, absent = _members(implementation, interface)
     if absent:  # a method may be an attribute of the object
         present = (*present, *((declared, name) for declared, name in absent if hasattr(candidate, name)))
-    return cast(_T, _class_of(interface, present)(candidate, guard))
+    is_bounded = interface in _BOUNDED and guard.threads is not None
+    return cast(_T, _class_of(interface, present, is_bounded)(candidate, guard))
 
 
 def guarded_function(function: Callable[..., Any], guard: Guard) -> Callable[..., Any]:
@@ -288,13 +371,26 @@ def guarded_function(function: Callable[..., Any], guard: Guard) -> Callable[...
     return call
 
 
+def is_own(distribution: str) -> bool:
+    """Return True if a plugin of that distribution is our own: it is called on the event loop, without a time limit."""
+    return distribution in _OWN_DISTRIBUTIONS
+
+
 def guard_of(candidate: Any, kind: str, name: str = "") -> Guard:
     """Return the guard of a guarded object; for another one, a guard that names its module as the plugin."""
-    guard = getattr(candidate, "_enginehouse_guard", None)
+    guard: Guard | None = getattr(candidate, "_enginehouse_guard", None)
     if guard is None:
-        module = getattr(candidate, "__module__", type(candidate).__module__)
-        guard = Guard(module, kind, name or str(getattr(candidate, "name", type(candidate).__name__)))
+        module = str(getattr(candidate, "__module__", type(candidate).__module__))
+        name = name or str(getattr(candidate, "name", type(candidate).__name__))
+        of_us = _OWN_PACKAGES.match(module) is not None
+        guard = Guard.of_plugin(module, kind, name, PluginFailures(), is_own=of_us)
     return guard
+
+
+def are_foreign(*objects: Any) -> bool:
+    """Return True if one of these guarded objects is not our own, so that calling it could hold the event loop."""
+    guards = (getattr(candidate, "_enginehouse_guard", None) for candidate in objects)
+    return any(guard is not None and guard.threads is not None for guard in guards)
 
 
 def plain(candidate: _T) -> _T:
@@ -342,14 +438,18 @@ def _members(implementation: Any, interface: Any) -> tuple[_Members, _Members]:
 
 
 @cache
-def _class_of(interface: Any, members: _Members) -> type[_Guarded]:
-    """Create the class of guarded objects that have these methods; ``isinstance`` finds the attributes as well."""
+def _class_of(interface: Any, members: _Members, is_bounded: bool) -> type[_Guarded]:
+    """Create the class of guarded objects that have these methods; ``isinstance`` finds the attributes as well.
+
+    Args:
+        is_bounded: the methods run in the threads of the guard.
+    """
     attributes: dict[str, Any] = {"__slots__": ()}
     for declared in (interface, *_GUARDED[interface]):
         for name in (*declared.__annotations__, *(name for name, _ in inspect.getmembers(declared, _is_property))):
             attributes[name] = _attribute(name)
     for declared, name in members:
-        attributes[name] = _method(interface, declared, name)
+        attributes[name] = _method(interface, declared, name, is_bounded)
     return type(f"Guarded{interface.__name__}", (_Guarded,), attributes)
 
 
@@ -364,7 +464,7 @@ def _is_property(member: Any) -> bool:
     return isinstance(member, property)
 
 
-def _method(interface: type[Any], declared: type[Any], name: str) -> Callable[..., Any]:
+def _method(interface: type[Any], declared: type[Any], name: str, is_bounded: bool) -> Callable[..., Any]:
     """Return the guarded method of that name."""
     function = getattr(declared, name)
     result = get_type_hints(function)["return"]
@@ -372,7 +472,6 @@ def _method(interface: type[Any], declared: type[Any], name: str) -> Callable[..
     inner = result if isinstance(result, type) and result in _GUARDED else None
     passed, check = _passed(interface), _CHECKS.get((interface, name))
     max_s = _MAX_S.get((interface, name))
-    consequence = "it runs on the event loop, so every other request waits" if max_s is not None else ""
 
     def finish(self: _Guarded, value: Any, arguments: tuple[Any, ...]) -> Any:
         guard = self._enginehouse_guard
@@ -402,8 +501,21 @@ def _method(interface: type[Any], declared: type[Any], name: str) -> Callable[..
         assert max_s is not None
         if (seconds := time.perf_counter() - began) > max_s:
             guard = self._enginehouse_guard
-            guard.failures.slow(guard, name, seconds, max_s, consequence)
+            guard.failures.slow(guard, name, seconds, max_s, _HOLDS_ALL)
         return value
+
+    def timed_in_thread(self: _Guarded, *arguments: Any, **named: Any) -> Any:
+        began, cpu_began = time.perf_counter(), time.thread_time()
+        value = call(self, *arguments, **named)
+        assert max_s is not None
+        if (seconds := time.perf_counter() - began) > max_s:
+            guard = self._enginehouse_guard
+            guard.failures.slow(guard, name, seconds, max_s, _HOLDS_ONE, time.thread_time() - cpu_began)
+        return value
+
+    def in_thread(self: _Guarded, *arguments: Any, **named: Any) -> Any:
+        work = functools.partial(timed_in_thread if max_s else call, self, *arguments, **named)
+        return self._enginehouse_guard.wait_for(name, work)
 
     async def call_async(self: _Guarded, *arguments: Any, **named: Any) -> Any:
         try:
@@ -414,7 +526,12 @@ def _method(interface: type[Any], declared: type[Any], name: str) -> Callable[..
             raise self._enginehouse_guard.failed(name, error) from error
         return finish(self, value, arguments)
 
-    chosen: Callable[..., Any] = call_async if inspect.iscoroutinefunction(function) else timed if max_s else call
+    if inspect.iscoroutinefunction(function):
+        chosen: Callable[..., Any] = call_async
+    elif is_bounded:
+        chosen = in_thread
+    else:
+        chosen = timed if max_s else call
     chosen.__name__, chosen.__doc__ = name, function.__doc__
     return chosen
 

@@ -13,7 +13,7 @@ from enginehouse.contract.errors import ConfigError
 from enginehouse.contract.logits_processor import ProcessorSampler
 from enginehouse.contract.rows import RequestField
 from enginehouse.plugins.authenticator import Authenticator
-from enginehouse.plugins.guard import Guard, PluginFailures, guard_of, guarded, guarded_function, plain
+from enginehouse.plugins.guard import Guard, PluginFailures, guard_of, guarded, guarded_function, is_own, plain
 from enginehouse.plugins.kinds import KINDS, Kind, PluginObjects
 from enginehouse.plugins.loader import TEST_BACKENDS, PluginLoader, installed_versions
 from enginehouse.plugins.records import PluginRecord
@@ -23,7 +23,6 @@ from enginehouse.settings.structuring import closest
 __all__ = ["PluginRegistry"]
 
 _MAX_SHOWN = 6
-_OWN = ("enginehouse", "enginehouse_testkit")
 
 
 @frozen(kw_only=True)
@@ -70,8 +69,8 @@ class PluginRegistry(PluginObjects):
         if isinstance(plain(candidate), ProcessorSampler):
             noun = KINDS["logits_processors"].noun
         record = next((one for one in self.plugins if one.name == plugin), None)
-        is_own = record is None or record.distribution in _OWN
-        return Guard(plugin, noun, name, self.failures, is_own)
+        own = record is None or is_own(record.distribution)
+        return Guard.of_plugin(plugin, noun, name, self.failures, is_own=own)
 
     @classmethod
     def load(cls, settings: PluginsSettings, builtin: Iterable[str] = ()) -> PluginRegistry:
@@ -123,6 +122,7 @@ class PluginRegistry(PluginObjects):
         backends = [model.backend for model in settings.models.values() if model.backend]
         registry = cls.load(settings.plugins, builtin=[*backends, *also])
         registry.check_authenticators(settings.auth.authenticators)
+        registry.failures.max_call_s = settings.limits.plugin_timeout_s
         return registry
 
     def check_authenticators(self, names: Iterable[str]) -> None:

@@ -34,6 +34,7 @@ from enginehouse.contract.types import (
 )
 from enginehouse.contract.usage import Usage
 from enginehouse.pipeline.pipeline import RunningRequest
+from enginehouse.serving.background import run_with_plugins
 from enginehouse.settings.profiles import PROFILES
 
 __all__ = ["Assembly", "Choice", "PromptWriter", "WholeCall", "event_batches"]
@@ -127,6 +128,7 @@ class Assembly:
         is_complete: True once everything has ended normally.
         num_tokens: visible tokens received, if the engine reports ids.
         ended: choices that have ended, by index.
+        are_foreign: a parser is not our own.
     """
 
     id: str
@@ -144,10 +146,12 @@ class Assembly:
     is_complete: bool = False
     num_tokens: int = 0
     ended: dict[int, ChoiceFinished] = field(factory=dict)
+    are_foreign: bool = False
     _parsers: list[ChoiceParser | None] = field(factory=list)
     _with_calls: set[int] = field(factory=set)  # choices whose calls were reported by the engine itself
 
     def __attrs_post_init__(self) -> None:
+        self.are_foreign = any(running.parsing.are_foreign for running in self.running)
         self.prompt_logprobs = [[] for _ in self.running]
         for prompt, running in enumerate(self.running):
             for choice in range(self.num_choices):
@@ -244,13 +248,22 @@ class Assembly:
         most = self.running[index // self.num_choices].parameters.stopping.max_tokens
         return "context" if most is None or event.usage.completion_tokens < most else "max_tokens"
 
+    async def read(self, prompt: int, events: Sequence[Event]) -> list[Piece]:
+        """Return :meth:`pieces`, off the event loop if a parser is not our own."""
+        return await run_with_plugins(self.are_foreign, lambda: self.pieces(prompt, events))
+
+    def pieces(self, prompt: int, events: Sequence[Event]) -> list[Piece]:
+        """Return the pieces that a batch of events adds."""
+        pieces: list[Piece] = []
+        for event in events:
+            self.push(prompt, event, pieces)
+        return pieces
+
     async def fold(self, batches: AsyncIterator[tuple[int, Sequence[Event]]], assembler: Assembler) -> None:
         """Collect every choice for a whole response, until the last one has ended."""
         mark = self.record.pace.mark
         async for prompt, events in batches:
-            pieces: list[Piece] = []
-            for event in events:
-                self.push(prompt, event, pieces)
+            pieces = await self.read(prompt, events) if self.are_foreign else self.pieces(prompt, events)
             if pieces and pieces[-1].scores is None and pieces[-1].progress is None:
                 mark()
             for piece in pieces:

@@ -37,7 +37,7 @@ from enginehouse.api.http.state import ApiState
 from enginehouse.contract.surface import Assembler, DetachedAssembler, GenerationRoute, Reply
 from enginehouse.contract.types import Event, GenerateRequest
 from enginehouse.pipeline.pipeline import RunningRequest
-from enginehouse.serving.background import run_in_thread
+from enginehouse.serving.background import run_in_thread, run_with_plugins
 from enginehouse.settings.timeouts import Timeouts, timeouts_of
 
 __all__ = ["GenerationResponse"]
@@ -127,7 +127,16 @@ class GenerationResponse:
         if server.log_prompts:
             log_prompts(self.requests)
         first = self.requests[0]
-        assembly = Assembly(first.request_id, running, first.num_choices, record, self.call.body.stream, has_details)
+        begin = partial(Assembly, first.request_id, running, first.num_choices, record, self.call.body.stream)
+        are_foreign = any(one.parsing.are_foreign for one in running)
+        if are_foreign:
+            opening = run_with_plugins(True, lambda: begin(has_details=has_details))
+            assembly: Assembly | None = await exchange.until_ended(opening)
+        else:
+            assembly = begin(has_details=has_details)
+        if assembly is None:
+            _give_up(exchange, record)
+            return
         answer.assembly = assembly
         assembler = await exchange.until_ended(self.route.assemble(self.call, assembly))
         if exchange.is_ended:

@@ -17,7 +17,7 @@ from enginehouse.api.http.errors import describe, error_body, for_client
 from enginehouse.api.http.exchange import Exchange
 from enginehouse.api.http.sse import FrameWriter, chunk_writer, write_chunks
 from enginehouse.contract.errors import EnginehouseError
-from enginehouse.contract.surface import Assembler, Frame, Piece
+from enginehouse.contract.surface import Assembler, Frame
 from enginehouse.contract.types import Event
 from enginehouse.settings.profiles import Profile
 
@@ -74,12 +74,10 @@ class ResponseStream:
         details: AnswerDetails | None,
     ) -> bytes:
         """Write the pieces as they arrive; returns the last bytes of the body."""
-        push, sent, chunks_of = assembly.push, assembly.sent, self._assembler.push
+        read, sent, chunks_of = assembly.pieces, assembly.sent, self._assembler.push
         write, written_of = self._writer.write, chunk_writer(self._frame)
         async for prompt, events in batches:
-            pieces: list[Piece] = []
-            for item in events:
-                push(prompt, item, pieces)
+            pieces = await assembly.read(prompt, events) if assembly.are_foreign else read(prompt, events)
             if pieces:
                 written = b""
                 for piece in pieces:  # plain loops: this runs for every token
