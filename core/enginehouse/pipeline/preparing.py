@@ -19,7 +19,7 @@ from enginehouse.contract.preparer import BoundPreparer, ModelAccess, Report
 from enginehouse.contract.types import EngineRequest, Event, GenerateRequest, Segment
 from enginehouse.plugins import PluginRegistry, guard_of
 from enginehouse.plugins.kinds import KINDS
-from enginehouse.plugins.plugin_loop import CoreLoop
+from enginehouse.plugins.plugin_loops import CoreLoop
 from enginehouse.recovery import Recovery
 from enginehouse.serving import LoadedModel, ModelManager
 from enginehouse.settings.config import ModelSettings
@@ -79,7 +79,7 @@ class Preparers:
         access = _Access(model, self._manager, self._recovery, request.caller)
         for name, preparer in self._bound.items():
             guard = guard_of(preparer, "preparer")
-            seen = access if guard.loop is None else _ForeignAccess(access, CoreLoop())
+            seen = access if guard.loops is None else _ForeignAccess(access, CoreLoop())
             prepare = partial(preparer.prepare_request, request, seen, num_excess)
             preparation = await guard.run_async("prepare_request", prepare)
             if preparation is not None:

@@ -56,7 +56,7 @@ from enginehouse.contract.sampler import SamplerPlugin
 from enginehouse.contract.structured import Grammar, GrammarCompiler, StructuredDecoder
 from enginehouse.contract.surface import Surface
 from enginehouse.plugins.call_notes import CallNotes, NotedCall
-from enginehouse.plugins.plugin_loop import PluginLoop
+from enginehouse.plugins.plugin_loops import PluginLoop, PluginLoops
 from enginehouse.plugins.results import Expectation
 from enginehouse.plugins.threads import Abandoned, PluginThreads
 
@@ -183,7 +183,14 @@ class PluginFailures:
             _log.error("%s%s; for a minute, more of this is only counted%s", text, request, more, exc_info=error)
 
     def slow(
-        self, guard: Guard, place: str, seconds: float, max_s: float, consequence: str, cpu_s: float | None = None
+        self,
+        guard: Guard,
+        place: str,
+        seconds: float,
+        *,
+        max_s: float,
+        consequence: str,
+        cpu_s: float | None = None,
     ) -> None:
         """Warn of a call that took too long.
 
@@ -218,7 +225,7 @@ class Guard:
         is_own: the plugin belongs to the distribution of Enginehouse, see :func:`is_own`.
         request_id: the request for which it is called, if that is always the same one.
         threads: where the object is called while requests are served; None for our own plugins.
-        loop: where its coroutines run; None for our own plugins.
+        loops: where its coroutines run; None for our own plugins.
     """
 
     plugin: str
@@ -228,14 +235,14 @@ class Guard:
     is_own: bool = True
     request_id: str = ""
     threads: PluginThreads | None = field(default=None, repr=False)
-    loop: PluginLoop | None = field(default=None, repr=False)
+    loops: PluginLoops | None = field(default=None, repr=False)
     _packed: dict[str, bytes] = field(factory=dict, init=False, repr=False)
 
     @classmethod
     def of_plugin(cls, plugin: str, kind: str, name: str, failures: PluginFailures, *, is_own: bool) -> Guard:
         """Create the guard of an object, with threads if it is not our own."""
         guard = cls(plugin, kind, name, failures, is_own)
-        return guard if is_own else evolve(guard, threads=PluginThreads(guard), loop=PluginLoop(guard))
+        return guard if is_own else evolve(guard, threads=PluginThreads(guard), loops=PluginLoops(guard))
 
     def __str__(self) -> str:
         """Name the object, as in "the sampler 'xtc' of the plugin 'samplers'"."""
@@ -309,22 +316,25 @@ class Guard:
         """
         return work() if self.threads is None else await self.threads.run(place, work, self.failures.max_call_s)
 
-    async def run_async(self, place: str, start: Callable[[], Awaitable[_T]]) -> _T:
+    async def run_async(self, place: str, start: Callable[[], Awaitable[_T]], on: PluginLoop | None = None) -> _T:
         """Return ``await start()``, a coroutine of the object: here if it is our own, else on a loop of its own.
 
         Called on the event loop, which is free meanwhile.
 
+        Args:
+            on: that loop, chosen by its ``loops``.
+
         Raises:
-            PluginFailed: it failed, or the loop was held for longer than ``limits.plugin_timeout_s``.
+            PluginFailed: it failed, or its loop was held for longer than ``limits.plugin_timeout_s``.
         """
-        if self.loop is None:
+        if self.loops is None:
             return await start()
 
         async def guarded_start() -> _T:
             with self.calling(place):
                 return await start()
 
-        return await self.loop.run(place, guarded_start, self.failures.max_call_s)
+        return await self.loops.run(place, guarded_start, self.failures.max_call_s, on)
 
     def wait_for(self, place: str, work: Callable[[], _T]) -> _T:
         """Like :meth:`run`, for other threads than that of the event loop."""
@@ -471,7 +481,6 @@ def _method(interface: type[Any], declared: type[Any], name: str, is_bounded: bo
     expectation = Expectation(result, is_share=name == "match" and result is float)
     inner = result if isinstance(result, type) and result in _GUARDED else None
     passed, check = _passed(interface), _CHECKS.get((interface, name))
-    max_s = _MAX_S.get((interface, name))
 
     def finish(self: _Guarded, value: Any, arguments: tuple[Any, ...]) -> Any:
         guard = self._enginehouse_guard
@@ -495,28 +504,6 @@ def _method(interface: type[Any], declared: type[Any], name: str, is_bounded: bo
             guard.leave()
         return finish(self, value, arguments)
 
-    def timed(self: _Guarded, *arguments: Any, **named: Any) -> Any:
-        began = time.perf_counter()
-        value = call(self, *arguments, **named)
-        assert max_s is not None
-        if (seconds := time.perf_counter() - began) > max_s:
-            guard = self._enginehouse_guard
-            guard.failures.slow(guard, name, seconds, max_s, _HOLDS_ALL)
-        return value
-
-    def timed_in_thread(self: _Guarded, *arguments: Any, **named: Any) -> Any:
-        began, cpu_began = time.perf_counter(), time.thread_time()
-        value = call(self, *arguments, **named)
-        assert max_s is not None
-        if (seconds := time.perf_counter() - began) > max_s:
-            guard = self._enginehouse_guard
-            guard.failures.slow(guard, name, seconds, max_s, _HOLDS_ONE, time.thread_time() - cpu_began)
-        return value
-
-    def in_thread(self: _Guarded, *arguments: Any, **named: Any) -> Any:
-        work = functools.partial(timed_in_thread if max_s else call, self, *arguments, **named)
-        return self._enginehouse_guard.wait_for(name, work)
-
     async def call_async(self: _Guarded, *arguments: Any, **named: Any) -> Any:
         try:
             value = await getattr(self._enginehouse_object, name)(*arguments, **named)
@@ -529,11 +516,44 @@ def _method(interface: type[Any], declared: type[Any], name: str, is_bounded: bo
     if inspect.iscoroutinefunction(function):
         chosen: Callable[..., Any] = call_async
     elif is_bounded:
-        chosen = in_thread
+        chosen = _in_thread(call, name, _MAX_S.get((interface, name)))
     else:
-        chosen = timed if max_s else call
+        chosen = _timed(call, name, _MAX_S.get((interface, name)))
     chosen.__name__, chosen.__doc__ = name, function.__doc__
     return chosen
+
+
+def _timed(call: Callable[..., Any], name: str, max_s: float | None) -> Callable[..., Any]:
+    """Return a method on the event loop with a warning if it takes longer than ``max_s``."""
+    if max_s is None:
+        return call
+
+    def timed(self: _Guarded, *arguments: Any, **named: Any) -> Any:
+        began = time.perf_counter()
+        value = call(self, *arguments, **named)
+        if (seconds := time.perf_counter() - began) > max_s:
+            guard = self._enginehouse_guard
+            guard.failures.slow(guard, name, seconds, max_s=max_s, consequence=_HOLDS_ALL)
+        return value
+
+    return timed
+
+
+def _in_thread(call: Callable[..., Any], name: str, max_s: float | None) -> Callable[..., Any]:
+    """Return a method that runs in the threads of its guard, with a warning if it takes longer than ``max_s``."""
+
+    def timed(self: _Guarded, *arguments: Any, **named: Any) -> Any:
+        began, cpu_began = time.perf_counter(), time.thread_time()
+        value = call(self, *arguments, **named)
+        if max_s is not None and (seconds := time.perf_counter() - began) > max_s:
+            guard, cpu_s = self._enginehouse_guard, time.thread_time() - cpu_began
+            guard.failures.slow(guard, name, seconds, max_s=max_s, consequence=_HOLDS_ONE, cpu_s=cpu_s)
+        return value
+
+    def in_thread(self: _Guarded, *arguments: Any, **named: Any) -> Any:
+        return self._enginehouse_guard.wait_for(name, functools.partial(timed, self, *arguments, **named))
+
+    return in_thread
 
 
 def _passed(interface: type[Any]) -> tuple[type[BaseException], ...]:

@@ -13,7 +13,16 @@ from enginehouse.contract.errors import ConfigError
 from enginehouse.contract.logits_processor import ProcessorSampler
 from enginehouse.contract.rows import RequestField
 from enginehouse.plugins.authenticator import Authenticator
-from enginehouse.plugins.guard import Guard, PluginFailures, guard_of, guarded, guarded_function, is_own, plain
+from enginehouse.plugins.guard import (
+    Guard,
+    PluginFailures,
+    are_foreign,
+    guard_of,
+    guarded,
+    guarded_function,
+    is_own,
+    plain,
+)
 from enginehouse.plugins.kinds import KINDS, Kind, PluginObjects
 from enginehouse.plugins.loader import TEST_BACKENDS, PluginLoader, installed_versions
 from enginehouse.plugins.records import PluginRecord
@@ -71,6 +80,16 @@ class PluginRegistry(PluginObjects):
         record = next((one for one in self.plugins if one.name == plugin), None)
         own = record is None or is_own(record.distribution)
         return Guard.of_plugin(plugin, noun, name, self.failures, is_own=own)
+
+    @cached_property
+    def foreign_fields(self) -> Mapping[str, Guard]:
+        """Guards of the objects that are not our own, by name of the request fields that they declare."""
+        found: dict[str, Guard] = {}
+        for name, declared in self.request_fields.items():
+            owner = getattr(self, "samplers" if declared.is_sampled else "preparers")[declared.owner]
+            if are_foreign(owner):
+                found[name] = guard_of(owner, "sampler")
+        return MappingProxyType(found)
 
     @classmethod
     def load(cls, settings: PluginsSettings, builtin: Iterable[str] = ()) -> PluginRegistry:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from attrs import define, field
@@ -96,6 +98,10 @@ class Choice:
     def reasoning(self) -> str:
         """All reasoning so far."""
         return "".join(self.reasonings)
+
+
+_Ask = Callable[[str, Callable[[], None]], Awaitable[None]]
+"""Runs a call of the assembler, given its name."""
 
 
 class PromptWriter(Protocol):
@@ -259,8 +265,14 @@ class Assembly:
             self.push(prompt, event, pieces)
         return pieces
 
-    async def fold(self, batches: AsyncIterator[tuple[int, Sequence[Event]]], assembler: Assembler) -> None:
-        """Collect every choice for a whole response, until the last one has ended."""
+    async def fold(
+        self, batches: AsyncIterator[tuple[int, Sequence[Event]]], assembler: Assembler, ask: _Ask | None = None
+    ) -> None:
+        """Collect every choice for a whole response, until the last one has ended.
+
+        Args:
+            ask: calls the assembler of a surface that is not our own.
+        """
         mark = self.record.pace.mark
         async for prompt, events in batches:
             pieces = await self.read(prompt, events) if self.are_foreign else self.pieces(prompt, events)
@@ -269,7 +281,11 @@ class Assembly:
             for piece in pieces:
                 if piece.scores is None and piece.progress is None:
                     self.choices[piece.index].add(piece)
-                assembler.push(piece)
+            if ask is not None:
+                await ask("push", partial(_push_all, assembler, pieces))
+            else:
+                for piece in pieces:
+                    assembler.push(piece)
 
     def sent(self, pieces: Sequence[Piece]) -> None:
         """Record the time and content of pieces that a stream has sent."""
@@ -342,6 +358,12 @@ class Assembly:
                 if isinstance(event, TextDelta):
                     prediction.push(event.token_ids)
             yield prompt, events
+
+
+def _push_all(assembler: Assembler, pieces: Sequence[Piece]) -> None:
+    """Add pieces to a whole response."""
+    for piece in pieces:
+        deque(assembler.push(piece), maxlen=0)  # which may be a generator
 
 
 async def event_batches(running: Sequence[RunningRequest]) -> AsyncIterator[tuple[int, Sequence[Event]]]:

@@ -58,7 +58,7 @@ class ReplyResponse:
             except Exception as error:  # noqa: BLE001 - request guard: the status is sent, so it becomes a chunk
                 answer = describe(error, record_of(scope).identify())
                 record_of(scope).outcome = answer.code
-                *_, body = written_error(answer, scope)
+                *_, body = await written_error(answer, scope)
                 tail = write_chunks(frame, [msgspec.Raw(body)])
             finally:
                 if (close := getattr(stream, "aclose", None)) is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
@@ -25,6 +25,7 @@ from enginehouse.api.generation.prediction_count import PredictionCount
 from enginehouse.api.generation.replies import ReplyResponse
 from enginehouse.api.generation.reports import report_headers
 from enginehouse.api.generation.stream import ResponseStream
+from enginehouse.api.generation.surface_calls import SurfaceCalls
 from enginehouse.api.http.access import AccessRecord, record_of
 from enginehouse.api.http.admission import Ticket
 from enginehouse.api.http.callers import check_model, check_priority, may_see_prompts
@@ -57,23 +58,23 @@ class GenerationResponse:
 
     state: ApiState
     route: GenerationRoute
+    surface: SurfaceCalls
     call: Decoded[Any]
     requests: Sequence[GenerateRequest]
 
     @classmethod
     async def make(
-        cls, state: ApiState, route: GenerationRoute, call: Decoded[Any]
+        cls, state: ApiState, route: GenerationRoute, surface: SurfaceCalls, call: Decoded[Any]
     ) -> GenerationResponse | ReplyResponse:
         """Return the response to a call; prepares the requests of a large one off the event loop.
 
         Raises:
             RequestError: the body is invalid.
         """
-        made = await run_in_thread(call.is_large, lambda: route.requests(call))
-        requests = await made if isinstance(made, Awaitable) else made
+        requests = await surface.requests(route, call)
         if isinstance(requests, Reply):
             return ReplyResponse(state, call, requests)
-        return cls(state, route, call, [call.identify(one) for one in requests])
+        return cls(state, route, surface, call, [call.identify(one) for one in requests])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Submit the request, and send the response as it is generated.
@@ -138,7 +139,7 @@ class GenerationResponse:
             _give_up(exchange, record)
             return
         answer.assembly = assembly
-        assembler = await exchange.until_ended(self.route.assemble(self.call, assembly))
+        assembler = await exchange.until_ended(self.surface.assemble(self.route, self.call, assembly))
         if exchange.is_ended:
             _give_up(exchange, record)
             return
@@ -147,24 +148,30 @@ class GenerationResponse:
         headers = self.call.notices(left_out) + routed_headers(running, profile)
         headers += report_headers(running, profile)
         details = self._details(assembly, scope)
-        is_detached = self.route.detached is not None and self.route.detached(self.call)
+        is_detached = await self.surface.is_detached(self.route, self.call)
         if is_detached:
             exchange.detach()
             if not assembly.is_streamed:
-                body = encode_json(cast(DetachedAssembler, assembler).early())
+                early = cast(DetachedAssembler, assembler).early
+                body = await self.surface.ask("early", lambda: encode_json(early()))
                 await send_body(send, body, [("content-type", "application/json"), *headers])
                 send = _to_nobody
         if assembly.is_streamed or is_detached:
-            stream = ResponseStream(send, exchange, self.route.frame, assembler, profile=profile, headers=headers)
+            stream = ResponseStream(
+                send, exchange, self.route.frame, assembler, self.surface, profile=profile, headers=headers
+            )
             await stream.write(assembly, _batches(assembly), details)
             return
-        await assembly.fold(_batches(assembly), assembler)
+        await assembly.fold(_batches(assembly), assembler, self.surface.ask if self.surface.is_foreign else None)
         if exchange.is_ended:
             _give_up(exchange, record)
             return
         assembly.complete()
         headers += optimization_headers(assembly.total(), profile)
-        written = await run_in_thread(_is_long(assembly), lambda: _whole(assembly, assembler, details))
+        if self.surface.is_foreign:
+            written = await self.surface.ask("whole", lambda: _whole(assembly, assembler, details))
+        else:
+            written = await run_in_thread(_is_long(assembly), lambda: _whole(assembly, assembler, details))
         await send_body(send, written, [("content-type", "application/json"), *headers])
 
     def _begin_record(self, scope: Scope) -> AccessRecord:
