@@ -8,7 +8,8 @@ import numpy as np
 from attrs import field, frozen
 
 from enginehouse.contract.types import SamplingParams
-from enginehouse.engine.sampling.sampler import SequenceSampler, build_steps
+from enginehouse.engine.sampling.plugin_steps import build_steps
+from enginehouse.engine.sampling.sampler import SequenceSampler
 
 
 @frozen(kw_only=True)

@@ -12,8 +12,8 @@ from typing import Any
 import click
 from rich.console import Console
 
-from enginehouse.cli.logs import write_logs
 from enginehouse.cli.options import config_option, read_settings
+from enginehouse.cli.output import write_logs
 from enginehouse.cli.target import connect
 from enginehouse_chat.conversation import AnswerPart, ChatFailed, Conversation
 from enginehouse_chat.slash_commands import HELP, run_command

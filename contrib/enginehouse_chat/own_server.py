@@ -17,7 +17,7 @@ from rich.text import Text
 
 from enginehouse.api.http.listening import listen, url_of
 from enginehouse.api.http.server import run_loop, serve
-from enginehouse.cli.choosing import choose_models
+from enginehouse.cli.serve import choose_models
 from enginehouse.contract.errors import EnginehouseError, ModelLoadError
 from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.auth import AuthSettings

@@ -19,9 +19,8 @@ from enginehouse.cli.options import config_option, json_option, read_settings
 from enginehouse.contract.backend import Backend
 from enginehouse.contract.errors import ConfigError, EnginehouseError
 from enginehouse.plugins import PluginRegistry
-from enginehouse.serving.choice import judge_all
 from enginehouse.serving.opening import plan_model
-from enginehouse.serving.sources import find_source
+from enginehouse.serving.sources import find_source, judge_all
 from enginehouse.settings.config import ModelSettings, Settings
 from enginehouse.settings.optimisations import RouterSettings
 from enginehouse_doctor.checkup import Finding, check_all, check_settings

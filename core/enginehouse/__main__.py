@@ -2,8 +2,6 @@
 
 from enginehouse.process import prepare_process
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Run the command; the process is prepared before other imports."""

@@ -14,8 +14,6 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-__all__ = ["EndSignals", "prepare_process", "raise_file_limit"]
-
 _END_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 _FORCED_END_S = 1.0

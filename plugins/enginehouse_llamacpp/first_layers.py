@@ -16,7 +16,8 @@ from pathlib import Path
 from attrs import frozen
 
 from enginehouse.contract.errors import ModelLoadError
-from enginehouse.contract.gguf_reader import (
+from enginehouse.contract.regular_files import open_regular
+from enginehouse_backendkit.gguf_reader import (
     ARRAY,
     GGUF_MAGIC,
     Entry,
@@ -27,7 +28,6 @@ from enginehouse.contract.gguf_reader import (
     layout_of,
     reading,
 )
-from enginehouse.contract.regular_files import open_regular
 from enginehouse_llamacpp.gguf import shard_paths
 
 __all__ = ["FirstLayers", "count_layers", "cut_layers"]

@@ -8,8 +8,8 @@ from pathlib import Path
 from attrs import evolve, frozen
 
 from enginehouse.contract.errors import ModelLoadError
-from enginehouse.contract.gguf_reader import GGUF_MAGIC, GgufReader, Value, reading
 from enginehouse.contract.regular_files import check_regular, open_regular
+from enginehouse_backendkit.gguf_reader import GGUF_MAGIC, GgufReader, Value, reading
 
 __all__ = ["MAX_LAYERS", "GgufHeader", "is_gguf", "read_header", "shard_paths"]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from enginehouse.contract.errors import ModelLoadError
-from enginehouse.contract.gguf_reader import check_gguf
+from enginehouse_backendkit.gguf_reader import check_gguf
 from enginehouse_llamacpp.gguf import is_gguf, shard_paths
 from enginehouse_llamacpp.library import Library
 from enginehouse_llamacpp.options import LlamaCppOptions

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from enginehouse.contract.errors import CacheFull, InvalidSpan, RunnerError, StateRefused
-from enginehouse.contract.saved_states import HEAD_BYTES, check_head, write_head
+from enginehouse_backendkit.saved_states import HEAD_BYTES, check_head, write_head
 from enginehouse_llamacpp.cells import CellMap, HeldCells, SwappedOut
 from enginehouse_llamacpp.compaction import Compactor
 from enginehouse_llamacpp.memory import SequenceMemory

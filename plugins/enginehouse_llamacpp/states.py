@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 
-from enginehouse.contract.saved_states import HEAD_BYTES
+from enginehouse_backendkit.saved_states import HEAD_BYTES
 
 __all__ = ["num_checked_bytes", "state_array"]
 

@@ -10,7 +10,7 @@ from attrs import field, frozen, validators
 
 from enginehouse.contract.backend import Match, MemoryEstimate, ModelSource, Probe, Progress, Runner
 from enginehouse.contract.errors import MissingDependency, ModelLoadError
-from enginehouse.contract.model_folder import DEFAULT_CONTEXT, ModelFolder
+from enginehouse_backendkit.model_folder import DEFAULT_CONTEXT, ModelFolder
 
 __all__ = ["MlxBackend", "MlxOptions"]
 

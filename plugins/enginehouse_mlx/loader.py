@@ -10,7 +10,9 @@ from mlx.utils import tree_flatten
 
 from enginehouse.contract.backend import ModelSource, Progress, RunnerCapabilities
 from enginehouse.contract.errors import EnginehouseError, MissingDependency, ModelLoadError
-from enginehouse.contract.model_folder import (
+from enginehouse.contract.types import ModelInfo
+from enginehouse_backendkit.fast_tokenizer import check_tokenizer_file
+from enginehouse_backendkit.model_folder import (
     ModelFolder,
     check_weights,
     describe_pickles,
@@ -18,8 +20,6 @@ from enginehouse.contract.model_folder import (
     recommended_parameters,
     served_context,
 )
-from enginehouse.contract.types import ModelInfo
-from enginehouse.engine.text.fast_tokenizer import check_tokenizer_file
 from enginehouse_mlx.backend import MlxOptions
 from enginehouse_mlx.cache import SlotMemory
 from enginehouse_mlx.config import older_keys

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from enginehouse.contract.backend import RunnerCapabilities, Span, Tokenizer
 from enginehouse.contract.errors import EngineError
-from enginehouse.contract.saved_states import check_head
-from enginehouse.contract.slot_table import SlotTable, num_tokens
 from enginehouse.contract.types import ModelInfo
+from enginehouse_backendkit.saved_states import check_head
+from enginehouse_backendkit.slot_table import SlotTable, num_tokens
 from enginehouse_mlx.cache import Batch, SlotMemory
 from enginehouse_mlx.depth import LayeredModel
 from enginehouse_mlx.states import pack_sequence, state_format, unpack_sequence

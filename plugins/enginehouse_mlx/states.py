@@ -11,7 +11,7 @@ import mlx.core as mx
 import numpy as np
 
 from enginehouse.contract.errors import StateRefused
-from enginehouse.contract.saved_states import HEAD_BYTES, state_body, write_head
+from enginehouse_backendkit.saved_states import HEAD_BYTES, state_body, write_head
 from enginehouse_mlx.cache import SlotMemory
 
 __all__ = ["pack_sequence", "state_format", "unpack_sequence"]

@@ -7,7 +7,7 @@ from typing import Any
 from attrs import frozen
 
 from enginehouse.contract.errors import ModelLoadError
-from enginehouse.engine.text.fast_tokenizer import FastTokenizer, chat_templates
+from enginehouse_backendkit.fast_tokenizer import FastTokenizer, chat_templates
 
 __all__ = ["ModelText", "wrap_text"]
 

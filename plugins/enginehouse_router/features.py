@@ -42,9 +42,9 @@ _SIMPLE = (
     "name", "list", "say", "what colour", "what color", "what day", "how do you say", "convert", "rhyme",
     "capitalise", "capitalize",
 )  # fmt: skip
+_CODE_MARKS = ("```", "#include", "=>", "Traceback")
 _CODE = re.compile(
-    r"```|\bdef \w+\(|\bclass \w+[:({]|#include|=>|\breturn\b[^\n]{0,200};|\bSELECT\b[^\n]{0,200}\bFROM\b|[{};][ \t]*\n"
-    r"|Traceback|\w\(\)"
+    r"\b(?:def \w+\(|class \w+[:({]|return\b[^\n]{0,200};|SELECT\b[^\n]{0,200}FROM(?<!\wFROM)\b)|[{};][ \t]*\n|\w\(\)"
 )
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)?")
 _SIGN = re.compile(r"[=+*/^<>√∑∫≤≥±]")
@@ -71,7 +71,7 @@ WEIGHTS: Mapping[str, float] = MappingProxyType(
 
 def _any_of(phrases: tuple[str, ...]) -> re.Pattern[str]:
     longest_first = sorted(phrases, key=len, reverse=True)
-    return re.compile(r"\b(?:" + "|".join(map(re.escape, longest_first)) + r")s?\b", re.IGNORECASE)
+    return re.compile(r"\b(?:" + "|".join(map(re.escape, longest_first)) + r")s?\b")
 
 
 _IS_REASONING, _IS_LIMIT, _IS_MATHS, _IS_SIMPLE = map(_any_of, (_REASONING, _LIMITS, _MATHS, _SIMPLE))
@@ -116,14 +116,15 @@ def read_request(request: GenerateRequest) -> Reading:
 def features_of(reading: Reading) -> dict[str, float]:
     """Return the features of a request, each from 0 to 1."""
     text = reading.text
+    lower = text.lower()  # four times faster than patterns that ignore case
     num_words = reading.num_chars / 6
     return {
         "length": _share(math.log1p(num_words), math.log1p(300)),
         "context": _share(reading.num_all_chars - reading.num_chars, 12_000),
-        "reasoning": _share(len(set(map(str.lower, _IS_REASONING.findall(text)))), 2),
-        "limits": _share(len(_IS_LIMIT.findall(text)), 4),
+        "reasoning": _share(len(set(_IS_REASONING.findall(lower))), 2),
+        "limits": _share(len(_IS_LIMIT.findall(lower)), 4),
         "maths": _share(
-            len(_IS_MATHS.findall(text)) + len(_NUMBER.findall(text)) / 4 + len(_SIGN.findall(text)) / 3, 2
+            len(_IS_MATHS.findall(lower)) + len(_NUMBER.findall(text)) / 4 + len(_SIGN.findall(text)) / 3, 2
         ),
         "code": 1.0 if has_code(text) else 0.0,
         "parts": _share(max(0, text.count("?") - 1) + len(_ITEM.findall(text)), 3),
@@ -131,7 +132,7 @@ def features_of(reading: Reading) -> dict[str, float]:
         "tools": float(reading.has_tools),
         "structured": float(reading.is_structured),
         "base": 1.0,
-        "simple": 1.0 if _IS_SIMPLE.search(text[:_OPENING_CHARS]) and num_words < 30 else 0.0,
+        "simple": 1.0 if _IS_SIMPLE.search(lower[:_OPENING_CHARS]) and num_words < 30 else 0.0,
     }
 
 
@@ -143,7 +144,7 @@ def difficulty(features: Mapping[str, float], weights: Mapping[str, float]) -> f
 
 def has_code(text: str) -> bool:
     """True if the text appears to contain code, judged by its punctuation."""
-    return _CODE.search(text) is not None
+    return any(mark in text for mark in _CODE_MARKS) or _CODE.search(text) is not None
 
 
 def _share(value: float, most: float) -> float:

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from enginehouse.contract.types import SamplingParams
-from enginehouse.engine.sampling.sampler import SequenceSampler, build_steps
+from enginehouse.engine.sampling.plugin_steps import build_steps
+from enginehouse.engine.sampling.sampler import SequenceSampler
 from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.config import PluginsSettings
 

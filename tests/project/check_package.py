@@ -38,7 +38,10 @@ def check_wheel(names: Iterable[str]) -> None:
     expect(not missing, f"the wheel lacks {sorted(missing)}")
     expect("enginehouse/py.typed" in held, "the wheel lacks py.typed")
     packages = {name.split("/")[0] for name in held if ".dist-info/" not in name}
-    expect(packages == {"enginehouse", "enginehouse_testkit", *plugin_folders()}, f"the wheel holds {sorted(packages)}")
+    expect(
+        packages == {"enginehouse", "enginehouse_backendkit", "enginehouse_testkit", *plugin_folders()},
+        f"the wheel holds {sorted(packages)}",
+    )
 
 
 def path_root(path: Path) -> Path:

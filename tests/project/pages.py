@@ -18,7 +18,6 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import attrs
 
 from enginehouse.api.metrics.families import FAMILIES
-from enginehouse.cli.plugin_skeleton import write_plugin
 from enginehouse.contract import hookspecs
 from enginehouse.plugins import PluginRegistry
 from enginehouse.plugins.kinds import KINDS
@@ -34,6 +33,7 @@ from enginehouse_llguidance.options import LlguidanceOptions
 from enginehouse_llguidance.schemas.keywords import KEYWORDS
 from enginehouse_llguidance.schemas.numbers import NUMBER_FORMATS
 from enginehouse_otel.options import OtelOptions
+from enginehouse_testkit.plugin_skeleton import write_plugin
 
 from .error_codes import code_table
 from .parameters import parameter_table

@@ -72,7 +72,7 @@ def test_tests_of_core_mirror_its_rooms() -> None:
     rooms = {room.name for room in ROOMS if room.parent == CORE}
     folders = {path.name for path in (ROOT / "tests" / "core").iterdir() if path.is_dir()} - {"__pycache__"}
 
-    assert folders - {"behaviours", "faults", "fuzz", "seeds", "testkit"} == rooms
+    assert folders - {"behaviours", "faults", "fuzz", "seeds", "backendkit", "testkit"} == rooms
     assert not list((ROOT / "tests" / "core").glob("test_*.py"))
 
 

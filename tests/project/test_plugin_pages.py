@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from enginehouse import hookimpl
-from enginehouse.cli.plugin_skeleton import NEW_KINDS, write_plugin
 from enginehouse.contract import hookspecs
 from enginehouse.plugins.kinds import KINDS
 from enginehouse.plugins.registration import Registration
+from enginehouse_testkit.plugin_skeleton import NEW_KINDS, write_plugin
 
 from .pages import TUTORIALS, hook_names
 from .plugin_objects import SECTIONS, ContractClass, classes_of, section_of

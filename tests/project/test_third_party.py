@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from enginehouse.cli.plugin_skeleton import write_plugin
+from enginehouse_testkit.plugin_skeleton import write_plugin
 
 from .repository import ROOT, pyproject
 

@@ -20,8 +20,6 @@ from enginehouse.contract.errors import ConfigError
 from enginehouse.contract.identity import Scope, read_moment
 from enginehouse.settings.profiles import PROFILES
 
-__all__ = ["keys"]
-
 _SPAN = re.compile(r"(\d+)([dh])")
 
 

@@ -23,7 +23,6 @@ from enginehouse.process import prepare_process
 if TYPE_CHECKING:
     from enginehouse.plugins import PluginRegistry
 
-__all__ = ["main"]
 
 _COMMANDS = {
     "keys": "enginehouse.cli.keys:keys",

@@ -14,15 +14,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from enginehouse.cli.admin_client import ask_server
+from enginehouse.cli.client import ask_server
 from enginehouse.cli.options import config_option, json_option, read_settings, server_options
 from enginehouse.contract.errors import EnginehouseError
 from enginehouse.plugins import PluginRegistry
 from enginehouse.serving.opening import plan_model
 from enginehouse.settings.config import ModelSettings
 from enginehouse.settings.limits import format_bytes
-
-__all__ = ["list_models", "load", "models", "unload"]
 
 
 @click.command("list")

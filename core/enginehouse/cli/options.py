@@ -11,8 +11,6 @@ import click
 
 from enginehouse.settings.config import Settings, load_settings
 
-__all__ = ["config_option", "json_option", "read_settings", "server_options"]
-
 _C = TypeVar("_C", bound=Callable[..., Any])
 
 _DEFAULT_FILE = Path("enginehouse.toml")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,15 +14,29 @@ from rich.table import Table
 from rich.text import Text
 
 from enginehouse.cli.options import config_option, json_option, read_settings
-from enginehouse.cli.plugin_check import check
-from enginehouse.cli.plugin_skeleton import new
 from enginehouse.contract.errors import ConfigError
 from enginehouse.plugins import PluginRecord, PluginRegistry
 
-__all__ = ["plugins"]
+_OF_TEST_KIT = {"check": "enginehouse_testkit.plugin_check", "new": "enginehouse_testkit.plugin_skeleton"}
+"""Commands for authors of plugins, by their modules in the test kit, which core names but does not import."""
 
 
-@click.group(invoke_without_command=True)
+class _Plugins(click.Group):
+    """The group, with the commands of the test kit."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of the commands, sorted."""
+        return sorted(_OF_TEST_KIT)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return the command."""
+        if cmd_name not in _OF_TEST_KIT:
+            return None
+        command: click.Command = getattr(importlib.import_module(_OF_TEST_KIT[cmd_name]), cmd_name)
+        return command
+
+
+@click.group(cls=_Plugins, invoke_without_command=True)
 @config_option
 @json_option
 @click.option("-v", "--verbose", is_flag=True, help="Show the tracebacks of errors, and every plugin's hooks.")
@@ -50,10 +65,6 @@ def plugins(ctx: click.Context, config_file: Path | None, *, as_json: bool, verb
     if registry.wrong_settings:  # the reasons are those of their plugins
         ctx.exit(2)
     ctx.exit(int(strict and any(record.error for record in registry.plugins)))
-
-
-plugins.add_command(new)
-plugins.add_command(check)
 
 
 def _table(registry: PluginRegistry) -> Table:

@@ -11,10 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from enginehouse.cli.admin_client import ask_server
+from enginehouse.cli.client import ask_server
 from enginehouse.cli.options import json_option, server_options
-
-__all__ = ["cancel", "list_requests", "requests"]
 
 
 @click.group()

@@ -12,10 +12,8 @@ from urllib.parse import urlsplit
 
 from attrs import define, evolve, field, frozen
 
-from enginehouse.cli.addresses import connection_to, full_url
+from enginehouse.cli.client import connection_to, full_url
 from enginehouse.contract.errors import ConfigError
-
-__all__ = ["Answer", "OutOfTime", "Target", "connect"]
 
 _CONNECT_TIMEOUT_S = 30.0
 _MAX_SHOWN_CHARS = 120

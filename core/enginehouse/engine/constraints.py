@@ -29,8 +29,6 @@ from enginehouse.engine.text.text_stream import Detokenizer
 from enginehouse.plugins import Guard, guard_of, guarded
 from enginehouse.plugins.guard import PASSED
 
-__all__ = ["ConstraintState", "Constraints", "Masks", "ReasoningGate", "TokenMask"]
-
 
 @frozen(eq=False)
 class TokenMask:

@@ -21,8 +21,6 @@ from enginehouse.engine.sequence import ActiveRequest, Sequence
 from enginehouse.plugins import Guard
 from enginehouse.plugins.guard import PASSED
 
-__all__ = ["Computed", "Fail", "Rows", "forward"]
-
 _log = logging.getLogger(__name__)
 
 Rows = list[tuple[Sequence, NDArray[np.float32]]]
@@ -132,7 +130,7 @@ def _collect(batch: Batch, output: ForwardOutput, guard: Guard, reads_all: bool 
             on_host.append((sequence, rows))
             sequence.exit_layer = exit_layer
         start = rows.stop
-    return Computed(_read(output, on_host, guard), on_device, output if on_device else None)
+    return Computed(read_rows(output, on_host, guard), on_device, output if on_device else None)
 
 
 def _can_stay(sequence: Sequence, span: Span) -> bool:
@@ -142,7 +140,7 @@ def _can_stay(sequence: Sequence, span: Span) -> bool:
     return span.outputs == "last"
 
 
-def _read(output: ForwardOutput, wanted: list[tuple[Sequence, range]], guard: Guard) -> Rows:
+def read_rows(output: ForwardOutput, wanted: list[tuple[Sequence, range]], guard: Guard) -> Rows:
     """Return the wanted rows in host memory; from a device output, only these are copied."""
     if not wanted:
         return []

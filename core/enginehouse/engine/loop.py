@@ -38,17 +38,14 @@ from enginehouse.contract.types import (
 from enginehouse.engine.constraints import Masks
 from enginehouse.engine.disk import DiskTier
 from enginehouse.engine.forward import forward
-from enginehouse.engine.inspection import StepCounts, view_engine
-from enginehouse.engine.outputs import score_tokens, summary, text_delta, token_logprob
+from enginehouse.engine.outputs import StepCounts, score_tokens, summary, text_delta, token_logprob, view_engine
 from enginehouse.engine.sampling.device_draws import DeviceDraws, InFlightStep, launch
 from enginehouse.engine.scheduler import Batch, Scheduler
 from enginehouse.engine.sequence import ActiveRequest, Sequence
 from enginehouse.engine.sequence_factory import SequenceFactory
 from enginehouse.engine.speculation.speculation import Speculation
 from enginehouse.engine.text.text_stream import TextPiece
-from enginehouse.plugins import Guard, guard_of
-
-__all__ = ["EngineOutput", "StepEngine"]
+from enginehouse.plugins import guard_of, guarded
 
 _log = logging.getLogger(__name__)
 
@@ -68,10 +65,9 @@ class StepEngine:
         drafters: drafters by name, in order of preference; shut down by ``close``.
         on_started: called when a request leaves the queue, before any of it is computed.
         disk: disk tier that saves finished sequences; closed by ``close``.
-        guard: the guard of the backend of ``runner``.
 
     Attributes:
-        guard: see above.
+        guard: the guard of ``runner``, which names its backend.
     """
 
     def __init__(
@@ -85,10 +81,9 @@ class StepEngine:
         drafters: Mapping[str, BoundDrafter] = MappingProxyType({}),
         on_started: Callable[[ActiveRequest], None] = lambda request: None,
         disk: DiskTier | None = None,
-        guard: Guard | None = None,
     ) -> None:
-        self.guard = guard if guard is not None else guard_of(runner, "backend")
-        self._runner = runner
+        self.guard = guard_of(runner, "backend")
+        self._runner = runner = guarded(runner, Runner, self.guard)
         self._tokenizer = runner.tokenizer
         self._settings = settings
         self._clock = clock
@@ -140,7 +135,7 @@ class StepEngine:
         self._computing = ()
         if masks is not None:
             masks.result()
-        return launch(self._runner, computed, self._fail)
+        return launch(self._runner, computed, self._fail, self.guard)
 
     def _report_progress(self, batch: Batch) -> None:
         """Report the prefill of requests that ask for it; other choices start when the first one is done."""
@@ -156,7 +151,12 @@ class StepEngine:
     def _collect(self, step: InFlightStep) -> None:
         """Process the results of a forward pass; results of sequences that have ended since are discarded."""
         if step.drawn is not None:
-            tokens = iter(step.drawn.host())
+            try:
+                tokens = iter(step.drawn.host())
+            except PluginFailed as error:
+                for draws in step.on_device:
+                    self._fail(draws.sequence.owner, error)
+                tokens = iter(())
             for draws in step.on_device:
                 self._read(draws, list(islice(tokens, draws.num_tokens)))
         for sequence, rows in step.on_host:
@@ -171,6 +171,8 @@ class StepEngine:
             if sequence.owner.started_s is None:
                 sequence.owner.started_s = now
                 self._on_started(sequence.owner)
+        for owner, error in self._scheduler.take_refused():
+            self._fail(owner, error)
 
     # -- one token ---------------------------------------------------------------------------------
 
@@ -362,7 +364,8 @@ class StepEngine:
             self._leaving.add(request_id)
         computing = self._computing
         if computing and all(s.owner.request.request_id in self._leaving for s in computing):
-            self._runner.abort()
+            with contextlib.suppress(PluginFailed):
+                self._runner.abort()
 
     def _fail(self, owner: ActiveRequest, error: EnginehouseError) -> None:
         if self._requests.pop(owner.request.request_id, None) is None:
@@ -418,7 +421,7 @@ class StepEngine:
         self._scheduler.cache.clear()
         self._masks.close()
         self._speculation.shutdown()
-        with contextlib.suppress(PluginFailed), self.guard.calling("close"):
+        with contextlib.suppress(PluginFailed):
             self._runner.close()
         outputs, self._outputs = self._outputs, []
         return outputs

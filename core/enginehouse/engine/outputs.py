@@ -1,18 +1,31 @@
-"""Output events of a sequence: text deltas with tokens and log-probabilities, and the request summary.
+"""What the loop reports: events of sequences with tokens and log-probabilities, request summaries, and snapshots.
 
-Called by the loop; builds events and decides nothing.
+Snapshots and statistics are taken between steps. Decides and changes nothing.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from collections.abc import Sequence as Tokens
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from enginehouse.contract.backend import Sampled
 from enginehouse.contract.errors import GenerationFailed
+from enginehouse.contract.inspection import (
+    BATCH_SIZES,
+    EngineMetrics,
+    EngineView,
+    Phase,
+    RequestView,
+    SequenceView,
+    batch_size_bucket,
+)
 from enginehouse.contract.types import (
+    EngineStats,
     HeldTokens,
     PromptLogprobs,
     RequestFinished,
@@ -23,11 +36,9 @@ from enginehouse.contract.types import (
 )
 from enginehouse.contract.usage import Usage
 from enginehouse.engine.sampling.candidates import LogitRow, RawLogprobs
-from enginehouse.engine.sampling.sampler import Sampled
+from enginehouse.engine.scheduler import Scheduler
 from enginehouse.engine.sequence import ActiveRequest, Sequence
 from enginehouse.engine.text.text_stream import TextPiece
-
-__all__ = ["score_tokens", "summary", "text_delta", "token_logprob"]
 
 
 def token_logprob(sampled: Sampled, token_bytes: Tokens[bytes], details: TokenDetails | None = None) -> TokenLogprob:
@@ -89,3 +100,61 @@ def summary(owner: ActiveRequest, now_s: float) -> RequestFinished:
     first_s = owner.first_token_s if owner.first_token_s is not None else now_s
     times = Usage(queue_s=started_s - owner.received_s, prefill_s=first_s - started_s, decode_s=now_s - first_s)
     return RequestFinished(times + owner.usage, owner.cache_miss)
+
+
+class StepCounts:
+    """Number of steps by batch size."""
+
+    def __init__(self) -> None:
+        self.num_steps = 0
+        self._num_batched = 0
+        self._by_size = [0] * (len(BATCH_SIZES) + 1)
+
+    def add(self, num_sequences: int) -> None:
+        """Count one step."""
+        self.num_steps += 1
+        self._num_batched += num_sequences
+        self._by_size[batch_size_bucket(num_sequences)] += 1
+
+    def figures(self, stats: EngineStats, num_cache_tokens: int) -> EngineMetrics:
+        """Return the statistics, combined with ``stats``."""
+        return EngineMetrics(stats, num_cache_tokens, tuple(self._by_size), self._num_batched)
+
+
+def view_engine(scheduler: Scheduler, requests: Iterable[ActiveRequest], now_s: float) -> EngineView:
+    """Return a snapshot of running and waiting requests and of the prefix cache."""
+    runner = scheduler.runner
+    return EngineView(
+        num_slots=scheduler.slots,
+        num_cache_tokens=runner.capabilities.cache_tokens,
+        num_free_tokens=runner.free_tokens(),
+        requests=tuple(_view_request(request, scheduler, now_s) for request in requests),
+        prefixes=tuple(scheduler.cache.entries()),
+    )
+
+
+def _view_request(owner: ActiveRequest, scheduler: Scheduler, now_s: float) -> RequestView:
+    return RequestView(
+        request_id=owner.request.request_id,
+        age_s=now_s - owner.received_s,
+        usage=replace(owner.usage.snapshot(), completion_tokens=sum(one.num_generated for one in owner.sequences)),
+        sequences=tuple(
+            SequenceView(
+                choice=sequence.choice,
+                phase=phase_of(sequence),
+                num_kv_tokens=sequence.num_computed,
+                num_completion_tokens=sequence.num_generated,
+                is_thinking=sequence.reasoning is not None and sequence.reasoning.is_inside,
+            )
+            for sequence in owner.sequences
+            if scheduler.holds(sequence)
+        ),
+    )
+
+
+def phase_of(sequence: Sequence) -> Phase:
+    """Return the phase of a sequence that has not ended."""
+    if sequence.handle is None:
+        return "paused" if sequence.num_generated else "queued"
+    is_prefilled = sequence.num_computed >= len(sequence.owner.prompt)
+    return "decode" if is_prefilled and sequence.num_generated else "prefill"

@@ -5,6 +5,7 @@ Called by the scheduler. Knows token ids and sequence handles; the runner forks 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -12,9 +13,14 @@ from attrs import define, field, frozen
 from numpy.typing import NDArray
 
 from enginehouse.contract.backend import CutPlanner, Runner
+from enginehouse.contract.errors import PluginFailed
 from enginehouse.contract.inspection import PrefixView
 
-__all__ = ["Divergence", "PrefixCache", "PrefixMatch", "Save", "Truncation", "common_prefix_length"]
+
+def free(runner: Runner, handle: int) -> None:
+    """Free a sequence. If the runner fails, its handle is lost; its guard logs that."""
+    with contextlib.suppress(PluginFailed):
+        runner.free_sequence(handle)
 
 
 class Truncation:
@@ -45,7 +51,9 @@ class Truncation:
             return num_held
         if self.anywhere:
             return length
-        return self._planner.kept_length(sequence, length) if self._planner is not None else 0
+        with contextlib.suppress(PluginFailed):
+            return self._planner.kept_length(sequence, length) if self._planner is not None else 0
+        return 0
 
 
 Save = Callable[[NDArray[np.int32], str, int], bool]
@@ -216,6 +224,7 @@ class PrefixCache:
 
         Raises:
             CacheFull: no space for a fork.
+            PluginFailed: the runner failed.
         """
         node, fork = match.node, self._runner.capabilities.fork
         assert node.handle is not None
@@ -225,7 +234,11 @@ class PrefixCache:
         handle = self._remove(node)
         if node.depth == match.length:
             return handle, match.length
-        return handle, self._runner.truncate(handle, match.length)
+        try:
+            return handle, self._runner.truncate(handle, match.length)
+        except PluginFailed:
+            free(self._runner, handle)
+            raise
 
     @property
     def is_enabled(self) -> bool:
@@ -240,14 +253,14 @@ class PrefixCache:
             is_saved: True if it is also saved elsewhere.
         """
         if not self._enabled or not len(token_ids):
-            self._runner.free_sequence(handle)
+            free(self._runner, handle)
             return
         node = self._insert(token_ids.copy(), namespace)
         covered = node.handle is not None or (
             self._truncation.anywhere and any(n.handle is not None for n in node.walk())
         )
         if covered:
-            self._runner.free_sequence(handle)
+            free(self._runner, handle)
             for holder in node.walk():
                 if holder.handle is not None:
                     self._touch(holder)
@@ -267,7 +280,7 @@ class PrefixCache:
         if self._save is not None and not victim.is_saved:
             assert victim.handle is not None
             self._save(victim.path(), victim.namespace, victim.handle)
-        self._runner.free_sequence(self._remove(victim))
+        free(self._runner, self._remove(victim))
         return True
 
     def has_unsaved(self, min_tokens: int) -> bool:
@@ -323,7 +336,7 @@ class PrefixCache:
         while ancestor is not None:
             if ancestor.handle is not None:
                 node.num_hits += ancestor.num_hits
-                self._runner.free_sequence(ancestor.handle)
+                free(self._runner, ancestor.handle)
                 ancestor.handle = None
                 self._holders.discard(ancestor)
             ancestor = ancestor.parent

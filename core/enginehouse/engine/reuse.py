@@ -6,16 +6,17 @@ unrelated requests share a system prompt: by forking computed tokens.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence as Neighbours
 
 from attrs import frozen
 
 from enginehouse.contract.backend import Runner
-from enginehouse.contract.errors import CacheFull
+from enginehouse.contract.errors import CacheFull, PluginFailed
 from enginehouse.engine.prefix_cache import PrefixCache, PrefixMatch, Truncation, common_prefix_length
 from enginehouse.engine.sequence import Sequence
 
-__all__ = ["PrefixReuse", "Source"]
+_log = logging.getLogger(__name__)
 
 _MIN_DEFERRAL_TOKENS = 32
 """Minimum number of tokens that waiting for another sequence's prefill must save."""
@@ -81,6 +82,8 @@ class PrefixReuse:
                 return self._runner.fork(source.donor.handle, source.length)
         except CacheFull:
             self._cache.clear()
+        except PluginFailed:
+            _log.warning("a computed prefix cannot be used, so it is computed again")
         return self._runner.open_sequence(), 0
 
     def _may_share(self, sequence: Sequence, other: Sequence) -> bool:

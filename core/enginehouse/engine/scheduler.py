@@ -13,13 +13,12 @@ import numpy as np
 from attrs import frozen
 
 from enginehouse.contract.backend import LastSampled, Outputs, Runner, Span
+from enginehouse.contract.errors import PluginFailed
 from enginehouse.contract.types import CacheMiss, EngineSettings
 from enginehouse.engine.disk import DiskTier, Recall
-from enginehouse.engine.prefix_cache import PrefixCache
+from enginehouse.engine.prefix_cache import PrefixCache, free
 from enginehouse.engine.reuse import PrefixReuse, Source
 from enginehouse.engine.sequence import ActiveRequest, Sequence
-
-__all__ = ["Batch", "FairShares", "Scheduler"]
 
 _PROMPT_WEIGHT = 1
 _ANSWER_WEIGHT = 2
@@ -101,6 +100,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.num_preemptions = 0
         self.is_in_doubt = False
+        self._refused: list[tuple[ActiveRequest, PluginFailed]] = []
         self.slots = min(settings.slots, runner.capabilities.max_sequences)
         usual = runner.capabilities.prefill_chunk_tokens
         self._chunk_tokens = settings.prefill_chunk_tokens or usual
@@ -149,6 +149,11 @@ class Scheduler:
                 break
         return started
 
+    def take_refused(self) -> list[tuple[ActiveRequest, PluginFailed]]:
+        """Return the requests for which the runner failed to open a sequence since the last call."""
+        refused, self._refused = self._refused, []
+        return refused
+
     def _put_in_line(self) -> None:
         """Sort the waiting sequences by the current service of their callers."""
         for sequence in self.running:
@@ -162,10 +167,14 @@ class Scheduler:
                 return False
             if self._reuse.should_wait(sequence, self.waiting, self.running):
                 continue
-            if self._recall is not None and self._waits_for_disk(sequence, self._recall):
+            try:
+                if self._recall is not None and self._waits_for_disk(sequence, self._recall):
+                    continue
+                if not self._start(sequence):
+                    return False
+            except PluginFailed as error:
+                self._refused.append((sequence.owner, error))
                 continue
-            if not self._start(sequence):
-                return False
             self.waiting.remove(sequence)
             self.running.append(sequence)
             started.append(sequence)
@@ -304,14 +313,17 @@ class Scheduler:
         """Requeue the least urgent, youngest running sequence; its tokens are prefilled again later."""
         if len(self.running) < 2:
             return False
-        victim = max(self.running, key=lambda s: (*s.owner.order, s.choice))
-        self.running.remove(victim)
-        assert victim.handle is not None
-        self.runner.free_sequence(victim.handle)
-        victim.handle, victim.num_computed = None, 0
-        self.enqueue([victim])
+        self._requeue(max(self.running, key=lambda s: (*s.owner.order, s.choice)))
         self.num_preemptions += 1
         return True
+
+    def _requeue(self, sequence: Sequence) -> None:
+        """Take a running sequence off the runner; its tokens are computed again when it is started again."""
+        self.running.remove(sequence)
+        assert sequence.handle is not None
+        free(self.runner, sequence.handle)
+        sequence.handle, sequence.num_computed = None, 0
+        self.enqueue([sequence])
 
     def release(self, sequence: Sequence, keep: bool) -> None:
         """Remove a sequence permanently; ``keep`` stores its computed tokens in the prefix cache."""
@@ -323,10 +335,13 @@ class Scheduler:
         handle, sequence.handle = sequence.handle, None
         assert handle is not None
         sequence.num_pending = 0
-        self._drop_surplus(sequence, handle)
-        known = min(sequence.num_computed, sequence.length)  # the last token may be computed but not read
-        if self.is_in_doubt or known < sequence.num_computed:
-            sequence.num_computed = self.runner.truncate(handle, min(known, self.runner.length(handle)))
+        try:
+            self._drop_surplus(sequence, handle)
+            known = min(sequence.num_computed, sequence.length)  # the last token may be computed but not read
+            if self.is_in_doubt or known < sequence.num_computed:
+                sequence.num_computed = self.runner.truncate(handle, min(known, self.runner.length(handle)))
+        except PluginFailed:
+            keep = False  # it is not known what the handle holds
         owner, request = sequence.owner, sequence.owner.request
         if keep and request.cache_prompt:
             if self.cache.is_enabled:
@@ -334,7 +349,7 @@ class Scheduler:
                 owner.usage.kept_tokens = max(owner.usage.kept_tokens, num_kept)
             self.cache.store(sequence.buffer[: sequence.num_computed], handle, request.namespace)
         else:
-            self.runner.free_sequence(handle)
+            free(self.runner, handle)
 
     def trim(self, sequence: Sequence) -> bool:
         """Remove unverified drafts from the runner; returns False if the runner dropped more than these."""
@@ -367,14 +382,21 @@ class Scheduler:
     def resync(self) -> None:
         """Resynchronise sequence lengths with the runner after a failed forward pass."""
         self.is_in_doubt = False
-        for sequence in self.running:
-            assert sequence.handle is not None
+        for sequence in list(self.running):
             sequence.num_surplus = 0
-            sequence.num_computed = min(self.runner.length(sequence.handle), sequence.length - 1)
-            if sequence.scores_prompt:  # rows that were never received must be recomputed
-                sequence.num_computed = min(sequence.num_computed, sequence.num_scored)
-            if self.runner.length(sequence.handle) > sequence.num_computed:
-                sequence.num_computed = self.runner.truncate(sequence.handle, sequence.num_computed)
+            try:
+                self._resync(sequence)
+            except PluginFailed:
+                self._requeue(sequence)
+
+    def _resync(self, sequence: Sequence) -> None:
+        assert sequence.handle is not None
+        num_held = self.runner.length(sequence.handle)
+        sequence.num_computed = min(num_held, sequence.length - 1)
+        if sequence.scores_prompt:  # rows that were never received must be recomputed
+            sequence.num_computed = min(sequence.num_computed, sequence.num_scored)
+        if num_held > sequence.num_computed:
+            sequence.num_computed = self.runner.truncate(sequence.handle, sequence.num_computed)
 
     def drop(self, request: ActiveRequest, keep: bool) -> None:
         """Remove every sequence of a request that has not ended."""

@@ -26,7 +26,6 @@ from enginehouse.engine.text.text_stream import TextPiece, TextStream
 if TYPE_CHECKING:
     from enginehouse.engine.speculation.speculation import SequenceDrafts
 
-__all__ = ["ActiveRequest", "Sequence"]
 
 _MAX_SCORED_LOGITS = 1 << 24
 """Maximum number of logits in one scored prefill chunk (64 MiB of float32)."""

@@ -18,12 +18,11 @@ from enginehouse.contract.structured import StructuredDecoder
 from enginehouse.contract.types import EngineCapabilities, EngineRequest, Resume, ResumedChoice
 from enginehouse.engine.constraints import Constraints, ConstraintState, ReasoningGate
 from enginehouse.engine.sampling.device_draws import can_draw
-from enginehouse.engine.sampling.sampler import SequenceSampler, build_steps
+from enginehouse.engine.sampling.plugin_steps import build_steps
+from enginehouse.engine.sampling.sampler import SequenceSampler
 from enginehouse.engine.sequence import ActiveRequest, Sequence
 from enginehouse.engine.text.text_stream import Detokenizer, TextStream
 from enginehouse.plugins import guard_of
-
-__all__ = ["SequenceFactory", "restore"]
 
 
 def restore(owner: ActiveRequest, resume: Resume) -> None:

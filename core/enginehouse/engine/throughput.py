@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-__all__ = ["Throughput"]
-
 _HALF_LIFE_S = 15.0
 _MIN_COUNT = 3
 """Minimum number of events for an estimate of the rate."""

@@ -28,8 +28,6 @@ from enginehouse.contract.parsers import (
 from enginehouse.contract.types import Tool
 from enginehouse.plugins import are_foreign, guard_of, guarded
 
-__all__ = ["AnswerParser", "AnswerParsing"]
-
 
 @frozen(kw_only=True)
 class AnswerParsing:

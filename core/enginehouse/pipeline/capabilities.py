@@ -19,15 +19,6 @@ from enginehouse.contract.types import GenerateRequest, ModelInfo, ToolUse
 from enginehouse.pipeline.chat_formats import ModelFormats
 from enginehouse.pipeline.prompt.infill import NO_INFILL, find_infill_tokens
 
-__all__ = [
-    "Capability",
-    "Deciders",
-    "Support",
-    "capabilities_of",
-    "find_unsupported",
-    "without_parameters",
-]
-
 Support = Literal["native", "emulated", "accepted", "refused"]
 """``native``: done by the model or its library. ``emulated``: done by core or a plugin, identically on every backend.
 ``accepted``: validated, but without effect on answers. ``refused``: a 400 that names the parameter.

@@ -36,8 +36,6 @@ from enginehouse.plugins import PluginRegistry, are_foreign, guard_of
 from enginehouse.serving.background import run_with_plugins
 from enginehouse.settings.config import ModelSettings
 
-__all__ = ["ChatFormats", "ChatPlan", "ModelFormats", "plan_chat"]
-
 _MAX_MODELS = 64
 _PROBE = Tool(name="probe", parameters={"type": "object"}, definition={"type": "function"}, strict=True)
 _P = TypeVar("_P", ToolParser, ReasoningParser)

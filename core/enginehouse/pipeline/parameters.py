@@ -20,21 +20,6 @@ from enginehouse.contract.types import GenerateRequest, SamplingParams, StopPara
 from enginehouse.settings.config import LimitsSettings
 from enginehouse.settings.structuring import closest, find_problems, find_wide_integer, strict_converter
 
-__all__ = [
-    "OFF_VALUES",
-    "Defaults",
-    "Layer",
-    "Origin",
-    "Parameters",
-    "StepChoice",
-    "effective_parameters",
-    "read_defaults",
-    "read_extensions",
-    "request_converter",
-    "settle_steps",
-    "step_names",
-]
-
 OFF_VALUES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         step: {name: getattr(SamplingParams(), name) for name, row in FIELDS.items() if row.step == step}

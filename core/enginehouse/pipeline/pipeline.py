@@ -23,11 +23,9 @@ from enginehouse.pipeline.answer_parser import AnswerParsing
 from enginehouse.pipeline.capabilities import Capability, find_unsupported, without_parameters
 from enginehouse.pipeline.chat_formats import ChatFormats
 from enginehouse.pipeline.media import MediaReader
-from enginehouse.pipeline.model_defaults import ModelDefaults
-from enginehouse.pipeline.model_profile import ModelProfile, ModelProfiles
+from enginehouse.pipeline.model_profile import ModelDefaults, ModelProfile, ModelProfiles
 from enginehouse.pipeline.parameters import Layer, Parameters, effective_parameters, read_defaults
-from enginehouse.pipeline.prepared import Prepared, engine_request
-from enginehouse.pipeline.preparing import Preparers, Reports
+from enginehouse.pipeline.preparing import Prepared, Preparers, Reports, engine_request
 from enginehouse.pipeline.prompt.chat_prompt import ModelTemplates
 from enginehouse.pipeline.prompt.renderer import Renderer
 from enginehouse.pipeline.prompting import Prompt, PromptMaker
@@ -46,8 +44,6 @@ from enginehouse.settings.config import Settings
 from enginehouse.settings.profiles import PROFILES
 from enginehouse.settings.timeouts import timeouts_of
 from enginehouse.workers.client import WorkerEngine
-
-__all__ = ["Pipeline", "RunningRequest"]
 
 _ANSWER_TOKENS = 256
 """Tokens reserved for the answer when a prompt is compressed until it fits and the request gives no limit."""

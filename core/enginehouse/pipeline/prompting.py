@@ -23,8 +23,6 @@ from enginehouse.serving import LoadedModel
 from enginehouse.serving.background import run_in_thread, run_with_plugins
 from enginehouse.settings.config import ModelSettings
 
-__all__ = ["Prompt", "PromptMaker"]
-
 
 @frozen(eq=False, kw_only=True)
 class Prompt:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enginehouse.plugins.guard import Guard, PluginFailures, are_foreign, guard_of, guarded, plain
-from enginehouse.plugins.records import PluginRecord
+from enginehouse.plugins.registration import PluginRecord
 from enginehouse.plugins.registry import PluginRegistry
 
 __all__ = ["Guard", "PluginFailures", "PluginRecord", "PluginRegistry", "are_foreign", "guard_of", "guarded", "plain"]

@@ -14,8 +14,6 @@ from enginehouse.plugins.guard import Guard, PluginFailures
 from enginehouse.plugins.threads import PluginThreads
 from enginehouse.settings.profiles import PROFILES
 
-__all__ = ["Authenticator"]
-
 _PLACE = "authenticate"
 
 

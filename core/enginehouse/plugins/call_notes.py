@@ -1,7 +1,8 @@
 """Memory shared by a worker process and the server, in which the worker notes the calls into plugins that it is in.
 
 A process that a plugin ends (``os._exit``, a crash of a library) or that hangs cannot say where it is. Its server reads
-that here. Each thread of the worker has a place of its own; noting a call is one copy of some bytes.
+that here. Each thread of the worker has a place of its own, which names the innermost call; noting one is one copy of
+some bytes.
 """
 
 from __future__ import annotations
@@ -13,8 +14,6 @@ import tempfile
 import threading
 
 import msgspec
-
-__all__ = ["CallNotes", "NotedCall"]
 
 _PLACE_BYTES = 512
 _NUM_PLACES = 8  # a worker calls plugins on its engine thread, its intake threads, and the thread of bitmasks
@@ -59,15 +58,23 @@ class CallNotes:
 
     def enter(self, packed: bytes) -> None:
         """Note a call of this thread, given by :meth:`NotedCall.pack`."""
+        places = self._places
         try:
-            start = self._places.start
+            start = places.start
         except AttributeError:
-            start = self._places.start = self._take_place()
+            start = places.start = self._take_place()
+            places.calls = []
+        places.calls.append(packed)
         self._memory[start : start + _PLACE_BYTES] = packed
 
     def leave(self) -> None:
-        """Note that the call has returned."""
-        self._memory[self._places.start] = 0
+        """Note that the last call has returned, and that the thread is in the one before it again."""
+        start, calls = self._places.start, self._places.calls
+        calls.pop()
+        if calls:
+            self._memory[start : start + _PLACE_BYTES] = calls[-1]
+        else:
+            self._memory[start] = 0
 
     def _take_place(self) -> int:
         """Return the offset of a place; threads beyond the number of places share the last one."""

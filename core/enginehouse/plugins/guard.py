@@ -36,11 +36,11 @@ from typing import Any, TypeVar, cast, get_type_hints
 
 from attrs import define, evolve, field, frozen
 
-from enginehouse.contract.backend import Backend
+from enginehouse.contract.backend import Backend, CutPlanner, DeviceSampler, Drawn, Runner, StateKeeper
 from enginehouse.contract.compressor import CompressionTask, Compressor, Range, cut
 from enginehouse.contract.drafter import BoundDrafter, Drafter, LayerBackend, LayerDrafter
 from enginehouse.contract.errors import ConfigError, EnginehouseError, PluginFailed, RequestError
-from enginehouse.contract.exit_policy import ExitPolicy
+from enginehouse.contract.exit_policy import ExitPolicy, LayerAccess
 from enginehouse.contract.model_hub import ModelHub
 from enginehouse.contract.parsers import (
     ReasoningFormat,
@@ -59,19 +59,6 @@ from enginehouse.plugins.call_notes import CallNotes, NotedCall
 from enginehouse.plugins.plugin_loops import PluginLoop, PluginLoops
 from enginehouse.plugins.results import Expectation
 from enginehouse.plugins.threads import Abandoned, PluginThreads
-
-__all__ = [
-    "PASSED",
-    "Guard",
-    "PluginFailures",
-    "are_foreign",
-    "current_request",
-    "guard_of",
-    "guarded",
-    "guarded_function",
-    "is_own",
-    "plain",
-]
 
 _log = logging.getLogger("enginehouse.plugins")
 
@@ -94,6 +81,7 @@ _GUARDED: dict[type[Any], tuple[type[Any], ...]] = {
     BoundPreparer: (),
     Compressor: (),
     Drafter: (LayerDrafter,),
+    Drawn: (),
     ExitPolicy: (),
     Grammar: (),
     GrammarCompiler: (),
@@ -103,6 +91,7 @@ _GUARDED: dict[type[Any], tuple[type[Any], ...]] = {
     ReasoningParser: (),
     ReasoningSession: (),
     Router: (ChecksModels,),
+    Runner: (CutPlanner, DeviceSampler, LayerAccess, StateKeeper),
     SamplerPlugin: (),
     StructuredDecoder: (),
     Surface: (),
@@ -111,6 +100,9 @@ _GUARDED: dict[type[Any], tuple[type[Any], ...]] = {
     ToolSession: (),
 }
 """Interfaces whose objects are guarded, each with its optional interfaces."""
+
+_GUARDED_BY_CALLER = frozenset({(Runner, "forward")})
+"""Methods whose failures the engine distributes among the requests of a batch."""
 
 _NOTHING_PASSES = (BoundDrafter, ReasoningSession, ToolSession)
 _ONLY_REQUEST_ERRORS: tuple[type[Any], ...] = (Router, ToolParser, ToolFormat, ReasoningParser, ReasoningFormat)
@@ -440,7 +432,7 @@ def _members(implementation: Any, interface: Any) -> tuple[_Members, _Members]:
     found: dict[str, type[Any]] = {}
     for declared in (interface, *_GUARDED[interface]):
         for name, _ in inspect.getmembers(declared, inspect.isfunction):
-            if not name.startswith("_"):
+            if not name.startswith("_") and (interface, name) not in _GUARDED_BY_CALLER:
                 found.setdefault(name, declared)
     pairs = [(declared, name) for name, declared in found.items()]
     present = tuple(pair for pair in pairs if hasattr(implementation, pair[1]))
@@ -543,9 +535,11 @@ def _in_thread(call: Callable[..., Any], name: str, max_s: float | None) -> Call
     """Return a method that runs in the threads of its guard, with a warning if it takes longer than ``max_s``."""
 
     def timed(self: _Guarded, *arguments: Any, **named: Any) -> Any:
+        if max_s is None:
+            return call(self, *arguments, **named)
         began, cpu_began = time.perf_counter(), time.thread_time()
         value = call(self, *arguments, **named)
-        if max_s is not None and (seconds := time.perf_counter() - began) > max_s:
+        if (seconds := time.perf_counter() - began) > max_s:
             guard, cpu_s = self._enginehouse_guard, time.thread_time() - cpu_began
             guard.failures.slow(guard, name, seconds, max_s=max_s, consequence=_HOLDS_ONE, cpu_s=cpu_s)
         return value

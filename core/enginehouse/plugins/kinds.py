@@ -32,8 +32,6 @@ from enginehouse.contract.surface import AnswerRoute, GenerationRoute, Surface
 from enginehouse.contract.types import ConstraintKind
 from enginehouse.plugins.authenticator import Authenticator
 
-__all__ = ["KINDS", "FindSource", "Kind", "PluginObjects"]
-
 FindSource = Callable[[], ModelSource | None]
 """Finds a model now, or returns None if it is not installed."""
 

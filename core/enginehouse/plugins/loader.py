@@ -28,12 +28,9 @@ from attrs import define, evolve, field
 from enginehouse.contract import hookspecs
 from enginehouse.contract.errors import ConfigError, PluginError
 from enginehouse.plugins.kinds import KINDS, Kind
-from enginehouse.plugins.records import PluginRecord, PluginRecords
-from enginehouse.plugins.registration import Registration
+from enginehouse.plugins.registration import PluginRecord, PluginRecords, Registration
 from enginehouse.settings.config import PluginsSettings, structure_options
 from enginehouse.settings.structuring import closest
-
-__all__ = ["TEST_BACKENDS", "PluginLoader", "installed_versions"]
 
 _GROUP = "enginehouse"
 _OWN = "enginehouse"  # the distribution of core and of the first-party plugins

@@ -19,8 +19,6 @@ from attrs import define, field
 from enginehouse.contract.errors import PluginFailed
 from enginehouse.plugins.threads import Abandoned, NamesPlugin, stack_of, stop_thread
 
-__all__ = ["CoreLoop", "OnCoreLoop", "PluginLoop", "PluginLoops"]
-
 _T = TypeVar("_T")
 
 _SILENT_S = 0.05

@@ -25,11 +25,9 @@ from enginehouse.plugins.guard import (
 )
 from enginehouse.plugins.kinds import KINDS, Kind, PluginObjects
 from enginehouse.plugins.loader import TEST_BACKENDS, PluginLoader, installed_versions
-from enginehouse.plugins.records import PluginRecord
+from enginehouse.plugins.registration import PluginRecord
 from enginehouse.settings.config import PluginsSettings, Settings
 from enginehouse.settings.structuring import closest
-
-__all__ = ["PluginRegistry"]
 
 _MAX_SHOWN = 6
 

@@ -16,8 +16,6 @@ import attrs
 import numpy as np
 from attrs import frozen
 
-__all__ = ["Expectation"]
-
 _DEPTH = 2
 
 _NUMBERS: Mapping[Any, Any] = {float: int | float | np.floating | np.integer, int: int | np.integer}

@@ -23,8 +23,6 @@ from attrs import define, field
 
 from enginehouse.contract.errors import PluginFailed
 
-__all__ = ["Abandoned", "NamesPlugin", "PluginThreads", "caller_has_left", "stack_of", "stop_thread"]
-
 _T = TypeVar("_T")
 
 caller_has_left: ContextVar[Callable[[], bool] | None] = ContextVar("caller_has_left", default=None)

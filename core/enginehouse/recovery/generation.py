@@ -16,8 +16,6 @@ from enginehouse.recovery.request import RecoverableRequest
 from enginehouse.serving import LoadedModel
 from enginehouse.serving.leases import Lease
 
-__all__ = ["Generation", "OutcomeObserver"]
-
 
 class OutcomeObserver(Protocol):
     """Receives the outcome of a generation."""

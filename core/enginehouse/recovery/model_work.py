@@ -17,13 +17,10 @@ from enginehouse.contract.errors import (
     RequestKillsWorker,
 )
 from enginehouse.plugins.call_notes import NotedCall
-from enginehouse.recovery.culprits import Culprits, Offences
 from enginehouse.recovery.quarantine import Quarantine
-from enginehouse.recovery.work import State, Work
+from enginehouse.recovery.work import Culprits, Offences, State, Work
 from enginehouse.serving.served import LoadedModel, ServedModel
 from enginehouse.workers.client import WorkerEngine
-
-__all__ = ["ModelWork"]
 
 _log = logging.getLogger(__name__)
 

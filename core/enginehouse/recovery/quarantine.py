@@ -25,10 +25,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum
 
-from enginehouse.recovery.culprits import Offences
-from enginehouse.recovery.work import State, Work
-
-__all__ = ["TRANSITIONS", "Event", "Quarantine"]
+from enginehouse.recovery.work import Offences, State, Work
 
 _MARGIN_TOKENS = 8
 """Tokens past its last point that a suspect must reach in its first isolation run.

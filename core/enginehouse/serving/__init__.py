@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from enginehouse.contract.calls import ModelState
 from enginehouse.serving.leases import Lease
+from enginehouse.serving.lifecycle import ModelStatus
 from enginehouse.serving.manager import ModelManager
 from enginehouse.serving.served import LoadedModel
-from enginehouse.serving.status import ModelState, ModelStatus
 
 __all__ = ["Lease", "LoadedModel", "ModelManager", "ModelState", "ModelStatus"]

@@ -17,8 +17,6 @@ from typing import TypeVar
 
 from enginehouse.plugins.threads import caller_has_left
 
-__all__ = ["run_in_daemon_thread", "run_in_thread", "run_with_plugins"]
-
 _T = TypeVar("_T")
 
 

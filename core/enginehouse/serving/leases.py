@@ -15,8 +15,6 @@ from attrs import define, field
 
 from enginehouse.contract.errors import EngineError, EnginehouseError
 
-__all__ = ["Holder", "Lease", "Uses", "Waiters"]
-
 _M = TypeVar("_M")
 
 

@@ -1,7 +1,7 @@
 """Model manager: the table of served models by name, their states, and leases for requests.
 
-The pipeline requests models by name, the API reads the states of all. Changes of the served models are in ``changing``,
-operator commands in ``commands``; both use the table in this module.
+The pipeline requests models by name, the API reads the states of all. Commands of the operator and new
+configurations, in ``changing``, use the table in this module.
 """
 
 from __future__ import annotations
@@ -24,17 +24,15 @@ from enginehouse.contract.model_hub import ModelHub
 from enginehouse.plugins import PluginRegistry
 from enginehouse.serving.background import run_in_daemon_thread
 from enginehouse.serving.leases import Lease
+from enginehouse.serving.lifecycle import ModelEvent, ModelEvents, ModelStatus
 from enginehouse.serving.memory import Reservations, default_budget, footprint_apart
 from enginehouse.serving.opening import PLAN_TIMEOUT_S, plan_apart
 from enginehouse.serving.restarts import RestartPolicy, Restarts
 from enginehouse.serving.served import LoadedModel, ModelCheck, ServedModel
 from enginehouse.serving.sources import download, missing_download
-from enginehouse.serving.status import ModelEvent, ModelEvents, ModelStatus
 from enginehouse.settings.config import ModelSettings, Settings, matches
 from enginehouse.settings.limits import MemoryBudget
 from enginehouse.workers.request_queue import RequestQueue
-
-__all__ = ["ModelManager", "OnProgress", "budget_of"]
 
 OnProgress = Callable[[str, float, str], None]
 """Called on the event loop with a model's name, the loaded share (0 to 1), and the current activity.

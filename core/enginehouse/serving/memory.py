@@ -19,17 +19,6 @@ from enginehouse.serving.opening import ModelPlan
 from enginehouse.settings.config import structure_options
 from enginehouse.settings.limits import MAIN_MEMORY, MemoryBudget, format_bytes
 
-__all__ = [
-    "ESTIMATE_TIMEOUT_S",
-    "Footprint",
-    "Reservations",
-    "Resident",
-    "choose_evictions",
-    "default_budget",
-    "footprint_apart",
-    "footprint_of",
-]
-
 _log = logging.getLogger(__name__)
 
 ESTIMATE_TIMEOUT_S = 60.0

@@ -14,13 +14,10 @@ from enginehouse.contract.backend import Backend, ModelSource
 from enginehouse.contract.drafter import LayerBackend, LayerDrafter
 from enginehouse.contract.errors import ConfigError, ModelLoadError
 from enginehouse.plugins import PluginRegistry
-from enginehouse.serving.choice import check_backend, choose_backend
-from enginehouse.serving.sources import find_source, no_such_model
+from enginehouse.serving.sources import check_backend, choose_backend, find_source, no_such_model
 from enginehouse.settings.config import ModelSettings, structure_options
 from enginehouse.settings.optimisations import DrafterSettings
 from enginehouse.workers.messages import DrafterLoad, ExitPolicyLoad, ModelLoad, PrefixDiskLoad
-
-__all__ = ["DrafterPlan", "SecondModel", "plan_drafters", "plan_exit_policy", "plan_prefix_disk"]
 
 
 def plan_prefix_disk(name: str, settings: ModelSettings, backend: Backend) -> PrefixDiskLoad | None:

@@ -15,17 +15,14 @@ from enginehouse.contract.errors import ConfigError, EngineDead, ModelLoadError
 from enginehouse.contract.types import EngineSettings
 from enginehouse.plugins import PluginRegistry
 from enginehouse.serving.background import run_in_daemon_thread
-from enginehouse.serving.choice import check_backend, choose_backend, suits
 from enginehouse.serving.model_parts import DrafterPlan, plan_drafters, plan_exit_policy, plan_prefix_disk
-from enginehouse.serving.sources import find_source, no_such_model
+from enginehouse.serving.sources import check_backend, choose_backend, find_source, no_such_model, suits
 from enginehouse.settings.config import ModelSettings, Settings, structure_options
 from enginehouse.settings.reload import WORKER_ONLY, names_with
 from enginehouse.workers.client import WorkerEngine
 from enginehouse.workers.health import LoadWatch
 from enginehouse.workers.messages import ExitPolicyLoad, Load, PrefixDiskLoad
 from enginehouse.workers.request_queue import RequestQueue
-
-__all__ = ["PLAN_TIMEOUT_S", "ModelPlan", "OpenEngine", "check_own_engine", "open_engine", "plan_apart", "plan_model"]
 
 
 def check_own_engine(name: str, settings: ModelSettings, backend: Backend) -> None:

@@ -18,8 +18,6 @@ from enginehouse.serving.lifecycle import Lifecycle
 from enginehouse.serving.opening import OpenEngine
 from enginehouse.workers.client import WorkerEngine
 
-__all__ = ["RestartPolicy", "Restarts", "Supervisor"]
-
 _log = logging.getLogger(__name__)
 
 _MAX_SHORTAGE_DELAY_S = 2.0

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from attrs import define, evolve, field, frozen
 
+from enginehouse.contract.calls import ModelState
 from enginehouse.contract.engine import Engine
 from enginehouse.contract.errors import (
     EnginehouseError,
@@ -21,15 +22,12 @@ from enginehouse.contract.errors import (
 )
 from enginehouse.contract.types import ModelInfo
 from enginehouse.serving.leases import Lease, Uses, Waiters
-from enginehouse.serving.lifecycle import Drain, Lifecycle
+from enginehouse.serving.lifecycle import Drain, Lifecycle, ModelStatus, Publish
 from enginehouse.serving.memory import Reservations, footprint_apart
 from enginehouse.serving.opening import ModelPlan, OpenEngine, open_engine
 from enginehouse.serving.restarts import Restarts, Supervisor
-from enginehouse.serving.status import ModelState, ModelStatus, Publish
 from enginehouse.settings.config import ModelSettings, Settings
 from enginehouse.workers.request_queue import RequestQueue
-
-__all__ = ["LoadedModel", "ModelCheck", "ServedModel"]
 
 ModelCheck = Callable[[str, ModelInfo], Awaitable[None]]
 """Called with a model's name and information after it is opened, before it is served; raises to refuse it."""

@@ -17,8 +17,6 @@ from enginehouse.settings.profiles import ProfileName
 from enginehouse.settings.reload import LIVE
 from enginehouse.settings.structuring import strict_converter
 
-__all__ = ["MAX_KEY_BYTES", "AuthSettings", "KeySettings", "settings_converter"]
-
 MAX_KEY_BYTES = 1024
 """Longer keys are rejected without being compared."""
 

@@ -11,8 +11,6 @@ from attrs.validators import ge, gt, optional
 
 from enginehouse.settings.reload import LIVE, SERVER
 
-__all__ = ["MAIN_MEMORY", "ByteCount", "LimitsSettings", "MemoryBudget", "format_bytes", "read_bytes"]
-
 MAIN_MEMORY = "cpu"
 """Device name of the machine's main memory."""
 

@@ -9,8 +9,6 @@ from attrs.validators import ge
 
 from enginehouse.settings.reload import LIVE
 
-__all__ = ["DrafterSettings", "ExitPolicySettings", "RouterSettings"]
-
 
 @frozen(kw_only=True)
 class DrafterSettings:

@@ -12,8 +12,6 @@ from typing import Any, Literal
 
 from attrs import field, frozen
 
-__all__ = ["DEFAULT_PROFILE", "PROFILES", "Profile", "ProfileName"]
-
 ProfileName = Literal["openai", "octomil", "mini-sglang", "octoai", "omlx"]
 
 _PLAIN_HEAD = ("id", "object", "created", "model")

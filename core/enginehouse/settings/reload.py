@@ -12,8 +12,6 @@ from typing import Any
 
 import attrs
 
-__all__ = ["LIVE", "SERVER", "WORKER", "WORKER_ONLY", "names_with"]
-
 LIVE = MappingProxyType({"reload": "live"})
 """A new value applies to the next request."""
 

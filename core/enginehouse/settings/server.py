@@ -14,8 +14,6 @@ from attrs.validators import and_, deep_iterable, ge, gt, le
 from enginehouse.settings.profiles import ProfileName
 from enginehouse.settings.reload import LIVE, SERVER
 
-__all__ = ["ServerSettings"]
-
 
 def _check_origins(_: object, attribute: Any, value: tuple[str, ...]) -> None:
     """Reject origins without a scheme or with a path: browsers never send these."""

@@ -26,16 +26,6 @@ from cattrs.gen import make_dict_structure_fn_from_attrs
 
 from enginehouse.contract.errors import ConfigError
 
-__all__ = [
-    "Problem",
-    "closest",
-    "find_problems",
-    "find_wide_integer",
-    "noun_of",
-    "strict_converter",
-    "without_fraction",
-]
-
 _Hook = Callable[[Any, Any], Any]
 
 _NOUNS = {

@@ -6,8 +6,6 @@ from attrs import frozen
 
 from enginehouse.settings.config import LimitsSettings, ModelSettings
 
-__all__ = ["Timeouts", "timeouts_of"]
-
 
 @frozen(kw_only=True)
 class Timeouts:

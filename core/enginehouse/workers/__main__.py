@@ -13,8 +13,6 @@ from enginehouse.plugins.call_notes import CallNotes
 from enginehouse.workers.host import WorkerHost
 from enginehouse.workers.ipc import become_child
 
-__all__: list[str] = []
-
 # The engine thread reacquires the GIL after each call into its library. While an intake thread tokenizes in Python,
 # each time takes one switch interval; with the default of 5 ms, a step of 5 ms took 62 ms.
 _SWITCH_INTERVAL_S = 0.0002

@@ -27,7 +27,6 @@ from enginehouse.contract.inspection import EngineMetrics, EngineView
 from enginehouse.contract.types import EngineRequest, EngineStats, ModelInfo, Resume, Segment
 from enginehouse.plugins.call_notes import NotedCall
 from enginehouse.settings.limits import LimitsSettings
-from enginehouse.workers.calls import NO_CALL, Calls, settle
 from enginehouse.workers.health import LoadWatch, Watchdog
 from enginehouse.workers.launch import Worker, check_hello, explain, start_worker
 from enginehouse.workers.messages import (
@@ -67,9 +66,7 @@ from enginehouse.workers.messages import (
 )
 from enginehouse.workers.process import Connection, ExitStatus
 from enginehouse.workers.request_queue import RequestQueue
-from enginehouse.workers.requests import RequestTable, WorkerStream, WorkObserver
-
-__all__ = ["UNBLAMED", "WorkerEngine"]
+from enginehouse.workers.requests import NO_CALL, Calls, RequestTable, WorkerStream, WorkObserver, settle
 
 # Maximum time for a worker to close its model before it is killed; nothing is lost if it is killed.
 _CLOSE_S = 2.0

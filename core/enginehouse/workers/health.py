@@ -10,8 +10,6 @@ from collections.abc import Callable
 
 from enginehouse.contract.backend import Progress
 
-__all__ = ["LoadWatch", "Watchdog"]
-
 # Checks per limit. The limit counts checks, not seconds: a server that was suspended or busy for long checks only once
 # when it continues, and then reads what the worker has sent in the meantime.
 _LOOKS = 4

@@ -4,13 +4,19 @@ The work is divided between these threads. The *engine thread* (the caller of :m
 and steps the engine; no other thread uses the runner. The *reader thread* receives messages and never waits for the
 others, so a cancellation or the end of the server is noticed at once. The *intake threads* tokenize; one of them
 handles the requests with constraints, which may take a second to compile.
+
+Statistics are reported about once a second and before the engine becomes idle, so the server knows them without asking.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
+import os
+import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from queue import Empty, SimpleQueue
 
@@ -43,6 +49,7 @@ from enginehouse.workers.messages import (
     Load,
     LoadFailed,
     LoadProgress,
+    MetricsReport,
     Ready,
     StageBegan,
     Started,
@@ -61,9 +68,63 @@ from enginehouse.workers.messages import (
     printable,
 )
 from enginehouse.workers.parts import bind_drafters, find_backend, open_disk, open_runner, use_exit_policy
-from enginehouse.workers.stats import MetricsReports
 
-__all__ = ["WorkerHost"]
+_INTERVAL_S = 1.0
+
+
+class MetricsReports:
+    """Sends the statistics of one engine. Used on the engine thread.
+
+    Args:
+        is_process: True if the worker is a process, and so has its own memory.
+        failures: the failures of plugins in the worker.
+    """
+
+    def __init__(
+        self,
+        engine: StepEngine,
+        send: Callable[[MetricsReport], None],
+        *,
+        is_process: bool,
+        failures: PluginFailures | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine = engine
+        self._send = send
+        self._is_process = is_process
+        self._failures = failures if failures is not None else PluginFailures()
+        self._clock = clock
+        self._sent_s = float("-inf")
+        self._is_news = True  # the first report contains the size of the cache
+
+    def after_step(self) -> None:
+        """A step has ended."""
+        self._is_news = True
+        if self._clock() - self._sent_s >= _INTERVAL_S:
+            self._report()
+
+    def before_rest(self) -> None:
+        """The engine is about to become idle."""
+        if self._is_news:
+            self._report()
+
+    def _report(self) -> None:
+        self._sent_s, self._is_news = self._clock(), False
+        figures = self._engine.figures()
+        if counts := self._failures.counts:
+            figures = msgspec.structs.replace(figures, plugin_failures=dict(counts))
+        if self._is_process:
+            figures = msgspec.structs.replace(figures, rss_bytes=rss_bytes())
+        self._send(MetricsReport(figures))
+
+
+def rss_bytes() -> int:
+    """Resident memory of this process in bytes; 0 where the system does not report it cheaply."""
+    if sys.platform != "linux":
+        return 0
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
 
 _log = logging.getLogger(__name__)
 
@@ -169,14 +230,15 @@ class WorkerHost:
                 drafters=drafters,
                 on_started=self._report_started,
                 disk=self._disk,
-                guard=registry.guard("backends", message.backend),
             )
         except BaseException:
             for drafter in drafters.values():
-                drafter.shutdown()
+                with contextlib.suppress(PluginFailed):
+                    drafter.shutdown()
             if self._disk is not None:
                 self._disk.close()
-            runner.close()
+            with contextlib.suppress(PluginFailed):
+                runner.close()
             raise
         return runner, engine
 
@@ -204,7 +266,8 @@ class WorkerHost:
             raise
         except BaseException as error:  # noqa: BLE001 - worker boundary: the engine's state cannot be trusted after this
             _log.exception("the engine failed")
-            self._send(Died(printable(f"the engine failed: {type(error).__name__}: {error}")))
+            reason = error.message if isinstance(error, PluginFailed) else f"{type(error).__name__}: {error}"
+            self._send(Died(printable(f"the engine failed: {reason}")))
             return False
         finally:
             assert self._intake is not None

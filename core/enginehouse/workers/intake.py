@@ -17,7 +17,6 @@ from enginehouse.contract.types import EngineRequest, Resume
 from enginehouse.engine.loop import StepEngine
 from enginehouse.engine.text.segments import encode_segments, min_tokens
 from enginehouse.plugins import Guard, guard_of
-from enginehouse.workers.calls import NO_CALL
 from enginehouse.workers.ipc import FrameTooLarge
 from enginehouse.workers.messages import (
     Accepted,
@@ -33,8 +32,7 @@ from enginehouse.workers.messages import (
     Tokenized,
     failure_of,
 )
-
-__all__ = ["Intake"]
+from enginehouse.workers.requests import NO_CALL
 
 # Tokenized in about 30 ms, even by a tokenizer that needs a microsecond per character.
 _LONG_CHARACTERS = 32_768

@@ -17,8 +17,6 @@ import sys
 import threading
 from collections.abc import Iterator
 
-__all__ = ["MAX_FRAME_BYTES", "FrameCutter", "FrameTooLarge", "Link", "become_child", "frame", "socket_pair"]
-
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 
 # Space for the events of many steps, so that a step does not wait for a server that is busy for a few milliseconds.

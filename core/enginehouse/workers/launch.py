@@ -19,8 +19,6 @@ from enginehouse.workers.ipc import Link, socket_pair
 from enginehouse.workers.messages import Hello, own_hello
 from enginehouse.workers.process import ChildProcess, ExitStatus
 
-__all__ = ["Worker", "WorkerThread", "check_hello", "explain", "start_worker", "worker_command"]
-
 _log = logging.getLogger("enginehouse.workers")
 
 # The GNU C library gives each thread a heap of its own, where freed memory stays in fragments. With at most two heaps,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,19 +21,9 @@ from enginehouse.contract.errors import EnginehouseError, ModelLoadError, Plugin
 from enginehouse.contract.exit_policy import BoundExitPolicy, ExitContext, ExitView, LayerAccess
 from enginehouse.contract.regular_files import open_regular
 from enginehouse.engine.disk import DiskTier, FolderTaken, StateFolder
-from enginehouse.plugins import Guard, PluginRegistry, guard_of
+from enginehouse.plugins import Guard, PluginRegistry, guard_of, guarded
 from enginehouse.settings.config import structure_options
 from enginehouse.workers.messages import DrafterLoad, ExitPolicyLoad, Load, ModelLoad, PrefixDiskLoad
-
-__all__ = [
-    "GuardedExitPolicy",
-    "bind_drafters",
-    "find_backend",
-    "model_digest",
-    "open_disk",
-    "open_runner",
-    "use_exit_policy",
-]
 
 _DIGEST_BYTES = 16
 _PROBE_BYTES = 2**20
@@ -88,10 +79,11 @@ def _facts(source: Path) -> Iterator[bytes]:
 
 
 def open_runner(backend: Backend, model: Load | ModelLoad, progress: Progress) -> Runner:
-    """Open a model on this thread."""
+    """Open a model on this thread; returns its runner, guarded."""
     options = structure_options(backend.options, model.options, model.options_path)
     path = Path(model.source_path) if model.source_path is not None else None
-    return cast(Runner, backend.open(ModelSource(text=model.source_text, path=path), options, progress))
+    opened = cast(Runner, backend.open(ModelSource(text=model.source_text, path=path), options, progress))
+    return guarded(opened, Runner, guard_of(backend, "backend"))
 
 
 def find_backend(registry: PluginRegistry, name: str) -> Backend:
@@ -117,7 +109,8 @@ def bind_drafters(
             bound[load.name] = _bind(registry, load, runner, slots, progress)
     except BaseException:
         for drafter in bound.values():
-            drafter.shutdown()
+            with contextlib.suppress(PluginFailed):
+                drafter.shutdown()
         raise
     return bound
 

@@ -24,8 +24,6 @@ from attrs import frozen
 from enginehouse.plugins.call_notes import CallNotes
 from enginehouse.workers.ipc import MAX_FRAME_BYTES, FrameCutter, FrameTooLarge, socket_pair
 
-__all__ = ["ChildProcess", "Connection", "ExitStatus", "count_memory_kills", "exit_status"]
-
 _Sent = TypeVar("_Sent")
 _Received = TypeVar("_Received")
 

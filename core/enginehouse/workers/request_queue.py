@@ -19,8 +19,6 @@ from enginehouse.contract.errors import EnginehouseError, ModelOverloaded, Overl
 from enginehouse.engine.throughput import Throughput
 from enginehouse.settings.limits import LimitsSettings
 
-__all__ = ["RequestQueue"]
-
 _SHARE_PER_CALLER = 0.75
 """Share of the queue that one named caller may fill if the settings give none, so that others still find a place."""
 

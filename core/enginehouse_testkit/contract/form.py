@@ -15,10 +15,10 @@ import pytest
 
 from enginehouse.contract.backend import Runner, Span
 from enginehouse.contract.errors import PluginError
-from enginehouse.contract.slot_table import num_tokens as num_tokens_of
 from enginehouse.plugins.kinds import KINDS
 from enginehouse.plugins.registration import Registration, missing_members
 from enginehouse.plugins.results import Expectation
+from enginehouse_backendkit.slot_table import num_tokens as num_tokens_of
 
 __all__ = ["FormContract", "form_of_rows", "loader_problem", "members_problem", "problem_of", "result_problem"]
 

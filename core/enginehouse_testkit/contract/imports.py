@@ -11,7 +11,8 @@ __all__ = ["packages_imported_by"]
 
 _SCRIPT = """
 import base64, pickle, sys
-import enginehouse.engine.loop, enginehouse.contract.model_folder, enginehouse.plugins, enginehouse.contract.slot_table
+import enginehouse.engine.loop, enginehouse.plugins
+import enginehouse_backendkit.model_folder, enginehouse_backendkit.slot_table
 known = {name.partition(".")[0] for name in sys.modules}
 subject, source = pickle.loads(base64.b64decode(sys.argv[1]))
 exec(sys.argv[2])

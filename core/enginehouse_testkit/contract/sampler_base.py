@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from enginehouse.contract.sampler import SamplerPlugin
 from enginehouse.contract.types import SamplingParams
-from enginehouse.engine.sampling.sampler import SequenceSampler, build_steps
+from enginehouse.engine.sampling.plugin_steps import build_steps
+from enginehouse.engine.sampling.sampler import SequenceSampler
 from enginehouse_testkit.contract.form import FormContract, loader_problem
 
 __all__ = ["VOCAB_SIZE", "SamplerContractBase", "rows", "tries_of"]

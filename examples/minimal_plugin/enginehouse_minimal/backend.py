@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from enginehouse.contract.backend import Match, MemoryEstimate, ModelSource, Probe, Progress, RunnerCapabilities, Span
 from enginehouse.contract.errors import ModelLoadError
-from enginehouse.contract.slot_table import SlotTable
 from enginehouse.contract.types import ModelInfo
+from enginehouse_backendkit.slot_table import SlotTable
 
 __all__ = ["MinimalBackend", "MinimalOptions", "MinimalRunner"]
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from enginehouse.contract.backend import RunnerCapabilities, Span
 from enginehouse.contract.errors import CacheFull
-from enginehouse.contract.slot_table import SequenceTable, checked_length
+from enginehouse_backendkit.slot_table import SequenceTable, checked_length
 
 __all__ = ["PositionPool"]
 

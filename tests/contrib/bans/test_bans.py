@@ -19,7 +19,8 @@ from enginehouse.contract.types import (
     TextDelta,
 )
 from enginehouse.engine.loop import StepEngine
-from enginehouse.engine.sampling.sampler import SequenceSampler, build_steps
+from enginehouse.engine.sampling.plugin_steps import build_steps
+from enginehouse.engine.sampling.sampler import SequenceSampler
 from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.config import PluginsSettings
 from enginehouse_bans.bad_words import BadWords, BadWordsFields

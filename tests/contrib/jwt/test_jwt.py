@@ -221,7 +221,7 @@ def test_without_a_key_nobody_gets_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_tokens_open_a_server_beside_its_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # At the turn of a minute rates count anew.
-    for module in ("limits.aio.storage.memory", "enginehouse.api.http.admission.rates"):
+    for module in ("limits.aio.storage.memory", "enginehouse.api.http.admission.gate"):
         monkeypatch.setattr(f"{module}.time", SimpleNamespace(time=lambda: 1_700_000_040.0))
     hello = write_script(tmp_path / "hello.json", ["Hel", "lo"])
     settings = Settings(

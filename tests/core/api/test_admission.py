@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from enginehouse.api.http.admission import Admission, Ticket
-from enginehouse.api.http.admission.rates import Rate, Rates
+from enginehouse.api.http.admission.gate import Rate, Rates
 from enginehouse.contract.errors import RateLimited, ServerOverloaded
 from enginehouse.contract.identity import Identity
 from enginehouse.engine.throughput import Throughput

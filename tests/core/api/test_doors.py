@@ -11,8 +11,8 @@ from attrs import evolve
 from litestar import get
 
 from enginehouse.api.http.app import build_app
+from enginehouse.api.http.callers import PUBLIC, scope_of
 from enginehouse.api.http.keys import hash_key, key_line
-from enginehouse.api.http.permissions import PUBLIC, scope_of
 from enginehouse.contract.errors import ConfigError
 from enginehouse.settings.auth import KeySettings
 from enginehouse.settings.config import (

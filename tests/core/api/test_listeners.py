@@ -15,7 +15,7 @@ from enginehouse.api.http.listeners import Listeners
 from enginehouse.contract.server_events import ModelChanged, RequestEnded, ServerStarted, ServerStopped
 from enginehouse.plugins import PluginRegistry
 from enginehouse.plugins.loader import PluginLoader
-from enginehouse.plugins.records import PluginRecord
+from enginehouse.plugins.registration import PluginRecord
 from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.served import served

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from enginehouse.api.http.own_machine import foreign_sign
+from enginehouse.api.http.origins import foreign_sign
 from enginehouse.settings.config import AuthSettings, ModelSettings, PluginsSettings, ServerSettings, Settings
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.served import served

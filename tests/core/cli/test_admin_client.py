@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from enginehouse.cli.admin_client import ServerRefusal, ask_server
+from enginehouse.cli.client import ServerRefusal, ask_server
 
 
 class Handler(BaseHTTPRequestHandler):

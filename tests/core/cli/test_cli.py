@@ -19,8 +19,8 @@ from attrs import evolve
 from click.testing import CliRunner, Result
 
 from enginehouse.cli import main
-from enginehouse.cli.choosing import choose_models
-from enginehouse.cli.startup import Startup
+from enginehouse.cli.output import Startup
+from enginehouse.cli.serve import choose_models
 from enginehouse.contract.backend import ModelSource
 from enginehouse.contract.errors import ConfigError, ModelLoadError
 from enginehouse.plugins import PluginRecord, PluginRegistry

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from enginehouse.cli.logs import JsonFormatter, formatter_for
+from enginehouse.cli.output import JsonFormatter, formatter_for
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.server import started_server
 

@@ -13,12 +13,12 @@ import pytest
 from enginehouse.api.http.keys.file import read_key_file
 from enginehouse.contract.backend import ModelSource
 from enginehouse.contract.errors import ConfigError, ModelLoadError
-from enginehouse.contract.model_folder import ModelFolder, recommended_parameters
 from enginehouse.contract.regular_files import check_regular, open_regular, read_regular, read_regular_text
 from enginehouse.engine.disk import StateFolder
 from enginehouse.engine.disk.state_folder import digest
 from enginehouse.pipeline.prompt.chat_prompt import ModelTemplates
 from enginehouse.settings.config import ModelSettings
+from enginehouse_backendkit.model_folder import ModelFolder, recommended_parameters
 
 pytestmark = [pytest.mark.timeout(20), pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no such files here")]
 

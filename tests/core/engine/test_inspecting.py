@@ -17,8 +17,8 @@ from enginehouse.contract.types import (
     TextDelta,
 )
 from enginehouse.engine.loop import StepEngine
+from enginehouse.workers.host import MetricsReports, rss_bytes
 from enginehouse.workers.messages import MetricsReport, decode_from_worker, encode
-from enginehouse.workers.stats import MetricsReports, rss_bytes
 from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
 
 _ids = itertools.count()

@@ -11,8 +11,8 @@ from typing import Any
 
 from enginehouse.contract.backend import ModelSource
 from enginehouse.contract.errors import EnginehouseError
-from enginehouse.contract.gguf_reader import check_gguf
-from enginehouse.contract.model_folder import ModelFolder, recommended_parameters, served_context
+from enginehouse_backendkit.gguf_reader import check_gguf
+from enginehouse_backendkit.model_folder import ModelFolder, recommended_parameters, served_context
 from enginehouse_hf.backend import HfBackend, HfOptions
 from enginehouse_hub.cache import is_complete
 from enginehouse_llamacpp.backend import LlamaCppBackend

@@ -9,9 +9,9 @@ from random import Random
 import numpy as np
 
 from enginehouse.contract.errors import StateRefused
-from enginehouse.contract.saved_states import HEAD_BYTES, check_head, write_head
 from enginehouse.engine.disk import StateFolder
 from enginehouse.engine.disk.state_folder import digest
+from enginehouse_backendkit.saved_states import HEAD_BYTES, check_head, write_head
 
 from .damage import Amount, amounts, damage_bytes, run_damaged
 

@@ -16,7 +16,7 @@ from typing import Any
 from damage import Amount, damaged_document, run_damaged
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from enginehouse.engine.text.fast_tokenizer import FastTokenizer, check_tokenizer_file
+from enginehouse_backendkit.fast_tokenizer import FastTokenizer, check_tokenizer_file
 
 _CORPUS = ["hello world, the quick brown fox jumps over it"] * 5
 

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from enginehouse.cli.logs import JsonFormatter
+from enginehouse.cli.output import JsonFormatter
 from enginehouse.contract.types import Message, Segment
 from enginehouse.engine.text.segments import encode_segments, min_tokens
 from enginehouse.engine.text.text_stream import TextStream

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from enginehouse.contract.types import Constraint, EngineRequest, SamplingParams, Segment, StopParams
-from enginehouse.recovery.culprits import (
+from enginehouse.recovery.work import (
     _FIRST_PAUSE_S,
     _MAX_PAUSE_S,
     _MAX_REMEMBERED,
@@ -13,8 +13,8 @@ from enginehouse.recovery.culprits import (
     _REMEMBERED_S,
     Culprits,
     Offences,
+    Work,
 )
-from enginehouse.recovery.work import Work
 
 LONG = "drink this " * _MIN_UNCOMMON_BYTES
 

@@ -25,11 +25,11 @@ from enginehouse.contract.types import (
     TextDelta,
 )
 from enginehouse.contract.usage import Usage
-from enginehouse.recovery.culprits import _MAX_PAUSE_S
 from enginehouse.recovery.generation import Generation
 from enginehouse.recovery.model_work import ModelWork
-from enginehouse.recovery.questions import Question
+from enginehouse.recovery.recovery import Question
 from enginehouse.recovery.request import RecoverableRequest
+from enginehouse.recovery.work import _MAX_PAUSE_S
 from enginehouse.settings.limits import LimitsSettings
 from enginehouse.workers.client import WorkerEngine
 from enginehouse.workers.request_queue import RequestQueue

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from enginehouse.contract.types import EngineRequest
-from enginehouse.recovery.culprits import _MAX_PAUSE_S, Offences
 from enginehouse.recovery.quarantine import (
     _MARGIN_FACTOR,
     _MARGIN_TOKENS,
@@ -20,7 +19,7 @@ from enginehouse.recovery.quarantine import (
     Event,
     Quarantine,
 )
-from enginehouse.recovery.work import State, Work
+from enginehouse.recovery.work import _MAX_PAUSE_S, Offences, State, Work
 
 
 class Piece(Work):

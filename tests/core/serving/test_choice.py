@@ -13,13 +13,12 @@ from attrs import frozen
 from click.testing import CliRunner
 
 from enginehouse.cli import main
-from enginehouse.cli.choosing import choose_models
+from enginehouse.cli.serve import choose_models
 from enginehouse.contract.backend import Match, ModelSource, Probe
 from enginehouse.contract.errors import ModelLoadError
 from enginehouse.contract.gguf_names import quantization_of
 from enginehouse.plugins import PluginRegistry
-from enginehouse.serving.choice import choose_backend, judge_all
-from enginehouse.serving.sources import find_source
+from enginehouse.serving.sources import choose_backend, find_source, judge_all
 from enginehouse.settings.config import PluginsSettings, load_settings
 from enginehouse_testkit.fake_runner import FakeBackend
 
@@ -115,7 +114,7 @@ def test_choosing_imports_no_library_of_a_backend(tmp_path: Path) -> None:
     code = """
 import sys
 from enginehouse.settings.config import PluginsSettings
-from enginehouse.serving.choice import judge_all
+from enginehouse.serving.sources import judge_all
 from enginehouse.serving.sources import find_source
 from enginehouse.plugins import PluginRegistry
 registry = PluginRegistry.load(PluginsSettings(allow=("hf", "llamacpp", "mlx", "remote")))

@@ -10,8 +10,7 @@ from typing import cast, get_args
 import pytest
 
 from enginehouse.serving.leases import Uses, Waiters
-from enginehouse.serving.lifecycle import TRANSITIONS, Drain, Event, Lifecycle
-from enginehouse.serving.status import ModelEvent, ModelState
+from enginehouse.serving.lifecycle import TRANSITIONS, Drain, Event, Lifecycle, ModelEvent, ModelState
 
 EDGES = [(state, event, following) for state, row in TRANSITIONS.items() for event, following in row.items()]
 

@@ -29,10 +29,9 @@ from enginehouse.contract.errors import (
 from enginehouse.contract.types import EngineRequest, Segment, StopParams, TextDelta
 from enginehouse.plugins import PluginRegistry, guard_of, guarded, plain
 from enginehouse.serving import LoadedModel, ModelManager
-from enginehouse.serving.choice import choose_backend
 from enginehouse.serving.opening import plan_model
 from enginehouse.serving.restarts import RestartPolicy, Restarts
-from enginehouse.serving.sources import download, find_source, missing_download, no_such_model
+from enginehouse.serving.sources import choose_backend, download, find_source, missing_download, no_such_model
 from enginehouse.settings.config import LimitsSettings, ModelSettings, ServerSettings, Settings
 from enginehouse_testkit.fake_runner import FakeBackend
 

@@ -11,7 +11,6 @@ import pytest
 from enginehouse.contract.errors import ContextLengthExceeded, InvalidRequest, PluginFailed
 from enginehouse.contract.types import Constraint, EngineRequest, EngineSettings, Resume, SamplingParams, Segment
 from enginehouse.engine.loop import StepEngine
-from enginehouse.workers.calls import NO_CALL
 from enginehouse.workers.intake import Intake
 from enginehouse.workers.ipc import MAX_FRAME_BYTES, FrameTooLarge
 from enginehouse.workers.messages import (
@@ -27,6 +26,7 @@ from enginehouse.workers.messages import (
     Tokenize,
     Tokenized,
 )
+from enginehouse.workers.requests import NO_CALL
 from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
 from enginehouse_testkit.fake_tokenizer import FakeTokenizer
 

@@ -68,7 +68,7 @@ def test_answer_tells_of_compression(client: httpx.Client) -> None:
 def test_tokens_that_a_scorer_reads_are_told_and_count(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once: what a compressor has said of the same texts is remembered."""
     clock = SimpleNamespace(time=lambda: 1_700_000_040.0)  # else what is used fades meanwhile
-    for module in ("limits.aio.storage.memory", "enginehouse.api.http.admission.rates"):
+    for module in ("limits.aio.storage.memory", "enginehouse.api.http.admission.gate"):
         monkeypatch.setattr(f"{module}.time", clock)
 
     def used() -> int:

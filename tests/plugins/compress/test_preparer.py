@@ -19,7 +19,7 @@ from enginehouse.pipeline.pipeline import Pipeline, RunningRequest
 from enginehouse.pipeline.prompt.renderer import Renderer
 from enginehouse.plugins import PluginRegistry
 from enginehouse.serving import ModelManager
-from enginehouse.serving.commands import unload_model
+from enginehouse.serving.changing import unload_model
 from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, Settings
 from enginehouse_compress.fields import CompressionBody
 from enginehouse_testkit.script import write_script

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from enginehouse.contract.errors import ModelLoadError
-from enginehouse.engine.text.fast_tokenizer import FastTokenizer, chat_templates, check_tokenizer_file
+from enginehouse_backendkit.fast_tokenizer import FastTokenizer, chat_templates, check_tokenizer_file
 
 pytestmark = pytest.mark.hf
 

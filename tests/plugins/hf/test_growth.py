@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from enginehouse.engine.text.fast_tokenizer import FastTokenizer
+from enginehouse_backendkit.fast_tokenizer import FastTokenizer
 from enginehouse_testkit.growth import assert_near_linear
 from enginehouse_testkit.hostile_texts import HOSTILE_UNITS, hostile_text
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
-from enginehouse.cli.choosing import choose_models
+from enginehouse.cli.serve import choose_models
 from enginehouse.contract.errors import DownloadError
 from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.config import PluginsSettings

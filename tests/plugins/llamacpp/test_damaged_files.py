@@ -13,8 +13,8 @@ import pytest
 
 from enginehouse.contract.backend import ModelSource
 from enginehouse.contract.errors import EnginehouseError, ModelLoadError
-from enginehouse.contract.gguf_reader import check_gguf
 from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings
+from enginehouse_backendkit.gguf_reader import check_gguf
 from enginehouse_hf.backend import HfBackend, HfOptions
 from enginehouse_llamacpp.backend import LlamaCppBackend
 from enginehouse_llamacpp.gguf import read_header, shard_paths

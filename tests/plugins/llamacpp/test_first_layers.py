@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from enginehouse.contract.backend import ModelSource, Span
 from enginehouse.contract.drafter import LayerBackend
 from enginehouse.contract.errors import ModelLoadError
-from enginehouse.contract.gguf_reader import GgufReader
+from enginehouse_backendkit.gguf_reader import GgufReader
 from enginehouse_llamacpp.backend import LlamaCppBackend
 from enginehouse_llamacpp.first_layers import count_layers, cut_layers
 from enginehouse_llamacpp.layer_files import find_or_write

@@ -10,7 +10,7 @@ import pytest
 
 from enginehouse.contract.backend import Outputs, Span
 from enginehouse.contract.errors import CacheFull, InvalidSpan, StateRefused
-from enginehouse.contract.saved_states import HEAD_BYTES, write_head
+from enginehouse_backendkit.saved_states import HEAD_BYTES, write_head
 from enginehouse_llamacpp.runner import LlamaCppRunner
 from enginehouse_llamacpp.states import num_checked_bytes, state_array
 

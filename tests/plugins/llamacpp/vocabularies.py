@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-from enginehouse.contract.gguf_reader import GgufReader, reading
+from enginehouse_backendkit.gguf_reader import GgufReader, reading
 from enginehouse_llamacpp.library import load_library
 from enginehouse_llamacpp.metadata import read_pre_tokenizer
 from enginehouse_llamacpp.tokenizer import LlamaCppTokenizer

@@ -10,7 +10,7 @@ import pytest
 
 from enginehouse.contract.backend import Span
 from enginehouse.contract.errors import StateRefused
-from enginehouse.contract.saved_states import HEAD_BYTES, write_head
+from enginehouse_backendkit.saved_states import HEAD_BYTES, write_head
 from enginehouse_mlx.backend import MlxBackend, MlxOptions
 from enginehouse_testkit.contract.reopened_states import OpenRunner, ReopenedStatesContract
 

@@ -10,7 +10,8 @@ import numpy as np
 
 from enginehouse.contract.sampler import SamplerPlugin
 from enginehouse.contract.types import SamplingParams
-from enginehouse.engine.sampling.sampler import SequenceSampler, build_steps
+from enginehouse.engine.sampling.plugin_steps import build_steps
+from enginehouse.engine.sampling.sampler import SequenceSampler
 
 
 def params_of(fields: Mapping[str, Any], plugins: Mapping[str, SamplerPlugin], **more: Any) -> SamplingParams:

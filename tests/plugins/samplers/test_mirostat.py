@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from enginehouse.contract.types import SamplingParams
-from enginehouse.engine.sampling.sampler import SequenceSampler, build_steps
+from enginehouse.engine.sampling.plugin_steps import build_steps
+from enginehouse.engine.sampling.sampler import SequenceSampler
 from enginehouse_samplers.mirostat import MirostatFields, MirostatSampler
 
 SAMPLER = MirostatSampler()

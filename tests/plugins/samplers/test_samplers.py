@@ -9,7 +9,8 @@ import pytest
 
 from enginehouse.contract.sampler import SamplerPlugin
 from enginehouse.contract.types import SamplingParams
-from enginehouse.engine.sampling.sampler import SequenceSampler, build_steps
+from enginehouse.engine.sampling.plugin_steps import build_steps
+from enginehouse.engine.sampling.sampler import SequenceSampler
 from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.config import PluginsSettings
 

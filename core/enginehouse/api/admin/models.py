@@ -1,7 +1,9 @@
-"""``/admin/models``: models and their memory; loading and unloading on request."""
+"""``/admin/models``, ``/admin/events``, ``/admin/reload``: models, their memory, events, and changes of them."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from typing import Any, Literal, cast
 
 import attrs
@@ -10,16 +12,18 @@ from attrs.validators import ge, optional
 from litestar import Request, get, post
 from litestar.exceptions import NotFoundException
 from litestar.handlers import HTTPRouteHandler
+from litestar.types import ASGIApp, Receive, Scope, Send
 
 from enginehouse.api.generation.decoding import decode_problem
 from enginehouse.api.http.body import parse_object, read_body, read_empty_body
+from enginehouse.api.http.sse import stream_headers, write_chunks
 from enginehouse.api.http.state import ApiState
 from enginehouse.contract.errors import InvalidRequest
+from enginehouse.contract.surface import SSE
 from enginehouse.serving import ModelManager, ModelStatus
-from enginehouse.serving.commands import load_model, unload_model
+from enginehouse.serving.changing import load_model, unload_model
+from enginehouse.serving.lifecycle import Subscription
 from enginehouse.settings.structuring import strict_converter
-
-__all__ = ["UnloadBody", "admin_model_routes", "describe_model"]
 
 _Order = Literal["load", "unload"]
 
@@ -127,3 +131,88 @@ def _read_unload_body(body: bytes) -> UnloadBody:
         return strict_converter(whole_floats=True).structure(data, UnloadBody)
     except Exception as error:
         raise decode_problem(error) from error
+
+
+_POLL_S = 0.5
+"""Seconds between two checks for a server shutdown, which this stream would otherwise delay."""
+
+
+def event_route(state: ApiState) -> HTTPRouteHandler:
+    """Return the route."""
+
+    @get("/admin/events")
+    async def stream_events() -> ASGIApp:
+        """Stream model events from now on."""
+        return _EventsResponse(state)
+
+    return stream_events
+
+
+@attrs.frozen(eq=False)
+class _EventsResponse:
+    """An ASGI response that ends when its client leaves or the server stops."""
+
+    state: ApiState
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send events until the client disconnects or the server stops."""
+        with self.state.manager.events.subscribe() as subscription:
+            await send({"type": "http.response.start", "status": 200, "headers": stream_headers(SSE)})
+            await send({"type": "http.response.body", "body": SSE.ping, "more_body": True})
+            left = asyncio.create_task(_client_left(receive))
+            try:
+                await self._send_events(subscription, left, send)
+            finally:
+                left.cancel()
+            if not left.done():
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_events(self, subscription: Subscription, left: asyncio.Task[None], send: Send) -> None:
+        loop = asyncio.get_running_loop()
+        last_sent, num_lost = loop.time(), 0
+        while not (left.done() or self.state.exchanges.stopping):
+            body = b""
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_POLL_S):
+                    body = _encoded(attrs.asdict(await subscription.next()))
+            if subscription.num_lost > num_lost:
+                body = _encoded({"kind": "lost", "count": subscription.num_lost - num_lost}) + body
+                num_lost = subscription.num_lost
+            if not body and loop.time() - last_sent >= self.state.settings.server.ping_s:
+                body = SSE.ping
+            if body:
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+                last_sent = loop.time()
+
+
+def _encoded(members: dict[str, Any]) -> bytes:
+    return write_chunks(SSE, [members])
+
+
+async def _client_left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def reload_route(state: ApiState) -> HTTPRouteHandler:
+    """Return the route."""
+
+    @post("/admin/reload", status_code=200)
+    async def reload_configuration(request: Request[Any, Any, Any]) -> dict[str, Any]:
+        """Serve with the current configuration files; an invalid configuration changes nothing."""
+        await read_empty_body(request.receive, state.settings.limits.max_body_bytes)
+        report = await state.exchanges.follow(state.reload())
+        changes = report.models
+        return {
+            "generation": report.generation,
+            "models": {
+                "added": list(changes.added),
+                "removed": list(changes.removed),
+                "replaced": list(changes.replaced),
+                "updated": list(changes.updated),
+                "kept": list(changes.kept),
+            },
+            "needs_restart": list(report.needs_restart),
+        }
+
+    return reload_configuration

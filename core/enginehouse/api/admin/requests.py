@@ -1,25 +1,144 @@
-"""`/admin/requests`: the running requests, and cancelling one."""
+"""``/admin/requests`` and ``/admin/slots``: running requests, cancelling one, and each engine's slots and caches."""
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import time
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 import msgspec
+from attrs import frozen
 from litestar import Request, get, post
 from litestar.handlers import HTTPRouteHandler
 
-from enginehouse.api.admin.slots import Engines
 from enginehouse.api.generation.assembly import Choice
 from enginehouse.api.generation.open_answers import OpenAnswer, find_answer, list_answers
 from enginehouse.api.http.body import read_empty_body
 from enginehouse.api.http.callers import caller_of
 from enginehouse.api.http.state import ApiState
-from enginehouse.contract.inspection import EngineView, Phase, RequestView, SequenceView
+from enginehouse.contract.engine import Engine
+from enginehouse.contract.errors import EnginehouseError
+from enginehouse.contract.inspection import EngineView, Inspectable, Phase, PrefixView, RequestView, SequenceView
 from enginehouse.contract.types import ChoiceFinished, GenerateRequest
+from enginehouse.recovery import Recovery
+from enginehouse.serving import LoadedModel, ModelManager
 
-__all__ = ["describe_answer", "describe_partial", "prompts_of", "request_routes"]
+_PATIENCE_S = 1.0
+"""Timeout of a snapshot. An engine takes snapshots between steps, and none during an isolation run; after this time
+the model is shown without one.
+"""
+
+
+@frozen(eq=False)
+class Engines:
+    """The engines of one server."""
+
+    manager: ModelManager
+    recovery: Recovery
+
+    def get(self, model: str) -> Engine | None:
+        """Return the engine that currently serves ``model``, a model name, or None."""
+        loaded = self._loaded(model)
+        return loaded.engine if loaded is not None else None
+
+    def _loaded(self, model: str) -> LoadedModel | None:
+        try:
+            return self.manager.get(model)
+        except EnginehouseError:
+            return None
+
+    def all(self) -> dict[str, Engine]:
+        """Return every engine that is currently serving, by model."""
+        return {name: loaded.engine for name, loaded in self._all().items()}
+
+    def _all(self) -> dict[str, LoadedModel]:
+        names = [status.name for status in self.manager.statuses() if status.state == "ready"]
+        found = {name: self._loaded(name) for name in names}
+        return {name: loaded for name, loaded in found.items() if loaded is not None}
+
+    async def views(self, caller: str, wanted: Callable[[str], bool] = lambda model: True) -> dict[str, EngineView]:
+        """Return the available snapshots for a caller, by model."""
+        models = {name: loaded for name, loaded in self._all().items() if wanted(name)}
+        views = await asyncio.gather(*(self._view(loaded, caller) for loaded in models.values()))
+        return {name: view for name, view in zip(models, views, strict=True) if view is not None}
+
+    async def _view(self, model: LoadedModel, caller: str) -> EngineView | None:
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                return await self.recovery.view(model, caller)
+        except (TimeoutError, EnginehouseError):
+            return None
+
+    def restarting(self) -> frozenset[str]:
+        """Return the models whose worker is restarting."""
+        return frozenset(status.name for status in self.manager.statuses() if status.state == "restarting")
+
+
+def slot_route(state: ApiState) -> HTTPRouteHandler:
+    """Return the route."""
+    engines, has_keys = Engines(state.manager, state.pipeline.recovery), state.settings.auth.needs_key
+
+    @get("/admin/slots")
+    async def show_slots(request: Request[Any, Any, Any]) -> dict[str, Any]:
+        """Show slots, KV positions and prefix-cache entries of every serving model."""
+        serving = engines.all()
+        views = await engines.views(caller_of(request.scope).name)
+        models = []
+        for name, engine in serving.items():
+            view = views.get(name)
+            shown = _UNKNOWN if view is None else _shown(view, has_keys)
+            models.append({"model": name, "inspectable": isinstance(engine, Inspectable), **shown})
+        return {"object": "list", "data": models}
+
+    return show_slots
+
+
+_UNKNOWN = dict.fromkeys(
+    ("slots", "slots_in_use", "requests_waiting", "cache_tokens", "free_tokens", "sequences", "prefixes")
+)
+"""Values shown for an engine that is not inspectable, or is busy with a long step."""
+
+
+def _shown(view: EngineView, has_keys: bool) -> dict[str, Any]:
+    sequences = [
+        {
+            "request_id": request.request_id,
+            "choice": sequence.choice,
+            "phase": sequence.phase,
+            "kv_tokens": sequence.num_kv_tokens,
+            "prompt_tokens": request.usage.prompt_tokens,
+            "completion_tokens": sequence.num_completion_tokens,
+        }
+        for request in view.requests
+        for sequence in request.sequences
+    ]
+    in_use = [sequence for sequence in sequences if sequence["phase"] in ("prefill", "decode")]
+    waiting = [
+        request for request in view.requests if all(sequence.phase == "queued" for sequence in request.sequences)
+    ]
+    return {
+        "slots": view.num_slots,
+        "slots_in_use": len(in_use),
+        "requests_waiting": len(waiting),
+        "cache_tokens": view.num_cache_tokens,
+        "free_tokens": view.num_free_tokens,
+        "sequences": sequences,
+        "prefixes": [_prefix_entry(prefix, has_keys) for prefix in view.prefixes],
+    }
+
+
+def _prefix_entry(prefix: PrefixView, has_keys: bool) -> dict[str, Any]:
+    """Describe a prefix. Namespaces of keys are names; salts are written by clients, so only a hash is shown."""
+    name, _, salt = prefix.namespace.partition("\0") if has_keys else (None, "", prefix.namespace)
+    return {
+        "namespace": name,
+        "salt_hash": hashlib.sha256(salt.encode("utf-8", "replace")).hexdigest()[:16] if salt else None,
+        "tokens": prefix.num_tokens,
+        "hits": prefix.num_hits,
+    }
+
 
 _ORDER: tuple[Phase, ...] = ("decode", "prefill", "paused", "queued")
 """Precedence of phases: a request's phase is the first of these that one of its choices is in."""

@@ -39,8 +39,6 @@ from enginehouse.pipeline.pipeline import RunningRequest
 from enginehouse.serving.background import run_with_plugins
 from enginehouse.settings.profiles import PROFILES
 
-__all__ = ["Assembly", "Choice", "PromptWriter", "WholeCall", "event_batches"]
-
 
 @define
 class WholeCall:

@@ -16,8 +16,6 @@ from enginehouse.contract.surface import CallPiece, Piece
 from enginehouse.contract.types import CallDelta, FinishReason, TokenLogprob
 from enginehouse.pipeline.answer_parser import AnswerParser
 
-__all__ = ["ChoiceParser", "call_piece"]
-
 
 class ChoiceParser:
     """Parses one choice."""

@@ -18,10 +18,10 @@ from attrs import evolve, field, frozen
 from cattrs import Converter
 from litestar.types import Scope
 
-from enginehouse.api.generation.encoding import encode_json
 from enginehouse.api.generation.server_access import ServerAccess
 from enginehouse.api.http.body import check_depth, parse_object, without_nulls
 from enginehouse.api.http.callers import Caller
+from enginehouse.api.http.sse import encode_json
 from enginehouse.contract.errors import InvalidRequest, UnsupportedParameter
 from enginehouse.contract.fields import ParameterFields
 from enginehouse.contract.refusals import REFUSED, Refusal, refuse
@@ -32,15 +32,6 @@ from enginehouse.plugins import Guard
 from enginehouse.serving.background import run_in_thread
 from enginehouse.settings.config import LimitsSettings
 from enginehouse.settings.structuring import find_problems, find_wide_integer
-
-__all__ = [
-    "MAX_TOKEN_IDS",
-    "BodyDecoder",
-    "Decoded",
-    "RequestBody",
-    "decode_problem",
-    "name_list",
-]
 
 _B_co = TypeVar("_B_co", bound="RequestBody", covariant=True)
 

@@ -19,17 +19,6 @@ from enginehouse.pipeline.pipeline import RunningRequest
 from enginehouse.pipeline.routing import Routed
 from enginehouse.settings.profiles import Profile
 
-__all__ = [
-    "DETAILS_HEADER",
-    "AnswerDetails",
-    "asks_for_details",
-    "optimization_headers",
-    "routed_headers",
-    "shown_fields",
-    "shown_parameters",
-    "shown_routed",
-]
-
 _HEADER = "x-octomil-routed-model"
 
 

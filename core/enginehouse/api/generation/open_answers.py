@@ -16,8 +16,6 @@ from enginehouse.contract.errors import InvalidRequest, RequestCancelled
 from enginehouse.contract.inspection import Inspectable
 from enginehouse.contract.types import GenerateRequest
 
-__all__ = ["OpenAnswer", "estimate_tokens", "find_answer", "list_answers", "used_tokens"]
-
 
 @define(eq=False)
 class OpenAnswer:

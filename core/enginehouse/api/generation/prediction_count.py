@@ -6,8 +6,6 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-__all__ = ["MIN_RUN", "PredictionCount"]
-
 MIN_RUN = 4
 """Number of tokens that must match before the prediction is followed again; fewer may match by chance."""
 

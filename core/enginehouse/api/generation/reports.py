@@ -10,8 +10,6 @@ from enginehouse.contract.preparer import Report
 from enginehouse.pipeline.pipeline import RunningRequest
 from enginehouse.settings.profiles import Profile
 
-__all__ = ["num_read_tokens", "report_figures", "report_headers", "shown_reports"]
-
 
 def report_headers(running: Sequence[RunningRequest], profile: Profile) -> list[tuple[str, str]]:
     """Return the profile's headers for changed prompts; known before generation starts."""

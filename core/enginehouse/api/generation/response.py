@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+import logging
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
@@ -19,21 +20,18 @@ from enginehouse.api.generation.details import (
     optimization_headers,
     routed_headers,
 )
-from enginehouse.api.generation.encoding import encode_json, log_prompts
 from enginehouse.api.generation.open_answers import OpenAnswer, estimate_tokens, used_tokens
 from enginehouse.api.generation.prediction_count import PredictionCount
-from enginehouse.api.generation.replies import ReplyResponse
 from enginehouse.api.generation.reports import report_headers
-from enginehouse.api.generation.stream import ResponseStream
+from enginehouse.api.generation.stream import ReplyResponse, ResponseStream
 from enginehouse.api.generation.surface_calls import SurfaceCalls
 from enginehouse.api.http.access import AccessRecord, record_of
 from enginehouse.api.http.admission import Ticket
-from enginehouse.api.http.callers import check_model, check_priority, may_see_prompts
+from enginehouse.api.http.callers import check_model, check_priority, may_see_prompts, ticket_of
 from enginehouse.api.http.exchange import Exchange, deadlines
-from enginehouse.api.http.own_machine import foreign_sign
-from enginehouse.api.http.permissions import ticket_of
+from enginehouse.api.http.origins import foreign_sign
 from enginehouse.api.http.security import connection_of
-from enginehouse.api.http.sse import send_body
+from enginehouse.api.http.sse import encode_json, encode_line, send_body
 from enginehouse.api.http.state import ApiState
 from enginehouse.contract.surface import Assembler, DetachedAssembler, GenerationRoute, Reply
 from enginehouse.contract.types import Event, GenerateRequest
@@ -41,8 +39,7 @@ from enginehouse.pipeline.pipeline import RunningRequest
 from enginehouse.serving.background import run_in_thread, run_with_plugins
 from enginehouse.settings.timeouts import Timeouts, timeouts_of
 
-__all__ = ["GenerationResponse"]
-
+_prompt_log = logging.getLogger("enginehouse.prompts")
 _EVENT_BYTES = 512
 _LOGPROB_BYTES = 256
 _MANY_LOGPROBS = 500  # with twenty alternatives each, written in about 10 ms
@@ -126,7 +123,7 @@ class GenerationResponse:
             return
         record.model, record.parameters = running[0].model.name, running[0].parameters
         if server.log_prompts:
-            log_prompts(self.requests)
+            _log_prompts(self.requests)
         first = self.requests[0]
         begin = partial(Assembly, first.request_id, running, first.num_choices, record, self.call.body.stream)
         are_foreign = any(one.parsing.are_foreign for one in running)
@@ -268,3 +265,15 @@ def _give_up(exchange: Exchange, record: AccessRecord) -> None:
     if exchange.error is not None:
         raise exchange.error
     record.outcome = "cancelled"
+
+
+def _log_prompts(requests: Iterable[GenerateRequest]) -> None:
+    """Log the prompt of each request that allows it: its id and, as JSON, its messages, text or token ids."""
+    for request in requests:
+        if not request.log_prompt:
+            continue
+        prompt = next(part for part in (request.messages, request.text, request.token_ids) if part is not None)
+        line = f"id={request.request_id} prompt={encode_line(prompt).decode()}"
+        if request.suffix is not None:
+            line += f" suffix={encode_line(request.suffix).decode()}"
+        _prompt_log.info("%s", line)

@@ -10,23 +10,19 @@ from typing import Any
 from attrs import evolve, frozen
 from litestar.types import Scope
 
-from enginehouse.api.admin.requests import describe_answer
-from enginehouse.api.admin.slots import Engines
+from enginehouse.api.admin.requests import Engines, describe_answer
 from enginehouse.api.generation.open_answers import OpenAnswer, find_answer, list_answers
 from enginehouse.api.http.access import record_of
-from enginehouse.api.http.callers import Caller, caller_of, check_model, shown_as
+from enginehouse.api.http.callers import Caller, caller_of, check_model, may_manage, shown_as
 from enginehouse.api.http.errors import MissingScope, NotLocal, RequestNotRunning
-from enginehouse.api.http.own_machine import foreign_sign
-from enginehouse.api.http.permissions import may_manage
+from enginehouse.api.http.origins import foreign_sign
 from enginehouse.api.http.state import ApiState
 from enginehouse.contract.calls import ModelEntry
 from enginehouse.contract.errors import ModelLoadError
 from enginehouse.contract.types import GenerateRequest, Segment
 from enginehouse.pipeline.prompting import Prompt
 from enginehouse.serving import LoadedModel, ModelStatus
-from enginehouse.serving.commands import load_model, unload_model
-
-__all__ = ["ServerAccess", "text_prompt"]
+from enginehouse.serving.changing import load_model, unload_model
 
 
 @frozen(eq=False)

@@ -21,8 +21,6 @@ from enginehouse.plugins import Guard, guard_of
 from enginehouse.plugins.plugin_loops import CoreLoop, OnCoreLoop, PluginLoop
 from enginehouse.serving.background import run_in_thread, run_with_plugins
 
-__all__ = ["SurfaceCalls"]
-
 _T = TypeVar("_T")
 
 

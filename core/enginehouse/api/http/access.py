@@ -1,12 +1,15 @@
-"""Access record of one request, its log line, and the timing of its text."""
+"""Access record of one request, its log line and the timing of its text; its id and rates in response headers."""
 
 from __future__ import annotations
 
 import json
 import logging
+import math
+import re
 import time
+import uuid
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -14,11 +17,63 @@ import numpy as np
 from attrs import define, field
 from litestar.types import Scope
 
-from enginehouse.api.http.headers import new_request_id
+from enginehouse.api.http.admission import RateState, Ticket
+from enginehouse.contract.errors import InvalidRequest
 from enginehouse.contract.usage import Usage
 from enginehouse.pipeline.parameters import Parameters
 
-__all__ = ["GAP_BUCKETS_S", "RECORD_KEY", "AccessRecord", "TokenLatency", "record_of"]
+REQUEST_ID_HEADER = b"x-request-id"
+
+_WORD = re.compile(rb"[A-Za-z0-9._~:+=@-]{1,128}")
+
+
+def new_request_id() -> str:
+    """Return a new id, for a request whose client sent none and whose response body has no id."""
+    return f"req-{uuid.uuid4().hex}"
+
+
+def sent_request_id(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+    """Return the id that the client sent, or None.
+
+    Raises:
+        InvalidRequest: it is not a word of 1 to 128 letters, digits and ``._~:+=@-``, or there are several.
+    """
+    values = [value for name, value in headers if name == REQUEST_ID_HEADER]
+    if not values:
+        return None
+    if len(values) > 1 or not _WORD.fullmatch(values[0]):
+        message = "X-Request-Id: must be one word of 1 to 128 letters, digits and ._~:+=@-"
+        raise InvalidRequest(message, "X-Request-Id")
+    return values[0].decode("ascii")
+
+
+RATE_HEADERS = tuple(
+    f"x-ratelimit-{what}-{unit}" for what in ("limit", "remaining", "reset") for unit in ("requests", "tokens")
+)
+"""All rate-limit headers that a response may have."""
+
+
+def rate_headers(ticket: Ticket) -> list[tuple[bytes, bytes]]:
+    """Return the rate-limit headers of a response; empty if no rate applies."""
+    return [(name.encode(), value.encode()) for state in ticket.states for name, value in _fields_of(state)]
+
+
+def _fields_of(state: RateState) -> list[tuple[str, str]]:
+    unit = state.rate.unit
+    return [
+        (f"x-ratelimit-limit-{unit}", str(state.rate.per_minute)),
+        (f"x-ratelimit-remaining-{unit}", str(state.remaining)),
+        (f"x-ratelimit-reset-{unit}", _span(state.reset_s)),
+    ]
+
+
+def _span(seconds: float) -> str:
+    """Format a duration as OpenAI does: ``6m0s``, ``2s``, ``20ms``."""
+    if 0 < seconds < 1:
+        return f"{math.ceil(seconds * 1000)}ms"
+    minutes, rest = divmod(math.ceil(seconds), 60)
+    return f"{minutes}m{rest}s" if minutes else f"{rest}s"
+
 
 GAP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0)
 """Upper bounds in seconds; one more bucket holds longer gaps."""

@@ -1,39 +1,76 @@
-"""The ASGI application: all routes, and the guard in front of them.
+"""The ASGI application: all routes, and the guard in front of them. It answers ``GET /health`` itself.
 
-Path of a request through the modules: ``security`` (Host, Origin, key), this module (routing), ``permissions`` (scope,
+Path of a request through the modules: ``security`` (Host, Origin, key), this module (routing), ``callers`` (scope,
 limits), ``surfaces`` (decoding), then in ``generation``: ``response`` (submission), ``assembly`` and ``stream``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from litestar import Litestar, Request, Response, Router
+from litestar import Litestar, Request, Response, Router, get
+from litestar.handlers import HTTPRouteHandler
 from litestar.types import Receive, Scope, Send
 
-from enginehouse.api.admin.events import event_route
-from enginehouse.api.admin.models import admin_model_routes
-from enginehouse.api.admin.reload import reload_route
-from enginehouse.api.admin.requests import request_routes
-from enginehouse.api.admin.slots import slot_route
+from enginehouse.api.admin.models import admin_model_routes, event_route, reload_route
+from enginehouse.api.admin.requests import request_routes, slot_route
 from enginehouse.api.http.access import AccessRecord, record_of
-from enginehouse.api.http.callers import Callers
+from enginehouse.api.http.callers import Callers, caller_of, check_permissions, may_manage, shown_as
 from enginehouse.api.http.errors import describe
-from enginehouse.api.http.health import health_route
 from enginehouse.api.http.listeners import request_ended
-from enginehouse.api.http.permissions import check_permissions, may_manage
 from enginehouse.api.http.security import Guard, note_outcome, written_error
 from enginehouse.api.http.sse import send_body
 from enginehouse.api.http.state import ApiState
 from enginehouse.api.http.surfaces import Surfaces
 from enginehouse.api.metrics.server_metrics import metrics_route
 from enginehouse.api.openai.surface import openai_surface
-from enginehouse.api.openapi.route import schema_route
+from enginehouse.api.openapi.document import schema_route
 from enginehouse.contract.errors import ModelLoadError
 from enginehouse.contract.surface import ErrorAnswer
+from enginehouse.serving import ModelStatus
 
-__all__ = ["build_app"]
+
+def health_route(state: ApiState) -> HTTPRouteHandler:
+    """Return the route.
+
+    The status is 200 if every model that the server loads at startup is available or was deferred, and at least one can
+    serve requests (``ok``, or ``degraded`` if another one failed); 503 while one of these loads or restarts, if none
+    could be loaded, and during shutdown. Models that are loaded on request or evicted for another one do not affect it.
+    """
+
+    @get("/health")
+    async def check_health(request: Request[Any, Any, Any]) -> Response[dict[str, Any]]:
+        """Report whether requests can be served now."""
+        statuses = state.manager.statuses()
+        word = "stopping" if state.exchanges.stopping else _word(statuses)
+        caller = caller_of(request.scope)
+        shown = () if state.keys.needs_key and caller.key is None else statuses
+        models = {
+            status.name: {"state": status.state, "progress": status.progress}
+            for status in shown
+            if shown_as(caller, status)
+        }
+        status_code = 200 if word in ("ok", "degraded") else 503
+        headers = {"retry-after": "1"} if status_code == 503 else {}
+        return Response({"status": word, "models": models}, status_code=status_code, headers=headers)
+
+    return check_health
+
+
+def _word(statuses: Sequence[ModelStatus]) -> str:
+    states = {"ready" if _can_be_asked(status) else status.state for status in statuses}
+    for state in ("loading", "restarting"):
+        if state in states:
+            return state
+    if "ready" not in states:
+        return "failed"
+    return "degraded" if "failed" in states else "ok"
+
+
+def _can_be_asked(status: ModelStatus) -> bool:
+    """Return True if a request for the model would be served, possibly after loading it on demand."""
+    return status.state in ("ready", "draining", "unloaded") or (status.state == "loading" and status.on_demand)
 
 
 def build_app(state: ApiState) -> Guard:

@@ -15,8 +15,6 @@ from enginehouse.api.http.errors import BodyTooLarge, ClientLeft
 from enginehouse.api.http.exchange import Receive
 from enginehouse.contract.errors import InvalidRequest
 
-__all__ = ["check_depth", "parse_object", "read_body", "read_empty_body", "without_nulls"]
-
 _MAX_CONTAINERS = 2**19
 _MAX_VALUES = 2**21  # a prompt of a million token ids has half as many
 

@@ -31,8 +31,6 @@ from enginehouse.serving.changing import ModelChanger
 from enginehouse.settings.config import Settings
 from enginehouse.settings.reload import SERVER, names_with
 
-__all__ = ["ConfigSnapshots", "Reread", "keep_fixed"]
-
 Reread = Callable[[], Settings]
 """Reads the settings again, in the same way as at startup; may block, raises ConfigError."""
 

@@ -49,20 +49,6 @@ from enginehouse.contract.errors import (
 from enginehouse.contract.surface import ErrorAnswer
 from enginehouse.settings.profiles import Profile
 
-__all__ = [
-    "AuthenticatorFailed",
-    "BodyTooLarge",
-    "ClientLeft",
-    "MissingScope",
-    "NotLocal",
-    "NotThinking",
-    "RequestNotRunning",
-    "describe",
-    "error_body",
-    "for_client",
-    "http_error",
-]
-
 
 class AuthenticatorFailed(EnginehouseError):
     """A plugin that identifies callers failed or took too long; the same credentials may be accepted later."""

@@ -12,8 +12,6 @@ from enginehouse.contract.errors import EnginehouseError, FirstTokenTimeout, Ser
 from enginehouse.recovery import Generation
 from enginehouse.settings.timeouts import Timeouts
 
-__all__ = ["Exchange", "OpenExchanges", "Receive", "deadlines"]
-
 if TYPE_CHECKING:
     from enginehouse.api.generation.open_answers import OpenAnswer
 

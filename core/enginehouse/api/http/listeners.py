@@ -20,8 +20,6 @@ from enginehouse.contract.server_events import ModelChanged, RequestEnded, Serve
 from enginehouse.plugins import Guard, PluginFailures
 from enginehouse.serving import ModelManager
 
-__all__ = ["Listener", "Listeners", "forward_model_events", "request_ended"]
-
 Listener = Callable[..., object]
 """Called with each event, as ``event=``. Returning a list that contains False for the first event ends the calls."""
 

@@ -17,8 +17,6 @@ from pathlib import Path
 from enginehouse.contract.errors import ConfigError
 from enginehouse.settings.config import ServerSettings
 
-__all__ = ["listen", "listen_further", "tls_context", "url_of"]
-
 _BACKLOG = 2048
 _PROBE_S = 1.0  # timeout for another server to accept a connection on a socket file
 

@@ -19,16 +19,13 @@ from attrs import evolve, frozen
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from enginehouse.api.http.access import AccessRecord
+from enginehouse.api.http.access import AccessRecord, new_request_id
 from enginehouse.api.http.config_snapshots import ConfigSnapshots
 from enginehouse.api.http.errors import describe, http_error
-from enginehouse.api.http.headers import new_request_id
 from enginehouse.api.http.security import CONNECTION_KEY, error_at_once
 from enginehouse.contract.errors import EnginehouseError
 from enginehouse.contract.surface import ErrorAnswer
 from enginehouse.settings.config import Settings
-
-__all__ = ["HttpProtocol", "WireBounds"]
 
 _HEADER_SIGNS = len(": \r\n")
 

@@ -2,8 +2,8 @@
 
 A plain ASGI wrapper instead of Litestar middleware, so that it also covers paths that do not exist. In this order: the
 access record; the profile in the path; Host (against DNS rebinding); Origin and CORS; API keys or authenticator
-plugins, for all routes that ``permissions`` does not list as public; the content type of POSTs. Permissions are checked
-once the route is known, see ``permissions``.
+plugins, for all routes that ``callers`` does not list as public; the content type of POSTs. Permissions are checked
+once the route is known, see ``callers``.
 """
 
 from __future__ import annotations
@@ -19,13 +19,27 @@ from attrs import evolve
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 
-from enginehouse.api.http.access import RECORD_KEY, AccessRecord, record_of
+from enginehouse.api.http.access import (
+    RECORD_KEY,
+    REQUEST_ID_HEADER,
+    AccessRecord,
+    rate_headers,
+    record_of,
+    sent_request_id,
+)
 from enginehouse.api.http.admission import EVERYBODY, NOT_RECOGNISED, Admission, Reservation
-from enginehouse.api.http.callers import CALLER_KEY, Caller, Callers, ExpiredKey, caller_of, split_compat
+from enginehouse.api.http.callers import (
+    CALLER_KEY,
+    PUBLIC,
+    Caller,
+    Callers,
+    ExpiredKey,
+    caller_of,
+    split_compat,
+    ticket_of,
+)
 from enginehouse.api.http.errors import AuthenticatorFailed, BodyTooLarge, describe, error_body, for_client, http_error
-from enginehouse.api.http.headers import REQUEST_ID_HEADER, rate_headers, sent_request_id
 from enginehouse.api.http.origins import Headers, Origins, host_name, is_preflight
-from enginehouse.api.http.permissions import PUBLIC, ticket_of
 from enginehouse.contract.errors import EnginehouseError, InvalidRequest, PluginFailed
 from enginehouse.contract.identity import Identity
 from enginehouse.contract.surface import ErrorAnswer, Reply, Surface
@@ -33,8 +47,6 @@ from enginehouse.plugins import are_foreign, guard_of
 from enginehouse.plugins.guard import current_request
 from enginehouse.settings.config import Settings, is_loopback
 from enginehouse.settings.profiles import DEFAULT_PROFILE, PROFILES
-
-__all__ = ["CONNECTION_KEY", "Guard", "connection_of", "error_at_once", "note_outcome", "written_error"]
 
 CONNECTION_KEY = "enginehouse.connection"
 """Key of the reservation of a request's connection in its ASGI scope."""

@@ -38,8 +38,6 @@ from enginehouse.process import EndSignals, raise_file_limit
 from enginehouse.serving import ModelManager
 from enginehouse.settings.config import Settings
 
-__all__ = ["OnProgress", "run", "run_loop", "serve"]
-
 _log = logging.getLogger("enginehouse.server")
 
 OnProgress = Callable[[str, float, str], None]

@@ -10,15 +10,33 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import msgspec
 from litestar.types import Send
 
-from enginehouse.api.generation.encoding import encode_line
 from enginehouse.api.http.exchange import Exchange
 from enginehouse.contract.surface import Chunk, Frame
 
-__all__ = ["FrameWriter", "chunk_writer", "send_body", "stream_headers", "write_chunks"]
+encode_json = msgspec.json.Encoder().encode
+"""Encodes plain data to JSON bytes."""
+
+_LINE_BREAKS = (
+    ("\u2028".encode(), b"\\u2028"),
+    ("\u2029".encode(), b"\\u2029"),
+    ("\x85".encode(), b"\\u0085"),
+)
+"""Characters that JSON allows unescaped, but at which careless stream readers split lines."""
+
+
+def encode_line(value: Any) -> bytes:
+    """Encode JSON that stays on one line for every client."""
+    encoded = encode_json(value)
+    if not encoded.isascii():
+        for raw, escaped in _LINE_BREAKS:
+            if raw in encoded:
+                encoded = encoded.replace(raw, escaped)
+    return encoded
 
 
 _log = logging.getLogger("enginehouse.server")

@@ -22,8 +22,6 @@ from enginehouse.serving import ModelManager
 from enginehouse.serving.changing import ModelChanges
 from enginehouse.settings.config import Settings
 
-__all__ = ["ApiState", "ReloadReport"]
-
 
 @frozen(kw_only=True)
 class ReloadReport:

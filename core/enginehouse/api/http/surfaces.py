@@ -13,9 +13,9 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.types import ASGIApp
 
 from enginehouse.api.generation.decoding import BodyDecoder, Decoded
-from enginehouse.api.generation.replies import ReplyResponse
 from enginehouse.api.generation.response import GenerationResponse
 from enginehouse.api.generation.server_access import ServerAccess
+from enginehouse.api.generation.stream import ReplyResponse
 from enginehouse.api.generation.surface_calls import SurfaceCalls
 from enginehouse.api.http.body import read_body
 from enginehouse.api.http.origins import Headers
@@ -23,8 +23,6 @@ from enginehouse.api.http.state import ApiState
 from enginehouse.contract.errors import ConfigError
 from enginehouse.contract.surface import AnswerRoute, GenerationRoute, Route, Surface
 from enginehouse.settings.structuring import closest
-
-__all__ = ["Surfaces"]
 
 _Request = Request[Any, Any, Any]
 _T = TypeVar("_T")

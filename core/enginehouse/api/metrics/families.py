@@ -13,8 +13,6 @@ from enginehouse.api.http.access import GAP_BUCKETS_S
 from enginehouse.contract.inspection import BATCH_SIZES
 from enginehouse.contract.usage import USAGE_FIELDS
 
-__all__ = ["FAMILIES", "FIGURES", "PREFIX", "Family", "Values", "family"]
-
 PREFIX = "enginehouse_"
 
 _SHORT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)

@@ -30,9 +30,7 @@ from enginehouse.contract.inspection import BATCH_SIZES, EngineMetrics, Inspecta
 from enginehouse.contract.usage import Usage
 from enginehouse.plugins import PluginFailures
 from enginehouse.serving import ModelManager, ModelState, ModelStatus
-from enginehouse.workers.stats import rss_bytes
-
-__all__ = ["RequestMetrics", "ServerMetrics", "metrics_route"]
+from enginehouse.workers.host import rss_bytes
 
 _OTHER = "other"
 _CLIENT_LEFT = "cancelled"

@@ -12,10 +12,16 @@ from enginehouse.api.generation.decoding import Decoded
 from enginehouse.api.http.state import ApiState
 from enginehouse.api.openai.bodies import GenerationBody
 from enginehouse.api.openai.chat_dialect import ChatDialect, ChatOptions
-from enginehouse.api.openai.messages import find_ignored_in_messages, read_messages
-from enginehouse.api.openai.prediction import check_prediction, find_ignored_in_prediction, read_prediction
 from enginehouse.api.openai.prompt_scores import score_prompts
-from enginehouse.api.openai.raw_prompt import TEMPLATE_FIELDS, check_raw_prompt
+from enginehouse.api.openai.prompts import (
+    TEMPLATE_FIELDS,
+    check_prediction,
+    check_raw_prompt,
+    find_ignored_in_messages,
+    find_ignored_in_prediction,
+    read_messages,
+    read_prediction,
+)
 from enginehouse.api.openai.tools import (
     check_template_variables,
     find_ignored_in_choice,
@@ -29,8 +35,6 @@ from enginehouse.contract.fields import MAX_TOOLS, ChatFields
 from enginehouse.contract.surface import GenerationRoute, new_id
 from enginehouse.contract.types import GenerateRequest
 from enginehouse.settings.config import LimitsSettings
-
-__all__ = ["ChatBody", "chat_route"]
 
 
 @frozen(kw_only=True)

@@ -24,8 +24,6 @@ from enginehouse.contract.types import TokenLogprob
 from enginehouse.contract.usage import Usage
 from enginehouse.settings.profiles import Profile
 
-__all__ = ["ChatDialect", "ChatOptions"]
-
 _REASONING_FIELDS = {
     "reasoning_content": ("reasoning_content",),
     "reasoning": ("reasoning",),

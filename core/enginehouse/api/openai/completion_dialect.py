@@ -23,8 +23,6 @@ from enginehouse.api.openai.prompt_scores import Echo
 from enginehouse.contract.surface import Chunk, ErrorAnswer, Piece
 from enginehouse.contract.usage import Usage
 
-__all__ = ["CompletionDialect", "CompletionOptions"]
-
 
 class CompletionOptions(Protocol):
     """Options that the dialect reads from the request body."""

@@ -13,15 +13,13 @@ from enginehouse.api.http.state import ApiState
 from enginehouse.api.openai.bodies import GenerationBody
 from enginehouse.api.openai.completion_dialect import CompletionDialect
 from enginehouse.api.openai.prompt_scores import Echo, read_echo, score_prompts
-from enginehouse.api.openai.raw_prompt import read_prompts
+from enginehouse.api.openai.prompts import read_prompts
 from enginehouse.api.openapi.answers import reference
 from enginehouse.contract.errors import InvalidRequest
 from enginehouse.contract.fields import CompletionFields
 from enginehouse.contract.surface import GenerationRoute, new_id
 from enginehouse.contract.types import GenerateRequest
 from enginehouse.settings.config import LimitsSettings
-
-__all__ = ["CompletionBody", "completion_route"]
 
 _MAX_SHARED_CHARS = 2**24
 _MAX_SHARED_MEMBERS = 2**17

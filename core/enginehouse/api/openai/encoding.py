@@ -9,26 +9,11 @@ from typing import Any
 import msgspec
 from msgspec.structs import asdict
 
-from enginehouse.api.generation.encoding import encode_json
+from enginehouse.api.http.sse import encode_json
 from enginehouse.contract.backend import LOWEST_LOGPROB
 from enginehouse.contract.surface import Chunk, Piece
 from enginehouse.contract.types import PromptProgress, TokenLogprob
 from enginehouse.contract.usage import USAGE_FIELDS, Usage
-
-__all__ = [
-    "HeldChunks",
-    "LegacyLogprobs",
-    "TextChunks",
-    "chat_logprobs",
-    "finite_logprob",
-    "held_chunks",
-    "legacy_logprob",
-    "legacy_top_logprobs",
-    "progress_object",
-    "token_text",
-    "usage_object",
-    "with_details",
-]
 
 _TEXT = "\0text\0"
 

@@ -1,4 +1,7 @@
-"""``GET /v1/models`` and ``GET /v1/models/{id}``: the served models and their capabilities.
+"""Routes about models: ``GET /v1/models``, ``GET /v1/models/{id}``, and ``POST /v1/route``.
+
+The last one returns the models that a chat would be tried on, with reasons, without generating anything. For it, long
+prompts are tokenized by the loaded models whose context may be too small for them.
 
 The list has the long form, with parameters and capabilities, only with ``?details=true``: it takes some kilobytes per
 model. Loading and failed models are listed too; values that are known only for an open model are null for them.
@@ -6,23 +9,27 @@ model. Loading and failed models are listed too; values that are known only for 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+from attrs import evolve
 
 from enginehouse.api.generation.decoding import Decoded
 from enginehouse.api.generation.details import shown_parameters
 from enginehouse.api.generation.server_access import ServerAccess
+from enginehouse.api.http.callers import check_model, check_priority
 from enginehouse.api.http.state import ApiState
+from enginehouse.api.openai.chat import ChatBody
 from enginehouse.api.openapi.answers import reference
 from enginehouse.contract.errors import InvalidRequest, ModelNotFound
 from enginehouse.contract.refusals import refused_fields
+from enginehouse.contract.router import Candidate
 from enginehouse.contract.surface import AnswerRoute, Reply, Route
 from enginehouse.pipeline.capabilities import Capability
 from enginehouse.pipeline.model_profile import ModelProfile
-from enginehouse.pipeline.routing import AUTO
+from enginehouse.pipeline.routing import AUTO, Plan
 from enginehouse.serving import ModelStatus
-
-__all__ = ["all_capabilities", "model_routes"]
+from enginehouse.serving.background import run_in_thread
 
 
 def model_routes(state: ApiState) -> list[Route]:
@@ -170,3 +177,74 @@ def _details(state: ApiState, status: ModelStatus, asked: str, server: ServerAcc
         },
         "metadata": info.metadata,
     }
+
+
+def route_route(state: ApiState) -> Route:
+    """Return the route, without a prefix. Its body is that of a chat; ``model`` is optional."""
+
+    async def explain_route(call: Decoded[ChatBody]) -> Reply:
+        asked = call.body.model or (AUTO if state.pipeline.is_routed(AUTO) else None)
+        if not state.pipeline.is_routed(asked):
+            check_model(call.caller, asked, state.manager)
+        check_priority(call.caller, call.body.priority)
+        chat = await run_in_thread(call.is_large, lambda: call.identify(call.body.request("", **call.body.chat())))
+        plan, left_out = await state.pipeline.plan(evolve(chat, model=asked))
+        shown = _without_choice(asked, state.manager.find(asked).name) if plan is None else _planned(asked, plan)
+        call.unsupported.extend(left_out)
+        return Reply(shown)
+
+    return AnswerRoute(
+        path="/route",
+        name="explain_route",
+        summary="Which models a chat would be tried on, and why",
+        body=ChatBody,
+        handle=explain_route,
+        request_schema=reference("RouteRequest"),
+        response_schema=reference("Route"),
+    )
+
+
+def _without_choice(asked: str | None, name: str) -> dict[str, Any]:
+    return _answer(asked, [name], strategy=None, reason="requested by name; it has no fallback")
+
+
+def _planned(asked: str | None, plan: Plan) -> dict[str, Any]:
+    return {
+        **_answer(asked, [attempt.model for attempt in plan.route.attempts], plan.strategy, plan.route.reason),
+        "candidates": [*(_candidate(candidate, plan) for candidate in plan.candidates), *_refused(plan.refused)],
+        "features": {name: round(value, 4) for name, value in plan.route.features.items()},
+        "decision_ms": round(1000 * plan.decision_s, 3),
+    }
+
+
+def _answer(asked: str | None, attempts: list[str], strategy: str | None, reason: str) -> dict[str, Any]:
+    return {
+        "object": "route",
+        "asked": asked,
+        "model": attempts[0],
+        "attempts": attempts,
+        "strategy": strategy,
+        "reason": reason,
+        "candidates": [],
+        "features": {},
+        "decision_ms": 0.0,
+    }
+
+
+def _candidate(candidate: Candidate, plan: Plan) -> dict[str, Any]:
+    score = plan.route.scores.get(candidate.name)
+    return {
+        "model": candidate.name,
+        "score": None if score is None else round(score, 4),
+        "refused": None,
+        "state": candidate.state,
+        "has_failed": candidate.has_failed,
+        "num_running": candidate.num_running,
+        "num_waiting": candidate.num_waiting,
+        "first_token_ms": None if candidate.first_token_s is None else round(1000 * candidate.first_token_s, 1),
+    }
+
+
+def _refused(refused: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    for name, reason in refused.items():
+        yield {"model": name, "refused": reason}

@@ -10,7 +10,7 @@ import msgspec
 from attrs import frozen
 
 from enginehouse.api.generation.assembly import Assembly
-from enginehouse.api.generation.encoding import encode_json
+from enginehouse.api.http.sse import encode_json
 from enginehouse.api.openai.encoding import (
     chat_logprobs,
     finite_logprob,
@@ -21,8 +21,6 @@ from enginehouse.api.openai.encoding import (
 from enginehouse.contract.errors import UnsupportedParameter
 from enginehouse.contract.types import PromptLogprobs, TokenLogprob
 from enginehouse.pipeline.pipeline import Pipeline, RunningRequest
-
-__all__ = ["Echo", "PromptScores", "ScoreFields", "read_echo", "score_prompts"]
 
 
 class ScoreFields(Protocol):

@@ -10,13 +10,10 @@ from enginehouse.api.http.errors import error_body
 from enginehouse.api.http.state import ApiState
 from enginehouse.api.openai.chat import chat_route
 from enginehouse.api.openai.completions import completion_route
-from enginehouse.api.openai.models import model_routes
-from enginehouse.api.openai.route import route_route
+from enginehouse.api.openai.models import model_routes, route_route
 from enginehouse.api.openai.tokens import token_routes
 from enginehouse.contract.hookspecs import API_VERSION
 from enginehouse.contract.surface import ErrorAnswer, Reply, Route
-
-__all__ = ["OpenAISurface", "openai_surface"]
 
 
 @define

@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 from attrs import NOTHING, evolve, frozen
 
 from enginehouse.api.generation.decoding import MAX_TOKEN_IDS, Decoded, RequestBody
-from enginehouse.api.generation.encoding import encode_json
 from enginehouse.api.generation.server_access import text_prompt
+from enginehouse.api.http.sse import encode_json
 from enginehouse.api.http.state import ApiState
 from enginehouse.api.openai.chat import ChatBody
 from enginehouse.api.openai.encoding import token_text
-from enginehouse.api.openai.raw_prompt import read_token_ids
+from enginehouse.api.openai.prompts import read_token_ids
 from enginehouse.api.openapi.answers import reference
 from enginehouse.contract.errors import InvalidRequest
 from enginehouse.contract.fields import FIELDS
@@ -29,8 +29,6 @@ from enginehouse.pipeline.prompting import Prompt
 from enginehouse.serving import LoadedModel
 from enginehouse.serving.background import run_in_thread
 from enginehouse.settings.config import LimitsSettings
-
-__all__ = ["ApplyTemplateBody", "DetokenizeBody", "TokenizeBody", "token_routes"]
 
 _C = TypeVar("_C", bound=ChatBody)
 

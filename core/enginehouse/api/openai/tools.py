@@ -13,14 +13,6 @@ from enginehouse.contract.errors import InvalidRequest
 from enginehouse.contract.shapes import Effort, FunctionBody, ToolBody
 from enginehouse.contract.types import Thinking, Tool, ToolUse
 
-__all__ = [
-    "check_template_variables",
-    "find_ignored_in_choice",
-    "find_ignored_in_tools",
-    "read_thinking",
-    "read_tool_use",
-]
-
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)  # OpenAI's and dots, which MCP servers use in tool names
 
 

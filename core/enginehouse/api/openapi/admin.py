@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any, get_args
 
 from enginehouse.api.openapi.answers import object_of, reference
-from enginehouse.api.openapi.fields import JsonSchema
 from enginehouse.contract.inspection import Phase
+from enginehouse.contract.rows import JsonSchema
 from enginehouse.serving import ModelState
-from enginehouse.serving.status import EventKind
-
-__all__ = ["ADMIN_SCHEMAS", "RUNNING_SCHEMAS", "admin_paths"]
+from enginehouse.serving.lifecycle import EventKind
 
 _TEXT: JsonSchema = {"type": "string"}
 _TEXT_OR_NULL: JsonSchema = {"type": ["string", "null"]}

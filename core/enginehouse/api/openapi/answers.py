@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import get_args
 
-from enginehouse.api.openapi.fields import JsonSchema
+from enginehouse.contract.rows import JsonSchema
 from enginehouse.contract.usage import USAGE_FIELDS
 from enginehouse.pipeline.capabilities import Support
 from enginehouse.pipeline.parameters import Origin
 from enginehouse.serving import ModelState
-
-__all__ = ["ANSWER_SCHEMAS", "object_of", "reference"]
 
 
 def object_of(optional: dict[str, JsonSchema] | None = None, /, **members: JsonSchema) -> JsonSchema:

@@ -1,28 +1,70 @@
-"""The complete document: paths, requests and responses.
+"""The OpenAPI document: paths, requests and responses; ``GET /schema`` returns it as JSON.
 
 Replaces Litestar's OpenAPI generation, which reads the types in the signatures of handlers: ours take bytes, and their
-fields are rows of tables, to which plugins add.
+fields are rows of tables, to which plugins add. There is no page to browse it: those that Litestar offers load their
+code from other servers.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from enginehouse.api.http.headers import RATE_HEADERS
+import attrs
+from litestar import Response, get
+from litestar.handlers import HTTPRouteHandler
+
+from enginehouse.api.http.access import RATE_HEADERS
+from enginehouse.api.http.sse import encode_json
+from enginehouse.api.http.state import ApiState
+from enginehouse.api.openai.chat import ChatBody
+from enginehouse.api.openai.completions import CompletionBody
+from enginehouse.api.openai.tokens import ApplyTemplateBody, DetokenizeBody, TokenizeBody
 from enginehouse.api.openapi.admin import ADMIN_SCHEMAS, admin_paths
 from enginehouse.api.openapi.answers import ANSWER_SCHEMAS, reference
 from enginehouse.api.openapi.examples import REQUEST_EXAMPLES
-from enginehouse.api.openapi.fields import ClassSchemas, JsonSchema
-from enginehouse.api.openapi.requests import request_schemas
-from enginehouse.contract.rows import RequestField
+from enginehouse.api.openapi.fields import ClassSchemas
+from enginehouse.contract.rows import JsonSchema, RequestField, classes_of
 from enginehouse.contract.surface import GenerationRoute, Route
 from enginehouse.pipeline.model_profile import release
 from enginehouse.settings.config import LimitsSettings
 from enginehouse.settings.profiles import PROFILES
 
-__all__ = ["build_document"]
+
+def request_schemas(plugin_fields: Mapping[str, RequestField], limits: LimitsSettings) -> dict[str, JsonSchema]:
+    """Return component name to schema for every request body and its parts. Plugins add their fields."""
+    schemas = ClassSchemas(limits)
+    bodies = {
+        "ChatCompletionRequest": schemas.object_schema(ChatBody),
+        "CompletionRequest": schemas.object_schema(CompletionBody),
+        "RouteRequest": schemas.object_schema(ChatBody),
+        "TokenizeRequest": schemas.object_schema(TokenizeBody),
+        "DetokenizeRequest": schemas.object_schema(DetokenizeBody),
+        "ApplyTemplateRequest": schemas.object_schema(ApplyTemplateBody),
+    }
+    for name, fields_class in classes_of(plugin_fields.values()).items():
+        declared = schemas.object_schema(fields_class)["properties"]
+        for field_schema in declared.values():
+            field_schema["x-plugin"] = name
+        for body in ("ChatCompletionRequest", "CompletionRequest", "RouteRequest"):
+            bodies[body]["properties"] |= declared
+    for body in ("ChatCompletionRequest", "RouteRequest"):
+        bodies[body]["oneOf"] = [{"required": ["messages"]}, {"required": ["prompt"]}]
+    bodies["TokenizeRequest"]["oneOf"] = [{"required": [name]} for name in ("content", "prompt", "messages")]
+    bodies["ApplyTemplateRequest"]["required"] = ["messages"]
+    for body_class, body in ((TokenizeBody, "TokenizeRequest"), (ApplyTemplateBody, "ApplyTemplateRequest")):
+        _keep_effective(body_class, bodies[body])
+    return {**schemas.components, **bodies}
+
+
+def _keep_effective(body_class: type[ChatBody], schema: JsonSchema) -> None:
+    """Remove fields that are accepted but have no effect."""
+    names = [attribute.name for attribute in attrs.fields(body_class)]
+    for name in body_class.find_ignored(dict.fromkeys(names) | {"details": True}):
+        schema["properties"].pop(name, None)
+
 
 _DESCRIPTION = f"""\
 One OpenAI-compatible contract over any inference backend. Every field of a request is applied, refused with a 400 that
@@ -244,3 +286,22 @@ def _error_response(status: int) -> dict[str, Any]:
 
 def _header(description: str) -> JsonSchema:
     return {"description": description, "schema": {"type": "string"}}
+
+
+def schema_route(state: ApiState, routes: Sequence[Route]) -> HTTPRouteHandler:
+    """Return the route; the document describes ``routes`` of surfaces, and those of core."""
+
+    @functools.cache
+    def encoded() -> bytes:
+        return encode_json(
+            build_document(
+                routes, state.registry.request_fields, state.settings.limits, state.settings.server.root_path
+            )
+        )
+
+    @get(["/schema", "/schema/openapi.json"])
+    async def show_schema() -> Response[bytes]:
+        """Show the OpenAPI document."""
+        return Response(encoded(), media_type="application/json")
+
+    return show_schema

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["REQUEST_EXAMPLES"]
-
 _MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
 _WEATHER = {
     "type": "function",

@@ -17,8 +17,6 @@ from attrs import define, field
 from enginehouse.contract.rows import JsonSchema, Row, row_of
 from enginehouse.settings.config import LimitsSettings
 
-__all__ = ["ClassSchemas", "JsonSchema"]
-
 _PLAIN: dict[Any, JsonSchema] = {
     Any: {},
     bool: {"type": "boolean"},

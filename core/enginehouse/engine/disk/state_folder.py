@@ -23,20 +23,6 @@ from enginehouse.contract.regular_files import open_regular
 from enginehouse.engine.prefix_cache import common_prefix_length
 from enginehouse.settings.limits import format_bytes
 
-__all__ = [
-    "DIGEST_BYTES",
-    "MIN_SAVED_TOKENS",
-    "DamagedFile",
-    "FolderTaken",
-    "SavedState",
-    "StateFolder",
-    "StateHead",
-    "digest",
-    "read_head",
-    "read_state",
-    "write_state",
-]
-
 DIGEST_BYTES = 16
 _MAGIC = b"EHstate1"
 _HEAD = struct.Struct(f"<8s{DIGEST_BYTES}s{DIGEST_BYTES}sIQ")

@@ -17,12 +17,11 @@ import numpy as np
 from attrs import define, field
 from numpy.typing import NDArray
 
-from enginehouse.contract.backend import StateKeeper
-from enginehouse.contract.errors import CacheFull
+from enginehouse.contract.backend import Runner, StateKeeper
+from enginehouse.contract.errors import CacheFull, EnginehouseError
 from enginehouse.engine.disk.state_folder import MIN_SAVED_TOKENS, SavedState, StateFolder
-from enginehouse.engine.prefix_cache import PrefixCache
-
-__all__ = ["DiskCosts", "DiskTier", "Recall", "SecondsPerToken", "StateRead"]
+from enginehouse.engine.prefix_cache import PrefixCache, free
+from enginehouse.plugins import guard_of, guarded
 
 _NEWEST_SHARE = 0.3
 
@@ -101,7 +100,7 @@ class DiskTier:
     def __init__(
         self, runner: StateKeeper, folder: StateFolder, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.runner, self.folder = runner, folder
+        self.runner, self.folder = guarded(runner, Runner, guard_of(runner, "backend")), folder
         self.pace = DiskCosts()
         self.clock = clock
         self._cache: PrefixCache | None = None
@@ -148,8 +147,8 @@ class DiskTier:
         began = self.clock()
         try:
             data = self.runner.save(handle)
-        except Exception:  # noqa: BLE001 - plugin error boundary: a failed save must not fail a request
-            _log.exception("a sequence of %d tokens could not be saved", len(token_ids))
+        except EnginehouseError as error:  # its guard has logged the traceback
+            _log.error("a sequence of %d tokens could not be saved: %s", len(token_ids), error)
             return True
         seconds = self.clock() - began
         self.pace.saving.observe(len(token_ids), seconds)
@@ -261,11 +260,11 @@ class Recall:
             handle = runner.load(data)
         except CacheFull:
             return
-        except Exception as error:  # noqa: BLE001 - plugin error boundary: file content must not end the request
+        except EnginehouseError as error:  # the content of a file must not end the request
             self._tier.discard(state, f"the model refuses it: {error}")
             return
         if runner.length(handle) != num_tokens:
-            runner.free_sequence(handle)
+            free(runner, handle)
             self._tier.discard(state, "its number of tokens differs from the one in its header")
             return
         self._tier.pace.loading.observe(num_tokens, read_s + self._tier.clock() - began)

@@ -17,23 +17,6 @@ from numpy.typing import NDArray
 
 from enginehouse.contract.backend import HIGHEST_TEMPERATURE, LOWEST_LOGPROB, LOWEST_TEMPERATURE
 
-__all__ = [
-    "Head",
-    "LogitRow",
-    "MinP",
-    "RawLogprobs",
-    "Step",
-    "Temperature",
-    "TopK",
-    "TopP",
-    "Uniform",
-    "bounded_by_mass",
-    "bounded_by_ratio",
-    "bounded_temperature",
-    "pick",
-    "uniform",
-]
-
 _TOP_K_DEPTHS = (6.0, 12.0, 24.0, np.inf)  # in logits
 _MASS_DEPTHS = (3.0, 6.0, 8.0, 10.0, 12.0, 14.0, 17.0, 20.0, 26.0, 40.0, np.inf)  # in logits after temperature
 _UNDECIDED = 2e-6  # relative error bound of float32 exponentials

@@ -19,14 +19,13 @@ from attrs import evolve, field, frozen
 from numpy.typing import NDArray
 
 from enginehouse.contract.backend import DeviceSampler, Draw, Drawn, Runner
-from enginehouse.contract.errors import EnginehouseError
+from enginehouse.contract.errors import EnginehouseError, PluginFailed
 from enginehouse.contract.types import EngineRequest, SamplingParams
 from enginehouse.engine.constraints import TokenMask
-from enginehouse.engine.forward import Computed, Fail, Rows
+from enginehouse.engine.forward import Computed, Fail, Rows, read_rows
 from enginehouse.engine.sampling.candidates import uniform
 from enginehouse.engine.sequence import Sequence
-
-__all__ = ["DeviceDraws", "InFlightStep", "can_draw", "launch"]
+from enginehouse.plugins import Guard
 
 _BAN, _FORCE = -100.0, 100.0  # a bias that forces a token bans all others; only core does this
 _DEFAULTS = SamplingParams()
@@ -78,8 +77,11 @@ def can_draw(runner: Runner, request: EngineRequest) -> bool:
     return all(name in known or getattr(sampling, name) == getattr(_DEFAULTS, name) for name in names if name != "seed")
 
 
-def launch(runner: Runner, computed: Computed, fail: Fail) -> InFlightStep:
-    """Start sampling on the device; return without waiting for the results."""
+def launch(runner: Runner, computed: Computed, fail: Fail, guard: Guard) -> InFlightStep:
+    """Start sampling on the device; return without waiting for the results.
+
+    If the runner fails to sample, its rows are read, and the host samples.
+    """
     on_device: list[DeviceDraws] = []
     draws: list[Draw] = []
     for sequence, rows, exit_layer in computed.on_device:
@@ -94,10 +96,29 @@ def launch(runner: Runner, computed: Computed, fail: Fail) -> InFlightStep:
     if not draws:
         return InFlightStep(computed.on_host)
     assert computed.output is not None
-    drawn = cast(DeviceSampler, runner).sample(computed.output, draws)  # guaranteed by its capabilities
+    try:
+        drawn = cast(DeviceSampler, runner).sample(computed.output, draws)  # guaranteed by its capabilities
+    except PluginFailed:
+        return InFlightStep(computed.on_host + _rows_on_host(computed, fail, guard))
     for part in on_device:
         part.sequence.num_pending += not part.is_checking
     return InFlightStep(computed.on_host, on_device, drawn)
+
+
+def _rows_on_host(computed: Computed, fail: Fail, guard: Guard) -> Rows:
+    """Return the rows that the device was to sample from; if they cannot be read, their requests fail."""
+    assert computed.output is not None
+    parts = [part for part in computed.on_device if part[0].handle is not None]
+    try:
+        with guard.calling("host of its logits"):
+            rows = read_rows(computed.output, [(sequence, rows) for sequence, rows, _ in parts], guard)
+    except EnginehouseError as error:
+        for sequence, _, _ in parts:
+            fail(sequence.owner, error)
+        return []
+    for sequence, _, exit_layer in parts:
+        sequence.exit_layer = exit_layer
+    return rows
 
 
 def _draw(sequence: Sequence, handle: int, row: int, ahead: int) -> Draw:

@@ -17,8 +17,6 @@ from enginehouse.contract.errors import InvalidRequest
 from enginehouse.contract.sampler import History
 from enginehouse.engine.sampling.candidates import Head, LogitRow, Uniform
 
-__all__ = ["LogitBias", "Penalties", "RowPenalty", "TokenHistory"]
-
 
 class TokenHistory:
     """Token ids of the prompt and of the generated tokens.

@@ -38,8 +38,6 @@ from enginehouse.plugins import Guard, guard_of, guarded, plain
 from enginehouse.plugins.guard import PASSED
 from enginehouse.settings.structuring import find_problems, strict_converter
 
-__all__ = ["PluginStep", "build_steps"]
-
 _WANTED: Mapping[SamplerRole, type[Any]] = {
     "penalty": PenaltyStep,
     "temperature": TemperatureStep,

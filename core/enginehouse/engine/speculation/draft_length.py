@@ -14,16 +14,6 @@ from attrs import define, field, frozen
 
 from enginehouse.contract.drafter import NUM_GRADES
 
-__all__ = [
-    "MAX_DRAFT_TOKENS",
-    "AcceptanceRates",
-    "Candidate",
-    "DrafterBudget",
-    "StepCosts",
-    "choose_lengths",
-    "expected_tokens",
-]
-
 _SIZES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256, 512)
 """Bucket sizes of step costs, in tokens; a step belongs to the next larger size."""
 

@@ -33,8 +33,6 @@ from enginehouse.engine.speculation.draft_length import (
 )
 from enginehouse.plugins import Guard, guard_of, guarded
 
-__all__ = ["SequenceDrafts", "Speculation"]
-
 _LOOK_EVERY = 48  # steps after which a costly drafter that did not pay off is asked again
 _LOOK_TOKENS = 2
 _READ_AT_ONCE_STEPS = 16  # steps without a draft after which tokens may stay on the device again

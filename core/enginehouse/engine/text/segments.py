@@ -20,8 +20,6 @@ from enginehouse.contract.types import Segment
 if TYPE_CHECKING:  # NumPy would be half of the start-up time of a rendering process
     from enginehouse.contract.backend import Tokenizer
 
-__all__ = ["ControlStrings", "bytes_per_token", "control_strings", "encode_segments", "min_tokens"]
-
 
 class ControlStrings:
     """A set of control-token strings, indexed by first character and length.

@@ -12,8 +12,6 @@ from functools import lru_cache
 
 import msgspec
 
-__all__ = ["Detokenizer", "StopAutomaton", "TextPiece", "TextStream", "stop_automaton"]
-
 _new_decoder = codecs.getincrementaldecoder("utf-8")
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 

@@ -15,19 +15,6 @@ from attrs import frozen
 
 from enginehouse.settings.config import MediaSettings
 
-__all__ = [
-    "AddressRefused",
-    "FetchFailed",
-    "ImageFetcher",
-    "Resolve",
-    "Target",
-    "check_addresses",
-    "is_allowed_host",
-    "is_public",
-    "read_url",
-    "resolve_host",
-]
-
 _PORTS = {"http": 80, "https": 443}
 _MAX_URL_CHARS = 4096
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")

@@ -15,8 +15,6 @@ from enginehouse.contract.types import EngineCapabilities, Image, MediaPart, Mes
 from enginehouse.pipeline.media.fetching import AddressRefused, FetchFailed, ImageFetcher, Resolve, resolve_host
 from enginehouse.settings.config import MediaSettings
 
-__all__ = ["ImageHeader", "MediaReader", "NoImage", "check_media", "read_image_header"]
-
 
 class NoImage(ValueError):
     """The bytes are not a usable image; the message gives the reason."""

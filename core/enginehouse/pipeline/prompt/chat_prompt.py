@@ -15,7 +15,6 @@ from enginehouse.contract.types import Message, ModelInfo
 if TYPE_CHECKING:  # rendering processes start sooner without the settings
     from enginehouse.settings.config import ModelSettings
 
-__all__ = ["CHATML", "GEMMA", "PLAIN", "ChatPrompt", "ModelTemplates", "fallback_template"]
 
 # The files of Qwen and SmolLM2 name a begin-of-sequence token, but their own templates do not write it.
 CHATML = """\

@@ -13,8 +13,6 @@ from attrs import frozen
 from enginehouse.contract.errors import UnsupportedParameter
 from enginehouse.contract.types import ModelInfo, Segment
 
-__all__ = ["NO_INFILL", "InfillTokens", "find_infill_tokens", "infill_segments"]
-
 NO_INFILL = "this model does not support infill: its vocabulary has no tokens that mark prefix, suffix and middle"
 """Reason given when ``suffix`` is refused."""
 

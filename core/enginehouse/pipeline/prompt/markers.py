@@ -31,8 +31,6 @@ from enginehouse.contract.errors import RenderError
 from enginehouse.contract.types import Segment
 from enginehouse.engine.text.segments import ControlStrings
 
-__all__ = ["Markers"]
-
 _PLANES = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 _NUM_CODE_POINTS = sum(map(len, _PLANES))
 

@@ -9,21 +9,6 @@ import msgspec
 from enginehouse.contract.types import Segment
 from enginehouse.pipeline.prompt.chat_prompt import ChatPrompt
 
-__all__ = [
-    "CheckTemplate",
-    "Checked",
-    "Failed",
-    "Ready",
-    "Remember",
-    "Render",
-    "Rendered",
-    "Reply",
-    "Request",
-    "decode_reply",
-    "decode_request",
-    "encode",
-]
-
 
 class Remember(msgspec.Struct, frozen=True, array_like=True, tag="remember"):
     """The large, constant parts of prompts, sent once per process; has no reply.

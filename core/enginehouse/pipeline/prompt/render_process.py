@@ -29,8 +29,6 @@ from enginehouse.pipeline.prompt.sandbox import TemplateExhausted
 from enginehouse.pipeline.prompt.templates import check, render
 from enginehouse.workers.ipc import FrameTooLarge, Link, become_child
 
-__all__ = ["main"]
-
 
 def main(max_chars: int, memory_bytes: int) -> None:
     """Serve requests until the server closes the link.

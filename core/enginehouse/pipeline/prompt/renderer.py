@@ -38,8 +38,6 @@ from enginehouse.settings.structuring import find_wide_integer
 from enginehouse.workers.ipc import FrameTooLarge, frame
 from enginehouse.workers.process import ChildProcess, Connection
 
-__all__ = ["ChatPrompt", "Renderer"]
-
 _MAX_QUARANTINED = 256
 _START_TIMEOUT_S = 60.0  # Python itself takes 0.2 s; a busy machine much longer
 _EXIT_S = 1.0  # from the end of its link to its exit status, which says why

@@ -29,8 +29,6 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from enginehouse.contract.errors import RenderError
 
-__all__ = ["ChatTemplate", "TemplateExhausted", "TemplateRefused", "compile_template"]
-
 _MAX_MESSAGE_CHARS = 1000
 
 

@@ -18,8 +18,6 @@ from enginehouse.pipeline.prompt.chat_prompt import ChatPrompt
 from enginehouse.pipeline.prompt.markers import Markers
 from enginehouse.pipeline.prompt.sandbox import ChatTemplate, TemplateExhausted, TemplateRefused, compile_template
 
-__all__ = ["Arguments", "check", "read_arguments", "render"]
-
 _DAMAGED = "invalid_arguments"
 
 

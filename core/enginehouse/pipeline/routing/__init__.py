@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from enginehouse.pipeline.routing.attempts import Attempts, FailedAttempt, OnDiscarded, Routed
-from enginehouse.pipeline.routing.fitting import find_too_long
-from enginehouse.pipeline.routing.planning import AUTO, Plan, Planner, TooLong
+from enginehouse.pipeline.routing.planning import AUTO, Plan, Planner, TooLong, find_too_long
 
 __all__ = [
     "AUTO",

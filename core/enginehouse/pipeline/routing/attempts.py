@@ -39,8 +39,6 @@ from enginehouse.pipeline.routing.circuit_breaker import CircuitBreaker, Outcome
 from enginehouse.pipeline.routing.planning import Plan
 from enginehouse.recovery import Generation
 
-__all__ = ["AcceptedRequest", "Attempts", "FailedAttempt", "OnDiscarded", "Routed", "SubmitFunction"]
-
 
 @frozen
 class FailedAttempt:

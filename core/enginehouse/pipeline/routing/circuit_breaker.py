@@ -21,8 +21,6 @@ from enginehouse.contract.errors import (
 )
 from enginehouse.settings.optimisations import RouterSettings
 
-__all__ = ["CircuitBreaker", "OutcomeRecorder"]
-
 _WEIGHT = 0.3
 """Weight of the newest time in the moving average."""
 

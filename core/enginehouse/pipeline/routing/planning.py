@@ -1,12 +1,15 @@
 """Routing plan: the models to try for a request, in order, from the router or from the fallbacks of a named model.
 
-Called by the pipeline for every request, and by ``POST /v1/route`` to explain. Does not try models itself.
+Called by the pipeline for every request, and by ``POST /v1/route`` to explain. Does not try models itself. Models whose
+context cannot hold the prompt are found before one is chosen: each loaded model renders and tokenizes the prompt as it
+would to answer it. A prompt with fewer bytes than a context has tokens fits without being counted.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from attrs import evolve, field, frozen
@@ -14,6 +17,7 @@ from attrs import evolve, field, frozen
 from enginehouse.contract.errors import (
     ConfigError,
     ContextLengthExceeded,
+    EnginehouseError,
     ModelNotFound,
     PluginFailed,
     UnsupportedParameter,
@@ -24,10 +28,71 @@ from enginehouse.pipeline.capabilities import Capability, find_unsupported
 from enginehouse.pipeline.media import check_media
 from enginehouse.pipeline.routing.circuit_breaker import CircuitBreaker
 from enginehouse.plugins import Guard, PluginRegistry, guard_of
-from enginehouse.serving import ModelManager, ModelStatus
+from enginehouse.serving import LoadedModel, ModelManager, ModelStatus
 from enginehouse.settings.config import Settings
 
-__all__ = ["AUTO", "CapabilitiesOf", "Plan", "Planner", "TooLong"]
+CountTokens = Callable[[GenerateRequest, LoadedModel], Awaitable[int]]
+"""Counts the tokens of a request's prompt for a model."""
+
+_TEMPLATE_TOKENS = 1024
+"""Tokens allowed for the text that templates add to messages; a model whose template adds more refuses when tried."""
+
+_PATIENCE_S = 2.0
+"""Maximum wait for a busy model; after it the prompt is assumed to fit."""
+
+
+async def find_too_long(
+    request: GenerateRequest, names: Iterable[str], manager: ModelManager, count: CountTokens
+) -> dict[str, ContextLengthExceeded]:
+    """Return the models whose context cannot hold the prompt, by name, with the error that each would raise."""
+    if any(message.parts for message in request.messages or ()):
+        return {}  # images are read only after a model is chosen
+    num_bytes = _num_bytes(request)
+    models = [model for name in names if (model := _loaded(manager, name)) is not None]
+    unsure = [
+        model
+        for model in models
+        if num_bytes + _TEMPLATE_TOKENS > model.info.max_context and not model.info.engine.takes_messages
+    ]
+    errors = await asyncio.gather(*(_check(request, model, count) for model in unsure))
+    return {model.name: error for model, error in zip(unsure, errors, strict=True) if error is not None}
+
+
+async def _check(request: GenerateRequest, model: LoadedModel, count: CountTokens) -> ContextLengthExceeded | None:
+    try:
+        async with asyncio.timeout(_PATIENCE_S):
+            num_tokens = await count(request, model)
+    except (EnginehouseError, TimeoutError):
+        return None  # the attempt reports the problem of the model or the request
+    if num_tokens < (max_context := model.info.max_context):
+        return None
+    return ContextLengthExceeded(num_tokens, max_context, "prompt" if request.messages is None else "messages")
+
+
+def _loaded(manager: ModelManager, name: str) -> LoadedModel | None:
+    try:
+        return manager.get(name)
+    except EnginehouseError:
+        return None
+
+
+def _num_bytes(request: GenerateRequest) -> int:
+    """Bytes of all client text in a prompt: an upper bound of its tokens for any tokenizer."""
+    if request.token_ids is not None:
+        return len(request.token_ids)
+    if request.messages is None:
+        return _bytes_of(request.text or "") + _bytes_of(request.suffix or "")
+    num_bytes = _bytes_of(repr(request.template_variables))
+    for message in request.messages:
+        texts = (message.content, message.reasoning or "", *(call.arguments for call in message.tool_calls))
+        num_bytes += sum(map(_bytes_of, texts))
+    tools = request.tool_use.callable if request.tool_use is not None else ()
+    return num_bytes + sum(2 * _bytes_of(repr(tool.definition)) for tool in tools)
+
+
+def _bytes_of(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
+
 
 AUTO = "auto"
 """The model name that selects a router; a model or alias of that name takes precedence."""

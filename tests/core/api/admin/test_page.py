@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 from urllib.parse import urlsplit
 
-from enginehouse.serving.status import ModelState
+from enginehouse.serving.lifecycle import ModelState
 
 from .conftest import Operated
 

@@ -22,10 +22,9 @@ from enginehouse.contract.errors import (
     ServerStopping,
 )
 from enginehouse.serving import ModelManager
-from enginehouse.serving.changing import ModelChanger, find_changes
-from enginehouse.serving.commands import load_model, unload_model
+from enginehouse.serving.changing import ModelChanger, find_changes, load_model, unload_model
+from enginehouse.serving.lifecycle import ModelEvent
 from enginehouse.serving.sources import OnShare
-from enginehouse.serving.status import ModelEvent
 from enginehouse.settings.config import ModelSettings, ServerSettings
 from enginehouse_testkit.waiting import until
 

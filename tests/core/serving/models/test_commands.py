@@ -13,7 +13,7 @@ import pytest
 from enginehouse.contract.errors import ModelConflict, ModelLoadError, ModelNotFound, ModelUnloaded
 from enginehouse.plugins import PluginRegistry
 from enginehouse.serving import ModelManager
-from enginehouse.serving.commands import load_model, unload_model
+from enginehouse.serving.changing import load_model, unload_model
 from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings
 from enginehouse_testkit.waiting import until
 

@@ -22,7 +22,7 @@ from enginehouse.contract.errors import (
     ServerStopping,
 )
 from enginehouse.serving import ModelManager
-from enginehouse.serving.commands import load_model, unload_model
+from enginehouse.serving.changing import load_model, unload_model
 from enginehouse.serving.leases import Waiters
 from enginehouse.serving.sources import OnShare
 from enginehouse_testkit.scripted import ScriptedEngine

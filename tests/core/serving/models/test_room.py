@@ -24,8 +24,7 @@ from enginehouse.contract.errors import (
     ServerStopping,
 )
 from enginehouse.serving import LoadedModel, ModelManager
-from enginehouse.serving.changing import ModelChanger
-from enginehouse.serving.commands import load_model, unload_model
+from enginehouse.serving.changing import ModelChanger, load_model, unload_model
 from enginehouse.serving.leases import Lease
 from enginehouse.serving.memory import choose_evictions
 from enginehouse.settings.config import Settings

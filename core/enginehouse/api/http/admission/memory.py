@@ -16,8 +16,6 @@ from attrs import define
 from enginehouse.contract.errors import EnginehouseError, RateLimited, ServerOverloaded
 from enginehouse.settings.config import LimitsSettings
 
-__all__ = ["EVERYBODY", "NOT_RECOGNISED", "MemoryAccount", "Reservation"]
-
 EVERYBODY = None
 """Owner for callers of a server without keys: only the total limit applies to it."""
 

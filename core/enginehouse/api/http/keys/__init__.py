@@ -6,8 +6,17 @@ be guessed, and would let anyone keep the server busy with wrong keys.
 
 from __future__ import annotations
 
-from enginehouse.api.http.keys.editing import add_key, revoke_key
-from enginehouse.api.http.keys.file import KeyOptions, KeyRecord, KeyRing, hash_key, key_line, new_key, read_key_file
+from enginehouse.api.http.keys.file import (
+    KeyOptions,
+    KeyRecord,
+    KeyRing,
+    add_key,
+    hash_key,
+    key_line,
+    new_key,
+    read_key_file,
+    revoke_key,
+)
 from enginehouse.api.http.keys.store import KeyStore, load_keys
 
 __all__ = [

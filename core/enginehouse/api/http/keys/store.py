@@ -16,8 +16,6 @@ from enginehouse.contract.errors import ConfigError
 from enginehouse.contract.identity import read_moment
 from enginehouse.settings.auth import AuthSettings, KeySettings
 
-__all__ = ["KeyStore", "load_keys"]
-
 _log = logging.getLogger("enginehouse.server")
 
 _WATCH_S = 1.0

@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from enginehouse.cli.main import main
-from enginehouse.cli.plugin_skeleton import NEW_KINDS, write_plugin
 from enginehouse.plugins.kinds import KINDS
+from enginehouse_testkit.plugin_skeleton import NEW_KINDS, write_plugin
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from enginehouse.contract.backend import LastSampled, RunnerCapabilities, Span
 from enginehouse.contract.errors import CacheFull, InvalidSpan, StateRefused
-from enginehouse.contract.slot_table import SlotTable
+from enginehouse_backendkit.slot_table import SlotTable
 
 _CAPABILITIES = RunnerCapabilities(
     max_sequences=3, max_batch_tokens=12, max_context=10, cache_tokens=20, exit_layers=(4,)

@@ -21,7 +21,7 @@ from enginehouse.settings.structuring import closest
 
 __all__ = ["check"]
 
-_TEST_KIT = "enginehouse_testkit"
+_SUITES = Path(__file__).with_name("installed_plugin.py")
 
 
 @click.command()
@@ -64,12 +64,7 @@ def check(name: str, model: str | None, options: tuple[str, ...], tolerance: flo
     elif alone.backends and model is not None:
         _check_exists(model, registry, alone)
     subject = {"plugin": name, "model": model, "options": _read(options), "tolerance": tolerance}
-    spec = importlib.util.find_spec(_TEST_KIT)
-    assert spec is not None
-    assert spec.origin is not None  # it is part of this distribution
-    folder = Path(spec.origin).parent
-    suites = str(folder / "installed_plugin.py")
-    command = [sys.executable, "-m", "pytest", suites, "-c", os.devnull, "--rootdir", str(folder)]
+    command = [sys.executable, "-m", "pytest", str(_SUITES), "-c", os.devnull, "--rootdir", str(_SUITES.parent)]
     command += ["--import-mode=importlib", "-p", "no:cacheprovider", "-p", "no:asyncio", "-q", "-rs"]
     done = subprocess.run(command, env={**os.environ, "ENGINEHOUSE_CHECKED": json.dumps(subject)}, check=False)
     sys.exit(done.returncode)

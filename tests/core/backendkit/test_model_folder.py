@@ -11,7 +11,7 @@ import pytest
 
 from enginehouse.contract.backend import ModelSource
 from enginehouse.contract.errors import ModelLoadError
-from enginehouse.contract.model_folder import (
+from enginehouse_backendkit.model_folder import (
     DEFAULT_CONTEXT,
     ModelFolder,
     check_weights,

@@ -1,4 +1,7 @@
-"""Converts chat messages to :class:`enginehouse.contract.types.Message`, including tool calls and results."""
+"""The prompts of requests: chat messages with their tool calls and results, raw prompts, and predicted outputs.
+
+Raw prompts get no chat template; control-token strings in them are control tokens.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,13 @@ import attrs
 import msgspec
 from attrs import evolve
 
-from enginehouse.contract.errors import InvalidRequest
+from enginehouse.contract.errors import InvalidRequest, UnsupportedParameter
+from enginehouse.contract.fields import FIELDS
 from enginehouse.contract.refusals import refuse
+from enginehouse.contract.rows import INT64_MAX
 from enginehouse.contract.shapes import MessageBody
 from enginehouse.contract.types import MediaPart, Message, ToolCall
-
-__all__ = [
-    "PART_SEPARATOR",
-    "find_ignored_in_calls",
-    "find_ignored_in_messages",
-    "read_messages",
-    "read_tool_calls",
-    "with_function_names",
-]
+from enginehouse.settings.structuring import without_fraction
 
 
 def read_tool_calls(calls: Any, path: str) -> tuple[ToolCall, ...]:
@@ -204,3 +201,122 @@ def _read_part(part: Any, path: str) -> str | MediaPart:
     if not isinstance(text, str):
         raise InvalidRequest(f"{path}.{kind}: must be a string", f"{path}.{kind}")
     return text
+
+
+def read_prediction(value: Any) -> str | None:
+    """Return the predicted text, or None. Parts are joined without a separator.
+
+    Raises:
+        InvalidRequest: it does not have OpenAI's form.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise InvalidRequest("prediction: must be an object", "prediction")
+    if value.get("type") != "content":
+        raise InvalidRequest("prediction.type: must be 'content'", "prediction.type")
+    content, path = value.get("content"), "prediction.content"
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise InvalidRequest(f"{path}: must be a string or a list of text parts", path)
+    return "".join(_read_predicted(part, f"{path}[{index}]") for index, part in enumerate(content))
+
+
+def check_prediction(**others: bool) -> None:
+    """Check the rest of the request: field name to True if the field is used in a way incompatible with a prediction.
+
+    Raises:
+        UnsupportedParameter: a field is.
+    """
+    wrong = next((name for name, asks in others.items() if asks), None)
+    if wrong is not None:
+        raise UnsupportedParameter(f"prediction: not supported together with {wrong}", "prediction")
+
+
+def find_ignored_in_prediction(value: Any) -> Iterator[str]:
+    """Yield paths of unknown members."""
+    if isinstance(value, Mapping):
+        yield from (f"prediction.{name}" for name in value if name not in ("type", "content"))
+
+
+def _read_predicted(part: Any, path: str) -> str:
+    if not isinstance(part, dict) or part.get("type") != "text":
+        raise InvalidRequest(f"{path}.type: must be 'text'", f"{path}.type")
+    if not isinstance(part.get("text"), str):
+        raise InvalidRequest(f"{path}.text: must be a string", f"{path}.text")
+    text: str = part["text"]
+    return text
+
+
+TEMPLATE_FIELDS = tuple(name for name, row in FIELDS.items() if row.prompt == "template")
+"""Fields of a chat request that are read only by its template or that template's parsers."""
+
+_NEUTRAL: tuple[Any, ...] = (None, (), {}, "none", "auto")
+
+
+def check_raw_prompt(prompt: str, fields: Mapping[str, Any]) -> None:
+    """Check the ``prompt`` of a chat request; ``fields`` are its :data:`TEMPLATE_FIELDS`.
+
+    Raises:
+        InvalidRequest: it is empty, or a field requires a chat template.
+    """
+    if not prompt:
+        raise InvalidRequest("prompt: must not be empty", "prompt")
+    for name, value in fields.items():
+        if value not in _NEUTRAL:
+            raise InvalidRequest(f"{name}: only with messages; no chat template wraps a raw prompt", name)
+
+
+def read_prompts(prompt: Any, max_prompts: int, *, may_be_empty: bool = False) -> list[dict[str, Any]]:
+    """Return the prompts, each as the keyword argument ``text`` or ``token_ids`` of a request.
+
+    Args:
+        may_be_empty: allow an empty text, as before a fill-in-the-middle gap.
+
+    Raises:
+        InvalidRequest: it has none of the four forms, or is empty somewhere.
+    """
+    if isinstance(prompt, str):
+        return [_text(prompt, "prompt", may_be_empty)]
+    if not isinstance(prompt, list):
+        raise InvalidRequest("prompt: must be a string, a list of strings, or lists of token ids", "prompt")
+    if not prompt:
+        raise InvalidRequest("prompt: must not be empty", "prompt")
+    if _is_id(without_fraction(prompt[0])):
+        return [{"token_ids": read_token_ids(prompt, "prompt")}]
+    if len(prompt) > max_prompts:
+        raise InvalidRequest(f"prompt: at most {max_prompts} prompts are allowed, not {len(prompt)}", "prompt")
+    paths = [f"prompt[{index}]" for index in range(len(prompt))]
+    if isinstance(prompt[0], str):
+        return [_text(item, path, may_be_empty) for path, item in zip(paths, prompt, strict=True)]
+    return [{"token_ids": read_token_ids(item, path)} for path, item in zip(paths, prompt, strict=True)]
+
+
+def read_token_ids(value: Any, path: str, *, may_be_empty: bool = False) -> tuple[int, ...]:
+    """Return token ids; their range is checked later, by the model.
+
+    Raises:
+        InvalidRequest: it is not a list of whole numbers of at least 0.
+    """
+    if not isinstance(value, list) or not (value or may_be_empty):
+        raise InvalidRequest(f"{path}: must be a list of at least one token id", path)
+    if float in set(map(type, value)):
+        value = list(map(without_fraction, value))
+    for index, token_id in enumerate(value):
+        if not _is_id(token_id) or not 0 <= token_id <= INT64_MAX:
+            where = f"{path}[{index}]"
+            raise InvalidRequest(f"{where}: must be a token id, a whole number from 0 on", where)
+    return tuple(value)
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _text(value: Any, path: str, may_be_empty: bool) -> dict[str, Any]:
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{path}: must be a string, as the prompts before it", path)
+    if not (value or may_be_empty):
+        raise InvalidRequest(f"{path}: must not be empty", path)
+    return {"text": value}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from enginehouse.contract.errors import StateRefused
-from enginehouse.contract.saved_states import HEAD_BYTES, check_head, state_body, write_head
+from enginehouse_backendkit.saved_states import HEAD_BYTES, check_head, state_body, write_head
 
 _BODY = bytes(range(100))
 
