@@ -109,6 +109,8 @@ _ONLY_REQUEST_ERRORS: tuple[type[Any], ...] = (Router, ToolParser, ToolFormat, R
 
 _BOUNDED = (
     BoundPreparer,
+    Compressor,
+    GrammarCompiler,
     ReasoningFormat,
     ReasoningParser,
     ReasoningSession,
@@ -117,7 +119,10 @@ _BOUNDED = (
     ToolParser,
     ToolSession,
 )
-"""Interfaces that are called in the server while requests are served."""
+"""Interfaces that are called while requests are served, on threads that other requests need."""
+
+_MAX_CALL_S: dict[type[Any], float] = {Compressor: 600.0}
+"""Time limits in seconds that are not ``limits.plugin_timeout_s``: a compressor may ask models."""
 
 _MAX_S = {
     (Router, "route"): 0.01,
@@ -328,9 +333,11 @@ class Guard:
 
         return await self.loops.run(place, guarded_start, self.failures.max_call_s, on)
 
-    def wait_for(self, place: str, work: Callable[[], _T]) -> _T:
-        """Like :meth:`run`, for other threads than that of the event loop."""
-        return work() if self.threads is None else self.threads.call(place, work, self.failures.max_call_s)
+    def wait_for(self, place: str, work: Callable[[], _T], max_s: float | None = None) -> _T:
+        """Like :meth:`run`, for other threads than that of the event loop; ``max_s`` replaces the usual limit."""
+        if self.threads is None:
+            return work()
+        return self.threads.call(place, work, self.failures.max_call_s if max_s is None else max_s)
 
     @contextmanager
     def calling(self, place: str, passes: type[EnginehouseError] = EnginehouseError) -> Iterator[None]:
@@ -508,7 +515,7 @@ def _method(interface: type[Any], declared: type[Any], name: str, is_bounded: bo
     if inspect.iscoroutinefunction(function):
         chosen: Callable[..., Any] = call_async
     elif is_bounded:
-        chosen = _in_thread(call, name, _MAX_S.get((interface, name)))
+        chosen = _in_thread(call, name, _MAX_S.get((interface, name)), _MAX_CALL_S.get(interface))
     else:
         chosen = _timed(call, name, _MAX_S.get((interface, name)))
     chosen.__name__, chosen.__doc__ = name, function.__doc__
@@ -531,8 +538,15 @@ def _timed(call: Callable[..., Any], name: str, max_s: float | None) -> Callable
     return timed
 
 
-def _in_thread(call: Callable[..., Any], name: str, max_s: float | None) -> Callable[..., Any]:
-    """Return a method that runs in the threads of its guard, with a warning if it takes longer than ``max_s``."""
+def _in_thread(
+    call: Callable[..., Any], name: str, max_s: float | None, max_call_s: float | None
+) -> Callable[..., Any]:
+    """Return a method that runs in the threads of its guard.
+
+    Args:
+        max_s: seconds after which a warning is logged.
+        max_call_s: time limit instead of the usual one.
+    """
 
     def timed(self: _Guarded, *arguments: Any, **named: Any) -> Any:
         if max_s is None:
@@ -545,7 +559,8 @@ def _in_thread(call: Callable[..., Any], name: str, max_s: float | None) -> Call
         return value
 
     def in_thread(self: _Guarded, *arguments: Any, **named: Any) -> Any:
-        return self._enginehouse_guard.wait_for(name, functools.partial(timed, self, *arguments, **named))
+        work = functools.partial(timed, self, *arguments, **named)
+        return self._enginehouse_guard.wait_for(name, work, max_call_s)
 
     return in_thread
 

@@ -31,13 +31,14 @@ class PluginLoop:
 
     Attributes:
         failure: set if the loop did not react within the time limit.
+        calls: places of the calls that have not returned.
         is_silent: it does not react at the moment.
     """
 
     loop: asyncio.AbstractEventLoop
     failure: asyncio.Future[PluginFailed]
     thread: threading.Thread
-    num_calls: int = 0
+    calls: list[str] = field(factory=list)
     is_silent: bool = False
     watch: asyncio.Task[None] | None = None
 
@@ -77,9 +78,9 @@ class PluginLoops:
         chosen = on if on is not None else self.choose(place)
         if chosen.failure.done():
             raise chosen.failure.result()
-        chosen.num_calls += 1
+        chosen.calls.append(place)
         if chosen.watch is None:
-            chosen.watch = asyncio.create_task(self._watch(chosen, place, timeout_s))
+            chosen.watch = asyncio.create_task(self._watch(chosen, timeout_s))
         call = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(run_there(), chosen.loop))
         try:
             await asyncio.wait((call, chosen.failure), return_when=asyncio.FIRST_COMPLETED)
@@ -88,7 +89,7 @@ class PluginLoops:
             raise chosen.failure.result()
         finally:
             call.cancel()
-            chosen.num_calls -= 1
+            chosen.calls.remove(place)
 
     def choose(self, place: str) -> PluginLoop:
         """Return a loop without calls or a new one; if there are too many, the one with the fewest calls."""
@@ -97,8 +98,8 @@ class PluginLoops:
             self._loops.remove(other)
             other.loop.call_soon_threadsafe(other.loop.stop)
         self._abandoned = [one for one in self._abandoned if one.thread.is_alive()]
-        best = min(self._loops, key=lambda one: (one.is_silent, one.num_calls), default=None)
-        if best is not None and not best.is_silent and best.num_calls == 0:
+        best = min(self._loops, key=lambda one: (one.is_silent, len(one.calls)), default=None)
+        if best is not None and not best.is_silent and not best.calls:
             return best
         if len(self._loops) + len(self._abandoned) < self.max_loops:
             loop = asyncio.new_event_loop()
@@ -113,26 +114,29 @@ class PluginLoops:
             raise self.guard.mistake(place, what)
         return best
 
-    async def _watch(self, watched: PluginLoop, place: str, timeout_s: float) -> None:
+    async def _watch(self, watched: PluginLoop, timeout_s: float) -> None:
         """Give a loop up if it does not react, until it has no calls."""
-        while watched.num_calls:
-            beat = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asyncio.sleep(0), watched.loop))
+        core = asyncio.get_running_loop()
+        while watched.calls:
+            beat = core.create_future()
+            watched.loop.call_soon_threadsafe(_react, core, beat)
             await asyncio.wait((beat,), timeout=min(_SILENT_S, timeout_s))
             watched.is_silent = not beat.done()
             if watched.is_silent:
                 await asyncio.wait((beat,), timeout=timeout_s)
                 watched.is_silent = not beat.done()
             if watched.is_silent:
-                self._give_up(watched, place, timeout_s)
+                self._give_up(watched, timeout_s)
                 return
             await asyncio.sleep(min(0.5, timeout_s / 4))
         watched.watch = None
 
-    def _give_up(self, held: PluginLoop, place: str, timeout_s: float) -> None:
+    def _give_up(self, held: PluginLoop, timeout_s: float) -> None:
         assert held.thread.ident is not None
         where = stack_of(held.thread.ident)
-        what = f"or a call beside it blocked the event loop of the plugin for {timeout_s:g} s"
-        held.failure.set_result(self.guard.mistake(place, what, more=where))
+        places = " or ".join(dict.fromkeys(held.calls)) or "a task"
+        what = f"blocked an event loop of the plugin for {timeout_s:g} s"
+        held.failure.set_result(self.guard.mistake(places, what, more=where))
         if held in self._loops:
             self._loops.remove(held)
         self._abandoned.append(held)
@@ -146,6 +150,11 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
     with contextlib.suppress(Abandoned):
         loop.run_forever()
         loop.close()
+
+
+def _react(core: asyncio.AbstractEventLoop, beat: asyncio.Future[None]) -> None:
+    with contextlib.suppress(RuntimeError):  # core's loop has ended
+        core.call_soon_threadsafe(lambda: beat.done() or beat.set_result(None))
 
 
 class CoreLoop:
