@@ -152,9 +152,14 @@ def _serve(loop: asyncio.AbstractEventLoop) -> None:
         loop.close()
 
 
+def _settle(beat: asyncio.Future[None]) -> None:
+    if not beat.done():
+        beat.set_result(None)
+
+
 def _react(core: asyncio.AbstractEventLoop, beat: asyncio.Future[None]) -> None:
     with contextlib.suppress(RuntimeError):  # core's loop has ended
-        core.call_soon_threadsafe(lambda: beat.done() or beat.set_result(None))
+        core.call_soon_threadsafe(_settle, beat)
 
 
 class CoreLoop:
