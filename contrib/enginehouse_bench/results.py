@@ -15,7 +15,7 @@ __all__ = ["Goals", "Results", "Spread", "results_of"]
 
 @frozen
 class Spread:
-    """Distribution of values, in milliseconds; None if there are no values."""
+    """Distribution of values, in milliseconds; None without values."""
 
     mean: float | None = None
     p50: float | None = None

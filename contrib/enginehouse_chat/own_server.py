@@ -39,7 +39,7 @@ def own_server(settings: Settings, model: str | None, backend: str | None, conso
         console: shows the loading progress.
 
     Raises:
-        EnginehouseError: there is no such model, or it could not be loaded.
+        EnginehouseError: the model does not exist, or it could not be loaded.
     """
     registry = PluginRegistry.for_settings(settings, also=[backend] if backend else [])
     models = choose_models([model] if model else [], backend, settings.models, registry)

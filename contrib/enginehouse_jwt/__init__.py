@@ -14,5 +14,5 @@ options = JwtOptions
 
 @hookimpl
 def authenticate(credentials: Credentials, options: JwtOptions) -> Identity | None:
-    """Return the token's owner; None if there is no token, or its signature, time or claims are invalid."""
+    """Return the token's owner; None without a token, or if its signature, time or claims are invalid."""
     return identify(credentials.token, options)

@@ -1,6 +1,6 @@
 """Creates spans and metrics of finished requests, and sends them with OpenTelemetry's SDK.
 
-Uses separate SDK providers: no process-wide provider is set, so there is no conflict with those of a surrounding
+Uses separate SDK providers: no process-wide provider is set, so it cannot conflict with those of a surrounding
 application.
 """
 

@@ -6,13 +6,16 @@ Imports only the standard library, so that it is active before slow imports begi
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
+
+_STDOUT, _STDERR = 1, 2
 
 _END_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -39,7 +42,7 @@ def _is_server() -> bool:
 
 
 def _end_early(number: int, _: FrameType | None) -> None:
-    """Exit immediately: nothing has begun. A server exits with the code of a server stopped by a signal."""
+    """Exit immediately: nothing has started. A server exits with the code of a server stopped by a signal."""
     os._exit(0 if _is_server() else 128 + number)
 
 
@@ -55,6 +58,37 @@ def _open_closed_streams() -> None:
         if getattr(sys, name) is None:
             stream = open(descriptor, mode, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115 - stays open
             setattr(sys, name, stream)
+
+
+@contextlib.contextmanager
+def standard_output_as_error() -> Iterator[None]:
+    """Write to standard error what is written to standard output in the block, also by libraries in C.
+
+    Concerns the whole process: the caller must see to it that one block runs at a time. Commands write their results,
+    such as JSON, to standard output, and what they call may print.
+    """
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            kept = os.dup(_STDOUT)
+        except OSError:  # it is closed
+            yield
+            return
+        try:
+            _flush_output()
+            os.dup2(_STDERR, _STDOUT)
+            yield
+        finally:
+            _flush_output()
+            os.dup2(kept, _STDOUT)
+            os.close(kept)
+
+
+def _flush_output() -> None:
+    """Write what Python and the C library have buffered for standard output to where it now goes."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or there is none
+        sys.__stdout__.flush()  # type: ignore[union-attr]
+    if os.name == "posix":
+        ctypes.CDLL(None).fflush(None)
 
 
 def raise_file_limit() -> None:

@@ -19,6 +19,8 @@ from enginehouse.contract.errors import ModelLoadError
 from enginehouse.contract.regular_files import read_regular
 from enginehouse.engine.text.segments import bytes_per_token
 
+__all__ = ["BackendTokenizer", "FastTokenizer", "chat_templates", "check_tokenizer_file"]
+
 _TURN_ENDS = frozenset(
     {
         "<|im_end|>",

@@ -100,6 +100,7 @@ class _InlineStream:
 
     def __init__(self, engine: InlineEngine, request_id: str, num_prompt_tokens: int) -> None:
         self.num_prompt_tokens = num_prompt_tokens
+        self.prompt_token_ids = None
         self.waiting: list[Event | EnginehouseError] = []
         self._engine = engine
         self._request_id = request_id

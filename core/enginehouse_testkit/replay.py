@@ -96,8 +96,12 @@ class Replay:
         rest = max_context - num_prompt_tokens
         limit = request.stopping.max_tokens
         self._max_tokens = rest if limit is None else min(limit, rest)
-        stop = request.stopping.stop
-        self._streams = {n: TextStream(tape.token_bytes, frozenset(), stop) for n in range(request.num_choices)}
+        stopping = request.stopping
+        self._streams = {
+            n: TextStream(tape.token_bytes, frozenset(), stopping.stop, stopping.stop_regex)
+            for n in range(request.num_choices)
+        }
+        self._shows_token_ids = request.return_token_ids
         self._details = TokenDetails() if request.token_details else None
         self._usage: dict[int, Usage] = {}
         self._position = 0  # in the script; all choices advance together
@@ -201,10 +205,11 @@ class Replay:
     def _finish(
         self, choice: int, reason: Literal["stop", "length"], stop_reason: str | None, events: list[Event]
     ) -> None:
-        del self._streams[choice]
+        stream = self._streams.pop(choice)
+        hidden = stream.hidden_token_ids if self._shows_token_ids else ()
         num_reasoning = self._reasoning.num_tokens if self._reasoning is not None else 0
         usage = self._usage[choice] = Usage(completion_tokens=self._num_made, reasoning_tokens=num_reasoning)
-        events.append(ChoiceFinished(choice, reason, usage, stop_reason))
+        events.append(ChoiceFinished(choice, reason, usage, stop_reason, hidden))
 
     def _report(self, choice: int, piece: TextPiece, events: list[Event]) -> None:
         if piece.text or piece.token_ids:

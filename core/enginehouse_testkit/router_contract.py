@@ -19,7 +19,14 @@ from typing import Any, get_args
 import pytest
 from attrs import evolve
 
-from enginehouse.contract.router import MAX_PROBE_TOKENS, Candidate, Probe, Route, RouteQuestion, Router
+from enginehouse.contract.router import (
+    MAX_PROBE_TOKENS,
+    AnswerBeginning,
+    Candidate,
+    RouteQuestion,
+    Router,
+    RoutingDecision,
+)
 from enginehouse.contract.types import Constraint, GenerateRequest, Message, Tool, ToolUse
 from enginehouse.serving import ModelState
 from enginehouse_testkit.contract.form import FormContract, loader_problem
@@ -93,7 +100,7 @@ class RouterContract(FormContract):
         return loader_problem("routers", router)
 
     @staticmethod
-    def _ask(router: Router, request: GenerateRequest, candidates: tuple[Candidate, ...]) -> Route:
+    def _ask(router: Router, request: GenerateRequest, candidates: tuple[Candidate, ...]) -> RoutingDecision:
         return router.route(RouteQuestion(request=request, candidates=candidates, default=candidates[-1].name))
 
     def test_names_are_texts(self, router: Router) -> None:
@@ -154,9 +161,14 @@ class RouterContract(FormContract):
 
     @pytest.mark.parametrize(
         "probe",
-        [Probe("", (), True), Probe("Yes", (-0.01, -0.02)), Probe("Hm", (-9.0,) * MAX_PROBE_TOKENS), Probe("x", ())],
+        [
+            AnswerBeginning("", (), True),
+            AnswerBeginning("Yes", (-0.01, -0.02)),
+            AnswerBeginning("Hm", (-9.0,) * MAX_PROBE_TOKENS),
+            AnswerBeginning("x", ()),
+        ],
     )
-    def test_acceptance_says_yes_or_no_to_every_beginning(self, router: Router, probe: Probe) -> None:
+    def test_acceptance_says_yes_or_no_to_every_beginning(self, router: Router, probe: AnswerBeginning) -> None:
         """Answers may end at once, and engines may not report log-probabilities."""
         for attempt in self._ask(router, _request("Hello"), _candidates(3)).attempts:
             if attempt.accept is not None:

@@ -187,6 +187,7 @@ class _ScriptedStream:
         self, engine: ScriptedEngine, request: EngineRequest, token_ids: tuple[int, ...], ticket: asyncio.Future[bool]
     ) -> None:
         self.num_prompt_tokens = len(token_ids)
+        self.prompt_token_ids = token_ids if request.return_token_ids else None
         self._token_ids = token_ids
         self._engine = engine
         self._request = request

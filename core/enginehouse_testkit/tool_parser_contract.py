@@ -47,6 +47,7 @@ _TEMPLATES = (
     "{{ '<tool_call>' }} ] [ \x00",
 )
 _MAX_PUSH_S = 0.05
+_MORE, _NUM_MORE = " and more", 20
 _PLAIN = ("Paris.", "  indented\n\ncode  ", "a < b and b > c", "ends with <", "Größe 🙂", "", " ")
 
 
@@ -165,15 +166,17 @@ class ToolParserContract(FormContract):
         assert "word18" in shown
 
     def test_arguments_stream(self, tool_format: ToolFormat, enforced: list[str]) -> None:
-        """A long argument is streamed before its end."""
+        """A long text argument is given in pieces, before its end has arrived."""
         text = _with_long_argument([*enforced, *(text for text, _, calls in self.answers if calls)], self._arguments())
         if text is None:
             pytest.skip("no call has a text argument: list a longer entry in answers, such as say with a text")
+        begun = text[: text.rindex(_MORE) + len(_MORE)]  # the end of the argument has not arrived
         session = tool_format.open(TOOLS)
-        parts = [part for start in range(0, len(text), 4) for part in session.push(text[start : start + 4])]
+        parts = [part for start in range(0, len(begun), 4) for part in session.push(begun[start : start + 4])]
 
-        num_parts = sum(isinstance(part, CallArguments) for part in parts)
-        assert num_parts > 4, f"push gave the arguments of {text!r}, pushed in fours, in {num_parts} parts: stream them"
+        given = "".join(part.text for part in parts if isinstance(part, CallArguments))
+        what = f"of {text!r}, pushed in fours, the argument of which {_NUM_MORE} times {_MORE!r} had arrived"
+        assert given.count(_MORE) > _NUM_MORE // 2, f"{what} was given as {given!r}: give a text while it arrives"
 
     def _arguments(self) -> list[str]:
         """Return the texts that are arguments of calls of the suite, longest first."""
@@ -235,7 +238,7 @@ def _with_long_argument(texts: Sequence[str], values: Sequence[str]) -> str | No
     for value in values:
         for text in sorted(texts, key=len, reverse=True):
             if value in text:
-                return text.replace(value, value + " and more" * 20)
+                return text.replace(value, value + _MORE * _NUM_MORE)
     return None
 
 

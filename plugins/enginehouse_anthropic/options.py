@@ -133,7 +133,7 @@ def read_output(call: Call) -> tuple[str | None, Constraint | None]:
     """Return the effort, in the words of chat templates, and the constraint that the format puts on the text.
 
     Raises:
-        InvalidRequest: there is no such effort, or the format is not a JSON Schema.
+        InvalidRequest: the effort is unknown, or the format is not a JSON Schema.
     """
     config, path = OutputConfig(), "output_config"
     if (data := call.body.output_config) is not None:

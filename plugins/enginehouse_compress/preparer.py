@@ -175,8 +175,9 @@ def _report(details: Mapping[str, Any]) -> Report:
         has_changed=num_saved > 0,
         num_read_tokens=details["scored_tokens"],
         details=details,
-        figures={"failed_compressions": 1} if details["failed"] else {},
-        prompt_figures={"compressed_tokens_before": num_saved, "compressed_tokens_after": 0} if num_saved > 0 else {},
+        done_by=details["method"],
+        metrics={"failed_compressions": 1} if details["failed"] else {},
+        prompt_metrics={"compressed_tokens_before": num_saved, "compressed_tokens_after": 0} if num_saved > 0 else {},
     )
 
 

@@ -46,7 +46,7 @@ def read_settings(models: Mapping[str, Any], compressors: Mapping[str, Compresso
         compressors: the registered compressors.
 
     Raises:
-        ConfigError: a setting is malformed, there is no such compressor or scorer, or a ratio is given to a method that
+        ConfigError: a setting is malformed, a compressor or scorer is unknown, or a ratio is given to a method that
             has none.
     """
     found = {name: _read(value, f"models.{name}.compressor") for name, value in models.items() if value is not None}

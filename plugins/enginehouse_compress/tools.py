@@ -117,7 +117,7 @@ class EngineTools:
             caller=self._request.caller,
             **self._request.options(),
         )
-        generation = await self._scorer.submit(request)
+        generation = await self._scorer.generate(request)
         self.num_scored_tokens += generation.num_prompt_tokens
         sizes: list[int] = []
         logprobs: list[float] = []

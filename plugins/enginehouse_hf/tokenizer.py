@@ -49,7 +49,7 @@ def load_text(files: ModelFiles, model: Any, vocab_size: int) -> ModelText:
     """Load the tokenizer of ``model`` (a transformers model, for its configured special ids).
 
     Raises:
-        ModelLoadError: there is no fast tokenizer, or its file cannot be read.
+        ModelLoadError: a fast tokenizer is missing, or its file cannot be read.
     """
     check_tokenizer_file(files.folder)
     loaded = AutoTokenizer.from_pretrained(**files.arguments)

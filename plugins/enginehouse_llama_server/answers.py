@@ -5,9 +5,11 @@ The last event of a choice and its whole object have the same members; the text 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 from attrs import define, field
 
 from enginehouse.contract.calls import Call
@@ -18,6 +20,10 @@ from enginehouse_llama_server.settings import generation_settings
 
 __all__ = ["CompletionAssembler", "error_body", "timings"]
 
+_encode = msgspec.json.Encoder().encode
+_TEXT_EVENT = (
+    b'{"index":%d,"content":%b,"tokens":%b,"stop":false,"id_slot":-1,"tokens_predicted":%d,"tokens_evaluated":%d}'
+)
 _LOWEST = -3.4028234663852886e38
 """llama-server's log-probability of an impossible token."""
 
@@ -50,10 +56,11 @@ def _rates(name: str, number: int, seconds: float) -> Chunk:
 
 @define
 class _Choice:
-    """A choice so far."""
+    """A choice so far; ``last_token_ids`` came with its end."""
 
     texts: list[str] = field(factory=list)
     token_ids: list[int] = field(factory=list)
+    last_token_ids: tuple[int, ...] = ()
     probabilities: list[Chunk] = field(factory=list)
     stop_type: str = "none"
     stopping_word: str = ""
@@ -81,13 +88,15 @@ class CompletionAssembler:
         self._prompts, self._num_prompt_tokens, self._is_many = prompts, num_prompt_tokens, is_many
         self._num_choices = call.body.n_cmpl or call.body.n or 1
         self._choices = [_Choice() for _ in range(len(prompts) * self._num_choices)]
+        self._is_post_sampling = bool(answer.parameters.get("post_sampling_probs"))
         self._num_probs = call.body.n_probs if call.body.n_probs is not None else call.body.logprobs or 0
+        self._is_usual = answer.is_streamed and not self._num_probs and not call.body.timings_per_token
 
     def opening(self) -> Sequence[Chunk]:
         """Return nothing: a stream begins with its first token."""
         return ()
 
-    def push(self, piece: Piece) -> Sequence[Chunk]:
+    def push(self, piece: Piece) -> Sequence[Chunk | msgspec.Raw]:
         """Return an event with the text and its tokens, or with the progress of the prompt."""
         if piece.progress is not None:
             done = piece.progress
@@ -97,24 +106,32 @@ class CompletionAssembler:
         choice = self._choices[piece.index]
         if piece.finish_reason is not None:
             choice.stop_type, choice.stopping_word = _stop(piece)
+            choice.token_ids += piece.token_ids
+            choice.last_token_ids = piece.token_ids
             return ()
         text = piece.text or piece.reasoning
-        entries = piece.logprobs or ()
-        if not (text or entries):
+        if not (text or piece.logprobs):
             return ()
         choice.texts.append(text)
-        token_ids = [entry.token_id for entry in entries]
-        choice.token_ids += token_ids
+        choice.token_ids += piece.token_ids
+        if self._is_usual:  # this runs for every token
+            return (self._text_event(choice, piece.index, text, piece.token_ids),)
         more: Chunk = {}
         if self._num_probs:
-            scored = [_probability(entry) for entry in entries]
+            scored = [_probability(entry, is_post_sampling=self._is_post_sampling) for entry in piece.logprobs or ()]
             choice.probabilities += scored
             more["completion_probabilities"] = scored
         if not self._answer.is_streamed:
             return ()
         if self._body.timings_per_token:
             more["timings"] = timings(self._answer.usage())
-        return (self._event(piece.index, text, token_ids, **more),)
+        return (self._event(piece.index, text, piece.token_ids, **more),)
+
+    def _text_event(self, choice: _Choice, index: int, text: str, token_ids: Sequence[int]) -> msgspec.Raw:
+        """Return the event of a text without further members, as prepared JSON."""
+        num_evaluated = self._num_evaluated(index, self._answer.num_prompt_tokens)
+        members = (index, _encode(text), _encode(token_ids), len(choice.token_ids), num_evaluated)
+        return msgspec.Raw(_TEXT_EVENT % members)
 
     def _event(self, index: int, text: str, token_ids: Sequence[int], **more: Any) -> Chunk:
         return {
@@ -134,7 +151,9 @@ class CompletionAssembler:
 
     def close(self, usage: Usage, details: dict[str, Any] | None) -> Sequence[Chunk]:
         """Return the last event of each choice."""
-        return [self._final(index, "", (), usage, details) for index in range(len(self._choices))]
+        return [
+            self._final(index, "", choice.last_token_ids, usage, details) for index, choice in enumerate(self._choices)
+        ]
 
     def fail(self, error: ErrorAnswer) -> Sequence[Chunk]:
         """Return the error as an event."""
@@ -166,7 +185,6 @@ class CompletionAssembler:
             n_probs=self._num_probs,
             grammar=self._body.grammar,
             timings_per_token=self._body.timings_per_token,
-            post_sampling_probs=False,
         )
         final: Chunk = {
             "index": index,
@@ -198,14 +216,17 @@ def _stop(piece: Piece) -> tuple[str, str]:
     return ("word", piece.stop_reason) if isinstance(piece.stop_reason, str) else ("eos", "")
 
 
-def _probability(entry: TokenLogprob) -> Chunk:
-    top = [_token(one.token_id, one.token, one.logprob) for one in entry.top]
-    return {**_token(entry.token_id, entry.token, entry.logprob), "top_logprobs": top}
-
-
-def _token(token_id: int, token: bytes, logprob: float) -> Chunk:
-    text = token.decode("utf-8", "ignore")
-    return {"id": token_id, "token": text, "bytes": list(token), "logprob": max(logprob, _LOWEST)}
+def _probability(entry: TokenLogprob, *, is_post_sampling: bool) -> Chunk:
+    first, *top = [
+        {
+            "id": one.token_id,
+            "token": one.token.decode("utf-8", "ignore"),
+            "bytes": list(one.token),
+            **({"prob": math.exp(one.logprob)} if is_post_sampling else {"logprob": max(one.logprob, _LOWEST)}),
+        }
+        for one in (entry, *entry.top)
+    ]
+    return {**first, "top_probs" if is_post_sampling else "top_logprobs": top}
 
 
 def _selected(final: Mapping[str, Any], paths: Sequence[str]) -> Chunk:

@@ -24,7 +24,7 @@ class _GenerationBody:
     return_tokens: bool = False
     return_progress: bool = False
     timings_per_token: bool = False
-    post_sampling_probs: bool = False
+    post_sampling_probs: Any = None
     response_fields: tuple[str, ...] = ()
     n_cmpl: int | None = None
     n: int | None = None
@@ -43,6 +43,7 @@ class _GenerationBody:
     frequency_penalty: Any = None
     seed: Any = None
     stop: Any = None
+    stop_regex: Any = None
     ignore_eos: Any = None
     samplers: Any = None
     logit_bias: Any = None

@@ -18,10 +18,10 @@ FIELD_NAMES = {"repetition_penalty": "repeat_penalty", "max_tokens": "n_predict"
 
 _PARAMETERS = (
     *("temperature", "top_k", "top_p", "min_p", "repeat_last_n", "presence_penalty", "frequency_penalty"),
-    *("seed", "stop", "ignore_eos", "samplers"),
+    *("seed", "stop", "stop_regex", "ignore_eos", "samplers", "post_sampling_probs"),
 )
 _ANY_SEEDS = (-1, 2**32 - 1)
-_MAX_PROBS = 20
+_MAX_PROBS = 100
 
 
 async def completion_requests(call: Call) -> list[GenerateRequest]:
@@ -88,8 +88,6 @@ def _is_id(value: Any) -> bool:
 
 async def _requests(call: Call, prompts: list[dict[str, Any]]) -> list[GenerateRequest]:
     body = call.body
-    if body.post_sampling_probs:
-        call.leave_out("post_sampling_probs", "log-probabilities are those of the model, before sampling")
     if body.lora:
         call.leave_out("lora", "this server loads no adapters")
     values = {name: getattr(body, name) for name in _PARAMETERS if getattr(body, name) is not None}
@@ -107,13 +105,12 @@ async def _requests(call: Call, prompts: list[dict[str, Any]]) -> list[GenerateR
     read = call.parameters(values, {name: FIELD_NAMES.get(name, name) for name in values})
     stopping = {**read.stopping(), **({"max_tokens": 0} if limit == 0 else {})}
     num_probs, first_id = _num_probs(call), new_id("cmpl-")
-    counted = body.stream or body.return_tokens or num_probs or len(prompts) > 1 or _num_choices(call) > 1
     return [
         GenerateRequest(
             request_id=first_id if number == 0 else f"{first_id}-{number}",
             model=body.model,
             num_choices=_num_choices(call),
-            sampling={**read.sampling(), **({"num_logprobs": num_probs} if counted else {})},
+            sampling={**read.sampling(), **({"num_logprobs": num_probs} if num_probs else {})},
             stopping=stopping,
             constraint=_constraint(call),
             cache_prompt=body.cache_prompt,

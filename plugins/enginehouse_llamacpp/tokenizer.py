@@ -56,7 +56,7 @@ class LlamaCppTokenizer:
 
         Raises:
             InvalidRequest: the vocabulary's pre-tokenizer cannot process this text.
-            GenerationFailed: there is no memory for the required stack.
+            GenerationFailed: the memory does not suffice for the required stack.
         """
         if len(text) <= _SHALLOW_CHARACTERS:
             return self.encode_here(text, special)

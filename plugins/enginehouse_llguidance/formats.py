@@ -1,7 +1,7 @@
 """String formats as regular expressions, in the library's dialect, matching whole texts.
 
-Each expression matches texts that every validator accepts: dates exist in the calendar, there are no leap
-seconds, host names stay below their maximum length. They match fewer texts than the standard allows, never more.
+Each expression matches texts that every validator accepts: dates exist in the calendar, times have no
+leap seconds, host names stay below their maximum length. They match fewer texts than the standard allows, never more.
 """
 
 from __future__ import annotations

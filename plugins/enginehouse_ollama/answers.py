@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+import msgspec
 from attrs import define, field
 
 from enginehouse.contract.surface import Answer, CallPiece, Chunk, ErrorAnswer, Piece
@@ -22,6 +23,7 @@ from enginehouse.contract.usage import Usage
 
 __all__ = ["OllamaAssembler", "done", "now"]
 
+_encode = msgspec.json.Encoder().encode
 _NS = 1_000_000_000
 
 
@@ -65,7 +67,6 @@ class OllamaAssembler:
 
     def __init__(self, answer: Answer, model: str, kind: Literal["chat", "generate"]) -> None:
         self._model, self._kind = model, kind
-        self._answer = answer
         self._load_s = answer.usage().total_s
         self._texts: list[str] = []
         self._thoughts: list[str] = []
@@ -73,12 +74,16 @@ class OllamaAssembler:
         self._logprobs: list[Chunk] = []
         self._open: _OpenCall | None = None
         self._reason = "stop"
+        self._is_streamed = answer.is_streamed
+        said = b'"message":{"role":"assistant","content":%b}' if kind == "chat" else b'"response":%b'
+        head = b'{"model":%b,"created_at":"%%b",' % _encode(model).replace(b"%", b"%%")
+        self._text_chunk = head + said + b',"done":false}'
 
     def opening(self) -> Sequence[Chunk]:
         """Return nothing: the role is in every chunk."""
         return ()
 
-    def push(self, piece: Piece) -> Sequence[Chunk]:
+    def push(self, piece: Piece) -> Sequence[Chunk | msgspec.Raw]:
         """Return a chunk with what the piece completes."""
         if piece.finish_reason is not None:
             self._reason = "length" if piece.finish_reason == "length" else "stop"
@@ -87,11 +92,13 @@ class OllamaAssembler:
             return self._add_call(piece.call)
         if not (piece.text or piece.reasoning or piece.logprobs):
             return ()
-        logprobs = [_logprob(entry) for entry in piece.logprobs or ()]
         self._texts.append(piece.text)
+        if self._is_streamed and not piece.reasoning and not piece.logprobs:  # the usual case, for every token
+            return (msgspec.Raw(self._text_chunk % (now().encode(), _encode(piece.text))),)
+        logprobs = [_logprob(entry) for entry in piece.logprobs or ()]
         self._thoughts.append(piece.reasoning)
         self._logprobs += logprobs
-        if not self._answer.is_streamed:
+        if not self._is_streamed:
             return ()
         return (self._chunk(piece.text, piece.reasoning, logprobs=logprobs),)
 

@@ -1,6 +1,6 @@
 """Incremental parser of one call written as a JSON object: ``{"name": "f", "arguments": {...}}``.
 
-The members may come in any order. The call starts once its name is known and its arguments have begun; until then the
+The members may come in any order. The call starts once its name is known and its arguments have started; until then the
 text may still turn out to be prose.
 """
 

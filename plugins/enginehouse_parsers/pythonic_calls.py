@@ -1,4 +1,7 @@
-"""Parses calls written as a Python list: ``[f(a=1, b='x'), g()]``. Arguments are emitted as JSON, one by one."""
+"""Parses calls written as a Python list: ``[f(a=1, b='x'), g()]``. Arguments are emitted as JSON, one by one.
+
+An argument that is a text is emitted while it arrives, escape by escape.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from typing import Any
 
 from enginehouse.contract.parsers import AnswerText, CallArguments, CallFinished, CallStarted, ToolPart
 from enginehouse_parsers.json_value import WHITESPACE
+from enginehouse_parsers.python_strings import read_escape
 from enginehouse_parsers.tags import end_of_white, is_remnant, split_at_tag
 
 __all__ = ["LiteralScanner", "PythonicCallSession", "read_literal"]
@@ -99,6 +103,7 @@ class PythonicCallSession:
         self._scanner = LiteralScanner()
         self._num_scanned = 0
         self._spreads = False
+        self._quote = ""  # the one that ends the open text
 
     def push(self, text: str) -> Sequence[ToolPart]:
         """See :class:`enginehouse.contract.parsers.ToolSession`."""
@@ -170,7 +175,7 @@ class PythonicCallSession:
             self._close()
             return True
         found = _KEYWORD.match(text)
-        # White space after the sign belongs to the match, so the value must have begun.
+        # White space after the sign belongs to the match, so the value must have started.
         if found is not None and found.end() < len(text):
             self._spreads = found[2] is not None
             if not self._spreads:
@@ -185,7 +190,14 @@ class PythonicCallSession:
         return True
 
     def _value(self) -> bool:
-        """An argument's value, complete at a comma or parenthesis."""
+        """An argument's value, complete at a comma or parenthesis; a text is read by :meth:`_string`."""
+        if not self._num_scanned and not self._spreads and self._rest[0] in "'\"":
+            if len(self._rest) < 2:
+                return False
+            if self._rest[1] != self._rest[0]:  # else it is empty, or has three quotes
+                self._quote, self._rest, self._state = self._rest[0], self._rest[1:], self._string
+                self._add('"')
+                return True
         end = self._scanner.find_end(self._rest, self._num_scanned)
         if end < 0:
             self._num_scanned = len(self._rest)
@@ -204,6 +216,39 @@ class PythonicCallSession:
             self._rest, self._state = self._rest[1:], self._keyword
         else:
             self._state = self._keyword
+        return True
+
+    def _string(self) -> bool:
+        """Inside a text, up to its quote."""
+        stops = [stop for char in (self._quote, "\\") if (stop := self._rest.find(char)) >= 0]
+        stop = min(stops, default=len(self._rest))
+        self._add_text(self._rest[:stop])
+        self._rest = self._rest[stop:]
+        if not self._rest:
+            return False
+        if self._rest[0] == self._quote:
+            self._rest, self._state = self._rest[1:], self._after_string
+            return True
+        found = read_escape(self._rest, self._quote)
+        if found is None:
+            return False
+        text, size = found
+        self._add_text(text)
+        self._rest = self._rest[size:]
+        return True
+
+    def _after_string(self) -> bool:
+        """After a text: the end of the argument, or a text that continues it, as in Python."""
+        text = self._rest = self._rest.lstrip(WHITESPACE)
+        if not text:
+            return False
+        if text[0] in "'\"":
+            self._quote, self._rest, self._state = text[0], text[1:], self._string
+            return True
+        self._add('"')
+        self._state = self._keyword if text[0] in ",)" else self._broken
+        if text[0] == ",":
+            self._rest = text[1:]
         return True
 
     def _spread(self, value: Any) -> None:
@@ -242,6 +287,9 @@ class PythonicCallSession:
     def _add(self, text: str) -> None:
         if text:
             self._parts.append(CallArguments(text))
+
+    def _add_text(self, text: str) -> None:
+        self._add(_dump(text)[1:-1])
 
     def _show(self, text: str) -> None:
         if text:

@@ -43,6 +43,7 @@ class RemoteGeneration:
         on_end: Callable[[RemoteGeneration], None],
     ) -> None:
         self.num_prompt_tokens = 0  # reported with the usage, at the end
+        self.prompt_token_ids = None
         self.num_waiting_events = 0
         self._servers, self._options = servers, options
         self._body, self._new_stream, self._limits = body, new_stream, limits

@@ -70,8 +70,8 @@ KINDS: Mapping[Kind, KindOfServer] = MappingProxyType(
         "enginehouse": KindOfServer(
             parameters=ALL_PARAMETERS
             - _names(
-                "suffix num_prompt_logprobs prompt_logprobs loglikelihood token_details return_progress prediction "
-                "continue_final_message add_generation_prompt include_stop_str_in_output"
+                "suffix num_prompt_logprobs prompt_logprobs loglikelihood token_details return_progress "
+                "return_token_ids prediction continue_final_message add_generation_prompt include_stop_str_in_output"
             ),
             constraints=(*_SCHEMAS, "regex", "choice", "lark", "gbnf"),
             switch=True,
@@ -95,8 +95,8 @@ KINDS: Mapping[Kind, KindOfServer] = MappingProxyType(
         ),
         "llamacpp": KindOfServer(
             parameters=_names(
-                f"{_OPENAI} {_TEMPLATE} top_k min_p repetition_penalty ignore_eos json_schema guided_json grammar "
-                "guided_grammar structured_outputs"
+                f"{_OPENAI} {_TEMPLATE} top_k min_p repetition_penalty repeat_last_n ignore_eos json_schema "
+                "guided_json grammar guided_grammar structured_outputs"
             ),
             names={"repetition_penalty": "repeat_penalty"},
             constraints=(*_SCHEMAS, "gbnf"),

@@ -45,7 +45,7 @@ class Conversation:
             referenced: the stored items to which its references point, by id.
 
         Raises:
-            InvalidRequest: there is no input, or a tool is malformed.
+            InvalidRequest: the input is missing, or a tool is malformed.
         """
         if body.input is None and body.previous_response_id is None:
             raise invalid("input", "is required without previous_response_id")
@@ -73,7 +73,7 @@ class Conversation:
             items: those that are used; None is all.
 
         Raises:
-            InvalidRequest: an item is malformed or unknown, or there is no message.
+            InvalidRequest: an item is malformed or unknown, or a message is missing.
         """
         messages = read_items(self.items if items is None else items, seal, len(self.before))
         if instructions:

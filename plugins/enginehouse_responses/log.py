@@ -17,6 +17,9 @@ from enginehouse.contract.surface import Chunk
 __all__ = ["EventLog", "EventLogs"]
 
 
+_encode = msgspec.json.Encoder().encode
+
+
 class EventLog:
     """The events of one response, in order.
 
@@ -33,11 +36,15 @@ class EventLog:
 
     def add(self, chunks: Iterable[Chunk | msgspec.Raw]) -> list[msgspec.Raw]:
         """Append events; returns them encoded."""
-        encoded = [msgspec.json.encode(chunk) for chunk in chunks]
-        self._events += encoded
-        self.num_bytes += sum(map(len, encoded))
-        self._tell()
-        return [msgspec.Raw(event) for event in encoded]
+        added = []
+        for chunk in chunks:  # one for each token
+            event = bytes(chunk) if isinstance(chunk, msgspec.Raw) else _encode(chunk)
+            self._events.append(event)
+            self.num_bytes += len(event)
+            added.append(msgspec.Raw(event))
+        if self._news is not None:
+            self._tell()
+        return added
 
     def end(self) -> None:
         """Mark the end; readers end, too."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from attrs import field, frozen
 
 from enginehouse.contract.errors import ConfigError
-from enginehouse.contract.router import Acceptance, Attempt, Candidate, Probe, Route, RouteQuestion
+from enginehouse.contract.router import Acceptance, AnswerBeginning, Attempt, Candidate, RouteQuestion, RoutingDecision
 from enginehouse.settings.structuring import closest
 from enginehouse_router.features import WEIGHTS, Reading, difficulty, features_of, has_code, read_request
 from enginehouse_router.options import RouterOptions, Rule
@@ -33,14 +33,16 @@ class RulesRouter:
                 hint = closest(rule.model, tuple(models))
                 raise ConfigError(f"{path}: {rule.model!r} is not one of the models of the router{hint}", path)
 
-    def route(self, question: RouteQuestion) -> Route:
+    def route(self, question: RouteQuestion) -> RoutingDecision:
         """Return the model of the first matching rule whose model can serve the request, then the others."""
         reading = read_request(question.request)
         names = {candidate.name for candidate in question.candidates}
         for number, rule in enumerate(self.options.rules, 1):
             if rule.model in names and _holds(rule, reading):
-                return Route(attempts=_beginning_with(rule.model, question), reason=f"rule {number} holds")
-        return Route(attempts=_beginning_with(question.default, question), reason="no rule matches; the default model")
+                return RoutingDecision(attempts=_beginning_with(rule.model, question), reason=f"rule {number} holds")
+        return RoutingDecision(
+            attempts=_beginning_with(question.default, question), reason="no rule matches; the default model"
+        )
 
 
 @frozen
@@ -50,12 +52,12 @@ class LoadRouter:
     name: str = "load"
     api_version: int = 1
 
-    def route(self, question: RouteQuestion) -> Route:
+    def route(self, question: RouteQuestion) -> RoutingDecision:
         """Order by the share of used slots, then by the time to the first token."""
         ordered = sorted(question.candidates, key=_busyness)
         first = ordered[0]
         taken = first.num_running + first.num_waiting
-        return Route(
+        return RoutingDecision(
             attempts=_attempts(ordered),
             reason=f"{taken} of {first.slots} slots of {first.name} are taken",
             scores={candidate.name: -_taken(candidate) for candidate in ordered},
@@ -77,7 +79,7 @@ class DifficultyRouter:
             message = f"{path}: {len(models)} models have {len(models) - 1} thresholds between them, not {given}"
             raise ConfigError(message, path)
 
-    def route(self, question: RouteQuestion) -> Route:
+    def route(self, question: RouteQuestion) -> RoutingDecision:
         """Return the model for the score range, then stronger ones, then weaker ones."""
         features = features_of(read_request(question.request))
         weights = {**WEIGHTS, **self.options.weights}
@@ -88,7 +90,7 @@ class DifficultyRouter:
         seen_features = [name for name in features if name != "base"]
         effects = sorted(seen_features, key=lambda name: -abs(weights[name] * features[name]))
         seen = [name for name in effects[:3] if weights[name] * features[name]]
-        return Route(
+        return RoutingDecision(
             attempts=_attempts(ordered),
             reason=f"difficulty {score:.2f}" + (f", mostly by {', '.join(seen)}" if seen else ""),
             scores={candidate.name: float(candidate is ordered[0]) for candidate in candidates},
@@ -111,15 +113,15 @@ class CascadeRouter:
     name: str = "cascade"
     api_version: int = 1
 
-    def route(self, question: RouteQuestion) -> Route:
+    def route(self, question: RouteQuestion) -> RoutingDecision:
         """Return all models by rank; all but the last must be confident."""
         accept = Acceptance(self.options.probe_tokens, self._is_sure)
         attempts = tuple(Attempt(candidate.name, accept) for candidate in question.candidates)
         least = self.options.min_probability
         reason = f"the first whose first {self.options.probe_tokens} tokens have a mean probability of {least:g}"
-        return Route(attempts=attempts, reason=reason)
+        return RoutingDecision(attempts=attempts, reason=reason)
 
-    def _is_sure(self, probe: Probe) -> bool:
+    def _is_sure(self, probe: AnswerBeginning) -> bool:
         """True if the geometric mean of the model's token probabilities is high enough; False if they are missing."""
         if not probe.logprobs:
             return False

@@ -177,7 +177,7 @@ def test_the_tool_runner(scripted: anthropic.Anthropic) -> None:
 
 
 def test_models(client: anthropic.Anthropic, served: Served) -> None:
-    assert [model.id for model in client.models.list()] == [served.starter, served.thinker]
+    assert [model.id for model in client.models.list()] == [served.starter, served.thinker, served.caller]
     assert client.models.retrieve(served.starter).max_input_tokens == 2048
 
 

@@ -173,7 +173,8 @@ class Surface:
                     yield json.loads(data)
 
 
-COMMON = {"seed": 1, "stop": ["stop"], "typical_p": 0.9, "compression": False} | {
+PARAMETERS = {"seed": 1, "stop": ["stop"], "stop_regex": "st.p", "repeat_last_n": 9, "typical_p": 0.9}
+COMMON = {**PARAMETERS, "compression": False} | {
     "cache_prompt": True,
     "prompt_cache_key": "k",
     "priority": 0,
@@ -192,7 +193,7 @@ SURFACES = {
         COMMON
         | {"logprobs": True, "top_logprobs": 1, "thinking_budget": 9, "n": 1, "parallel_tool_calls": False}
         | {"tools": [TOOL], "tool_choice": "auto", "return_progress": False, "grammar": None, "prediction": None}
-        | {"reasoning_effort": "low"},
+        | {"reasoning_effort": "low", "return_token_ids": True},
     ),
     "responses": Surface(
         "/v1/responses",
@@ -225,8 +226,7 @@ SURFACES = {
         {"tools": [TOOL]},
         {"format": SCHEMA},
         {"think": True},
-        {"options": {"seed": 1, "stop": ["stop"], "typical_p": 0.9, "num_predict": 8}, "compression": False}
-        | {"logprobs": True, "top_logprobs": 1},
+        {"options": {**PARAMETERS, "num_predict": 8}, "compression": False} | {"logprobs": True, "top_logprobs": 1},
     ),
     "completions": Surface(
         "/v1/completions",
@@ -239,8 +239,15 @@ SURFACES = {
         read_text,
         {"prompt": "Go on, 4.", "temperature": 0, "n_predict": NUM_TOKENS},
         structured={"json_schema": SCHEMA},
-        words={"seed": 1, "stop": ["stop"], "typical_p": 0.9, "compression": False, "cache_prompt": True}
-        | {"n_probs": 1, "n_cmpl": 1, "return_progress": False, "timings_per_token": True, "grammar": ""},
+        words={**PARAMETERS, "compression": False, "cache_prompt": True}
+        | {
+            "n_probs": 1,
+            "post_sampling_probs": True,
+            "n_cmpl": 1,
+            "return_progress": False,
+            "timings_per_token": True,
+            "grammar": "",
+        },
     ),
 }
 CHATS = [name for name, surface in SURFACES.items() if surface.tools]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 
 from .error_codes import HELP, statuses_of_codes
 from .pages import COMMAND, fill, page_parts
-from .repository import ROOT, source_files, syntax_of
+from .repository import ROOT
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 
@@ -78,31 +77,12 @@ def test_sources_name_no_machine() -> None:
     assert [path.name for path in shipped if home.search(path.read_text(encoding="utf-8"))] == []
 
 
-def _glossary(heading: str) -> list[list[str]]:
-    """The cells of each row of the first table after a heading of the glossary."""
-    text = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8").split(f"# {heading}\n", 1)[1].split("\n## ")[0]
-    rows = [line for line in text.splitlines() if line.startswith("| ")]
-    return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows[1:]]
-
-
-@pytest.mark.parametrize("heading", ["Glossary", "To be renamed"])
-def test_glossary_is_sorted_and_complete(heading: str) -> None:
-    rows = _glossary(heading)
+def test_glossary_is_sorted_and_complete() -> None:
+    text = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8").split("# Glossary\n", 1)[1]
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in text.splitlines() if line[:2] == "| "][
+        1:
+    ]
     words = [row[0].strip("`").casefold() for row in rows]
 
     assert all(len(row) == 3 and all(row) for row in rows)
     assert words == sorted(set(words))
-
-
-def test_words_to_be_renamed_are_still_in_the_code() -> None:
-    names = {path.stem for path in source_files()} | {
-        name
-        for path in source_files()
-        for node in ast.walk(syntax_of(path))
-        for name in (getattr(node, key, None) for key in ("id", "attr", "name", "arg"))
-        if isinstance(name, str)
-    }
-
-    for word, _, _ in _glossary("To be renamed"):
-        whole = re.compile(rf"(?<![a-z]){word.strip('`')}(?![a-z])")
-        assert any(whole.search(name) for name in names), f"{word} is gone: remove its row from docs/glossary.md"

@@ -18,6 +18,7 @@ from enginehouse.cli.client import ask_server
 from enginehouse.cli.options import config_option, json_option, read_settings, server_options
 from enginehouse.contract.errors import EnginehouseError
 from enginehouse.plugins import PluginRegistry
+from enginehouse.process import standard_output_as_error
 from enginehouse.serving.opening import plan_model
 from enginehouse.settings.config import ModelSettings
 from enginehouse.settings.limits import format_bytes
@@ -101,12 +102,13 @@ for _command in (list_models, load, unload):
 def _list_here(config_file: Path | None, as_json: bool) -> None:
     settings = read_settings(config_file)
     registry = PluginRegistry.for_settings(settings)
-    rows = [_describe(name, model, registry, configured=True) for name, model in settings.models.items()]
-    rows += [
-        _describe(name, ModelSettings(source=name), registry, configured=False)
-        for name in registry.model_sources
-        if name not in settings.models
-    ]
+    with standard_output_as_error():  # of plugins that are asked about the models
+        rows = [_describe(name, model, registry, configured=True) for name, model in settings.models.items()]
+        rows += [
+            _describe(name, ModelSettings(source=name), registry, configured=False)
+            for name in registry.model_sources
+            if name not in settings.models
+        ]
     if as_json:
         click.echo(json.dumps([attrs.asdict(row) for row in rows], indent=2))
     elif not rows:

@@ -71,7 +71,7 @@ class _ConsoleHandler(logging.Handler):
             line = self.format(record)
             if self._console.is_terminal:
                 self._console.print(line, markup=False, highlight=False, emoji=False, soft_wrap=True)
-            else:  # 20 times faster; there is no progress bar to preserve
+            else:  # 20 times faster; without a progress bar to preserve
                 self._console.file.write(line + "\n")
                 self._console.file.flush()
         except Exception:  # noqa: BLE001 - logging boundary: a closed terminal must not end a request

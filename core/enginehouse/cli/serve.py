@@ -49,7 +49,7 @@ def choose_models(
         pull: the server will download missing models from the hub.
 
     Raises:
-        ConfigError: there is no model to serve, or two would have one name.
+        ConfigError: a model to serve is missing, or two would have one name.
         ModelLoadError: an argument does not name an available model, or no backend can open it.
     """
     if arguments:

@@ -189,7 +189,7 @@ def connect(url: str, model: str | None = None, key: str | None = None, origin: 
         model: the model to use; None for the first one listed.
 
     Raises:
-        ConfigError: there is no such server or no such model.
+        ConfigError: the server or the model does not exist.
     """
     whole = full_url(url)
     if whole is None:

@@ -29,6 +29,10 @@ class EngineStream(Protocol):
         """Number of prompt tokens; some engines learn it only at the end."""
 
     @property
+    def prompt_token_ids(self) -> Sequence[int] | None:
+        """The prompt of a request with ``return_token_ids``; None for others, and if the engine does not know it."""
+
+    @property
     def num_waiting_events(self) -> int:
         """Number of events that have arrived and are not read yet; 0 for engines that produce them on demand."""
 

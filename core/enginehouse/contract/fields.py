@@ -19,6 +19,7 @@ from attrs import frozen
 from enginehouse.contract import shapes
 from enginehouse.contract.rows import INT64_MAX, Row, int64, row, row_of
 from enginehouse.contract.shapes import NO_EFFECT, Effort, MessageBody, StreamOptions, ToolBody
+from enginehouse.contract.stop_patterns import MAX_PATTERN_CHARS, stop_patterns
 from enginehouse.contract.types import RequestOptions, SamplingParams, StopParams
 
 __all__ = [
@@ -42,6 +43,7 @@ _MAX_SALT_CHARS = 1000
 
 StopField = str | tuple[str, ...] | None
 _STOP = {**shapes.SOME_TEXT, "maxLength": MAX_STOP_CHARS}
+_PATTERN = {**shapes.SOME_TEXT, "maxLength": MAX_PATTERN_CHARS}
 
 
 def _check_logit_bias(_: Any, attribute: Any, value: dict[str, float]) -> None:
@@ -58,6 +60,13 @@ def _check_stop(_: Any, attribute: Any, value: str | tuple[str, ...]) -> None:
     longest = max(map(len, texts), default=0)
     if longest > MAX_STOP_CHARS:
         raise ValueError(f"'{attribute.name}' must hold strings of at most {MAX_STOP_CHARS} characters, not {longest}")
+
+
+def _check_stop_regex(_: Any, attribute: Any, value: str | tuple[str, ...]) -> None:
+    try:
+        stop_patterns((value,) if isinstance(value, str) else value)
+    except ValueError as error:
+        raise ValueError(f"'{attribute.name}' holds {error}") from None
 
 
 def _check_stop_token_ids(_: Any, attribute: Any, value: tuple[int, ...]) -> None:
@@ -107,6 +116,10 @@ class ParameterFields:
     frequency_penalty: float | None = _parameter(
         "Subtracted for each time that the answer holds a token. 0 is off.", step="penalties", bounds=(-2, 2)
     )
+    repeat_last_n: int | None = _parameter(
+        "Number of tokens at the end of prompt and answer that the three penalties count. -1 is all, 0 is none.",
+        bounds=(-1, 2**31 - 1),
+    )
     logit_bias: dict[str, float] | None = _parameter(
         "Token id to a value added to its logit; -100 bans a token, 100 forces it.",
         check=_check_logit_bias,
@@ -114,6 +127,9 @@ class ParameterFields:
             "propertyNames": {"pattern": "^[0-9]+$"},
             "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
         },
+    )
+    post_sampling_probs: bool | None = _parameter(
+        "Log-probabilities are those of the draw, after penalties, temperature and truncation, instead of the model's."
     )
     samplers: tuple[str, ...] | None = _parameter(
         "Names of the steps that draw a token, in order; a step that is not listed does not run."
@@ -123,6 +139,13 @@ class ParameterFields:
         f"One or several strings before which the text ends; none empty, each of at most {MAX_STOP_CHARS} characters.",
         check=_check_stop,
         schema={"anyOf": [_STOP, {"type": "array", "items": _STOP}, {"type": "null"}]},
+        limit=("maxItems", "max_stop"),
+    )
+    stop_regex: str | tuple[str, ...] | None = _parameter(
+        "One or several regular expressions before whose match the text ends, each of at most "
+        f"{MAX_PATTERN_CHARS} characters. Of a longer match, the last {MAX_PATTERN_CHARS} characters are left out.",
+        check=_check_stop_regex,
+        schema={"anyOf": [_PATTERN, {"type": "array", "items": _PATTERN}, {"type": "null"}]},
         limit=("maxItems", "max_stop"),
     )
     stop_token_ids: tuple[int, ...] | None = _parameter(
@@ -147,8 +170,9 @@ class ParameterFields:
 
     def stopping(self) -> dict[str, Any]:
         """Return the given fields of :class:`StopParams`."""
-        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
-        given = {name: getattr(self, name) for name in _STOPPING} | {"stop": stop}
+        given = {name: getattr(self, name) for name in _STOPPING}
+        for name in ("stop", "stop_regex"):
+            given[name] = (given[name],) if isinstance(given[name], str) else given[name]
         return {name: value for name, value in given.items() if value is not None}
 
 

@@ -107,7 +107,7 @@ class EngineMetrics(msgspec.Struct, frozen=True, array_like=True):
 class Inspectable(Protocol):
     """An engine that supports inspection. Used only from the server's event loop."""
 
-    figures: EngineMetrics
+    metrics: EngineMetrics
     """The last counters received; reading them never blocks."""
 
     async def view(self) -> EngineView:

@@ -114,7 +114,7 @@ class ToolSession(Protocol):
         """Return the remaining parts at the end of the text; an open call is finished as it is.
 
         Args:
-            is_cut: True if a token limit cut the text: drop a call whose arguments have not begun.
+            is_cut: True if a token limit cut the text: drop a call whose arguments have not started.
         """
         ...
 

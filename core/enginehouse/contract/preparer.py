@@ -27,15 +27,17 @@ class Report:
         has_changed: it has changed the request; responses may have a header that says so.
         num_read_tokens: tokens that models have read for it; they count as the caller's.
         details: plain data. Over several prompts of a request numbers are summed; of other values the first is shown.
-        figures: metric name to number.
-        prompt_figures: metrics that count the tokens of the prompt, each with a number to add to them.
+        metrics: metric name to number.
+        prompt_metrics: metrics that count the tokens of the prompt, each with a number to add to them.
+        done_by: name of the object that did the work, such as the compressor; a label of these metrics.
     """
 
     has_changed: bool = False
     num_read_tokens: int = 0
     details: Mapping[str, Any] = field(factory=dict)
-    figures: Mapping[str, int] = field(factory=dict)
-    prompt_figures: Mapping[str, int] = field(factory=dict)
+    metrics: Mapping[str, int] = field(factory=dict)
+    prompt_metrics: Mapping[str, int] = field(factory=dict)
+    done_by: str = ""
 
 
 @frozen
@@ -67,7 +69,7 @@ class ModelAccess(Protocol):
         """Return the bytes of each token id."""
         ...
 
-    async def submit(self, request: EngineRequest) -> EngineStream:
+    async def generate(self, request: EngineRequest) -> EngineStream:
         """Start a request of the preparer's own; the preparer must read or cancel it."""
         ...
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from contextlib import ExitStack
 from io import BufferedReader
 from pathlib import Path
 
@@ -32,12 +33,12 @@ def open_regular(path: Path) -> BufferedReader:
     """Open a regular file for reading. Raises OSError as :func:`check_regular`."""
     check_regular(path)  # opening some devices has side effects
     descriptor = os.open(path, _FLAGS)
-    try:
+    with ExitStack() as undo:
+        undo.callback(os.close, descriptor)
         _check(os.fstat(descriptor), path)
-        return os.fdopen(descriptor, "rb")
-    except BaseException:
-        os.close(descriptor)
-        raise
+        file = os.fdopen(descriptor, "rb")
+        undo.pop_all()
+    return file
 
 
 def read_regular(path: Path, max_bytes: int) -> bytes:

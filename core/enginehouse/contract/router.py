@@ -1,7 +1,7 @@
 """The contract of routers, which rank the models that could answer a request. Called by ``routing``.
 
 Implemented by plugin authors. A router only proposes. Core asks it before anything is rendered, tries the models in its
-order, and never changes the model once an answer has begun; a router therefore needs no knowledge of engines, streams
+order, and never changes the model once an answer has started; a router therefore needs no knowledge of engines, streams
 or failures.
 """
 
@@ -18,13 +18,13 @@ from enginehouse.contract.types import GenerateRequest
 __all__ = [
     "MAX_PROBE_TOKENS",
     "Acceptance",
+    "AnswerBeginning",
     "Attempt",
     "Candidate",
     "ChecksModels",
-    "Probe",
-    "Route",
     "RouteQuestion",
     "Router",
+    "RoutingDecision",
 ]
 
 MAX_PROBE_TOKENS = 16
@@ -74,7 +74,7 @@ class RouteQuestion:
 
 
 @frozen
-class Probe:
+class AnswerBeginning:
     """The beginning of an answer.
 
     Attributes:
@@ -97,7 +97,7 @@ class Acceptance:
     """
 
     num_tokens: int = field(validator=[ge(1), le(MAX_PROBE_TOKENS)])
-    is_good: Callable[[Probe], bool] = field()
+    is_good: Callable[[AnswerBeginning], bool] = field()
 
 
 @frozen
@@ -109,7 +109,7 @@ class Attempt:
 
 
 @frozen(kw_only=True)
-class Route:
+class RoutingDecision:
     """A router's decision.
 
     Attributes:
@@ -135,7 +135,7 @@ class Router(Protocol):
     name: str
     api_version: int
 
-    def route(self, question: RouteQuestion) -> Route:
+    def route(self, question: RouteQuestion) -> RoutingDecision:
         """Choose the models. The request waits meanwhile; after the time limit the default model comes first."""
         ...
 

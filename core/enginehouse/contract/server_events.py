@@ -47,7 +47,7 @@ class RequestEnded:
     """The end of the response to a request, successful or not. None is "does not apply".
 
     Attributes:
-        endpoint: the route without its prefix, such as ``/chat/completions``; None if there is no route.
+        endpoint: the route without its prefix, such as ``/chat/completions``; None without a route.
         status: of the HTTP response; 0 if none was sent.
         outcome: finish reasons (``stop``, ``length``), ``cancelled`` if the client disconnected, ``ok``, or an error
             code.

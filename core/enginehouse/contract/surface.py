@@ -65,6 +65,8 @@ class Piece(msgspec.Struct, gc=False):
         stop_reason: at the end, the stop string or end token id that ended the choice, if one did.
         limit: at the end, what ended a choice whose finish reason is ``length``.
         progress: of the prefill, for requests with ``return_progress``; comes before everything else.
+        token_ids: the tokens since the choice's last piece, if the engine reports ids; at the end the remaining ones,
+            of requests with ``return_token_ids`` also those without text (stop text, end token).
     """
 
     index: int
@@ -77,6 +79,7 @@ class Piece(msgspec.Struct, gc=False):
     stop_reason: str | int | None = None
     limit: Limit | None = None
     progress: PromptProgress | None = None
+    token_ids: tuple[int, ...] = ()
 
 
 @frozen
@@ -113,6 +116,7 @@ class Frame:
         ping: bytes that keep the connection open while nothing is generated, in the queue and during prefill too;
             clients ignore them.
         event: member of a chunk whose text names its event, in a line ``event:`` before it; None: events have no names.
+            Found fastest if it is the chunk's first one.
     """
 
     media_type: str
@@ -334,7 +338,7 @@ class Surface(Protocol):
     there, including those that core raises. An address whose routes have a ``header`` belongs to it for requests with
     that header.
     An attribute ``request_id_header``, if it has one, names a further response header with the id in ``X-Request-Id``.
-    An attribute ``takes_any_type`` that is true accepts bodies whatever their Content-Type, except from web pages.
+    An attribute ``takes_any_type`` that is true accepts bodies of any Content-Type, except from web pages.
 
     Calls:
         error: for each error on its addresses; server, thread of the plugin; microseconds.

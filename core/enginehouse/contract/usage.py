@@ -5,10 +5,10 @@ object, the response details, their headers, and the tables of the documentation
 """
 
 # msgspec resolves annotations when a message is encoded, so no name may be imported under TYPE_CHECKING.
-from collections.abc import Iterator, Mapping
-from operator import attrgetter
+from collections.abc import Callable, Iterator, Mapping
+from operator import add, attrgetter
 from types import MappingProxyType
-from typing import Annotated, Literal, Self, get_type_hints
+from typing import Annotated, Any, Literal, Self, get_type_hints
 
 import msgspec
 from attrs import evolve, frozen
@@ -74,10 +74,16 @@ class UsageCounter(msgspec.Struct, array_like=True):
     decode_s: Annotated[float, Shown("From the first token to the last one.", "complete", metric=None)] = 0.0
     loaded_prompt_tokens: Annotated[int, Shown("Cached prompt tokens that were loaded from disk.")] = 0
     forced_tokens: Annotated[int, Shown("Tokens forced by a constraint, without sampling.", is_optimization=True)] = 0
-    drafted_tokens: Annotated[int, Shown("Tokens that a drafter proposed.", is_optimization=True, is_work=True)] = 0
-    accepted_draft_tokens: Annotated[
-        int, Shown("Of these, tokens that verification accepted.", is_optimization=True, is_work=True)
+    drafted_tokens: Annotated[
+        int, Shown("Tokens that a drafter proposed.", metric=None, is_optimization=True, is_work=True)
     ] = 0
+    accepted_draft_tokens: Annotated[
+        int, Shown("Of these, tokens that verification accepted.", metric=None, is_optimization=True, is_work=True)
+    ] = 0
+    drafts: Annotated[
+        dict[str, tuple[int, int]],
+        Shown("Both numbers by the name of the drafter.", "never", metric=None, is_work=True),
+    ] = {}
     early_exit_tokens: Annotated[
         int, Shown("Tokens generated without the model's last layers.", is_optimization=True, is_work=True)
     ] = 0
@@ -98,6 +104,12 @@ class UsageCounter(msgspec.Struct, array_like=True):
     ] = 0.0
     total_s: Annotated[float, Shown("From the arrival of the request until now.", "never", metric=None)] = 0.0
 
+    def add_drafts(self, drafter: str, num_drafted: int = 0, num_accepted: int = 0) -> None:
+        """Count tokens that a drafter proposed, or that verification accepted."""
+        self.drafted_tokens += num_drafted
+        self.accepted_draft_tokens += num_accepted
+        self.drafts = _merged(self.drafts, {drafter: (num_drafted, num_accepted)})  # snapshots keep theirs
+
     def snapshot(self) -> "Usage":
         """Return the present values."""
         return Usage(*astuple(self))
@@ -109,8 +121,8 @@ class UsageCounter(msgspec.Struct, array_like=True):
 
     def __add__(self, other: "UsageCounter") -> Self:
         """Return the sum; times are the longer ones."""
-        pairs = zip(_TIMES, astuple(self), astuple(other), strict=True)
-        return type(self)(*(max(one, two) if is_time else one + two for is_time, one, two in pairs))
+        values = zip(_SUMS, astuple(self), astuple(other), strict=True)
+        return type(self)(*(total(one, two) for total, one, two in values))
 
 
 class Usage(UsageCounter, frozen=True):  # type: ignore[misc]  # a struct, unlike a dataclass, may be frozen anew
@@ -130,6 +142,15 @@ class Usage(UsageCounter, frozen=True):  # type: ignore[misc]  # a struct, unlik
                 yield name, field, value
 
 
+def _merged(some: Mapping[str, tuple[int, int]], more: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+    """Return the sum of two pairs of counts by name."""
+    merged = dict(some)
+    for name, (one, two) in more.items():
+        before = merged.get(name, (0, 0))
+        merged[name] = (before[0] + one, before[1] + two)
+    return merged
+
+
 def _metadata() -> Iterator[tuple[str, Shown]]:
     for name, kind in get_type_hints(Usage, include_extras=True).items():
         (shown,) = kind.__metadata__
@@ -139,6 +160,7 @@ def _metadata() -> Iterator[tuple[str, Shown]]:
 USAGE_FIELDS: Mapping[str, Shown] = MappingProxyType(dict(_metadata()))
 """Name of a field of :class:`Usage` to its metadata."""
 
-_TIMES = tuple(kind is float for kind in get_type_hints(Usage).values())
+_SUM_OF: Mapping[Any, Callable[[Any, Any], Any]] = {float: max, int: add}
+_SUMS = tuple(_SUM_OF.get(kind, _merged) for kind in get_type_hints(Usage).values())
 _WORK = tuple(name for name, shown in USAGE_FIELDS.items() if shown.is_work)
 _work_of = attrgetter(*_WORK)

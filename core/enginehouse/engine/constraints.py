@@ -27,7 +27,6 @@ from enginehouse.contract.structured import Grammar, GrammarCompiler, Matcher, S
 from enginehouse.contract.types import Constraint, ConstraintKind, ReasoningParams
 from enginehouse.engine.text.text_stream import Detokenizer
 from enginehouse.plugins import Guard, guard_of, guarded
-from enginehouse.plugins.guard import PASSED
 
 
 @frozen(eq=False)
@@ -258,30 +257,18 @@ class ConstraintState:
     def accept(self, token_id: int) -> None:
         """Advance the grammar by an appended token."""
         self._is_filled = False
-        try:
+        with self._guard.calling("accept"):
             self._matcher.accept(token_id)
-        except (*PASSED, EnginehouseError):
-            raise
-        except BaseException as error:
-            raise self._guard.failed("accept", error) from error
 
     def forced_token_ids(self) -> Sequence[int]:
         """Return the tokens that must follow."""
-        try:
+        with self._guard.calling("forced_token_ids"):
             return self._matcher.forced_token_ids()
-        except (*PASSED, EnginehouseError):
-            raise
-        except BaseException as error:
-            raise self._guard.failed("forced_token_ids", error) from error
 
     def is_finished(self) -> bool:
         """Return True if the text is complete."""
-        try:
+        with self._guard.calling("is_finished"):
             return self._matcher.is_finished()
-        except (*PASSED, EnginehouseError):
-            raise
-        except BaseException as error:
-            raise self._guard.failed("is_finished", error) from error
 
 
 class Masks:

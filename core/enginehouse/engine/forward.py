@@ -13,7 +13,7 @@ import numpy as np
 from attrs import field, frozen
 from numpy.typing import NDArray
 
-from enginehouse.contract.backend import DeviceOutput, ForwardOutput, Span
+from enginehouse.contract.backend import DeviceOutput, ForwardOutput, Runner, Span
 from enginehouse.contract.errors import CacheFull, EnginehouseError, GenerationFailed, PluginFailed, StepAborted
 from enginehouse.contract.exit_policy import ExitOutput
 from enginehouse.engine.scheduler import Batch, Scheduler
@@ -55,38 +55,46 @@ def forward(
         guard: the guard of the backend, which names it if the runner fails.
     """
     while batch.spans:
-        guard.enter("forward")
-        try:
-            return _collect(batch, scheduler.runner.forward(batch.spans), guard)
-        except PASSED:
-            raise
-        except BaseException as error:  # noqa: BLE001 - guard: a runner error must not end the other requests
-            if scheduler.has_pending:
-                # Retried in the next step, when the tokens still on the device are known.
-                scheduler.is_in_doubt = not isinstance(error, CacheFull)
-                break
-            if isinstance(error, CacheFull):
-                if not scheduler.drop_drafts() and not scheduler.make_room():
-                    fail(batch.sequences[0].owner, GenerationFailed(f"The model ran out of memory: {error}"))
-                batch = scheduler.schedule()
-                continue
-            scheduler.resync()
-            if isinstance(error, StepAborted):
-                break
-            if drafted := [sequence for sequence in batch.sequences if sequence.drafts]:
-                _log.warning("a forward pass with drafts failed; it is done again without them", exc_info=error)
-                for sequence in drafted:
-                    end_drafting(sequence)
-                scheduler.drop_drafts()
-                batch = scheduler.schedule()
-                continue
-            if len(batch.spans) > 1:
-                return _forward_one_by_one(scheduler, batch, fail, guard)
-            fail(batch.sequences[0].owner, _runner_failure(error, batch.sequences[0], guard))
+        done = _attempt(scheduler.runner, batch, guard)
+        if isinstance(done, Computed):
+            return done
+        if scheduler.has_pending:
+            # Retried in the next step, when the tokens still on the device are known.
+            scheduler.is_in_doubt = not isinstance(done, CacheFull)
             break
-        finally:
-            guard.leave()
+        if isinstance(done, CacheFull):
+            if not scheduler.drop_drafts() and not scheduler.make_room():
+                fail(batch.sequences[0].owner, GenerationFailed(f"The model ran out of memory: {done}"))
+            batch = scheduler.schedule()
+            continue
+        scheduler.resync()
+        if isinstance(done, StepAborted):
+            break
+        if drafted := [sequence for sequence in batch.sequences if sequence.drafts]:
+            _log.warning("a forward pass with drafts failed; it is done again without them", exc_info=done)
+            for sequence in drafted:
+                end_drafting(sequence)
+            scheduler.drop_drafts()
+            batch = scheduler.schedule()
+            continue
+        if len(batch.spans) > 1:
+            return _forward_one_by_one(scheduler, batch, fail, guard)
+        fail(batch.sequences[0].owner, _runner_failure(done, batch.sequences[0], guard))
+        break
     return Computed()
+
+
+def _attempt(runner: Runner, batch: Batch, guard: Guard, reads_all: bool = False) -> Computed | BaseException:
+    """Guard of forward passes: run one, and return an error so that it does not end the other requests."""
+    guard.enter("forward")
+    try:
+        return _collect(batch, runner.forward(batch.spans), guard, reads_all)
+    except PASSED:
+        raise
+    except BaseException as error:  # noqa: BLE001 - any exception of a library, panics included
+        return error
+    finally:
+        guard.leave()
 
 
 def _forward_one_by_one(scheduler: Scheduler, batch: Batch, fail: Fail, guard: Guard) -> Computed:
@@ -95,17 +103,12 @@ def _forward_one_by_one(scheduler: Scheduler, batch: Batch, fail: Fail, guard: G
     for sequence, span in zip(batch.sequences, batch.spans, strict=True):
         if sequence.num_computed != span.start or sequence not in scheduler.running:
             continue
-        try:
-            output = scheduler.runner.forward([span])
-            alone = _collect(Batch((sequence,), (span,)), output, guard, reads_all=True)
-            rows += [(s, some.copy()) for s, some in alone.on_host]
-        except CacheFull:
-            continue
-        except PASSED:
-            raise
-        except BaseException as error:  # noqa: BLE001 - as in ``forward``
+        done = _attempt(scheduler.runner, Batch((sequence,), (span,)), guard, reads_all=True)
+        if isinstance(done, Computed):
+            rows += [(s, some.copy()) for s, some in done.on_host]
+        elif not isinstance(done, CacheFull):
             scheduler.resync()
-            fail(sequence.owner, _runner_failure(error, sequence, guard))
+            fail(sequence.owner, _runner_failure(done, sequence, guard))
     return Computed(rows)
 
 
@@ -121,7 +124,8 @@ def _collect(batch: Batch, output: ForwardOutput, guard: Guard, reads_all: bool 
         size = span.num_tokens
         sequence.num_surplus = len(sequence.drafts)
         sequence.num_computed += size - sequence.num_surplus
-        sequence.owner.usage.drafted_tokens += sequence.num_surplus
+        if sequence.num_surplus:
+            sequence.owner.usage.add_drafts(sequence.drafter, num_drafted=sequence.num_surplus)
         rows = range(start, start + {"none": 0, "last": 1, "all": size}[span.outputs])
         exit_layer = exit_layers[rows[-1]] if rows and exit_layers is not None else None
         if rows and sequence.on_device and not reads_all and _can_stay(sequence, span):

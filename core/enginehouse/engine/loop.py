@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -158,9 +159,9 @@ class StepEngine:
                     self._fail(draws.sequence.owner, error)
                 tokens = iter(())
             for draws in step.on_device:
-                self._read(draws, list(islice(tokens, draws.num_tokens)))
+                self._contained(draws.sequence, self._read, draws, list(islice(tokens, draws.num_tokens)))
         for sequence, rows in step.on_host:
-            self._receive(sequence, rows)
+            self._contained(sequence, self._receive, sequence, rows)
 
     def _admit(self) -> None:
         now = self._clock()
@@ -182,36 +183,26 @@ class StepEngine:
         if sequence.handle is None or not (draws.is_checking or sequence.num_pending):
             return  # the sequence has ended since
         sequence.exit_layer = draws.exit_layer
-        try:
-            if draws.is_checking:
-                self._verify(sequence, lambda ahead: self._accept(sequence, _valid(sampled[ahead])))
-                return
-            sequence.num_pending -= 1
-            self._accept(sequence, _valid(sampled[0]))
-        except EnginehouseError as error:
-            self._fail(sequence.owner, error)
-        except Exception as error:  # noqa: BLE001 - as for tokens sampled on the host
-            self._fail_sampling(sequence.owner, error)
+        if draws.is_checking:
+            self._verify(sequence, lambda ahead: self._accept(sequence, _valid(sampled[ahead])))
+            return
+        sequence.num_pending -= 1
+        self._accept(sequence, _valid(sampled[0]))
 
     def _receive(self, sequence: Sequence, rows: NDArray[np.float32]) -> None:
         """Process the logits of a sequence: score its prompt, sample its next token."""
         if sequence.handle is None:
             return  # the request failed earlier in this step
-        try:
-            if sequence.scores_prompt:
-                self._score(sequence, rows)
-            if sequence.num_remaining:
-                return
-            if sequence.length == sequence.max_length:
-                self._finish(sequence, sequence.text.flush(), "length", None)  # a prompt that is only scored
-            elif sequence.num_surplus:
-                self._verify(sequence, lambda ahead: self._sample(sequence, rows[ahead]))
-            else:
-                self._sample(sequence, rows[-1])
-        except EnginehouseError as error:
-            self._fail(sequence.owner, error)
-        except Exception as error:  # noqa: BLE001 - a sampling error of one request must not end the others
-            self._fail_sampling(sequence.owner, error)
+        if sequence.scores_prompt:
+            self._score(sequence, rows)
+        if sequence.num_remaining:
+            return
+        if sequence.length == sequence.max_length:
+            self._finish(sequence, sequence.text.flush(), "length", None)  # a prompt that is only scored
+        elif sequence.num_surplus:
+            self._verify(sequence, lambda ahead: self._sample(sequence, rows[ahead]))
+        else:
+            self._sample(sequence, rows[-1])
 
     def _score(self, sequence: Sequence, rows: NDArray[np.float32]) -> None:
         """Report the log-probabilities of the prompt tokens that follow the computed ones."""
@@ -293,7 +284,8 @@ class StepEngine:
         request_id = owner.request.request_id
         usage = sequence.usage()
         owner.usage += usage
-        self._outputs.append((request_id, ChoiceFinished(sequence.choice, reason, usage, stop_reason)))
+        hidden = sequence.hidden_token_ids if owner.request.return_token_ids else ()
+        self._outputs.append((request_id, ChoiceFinished(sequence.choice, reason, usage, stop_reason, hidden)))
         self._speculation.close(sequence)
         self._scheduler.release(sequence, keep=True)
         owner.num_unfinished -= 1
@@ -323,13 +315,12 @@ class StepEngine:
         self._num_arrivals += 1
         self._requests[request.request_id] = owner
         self._scheduler.enqueue(owner.sequences)
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.cancel, request.request_id)  # the caller expects no further outputs after an error
             for sequence in owner.sequences:
                 if sequence.length < sequence.max_length:  # False: only scored, or already complete
                     self._take_forced(sequence)
-        except BaseException:
-            self.cancel(request.request_id)  # the caller expects no further outputs after an error
-            raise
+            undo.pop_all()
 
     def cancel(self, request_id: str) -> None:
         """Cancel a request in any phase; its computed tokens stay in the prefix cache. Unknown ids are ignored."""
@@ -346,12 +337,7 @@ class StepEngine:
             if sequence.reasoning is None or not self._scheduler.holds(sequence) or not sequence.reasoning.close_now():
                 continue
             num_stopped += 1
-            try:
-                self._take_forced(sequence)
-            except EnginehouseError as error:
-                self._fail(sequence.owner, error)
-            except Exception as error:  # noqa: BLE001 - as for sampled tokens
-                self._fail_sampling(sequence.owner, error)
+            self._contained(sequence, self._take_forced, sequence)
         return num_stopped
 
     def interrupt(self, request_id: str) -> None:
@@ -373,10 +359,16 @@ class StepEngine:
         self._drop(owner, keep=False)
         self._outputs.append((owner.request.request_id, error))
 
-    def _fail_sampling(self, owner: ActiveRequest, error: Exception) -> None:
-        """Fail a request after an error of core itself; those of plugins come from their guards."""
-        _log.error("sampling a token of request %s failed", owner.request.request_id, exc_info=error)
-        self._fail(owner, GenerationFailed(f"Sampling failed: {error!r}"))
+    def _contained(self, sequence: Sequence, work: Callable[..., None], *arguments: Any) -> None:
+        """Guard of sampling: an error in ``work`` fails the sequence's request and no other one."""
+        owner = sequence.owner
+        try:
+            work(*arguments)
+        except EnginehouseError as error:
+            self._fail(owner, error)
+        except Exception as error:  # noqa: BLE001 - an error of core itself; those of plugins come from their guards
+            _log.error("sampling a token of request %s failed", owner.request.request_id, exc_info=error)
+            self._fail(owner, GenerationFailed(f"Sampling failed: {error!r}"))
 
     def _drop(self, owner: ActiveRequest, keep: bool) -> None:
         for sequence in owner.sequences:
@@ -400,9 +392,9 @@ class StepEngine:
             num_preemptions=scheduler.num_preemptions,
         )
 
-    def figures(self) -> EngineMetrics:
+    def metrics(self) -> EngineMetrics:
         """Return the statistics since the start."""
-        return self._steps.figures(self.stats(), self._runner.capabilities.cache_tokens)
+        return self._steps.metrics(self.stats(), self._runner.capabilities.cache_tokens)
 
     def view(self) -> EngineView:
         """Return a snapshot of running and waiting requests and of the prefix cache."""

@@ -116,7 +116,7 @@ class StepCounts:
         self._num_batched += num_sequences
         self._by_size[batch_size_bucket(num_sequences)] += 1
 
-    def figures(self, stats: EngineStats, num_cache_tokens: int) -> EngineMetrics:
+    def metrics(self, stats: EngineStats, num_cache_tokens: int) -> EngineMetrics:
         """Return the statistics, combined with ``stats``."""
         return EngineMetrics(stats, num_cache_tokens, tuple(self._by_size), self._num_batched)
 

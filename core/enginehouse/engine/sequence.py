@@ -137,6 +137,13 @@ class Sequence:
         """Number of tokens generated so far."""
         return self.length - len(self.owner.prompt)
 
+    @property
+    def hidden_token_ids(self) -> tuple[int, ...]:
+        """The last tokens of a sequence that has ended, if they never become visible: stop text, or an end token."""
+        last = int(self.buffer[self.length - 1])
+        is_ended = self.num_generated > 0 and last in self.end_token_ids
+        return (*self.text.hidden_token_ids, last) if is_ended else self.text.hidden_token_ids
+
     def usage(self) -> Usage:
         """Return the counts of its generated tokens."""
         num_reasoning = self.reasoning.num_tokens if self.reasoning is not None else 0
@@ -232,8 +239,15 @@ class Sequence:
         if not self.owner.request.token_details:
             return None
         is_drafted = self.num_surplus > 0 and self.drafts[-self.num_surplus] == token_id
-        drafter = self.speculation.drafter if is_drafted and self.speculation is not None else None
+        drafter = self.drafter if is_drafted else None
         return TokenDetails(self.is_forced, drafter, self.exit_layer, self.owner.is_resumed)
+
+    @property
+    def drafter(self) -> str:
+        """Name of the drafter of the drafts."""
+        drafter = self.speculation.drafter if self.speculation is not None else None
+        assert drafter is not None
+        return drafter
 
     def _closing_token_ids(self) -> tuple[int, ...]:
         return self.reasoning.forced_token_ids() if self.reasoning is not None else ()
@@ -267,4 +281,4 @@ class Sequence:
             self.num_computed += 1
             self.num_surplus -= 1
             self.num_confirmed += 1
-            self.owner.usage.accepted_draft_tokens += 1
+            self.owner.usage.add_drafts(self.drafter, num_accepted=1)

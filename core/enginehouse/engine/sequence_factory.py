@@ -150,11 +150,12 @@ class SequenceFactory:
             steps=build_steps(request.sampling, self._samplers, request.request_id),
             token_bytes=tokenizer.token_bytes,
         )
-        text = TextStream(tokenizer.token_bytes, self._hidden_token_ids(request), request.stopping.stop)
+        stopping = request.stopping
+        hidden = self._hidden_token_ids(request)
+        text = TextStream(tokenizer.token_bytes, hidden, stopping.stop, stopping.stop_regex)
         sequence = Sequence(owner, choice, buffer, len(owner.prompt), sampler, text)
         # A prompt that is only scored leaves no space for a sampled token.
         sequence.on_device = max_length > len(owner.prompt) and can_draw(self._runner, request)
-        stopping = request.stopping
         own = frozenset() if stopping.ignore_eos else tokenizer.end_token_ids
         sequence.end_token_ids = own | frozenset(stopping.stop_token_ids)
         if request.reasoning is not None:

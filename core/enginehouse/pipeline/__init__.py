@@ -1,1 +1,1 @@
-"""Request pipeline: resolves the model, merges parameters, renders the prompt and submits it to an engine."""
+"""Request pipeline: resolves the model, merges parameters, renders the prompt and starts it on an engine."""

@@ -7,7 +7,7 @@ the limit on the number of calls, and the fallback when a parser fails.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from attrs import frozen
 
@@ -15,6 +15,7 @@ from enginehouse.contract.errors import PluginFailed
 from enginehouse.contract.parsers import (
     AnswerPart,
     AnswerText,
+    CallArguments,
     CallFinished,
     CallStarted,
     ReasoningFormat,
@@ -100,7 +101,10 @@ class AnswerParser:
 
 
 class _Calls:
-    """A tool session plus the rules of core: white space, the call limit, and plain text after a failure."""
+    """A tool session plus the rules of core: white space, the call limit, and plain text after a failure.
+
+    A failure inside a call fails the request: the client would take half a call for a whole one.
+    """
 
     def __init__(self, session: ToolSession | None, max_calls: int | None) -> None:
         self._session = session
@@ -109,52 +113,82 @@ class _Calls:
         self._is_open = False
         self._has_text = False
         self._white = ""  # dropped if a call follows
+        self._held = ""  # the text that the session has not given back yet
 
     def push(self, text: str) -> list[AnswerPart]:
-        """See :class:`enginehouse.contract.parsers.ToolSession`."""
+        """See :class:`enginehouse.contract.parsers.ToolSession`.
+
+        Raises:
+            PluginFailed: it failed inside a call.
+        """
         if self._session is None:
             return [AnswerText(text)]
+        self._held += text
         try:
-            parts = self._session.push(text)
-        except PluginFailed:  # it loses the calls, not the answer
-            return self._give_up(text)
-        return self._kept(parts)
+            return self._kept("push", self._session, self._session.push(text))
+        except PluginFailed as error:
+            return self._give_up(error)
 
     def flush(self, is_cut: bool) -> list[AnswerPart]:
-        """See :class:`enginehouse.contract.parsers.ToolSession`."""
+        """See :class:`enginehouse.contract.parsers.ToolSession`.
+
+        Raises:
+            PluginFailed: it failed inside a call.
+        """
         if self._session is None:
             return []
         try:
-            parts = self._kept(self._session.flush(is_cut))
-        except PluginFailed:
-            return self._give_up("")
+            parts = self._kept("flush", self._session, self._session.flush(is_cut))
+        except PluginFailed as error:
+            return self._give_up(error)
         if self._white and not self._num_calls:
             parts.append(AnswerText(self._white))
         return parts
 
-    def _give_up(self, text: str) -> list[AnswerPart]:
-        """Handle a parser failure: close an open call and return the rest as text."""
+    def _give_up(self, error: PluginFailed) -> list[AnswerPart]:
+        """Return what the failed session held back as text, and do not use it any more."""
         self._session = None
-        parts: list[AnswerPart] = [CallFinished()] if self._is_open else []
-        self._is_open = False
-        if shown := self._white + text:
-            parts.append(AnswerText(shown))
-        return parts
+        if self._is_open and self._is_shown:
+            raise error
+        shown = self._white + self._held
+        return [AnswerText(shown)] if shown else []
 
-    def _kept(self, parts: Iterable[ToolPart]) -> list[AnswerPart]:
+    @property
+    def _is_shown(self) -> bool:
+        """True if the last call is not beyond the limit."""
+        return self._max_calls is None or self._num_calls <= self._max_calls
+
+    def _kept(self, place: str, session: ToolSession, parts: Sequence[ToolPart]) -> list[AnswerPart]:
+        """Return the parts to be shown.
+
+        Raises:
+            PluginFailed: they form no calls.
+        """
+        if wrong := self._out_of_order(parts, is_last=place == "flush"):
+            raise guard_of(session, "tool parser").mistake(place, wrong)
         kept: list[AnswerPart] = []
         for part in parts:
             if isinstance(part, AnswerText):
+                self._held = self._held.partition(part.text)[2]  # before it were tags
                 self._show(part.text, kept)
                 continue
+            self._held = ""
             if isinstance(part, CallStarted):
                 self._white = ""
                 self._num_calls += 1
-            is_allowed = self._max_calls is None or self._num_calls <= self._max_calls
-            if is_allowed:
+            self._is_open = not isinstance(part, CallFinished)
+            if self._is_shown:
                 kept.append(part)
-                self._is_open = not isinstance(part, CallFinished)
         return kept
+
+    def _out_of_order(self, parts: Sequence[ToolPart], is_last: bool) -> str:
+        """Return what is wrong with the order of parts; empty if it is right."""
+        is_open = self._is_open
+        for part in parts:
+            if is_open != isinstance(part, CallArguments | CallFinished):
+                return f"gave {type(part).__name__} {'inside' if is_open else 'outside'} a call"
+            is_open = isinstance(part, CallStarted | CallArguments)
+        return "left a call open" if is_open and is_last else ""
 
     def _show(self, text: str, kept: list[AnswerPart]) -> None:
         """Emit text; hold back white space at its end, and drop it at the start of text that follows only calls."""

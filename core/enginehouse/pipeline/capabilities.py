@@ -17,7 +17,7 @@ from enginehouse.contract.fields import FIELDS
 from enginehouse.contract.rows import RequestField, Row
 from enginehouse.contract.types import GenerateRequest, ModelInfo, ToolUse
 from enginehouse.pipeline.chat_formats import ModelFormats
-from enginehouse.pipeline.prompt.infill import NO_INFILL, find_infill_tokens
+from enginehouse.pipeline.prompting import NO_INFILL, find_infill_tokens
 
 Support = Literal["native", "emulated", "accepted", "refused"]
 """``native``: done by the model or its library. ``emulated``: done by core or a plugin, identically on every backend.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import secrets
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ from enginehouse.contract.rows import details_class
 from enginehouse.contract.sampler import CORE_ORDER, SamplerPlugin, role_of
 from enginehouse.contract.types import GenerateRequest, SamplingParams, StopParams
 from enginehouse.settings.config import LimitsSettings
-from enginehouse.settings.structuring import closest, find_problems, find_wide_integer, strict_converter
+from enginehouse.settings.structuring import closest, converting, find_wide_integer, strict_converter
 
 OFF_VALUES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
@@ -177,8 +178,9 @@ class Parameters:
     origins: Mapping[str, Origin]
 
 
+@functools.cache
 def request_converter() -> Converter:
-    """Return a strict converter for request fields; the caller handles unknown keys."""
+    """Return the strict converter for request fields; the caller handles unknown keys."""
     converter = strict_converter(forbid_extra_keys=False, whole_floats=True)
     strings = converter.get_structure_hook(tuple[str, ...])
 
@@ -263,12 +265,9 @@ def read_defaults(
             hint = f": {absences[name]}" if name in absences else closest(name, known)
             raise ConfigError(f"{path}.{name}: no such request field{hint}", f"{path}.{name}")
     converter = request_converter()
-    try:
+    with converting(lambda problems: ConfigError("; ".join(map(str, problems)), problems[0].path), path):
         fields = converter.structure(data, ParameterFields)
         extensions = read_extensions(converter, data, declared)
-    except Exception as error:
-        problems = list(find_problems(error, path))
-        raise ConfigError("; ".join(map(str, problems)), problems[0].path) from error
     wrong = [key for key in fields.logit_bias or () if not _TOKEN_ID.fullmatch(key)]
     if wrong:
         problem = f"keys must be token ids; wrong: {', '.join(map(repr, wrong[:20]))}"

@@ -6,6 +6,7 @@ engines.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 
@@ -42,7 +43,6 @@ from enginehouse.recovery import Generation, Recovery
 from enginehouse.serving import LoadedModel, ModelManager
 from enginehouse.settings.config import Settings
 from enginehouse.settings.profiles import PROFILES
-from enginehouse.settings.timeouts import timeouts_of
 from enginehouse.workers.client import WorkerEngine
 
 _ANSWER_TOKENS = 256
@@ -81,14 +81,14 @@ class RunningRequest:
 
 
 class Pipeline:
-    """Routes each request to a model and submits it. Used on one event loop.
+    """Routes each request to a model and starts it there. Used on one event loop.
 
     Args:
         recovery: of an earlier pipeline whose requests may still run; None creates new ones.
 
     Raises:
         ConfigError: the defaults of a model are wrong, its parsers do not exist, its chat template file cannot be read,
-            a preparer refuses its settings, or there is no such router.
+            a preparer refuses its settings, or the router does not exist.
     """
 
     def __init__(
@@ -129,10 +129,10 @@ class Pipeline:
         layers = self._layers(request, name, info)
         return effective_parameters(request, layers, info.vocab_size, self._settings.limits, self._samplers)
 
-    async def submit(
+    async def start(
         self, request: GenerateRequest, on_discarded: OnDiscarded = lambda num_tokens: None
     ) -> RunningRequest:
-        """Submit a request to its engine; return when it is accepted, before any token is generated.
+        """Start a request on its engine; return when it is accepted, before any token is generated.
 
         Parameters that the model cannot honour are dropped if the settings allow it.
 
@@ -161,7 +161,7 @@ class Pipeline:
         return self._planner.default if self.is_routed(asked) else asked
 
     async def plan(self, request: GenerateRequest) -> tuple[Plan | None, tuple[str, ...]]:
-        """Return the models that :meth:`submit` would try, or None without a choice, and the parameters it would drop.
+        """Return the models that :meth:`start` would try, or None without a choice, and the parameters it would drop.
 
         Raises:
             RequestError: no model could serve the request.
@@ -197,12 +197,11 @@ class Pipeline:
         began = time.perf_counter()
         lease = await self._manager.lease(name)
         load_s = time.perf_counter() - began
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(lease.release)
             with lease.explaining():
                 running = await self._start_leased(lease.model, request, may_drop=may_drop)
-        except BaseException:
-            lease.release()
-            raise
+            undo.pop_all()
         running.generation.keep(lease)
         return evolve(running, load_s=load_s)
 
@@ -214,25 +213,24 @@ class Pipeline:
             raise UnsupportedTask(model.name, model.info.task, "generate")
         # Engines without a worker have queues of their own.
         request_queue = model.engine.request_queue if isinstance(model.engine, WorkerEngine) else None
-        if request_queue is not None:
-            queue_s = timeouts_of(self._settings.limits, model.settings).queue_s
-            request_queue.check(request.caller, request.priority, queue_s)
-            request_queue.enter(request.request_id, request.caller, request.priority)
-        try:
+        with contextlib.ExitStack() as undo:
+            if request_queue is not None:
+                queue_s = self._settings.timeouts(model.settings).queue_s
+                request_queue.check(request.caller, request.priority, queue_s)
+                request_queue.enter(request.request_id, request.caller, request.priority)
+                undo.callback(request_queue.leave, request.request_id)
             prepared = await self.prepare(request, model, may_drop=may_drop)
             try:
-                return await self._start(prepared)
+                running = await self._start(prepared)
             except ContextLengthExceeded as error:
                 if request_queue is not None:  # the worker has refused it, so it has left
                     request_queue.enter(request.request_id, request.caller, request.priority)
                 shorter = await self._shorten(prepared, error)
                 if shorter is None:
                     raise
-            return await self._start(shorter)
-        except BaseException:
-            if request_queue is not None:
-                request_queue.leave(request.request_id)
-            raise
+                running = await self._start(shorter)
+            undo.pop_all()
+        return running
 
     async def prepare(self, request: GenerateRequest, model: LoadedModel, *, may_drop: bool = True) -> Prepared:
         """Return the request as ``model`` will get it. Changes nothing.
@@ -295,9 +293,9 @@ class Pipeline:
 
     async def _start(self, prepared: Prepared) -> RunningRequest:
         began, request, prompt = time.perf_counter(), prepared.request, prepared.prompt
-        queue_s = timeouts_of(self._settings.limits, prepared.model.settings).queue_s
+        queue_s = self._settings.timeouts(prepared.model.settings).queue_s
         try:
-            generation = await self.recovery.submit(prepared.model, engine_request(prepared, queue_s), prompt.written)
+            generation = await self.recovery.start(prepared.model, engine_request(prepared, queue_s), prompt.written)
         except ContextLengthExceeded as error:
             # The engine does not know in which field the client wrote the prompt.
             param = "prompt" if request.messages is None else "messages"
@@ -332,7 +330,7 @@ class Pipeline:
         return token_ids
 
     async def prompt(self, request: GenerateRequest, model: LoadedModel) -> Prompt:
-        """Return the prompt that :meth:`submit` would build for ``model``, without submitting it.
+        """Return the prompt that :meth:`start` would build for ``model``, without starting it.
 
         Raises:
             RequestError: no prompt can be built from the request.

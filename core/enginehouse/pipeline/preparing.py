@@ -109,8 +109,8 @@ class _ForeignAccess:
     async def pieces(self, token_ids: Sequence[int]) -> list[bytes]:
         return await self._core.run(lambda: self._access.pieces(token_ids))
 
-    async def submit(self, request: EngineRequest) -> EngineStream:
-        return _ForeignStream(await self._core.run(lambda: self._access.submit(request)), self._core)
+    async def generate(self, request: EngineRequest) -> EngineStream:
+        return _ForeignStream(await self._core.run(lambda: self._access.generate(request)), self._core)
 
     @contextlib.asynccontextmanager
     async def other(self, name: str) -> AsyncIterator[ModelAccess]:
@@ -135,6 +135,10 @@ class _ForeignStream:
     @property
     def num_waiting_events(self) -> int:
         return self._stream.num_waiting_events
+
+    @property
+    def prompt_token_ids(self) -> Sequence[int] | None:
+        return self._stream.prompt_token_ids
 
     async def __aiter__(self) -> AsyncIterator[Sequence[Event]]:
         batches = aiter(self._stream)
@@ -168,17 +172,17 @@ class _Access:
     async def pieces(self, token_ids: Sequence[int]) -> list[bytes]:
         return await self._recovery.pieces(self._model, token_ids, self._caller)
 
-    async def submit(self, request: EngineRequest) -> EngineStream:
+    async def generate(self, request: EngineRequest) -> EngineStream:
         # Part of a request that has a place in the queue, so it is not refused for want of one.
         engine = self._model.engine
         if not isinstance(engine, WorkerEngine):
-            return await self._recovery.submit(self._model, request)
+            return await self._recovery.start(self._model, request)
         engine.request_queue.enter(request.request_id, request.caller, request.priority)
-        try:
-            return await self._recovery.submit(self._model, request)
-        except BaseException:
-            engine.request_queue.leave(request.request_id)
-            raise
+        with contextlib.ExitStack() as undo:
+            undo.callback(engine.request_queue.leave, request.request_id)
+            stream = await self._recovery.start(self._model, request)
+            undo.pop_all()
+        return stream
 
     @contextlib.asynccontextmanager
     async def other(self, name: str) -> AsyncIterator[ModelAccess]:

@@ -13,7 +13,6 @@ import importlib
 import inspect
 import itertools
 import re
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +28,7 @@ from enginehouse.contract import hookspecs
 from enginehouse.contract.errors import ConfigError, PluginError
 from enginehouse.plugins.kinds import KINDS, Kind
 from enginehouse.plugins.registration import PluginRecord, PluginRecords, Registration
+from enginehouse.process import standard_output_as_error
 from enginehouse.settings.config import PluginsSettings, structure_options
 from enginehouse.settings.structuring import closest
 
@@ -182,7 +182,7 @@ class PluginLoader:
         Commands write JSON to standard output.
         """
         began = time.perf_counter()
-        with _printing, contextlib.redirect_stdout(sys.stderr), self.records.recording(name):
+        with _printing, standard_output_as_error(), self.records.recording(name):
             yield
         self.records.add_time(name, time.perf_counter() - began)
 
@@ -203,16 +203,19 @@ class PluginLoader:
         """Register a plugin: check its hooks and read its options."""
         if self._manager.is_registered(plugin):
             raise PluginError(f"it is the same object as the plugin {self._manager.get_name(plugin)!r}", record.name)
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._unregister, plugin)
             self._manager.register(plugin, record.name)
             hooks = sorted(caller.name for caller in self._manager.get_hookcallers(plugin) or ())
             self.records.by_name[record.name] = evolve(record, hooks=tuple(hooks))
             self._check_hooks(hooks, plugin)
             self._options[record.name] = self._read_options(plugin, record.name)
-        except Exception:
-            if self._manager.is_registered(plugin):
-                self._manager.unregister(plugin)
-            raise
+            undo.pop_all()
+
+    def _unregister(self, plugin: object) -> None:
+        """Undo a registration that may have failed itself."""
+        if self._manager.is_registered(plugin):
+            self._manager.unregister(plugin)
 
     def _add_by_plugin(self, parent: str, name: str, plugin: object) -> None:
         """Register a plugin that another plugin adds; it belongs to the same distribution."""

@@ -39,7 +39,7 @@ class PluginRecord:
         brings: its objects that are in use, as ``sampler epsilon_cutoff``; ``authenticator`` and ``listener`` for its
             hooks that are called while the server runs.
         load_s: seconds that its import and its register hooks took.
-        error: why it, or a part of it, does not work; None if there is no error.
+        error: why it, or a part of it, does not work; None if all of it works.
         traceback: the traceback of the last exception of its code; None if there was none.
         skipped: the setting that excludes it from being imported, as a clause; None if it was imported.
         notes: further problems that do not prevent its use.

@@ -18,11 +18,10 @@ from enginehouse.plugins.guard import (
     PluginFailures,
     are_foreign,
     guard_of,
-    guarded,
-    guarded_function,
     is_own,
     plain,
 )
+from enginehouse.plugins.guarded import guarded, guarded_function
 from enginehouse.plugins.kinds import KINDS, Kind, PluginObjects
 from enginehouse.plugins.loader import TEST_BACKENDS, PluginLoader, installed_versions
 from enginehouse.plugins.registration import PluginRecord
@@ -76,7 +75,7 @@ class PluginRegistry(PluginObjects):
         if isinstance(plain(candidate), ProcessorSampler):
             noun = KINDS["logits_processors"].noun
         record = next((one for one in self.plugins if one.name == plugin), None)
-        own = record is None or is_own(record.distribution)
+        own = is_own(record.distribution) if record is not None else not are_foreign(candidate)
         return Guard.of_plugin(plugin, noun, name, self.failures, is_own=own)
 
     @cached_property
@@ -150,7 +149,7 @@ class PluginRegistry(PluginObjects):
                 raise ConfigError(f"{path}: {self.missing('authenticator', name, self.authenticators)}", path)
 
     def missing(self, noun: str, name: str, known: Iterable[str]) -> str:
-        """Return a clause that says why there is no object of a name: for messages to operators.
+        """Return a clause that says why an object of a name is missing: for messages to operators.
 
         Args:
             noun: kind of the object.

@@ -1,6 +1,6 @@
 """Recovery of requests from worker deaths: a stream continues in the next worker at the point where it was.
 
-The pipeline submits requests and calls to :class:`Recovery` instead of to a model's engine. Both are *work items*
+The pipeline gives requests and calls to :class:`Recovery` instead of a model's engine. Both are *work items*
 (``work``). ``generation`` is what the pipeline and the API read across workers, ``request`` makes the attempts at it
 and records its progress. ``model_work`` holds the work items of one model, ``quarantine`` identifies those that kill
 workers, and ``work`` recognises them when they are sent again.

@@ -63,6 +63,11 @@ class Generation:
         return self._attempt.num_prompt_tokens
 
     @property
+    def prompt_token_ids(self) -> Sequence[int] | None:
+        """The prompt of a request with ``return_token_ids``; None for others, and if the engine does not know it."""
+        return self._attempt.prompt_token_ids
+
+    @property
     def num_waiting_events(self) -> int:
         """Number of events that have arrived and are not read yet."""
         num_unread = self._request.num_waiting_events if self._request is not None else 0

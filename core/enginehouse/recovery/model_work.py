@@ -24,7 +24,7 @@ from enginehouse.workers.client import WorkerEngine
 
 _log = logging.getLogger(__name__)
 
-# Seconds between checks of a model whose worker has died and whose restart has not begun yet.
+# Seconds between checks of a model whose worker has died and whose restart has not started yet.
 _RETRY_S = 0.05
 
 _CROWDED = "The model is recovering from a crash, and too many requests wait for it; try again."
@@ -75,7 +75,7 @@ class ModelWork:
         self._works[work] = None
 
     def _is_held_back(self, work: Work) -> bool:
-        return self.is_suspicious or self._pause_s(work) > 0
+        return self.has_quarantined or self._pause_s(work) > 0
 
     def _wait_outside(self, work: Work) -> None:
         """Count an item that no worker holds in the queue."""
@@ -87,12 +87,12 @@ class ModelWork:
         self._request_queue.leave(_queue_id(work))
 
     def _pause_s(self, work: Work) -> float:
-        """Seconds that it has to wait for its caller's offences; an answer that has begun is not delayed."""
+        """Seconds that it has to wait for its caller's offences; an answer that has started is not delayed."""
         return self._offences.pause_s(work.caller) if work.state is State.WAITING and not work.num_tokens else 0.0
 
     @property
-    def is_suspicious(self) -> bool:
-        """True if there are suspects."""
+    def has_quarantined(self) -> bool:
+        """True if there are quarantined items."""
         return self._quarantine.is_active
 
     async def admission(self, work: Work) -> WorkerEngine:
@@ -137,15 +137,15 @@ class ModelWork:
             await asyncio.sleep(_RETRY_S)
 
     def progressed(self, work: Work) -> None:
-        """A work item has made progress while there are suspects."""
+        """A work item has made progress while others are quarantined."""
         if self._quarantine.progressed(work):
             # Deferred, because this is called within a step, whose remaining outputs must not be lost.
-            asyncio.get_running_loop().call_soon(self._let_step_aside, work, work.engine)
+            asyncio.get_running_loop().call_soon(self._let_leave, work, work.engine)
         self._notify()
 
-    def _let_step_aside(self, work: Work, engine: WorkerEngine | None) -> None:
+    def _let_leave(self, work: Work, engine: WorkerEngine | None) -> None:
         if not work.is_over and work.engine is engine:
-            work.step_aside()
+            work.leave_worker()
 
     def over(self, work: Work) -> None:
         """The client expects nothing more; the worker may still hold the item."""
@@ -187,7 +187,7 @@ class ModelWork:
             self._died(engine, died.result())
 
     def _died(self, engine: WorkerEngine, error: EngineDead) -> None:
-        """Handle the death of a worker: identify suspects, and return everything that it held to the next worker."""
+        """Handle the death of a worker: quarantine what it worked on, and return all that it held to the next one."""
         held = [work for work in self._works if work.engine is engine]
         if held:
             _log.warning("model %s: %s; its requests (%d) continue in the next worker", self._name, error, len(held))
@@ -218,7 +218,7 @@ class ModelWork:
                 work.refusal = PluginFailed(text, call.plugin, call.kind)
 
     def _refuse(self, culprit: Work, error: EngineDead) -> None:
-        """Refuse a culprit, and all equal work items that have not begun to answer."""
+        """Refuse a culprit, and all equal work items that have not started to answer."""
         pause_s = self._offences.pause_s(culprit.caller)
         message = (
             "model %s: its worker died twice of the same work, which is refused; work of its caller %r waits %.0f s"

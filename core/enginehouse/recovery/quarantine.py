@@ -1,20 +1,20 @@
 """Identifies the work items that kill workers, with certainty and without refusing any other.
 
-After a death, everything on which the worker was working is suspect. Suspects return one at a time, each alone in the
-worker (its *isolation run*), until one has progressed well past the point where it was. It then leaves the worker to
-the next suspect; when all have passed, all continue together. If a worker dies in an isolation run, the item in it is
+After a death, everything on which the worker was working is quarantined. Such items return one at a time, each alone in
+the worker (its *isolation run*), until one has progressed well past the point where it was. It then leaves the worker
+to the next item; when all have passed, all continue together. If a worker dies in an isolation run, the item in it is
 the culprit.
 
 ``TRANSITIONS`` is the table of docs/recovery.md ("Finding the cause"). A work item is excused from its first two
-deaths from outside (``kill -9`` without a shortage of memory); after that it is suspect, because a watcher that kills
-processes using too much memory looks the same from here.
+deaths from outside (``kill -9`` without a shortage of memory); after that it is quarantined, because a watcher that
+kills processes using too much memory looks the same from here.
 
-The likeliest suspects run first: those of callers with offences, then those with the least progress, the latest arrival
-first. When the culprit is found, the others are cleared and their suspicion is erased. If a suspect's client leaves
+The likeliest culprits run first: those of callers with offences, then those with the least progress, the latest arrival
+first. When the culprit is found, the others are cleared and this quarantine does not count. If an item's client leaves
 before its isolation run has ended, it remains untested: if no culprit is found, the death counts as an offence of its
 caller.
 
-"Well past" is further each time a suspicion ended without an explanation, so that an item which kills its worker
+"Well past" is further each time a quarantine ended without an explanation, so that an item which kills its worker
 repeatedly but only after some progress is eventually alone with it.
 
 Pure bookkeeping: does not know the event loop or the engine.
@@ -28,13 +28,13 @@ from enum import Enum
 from enginehouse.recovery.work import Offences, State, Work
 
 _MARGIN_TOKENS = 8
-"""Tokens past its last point that a suspect must reach in its first isolation run.
+"""Tokens past its last point that an item must reach in its first isolation run.
 
 Only a few sampled tokens can be unreported when a worker dies: an incomplete character, the start of a stop string.
 """
 
 _MARGIN_FACTOR = 4
-"""Factor by which the margin grows with each further suspicion."""
+"""Factor by which the margin grows with each further quarantine."""
 
 _MAX_EXCUSED = 2
 """Number of deaths from outside from which a work item in the worker is excused."""
@@ -44,7 +44,7 @@ class Event(Enum):
     """Events of a work item."""
 
     ENTERED = "entered"
-    LEFT = "left"  # it stepped aside, and the worker has dropped it
+    LEFT = "left"  # it left, and the worker has dropped it
     DIED = "died"  # its worker died while working on it
     LOST = "lost"  # its worker died otherwise
     PASSED = "passed"
@@ -56,14 +56,14 @@ TRANSITIONS: dict[State, dict[Event, State]] = {
     State.WAITING: {Event.ENTERED: State.RUNNING, Event.ENDED: State.ENDED},
     State.RUNNING: {
         Event.LEFT: State.WAITING,
-        Event.DIED: State.SUSPECT,
+        Event.DIED: State.QUARANTINED,
         Event.LOST: State.WAITING,
         Event.ENDED: State.ENDED,
     },
-    State.SUSPECT: {Event.ENTERED: State.ISOLATED, Event.CLEARED: State.WAITING, Event.ENDED: State.ENDED},
+    State.QUARANTINED: {Event.ENTERED: State.ISOLATED, Event.CLEARED: State.WAITING, Event.ENDED: State.ENDED},
     State.ISOLATED: {
         Event.DIED: State.CULPRIT,
-        Event.LOST: State.SUSPECT,
+        Event.LOST: State.QUARANTINED,
         Event.PASSED: State.RUNNING,
         Event.ENDED: State.ENDED,
     },
@@ -71,7 +71,7 @@ TRANSITIONS: dict[State, dict[Event, State]] = {
 
 
 class Quarantine:
-    """Work items of one model, and the suspects among them.
+    """Work items of one model, and the quarantined ones among them.
 
     Args:
         offences: offences of callers; deaths are added to it when they are explained.
@@ -80,22 +80,22 @@ class Quarantine:
     def __init__(self, offences: Offences) -> None:
         self._offences = offences
         self._inside: dict[Work, None] = {}  # items that the worker holds, including those whose client has left
-        self._suspects: list[Work] = []  # next one first
+        self._quarantined: list[Work] = []  # next one first
         self._isolated: Work | None = None
         self._goal = 0
-        self._round: list[Work] = []  # all that became suspect since there were no suspects
-        self._untested: set[str] = set()  # callers of suspects that left before the end of their isolation run
+        self._round: list[Work] = []  # all that were quarantined since no item was
+        self._untested: set[str] = set()  # callers of items that left before the end of their isolation run
 
     @property
     def is_active(self) -> bool:
-        """True if there are suspects, so that no other work may enter the worker."""
-        return self._isolated is not None or bool(self._suspects)
+        """True if items are quarantined, so that no other work may enter the worker."""
+        return self._isolated is not None or bool(self._quarantined)
 
     def may_enter(self, work: Work) -> bool:
         """True if a work item that is outside may enter the worker now."""
         if work in self._inside:
             return False
-        return not self.is_active or (not self._inside and self._suspects[:1] == [work])
+        return not self.is_active or (not self._inside and self._quarantined[:1] == [work])
 
     def entered(self, work: Work) -> None:
         """The item enters the worker; it must be allowed to."""
@@ -103,18 +103,18 @@ class Quarantine:
         self._inside[work] = None
         _move(work, Event.ENTERED)
         if work.state is State.ISOLATED:
-            self._isolated = self._suspects.pop(0)
-            self._goal = work.num_tokens + _MARGIN_TOKENS * _MARGIN_FACTOR ** (work.num_suspicions - 1)
+            self._isolated = self._quarantined.pop(0)
+            self._goal = work.num_tokens + _MARGIN_TOKENS * _MARGIN_FACTOR ** (work.num_quarantines - 1)
 
     def progressed(self, work: Work) -> bool:
-        """The item has made progress; returns True if it has passed its isolation run and must step aside."""
+        """The item has made progress; returns True if it has passed its isolation run and must leave the worker."""
         if work is not self._isolated or work.num_tokens < self._goal:
             return False
         self._isolated = None
         _move(work, Event.PASSED)
-        if not self._suspects:
+        if not self._quarantined:
             self._end_round()
-        return bool(self._suspects)
+        return bool(self._quarantined)
 
     def over(self, work: Work) -> None:
         """The item's client has left, or it has ended; a repeated call has no effect."""
@@ -143,7 +143,7 @@ class Quarantine:
             return isolated
         for work in inside:
             self._lose(work, is_blamed=work in blamed)
-        self._suspects.sort(key=lambda one: (-self._offences.count(one.caller), one.num_tokens, -one.arrival))
+        self._quarantined.sort(key=lambda one: (-self._offences.count(one.caller), one.num_tokens, -one.arrival))
         if not self.is_active:
             self._end_round()
         return None
@@ -152,38 +152,38 @@ class Quarantine:
         """Handle the loss of an item's worker when the item is not the culprit."""
         _move(work, Event.DIED if is_blamed else Event.LOST)
         if is_blamed:
-            work.num_suspicions += 1
+            work.num_quarantines += 1
             self._round.append(work)
-        if work.state is State.SUSPECT:
-            self._suspects.append(work)
+        if work.state is State.QUARANTINED:
+            self._quarantined.append(work)
         if work.is_over:
             self._end(work, is_last=False)
 
     def _end(self, work: Work, *, is_last: bool = True) -> None:
         if work.state in (State.ENDED, State.CULPRIT):
             return
-        is_suspect = work.state in (State.SUSPECT, State.ISOLATED)
+        is_quarantined = work.state in (State.QUARANTINED, State.ISOLATED)
         _move(work, Event.ENDED)
         if work is self._isolated:
             self._isolated = None
-        elif work in self._suspects:
-            self._suspects.remove(work)
-        if is_suspect and not work.is_answered:
+        elif work in self._quarantined:
+            self._quarantined.remove(work)
+        if is_quarantined and not work.is_answered:
             self._untested.add(work.caller)
-        if is_suspect and is_last and not self.is_active:
+        if is_quarantined and is_last and not self.is_active:
             self._end_round()
 
     def _end_round(self, *, is_explained: bool = False) -> None:
-        """End the suspicion: the culprit was found, or all suspects have passed or left."""
+        """End the quarantine: the culprit was found, or all items have passed or left."""
         if not is_explained:
             for caller in self._untested:
                 self._offences.add(caller)
         if is_explained or self._untested:
             for work in self._round:
-                work.num_suspicions -= 1
-        for work in self._suspects:
+                work.num_quarantines -= 1
+        for work in self._quarantined:
             _move(work, Event.CLEARED)
-        self._suspects.clear()
+        self._quarantined.clear()
         self._round.clear()
         self._untested.clear()
 

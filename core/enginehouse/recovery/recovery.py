@@ -65,7 +65,7 @@ class Question(Work):
 
 
 class Recovery:
-    """Submits requests and calls to models. One per server. Used on the event loop.
+    """Starts requests and calls on models. One per server. Used on the event loop.
 
     Models with ``replay`` switched off, and engines without a worker, are called directly: their end is the end of the
     answer. All methods raise the errors of the engine's methods, and RequestKillsWorker for work of which workers die.
@@ -74,8 +74,8 @@ class Recovery:
     def __init__(self) -> None:
         self._works: WeakKeyDictionary[ServedModel, ModelWork] = WeakKeyDictionary()
 
-    async def submit(self, model: LoadedModel, request: EngineRequest, written: Sequence[str] = ()) -> Generation:
-        """Submit a request to a model; returns when it is accepted.
+    async def start(self, model: LoadedModel, request: EngineRequest, written: Sequence[str] = ()) -> Generation:
+        """Start a request on a model; returns when it is accepted.
 
         Args:
             model: the model to use.

@@ -6,6 +6,7 @@ Events are recorded when they arrive, before they are read, so that a slow clien
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -170,7 +171,7 @@ class RecoverableRequest(Work):
         self._last_attempt: WorkerStream | None = None
         self._returning: asyncio.Task[None] | None = None
         self._error: EnginehouseError | None = None
-        self._must_step_aside = False  # as soon as it is known to be in the worker
+        self._must_leave = False  # as soon as it is known to be in the worker
 
     # -- reader's side -----------------------------------------------------------------------------
 
@@ -183,11 +184,10 @@ class RecoverableRequest(Work):
             EngineDead: there was no worker for too long.
             RequestKillsWorker: workers die of it.
         """
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.cancel)
             await self._enter(is_returning=False)
-        except BaseException:
-            self.cancel()
-            raise
+            undo.pop_all()
         return self._unread.popleft()
 
     async def next_attempt(self) -> WorkerStream | None:
@@ -253,10 +253,10 @@ class RecoverableRequest(Work):
                 self.num_replays += self._last_attempt is not None
                 self._last_attempt = attempt
                 self._unread.append(attempt)
-                if self.is_over or (self.engine is engine and not self._must_step_aside):
+                if self.is_over or (self.engine is engine and not self._must_leave):
                     return
-                self._must_step_aside = False
-                attempt.detach()  # the request had to step aside, or the worker died, before this point
+                self._must_leave = False
+                attempt.detach()  # the request had to leave, or the worker died, before this point
 
     def lost(self) -> None:
         """The worker has died: return to the next one, unless the request is entering one already."""
@@ -265,10 +265,10 @@ class RecoverableRequest(Work):
         else:
             self._return()
 
-    def step_aside(self) -> None:
+    def leave_worker(self) -> None:
         """Leave the worker to other work for a while."""
         if self.is_bounded:
-            self._must_step_aside = True
+            self._must_leave = True
         else:
             assert self._last_attempt is not None
             self._last_attempt.detach()
@@ -314,7 +314,7 @@ class RecoverableRequest(Work):
         recorded = self._transcript.record(event)
         if self._transcript.is_finished:
             self._model_work.answered(self)
-        elif self._model_work.is_suspicious:
+        elif self._model_work.has_quarantined:
             self._model_work.progressed(self)
         return recorded
 

@@ -42,7 +42,7 @@ class State(Enum):
 
     WAITING = "waiting"  # outside
     RUNNING = "running"  # in a worker, together with others
-    SUSPECT = "suspect"  # outside: a worker died while it worked on this
+    QUARANTINED = "quarantined"  # outside: a worker died while it worked on this
     ISOLATED = "isolated"  # alone in a worker: its isolation run
     CULPRIT = "culprit"  # a worker died in its isolation run
     ENDED = "ended"
@@ -62,7 +62,7 @@ class Work(WorkObserver):
         state: current state.
         stage: the part of it on which its worker is working.
         engine: the worker that holds it, even after its client has left; None while it is outside.
-        num_suspicions: number of times it became suspect without an explanation being found.
+        num_quarantines: number of times it was quarantined without an explanation being found.
         num_excused: number of deaths from outside from which it was excused.
         is_over: True if its client expects nothing more.
         is_answered: True if it ended by itself, whether its client waited for that or not.
@@ -80,7 +80,7 @@ class Work(WorkObserver):
         self.state = State.WAITING
         self.stage: Stage = "waiting"
         self.engine: WorkerEngine | None = None
-        self.num_suspicions = 0
+        self.num_quarantines = 0
         self.num_excused = 0
         self.is_over = False
         self.is_answered = False
@@ -101,8 +101,8 @@ class Work(WorkObserver):
     def lost(self) -> None:
         """The worker has died: the item must find another one."""
 
-    def step_aside(self) -> None:
-        """The item has passed its isolation run: it must leave the worker to the next suspect, and return later."""
+    def leave_worker(self) -> None:
+        """The item has passed its isolation run: it must leave the worker to the next item, and return later."""
 
     # -- time without a worker ---------------------------------------------------------------------
 

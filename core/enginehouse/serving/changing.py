@@ -14,8 +14,8 @@ from attrs import evolve, frozen
 from enginehouse.contract.errors import EnginehouseError, ModelConflict, ModelTooLarge
 from enginehouse.serving.lifecycle import EventKind, ModelEvent, ModelStatus
 from enginehouse.serving.manager import ModelManager, budget_of
-from enginehouse.serving.memory import footprint_apart
-from enginehouse.serving.opening import ModelPlan, plan_apart
+from enginehouse.serving.memory import footprint_in_thread
+from enginehouse.serving.opening import ModelPlan, plan_in_thread
 from enginehouse.serving.served import ServedModel
 from enginehouse.settings.config import ModelSettings, Settings
 from enginehouse.settings.reload import LIVE, WORKER, names_with
@@ -33,7 +33,7 @@ async def load_model(manager: ModelManager, name: str) -> ModelStatus:
     if model.is_leaving:
         raise ModelConflict(f"The model {model.name!r} is being unloaded; load it when that is done.")
     if not model.is_serving and model.state in ("unloaded", "failed"):
-        model.plan = await plan_apart(model.name, model.settings, manager.registry)
+        model.plan = await plan_in_thread(model.name, model.settings, manager.registry)
         model = manager.find(model.name)  # a new configuration may have replaced it
         model.begin(manager.settings, on_demand=True)
     lease = await model.lease(None)
@@ -138,7 +138,7 @@ class ModelChanger:
         # A pending swap may be complete by the time the settings are applied.
         swapped = (name for name in self._swaps if name in settings.models)
         plans = {
-            name: await plan_apart(name, settings.models[name], self._manager.registry)
+            name: await plan_in_thread(name, settings.models[name], self._manager.registry)
             for name in dict.fromkeys((*changes.added, *changes.replaced, *swapped))
         }
         return PlannedChanges(settings=settings, plans=plans)
@@ -218,7 +218,7 @@ class ModelChanger:
     async def _has_room_beside(self, old: ServedModel, new: ServedModel) -> bool:
         """True if both fit; the memory of ``new`` is then reserved."""
         assert new.plan is not None
-        footprint = await footprint_apart(new.plan)
+        footprint = await footprint_in_thread(new.plan)
         room = self._manager.room
         if room.footprint(old) is None:
             return False  # it waits for memory itself, which must not go to the model that waits for its place

@@ -319,7 +319,7 @@ class Drain(Generic[_M]):
         try:
             if not await self._wait_idle(drain_s) and not (force or self._is_forced):
                 return False
-            # There is no await between here and the end of the leases, so no request can begin.
+            # Nothing is awaited between here and the end of the leases, so no request can begin.
             self.holds_back = True
             unloaded = ModelUnloaded(f"The model {self.lifecycle.name!r} was unloaded; try again.")
             self.uses.end_all(unloaded)

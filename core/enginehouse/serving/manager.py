@@ -25,8 +25,8 @@ from enginehouse.plugins import PluginRegistry
 from enginehouse.serving.background import run_in_daemon_thread
 from enginehouse.serving.leases import Lease
 from enginehouse.serving.lifecycle import ModelEvent, ModelEvents, ModelStatus
-from enginehouse.serving.memory import Reservations, default_budget, footprint_apart
-from enginehouse.serving.opening import PLAN_TIMEOUT_S, plan_apart
+from enginehouse.serving.memory import Reservations, default_budget, footprint_in_thread
+from enginehouse.serving.opening import PLAN_TIMEOUT_S, plan_in_thread
 from enginehouse.serving.restarts import RestartPolicy, Restarts
 from enginehouse.serving.served import LoadedModel, ModelCheck, ServedModel
 from enginehouse.serving.sources import download, missing_download
@@ -155,7 +155,7 @@ class ModelManager:
 
     async def _plan(self, model: ServedModel) -> None:
         try:
-            model.plan = await plan_apart(model.name, model.settings, self.registry)
+            model.plan = await plan_in_thread(model.name, model.settings, self.registry)
         except ConfigError:
             raise
         except EnginehouseError as error:
@@ -163,14 +163,9 @@ class ModelManager:
 
     async def _download(self, model: ServedModel, hub: ModelHub) -> None:
         """Download a model's files, then continue with it as with the others. Only called when the server starts."""
-        try:
+        with model.failing("downloading"):
             await download(hub, model.settings.source, model.report_download)
             await self._plan(model)
-        except EnginehouseError as error:
-            model.fail(error.message)
-        except Exception as error:  # noqa: BLE001 - the model must not stay in the state "loading"
-            _log.error("downloading the model %s failed", model.name, exc_info=error)
-            model.fail(f"{type(error).__name__}: {error}")
         if model.plan is None:
             return
         if model.settings.load == "lazy":
@@ -188,7 +183,7 @@ class ModelManager:
         eager = [model for model in models if model.settings.load == "eager"]
         for model in sorted(eager, key=lambda model: not model.is_pinned):
             assert model.plan is not None
-            footprint = await footprint_apart(model.plan)
+            footprint = await footprint_in_thread(model.plan)
             if model.is_closed:
                 continue  # a new configuration has meanwhile removed it
             try:
@@ -217,7 +212,7 @@ class ModelManager:
     async def close(self) -> None:
         """Close every model; running requests end with EngineDead."""
         self._is_closed = True
-        while tasks := tuple(self._background):  # the end of a task may have begun another one
+        while tasks := tuple(self._background):  # the end of a task may have started another one
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

@@ -48,7 +48,7 @@ def footprint_of(plan: ModelPlan) -> Footprint:
         return Footprint(_file_bytes(plan.source.path), device)
 
 
-async def footprint_apart(plan: ModelPlan) -> Footprint:
+async def footprint_in_thread(plan: ModelPlan) -> Footprint:
     """Run :func:`footprint_of` in its own thread, so that a hanging backend cannot keep the server from exiting."""
     try:
         async with asyncio.timeout(ESTIMATE_TIMEOUT_S):

@@ -24,7 +24,7 @@ def plan_prefix_disk(name: str, settings: ModelSettings, backend: Backend) -> Pr
     """Return the model's own folder below the configured one; None if none is configured.
 
     Raises:
-        ConfigError: there is no prefix cache to save.
+        ConfigError: the model does not have a prefix cache to save.
     """
     if settings.prefix_cache_dir is None:
         return None

@@ -114,7 +114,7 @@ def plan_model(name: str, settings: ModelSettings, registry: PluginRegistry) -> 
     return evolve(plan, drafters=drafters, exit_policy=exit_policy, prefix_disk=prefix_disk)
 
 
-async def plan_apart(name: str, settings: ModelSettings, registry: PluginRegistry) -> ModelPlan:
+async def plan_in_thread(name: str, settings: ModelSettings, registry: PluginRegistry) -> ModelPlan:
     """Run :func:`plan_model` in its own thread, so that a hanging plugin cannot keep the server from exiting."""
     try:
         async with asyncio.timeout(PLAN_TIMEOUT_S):

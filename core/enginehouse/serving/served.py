@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 from attrs import define, evolve, field, frozen
 
@@ -23,7 +24,7 @@ from enginehouse.contract.errors import (
 from enginehouse.contract.types import ModelInfo
 from enginehouse.serving.leases import Lease, Uses, Waiters
 from enginehouse.serving.lifecycle import Drain, Lifecycle, ModelStatus, Publish
-from enginehouse.serving.memory import Reservations, footprint_apart
+from enginehouse.serving.memory import Reservations, footprint_in_thread
 from enginehouse.serving.opening import ModelPlan, OpenEngine, open_engine
 from enginehouse.serving.restarts import Restarts, Supervisor
 from enginehouse.settings.config import ModelSettings, Settings
@@ -205,7 +206,7 @@ class ServedModel:
         return self.get()
 
     def check_room(self) -> None:
-        """Refuse a further request if it would wait for a load and there is no place for it.
+        """Refuse a further request if it would wait for a load without a place for it.
 
         Raises:
             ModelOverloaded: too many requests wait or run.
@@ -263,26 +264,33 @@ class ServedModel:
     async def _serve(self, settings: Settings, after: asyncio.Future[None] | None) -> None:
         """Open the model and keep it open: returns when it has failed permanently; cancel this to close the model."""
         try:
-            if after is not None:
-                await asyncio.wait([after])
-            if not await self._take_room():
-                return
-            await Supervisor(
-                lifecycle=self._lifecycle,
-                restarts=self.restarts,
-                open=lambda: self._open(settings),
-                on_ready=self._become_ready,
-                on_gone=self._lose_engine,
-                finds_culprits=lambda: self.settings.replay,
-            ).run()
-        except EnginehouseError as error:
-            self.fail(error.message)
-        except Exception as error:  # noqa: BLE001 - boundary to the backend: never stay "loading" forever
-            _log.exception("opening the model %s failed", self.name)
-            self.fail(f"{type(error).__name__}: {error}")
+            with self.failing("opening"):
+                if after is not None:
+                    await asyncio.wait([after])
+                if not await self._take_room():
+                    return
+                await Supervisor(
+                    lifecycle=self._lifecycle,
+                    restarts=self.restarts,
+                    open=lambda: self._open(settings),
+                    on_ready=self._become_ready,
+                    on_gone=self._lose_engine,
+                    finds_culprits=lambda: self.settings.replay,
+                ).run()
         finally:
             self.room.free(self)
             self._serving = None
+
+    @contextlib.contextmanager
+    def failing(self, what: str) -> Iterator[None]:
+        """Guard of loading: any error in the block fails the model, which must not stay in the state "loading"."""
+        try:
+            yield
+        except EnginehouseError as error:
+            self.fail(error.message)
+        except Exception as error:  # noqa: BLE001 - an error of core itself; those of plugins come from their guards
+            _log.exception("%s the model %s failed", what, self.name)
+            self.fail(f"{type(error).__name__}: {error}")
 
     async def _take_room(self) -> bool:
         """Reserve memory; False if there is none, so that the next request tries again."""
@@ -290,7 +298,7 @@ class ServedModel:
         if self.room.footprint(self) is None:
             self._lifecycle.report(0.0, "waiting for memory")
             try:
-                await self.room.take(self, await footprint_apart(self.plan))
+                await self.room.take(self, await footprint_in_thread(self.plan))
             except (InsufficientMemory, ModelTooLarge) as error:
                 _log.warning("%s", error.message)
                 self._lifecycle.move("postponed", error.message)
@@ -304,12 +312,11 @@ class ServedModel:
         began = time.monotonic()
         opened = await open_engine(self.plan, self.settings, settings, self._lifecycle.report, self.request_queue)
         self._load_s = time.monotonic() - began
-        try:
+        async with contextlib.AsyncExitStack() as undo:
+            undo.push_async_callback(opened.engine.close)
             if self.check is not None:
                 await self.check(self.name, opened.engine.info)
-        except BaseException:
-            await opened.engine.close()
-            raise
+            undo.pop_all()
         return opened
 
     def report_download(self, share: float, text: str) -> None:

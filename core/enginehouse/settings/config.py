@@ -21,11 +21,11 @@ from attrs.validators import ge, gt, optional
 
 from enginehouse.contract.errors import ConfigError
 from enginehouse.settings.auth import AuthSettings, settings_converter
-from enginehouse.settings.limits import ByteCount, LimitsSettings, MemoryBudget
+from enginehouse.settings.limits import ByteCount, LimitsSettings, MemoryBudget, Timeouts
 from enginehouse.settings.optimisations import DrafterSettings, ExitPolicySettings, RouterSettings
 from enginehouse.settings.reload import LIVE, SERVER, WORKER, WORKER_ONLY
 from enginehouse.settings.server import ServerSettings
-from enginehouse.settings.structuring import Problem, closest, find_problems, noun_of
+from enginehouse.settings.structuring import Problem, closest, converting, noun_of
 
 __all__ = [
     "AuthSettings",
@@ -223,6 +223,13 @@ class Settings:
                 if not known.strip() or not known.isprintable():
                     raise ConfigError(f"{path}: a name must hold characters that can be printed, not {known!r}", path)
 
+    def timeouts(self, model: ModelSettings) -> Timeouts:
+        """Return the time limits for requests to a model: its own settings, else the server's."""
+        names = ("queue", "first_token", "total")
+        own, usual = ([getattr(table, f"{name}_timeout_s") for name in names] for table in (model, self.limits))
+        limits = zip(names, own, usual, strict=True)
+        return Timeouts(**{f"{name}_s": most if mine is None else mine for name, mine, most in limits})
+
     def served_names(self) -> tuple[str, ...]:
         """Return the names and aliases of all models."""
         return tuple(known for name, model in self.models.items() for known in (name, *model.aliases))
@@ -286,19 +293,19 @@ def structure_options(cls: type[_T], data: Mapping[str, Any], path: str, also_kn
 
 
 def _structure(cls: type[_T], data: Mapping[str, Any], path: str, where: str) -> _T:
-    try:
-        converter = settings_converter()
-        converter.register_structure_hook(ByteCount, lambda value, _: ByteCount.read(value))
-        converter.register_structure_hook(MemoryBudget, lambda value, _: MemoryBudget.read(value))
-        converter.register_structure_hook(DrafterSettings, lambda value, _: DrafterSettings.read(value))
-        converter.register_structure_hook(ExitPolicySettings, lambda value, _: ExitPolicySettings.read(value))
-        return converter.structure(data, cls)
-    except Exception as error:
+    converter = settings_converter()
+    converter.register_structure_hook(ByteCount, lambda value, _: ByteCount.read(value))
+    converter.register_structure_hook(MemoryBudget, lambda value, _: MemoryBudget.read(value))
+    converter.register_structure_hook(DrafterSettings, lambda value, _: DrafterSettings.read(value))
+    converter.register_structure_hook(ExitPolicySettings, lambda value, _: ExitPolicySettings.read(value))
+
+    def refuse(problems: Sequence[Problem]) -> ConfigError:
         # Users write the keys in ``options`` directly into the table.
-        problems = [
-            evolve(problem, path=problem.path.replace(".options.", ".", 1)) for problem in find_problems(error, path)
-        ]
-        raise ConfigError("; ".join(map(str, problems)) + where, problems[0].path) from error
+        shown = [evolve(problem, path=problem.path.replace(".options.", ".", 1)) for problem in problems]
+        return ConfigError("; ".join(map(str, shown)) + where, shown[0].path)
+
+    with converting(refuse, path):
+        return converter.structure(data, cls)
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -79,6 +79,21 @@ def format_bytes(num_bytes: int) -> str:
 
 
 @frozen(kw_only=True)
+class Timeouts:
+    """Time limits of one request in seconds; None means no limit.
+
+    Attributes:
+        queue_s: from its acceptance until it is scheduled into the batch.
+        first_token_s: from its arrival to its first output.
+        total_s: from its arrival to the end of its answer.
+    """
+
+    queue_s: float | None
+    first_token_s: float | None
+    total_s: float | None
+
+
+@frozen(kw_only=True)
 class LimitsSettings:
     """``[limits]``: limits per request, per caller and in total, and timeouts.
 
@@ -109,7 +124,7 @@ class LimitsSettings:
         total_timeout_s: maximum time from a request's arrival to the end of its answer.
         max_choices: maximum value of ``n``.
         max_messages: maximum number of messages in a chat.
-        max_stop: maximum number of stop strings.
+        max_stop: maximum number of stop strings, and of regular expressions that stop.
         max_tokens: maximum answer length in tokens; unset is the rest of the context.
         render_timeout_s: time limit for rendering a chat template, in seconds.
         render_max_chars: maximum length of a rendered prompt, in characters.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any, Literal, get_args, get_origin
 
@@ -98,6 +99,18 @@ def strict_converter(*, forbid_extra_keys: bool = True, whole_floats: bool = Fal
     ):
         converter.register_structure_hook_factory(predicate, _guarded(converter, factory, accepted))
     return converter
+
+
+@contextmanager
+def converting(refuse: Callable[[list[Problem]], Exception], path: str = "") -> Iterator[None]:
+    """Guard a conversion: raise ``refuse(problems)`` for any exception in the block.
+
+    Validators and defaults of plugins' classes run in it, so that any exception may come.
+    """
+    try:
+        yield
+    except Exception as error:
+        raise refuse(list(find_problems(error, path))) from error
 
 
 def find_problems(error: Exception, path: str = "") -> Iterator[Problem]:

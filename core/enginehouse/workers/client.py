@@ -6,6 +6,7 @@ Used on the event loop. Each engine step is one message and wakes each of its re
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -102,7 +103,7 @@ class WorkerEngine:
         is_killed_from_outside: True if another process killed the worker, so that its work did not cause the end.
         has_died_working: True if it ended by itself while it worked on requests or calls.
         ended_by: the call into a plugin that ended it or hung, if it is not for the request to answer for.
-        figures: the last statistics that the worker reported.
+        metrics: the last statistics that the worker reported.
         request_queue: the queue of its model, which outlives the worker.
     """
 
@@ -113,7 +114,7 @@ class WorkerEngine:
         self._worker = worker
         self._load_watch: LoadWatch | None = None
         self._connection = Connection(pack, decode_from_worker, self._handle, self._on_lost)
-        self.figures = EngineMetrics()
+        self.metrics = EngineMetrics()
         self.died: asyncio.Future[EngineDead] = self._loop.create_future()
         self.is_killed_from_outside = False
         self.has_died_working = False
@@ -197,18 +198,20 @@ class WorkerEngine:
         engine = cls(worker, request_queue, step_timeout_s)
         if load.prefix_disk is not None:
             engine._close_s = _CLOSE_WITH_DISK_S
-        try:
-            await engine._connection.open(worker.socket)
-            await engine._greet(python, path)
-            engine._connection.send(load)
-            engine.info = await engine._wait_loaded(load_timeout_s, on_progress, load.options_path)
-            engine._is_ready = True
-        except BaseException as error:
-            worker.kill()
-            await engine.close()
-            if python is not None and isinstance(error, PluginError | ModelLoadError) and path not in error.message:
+        async with contextlib.AsyncExitStack() as undo:
+            undo.push_async_callback(engine.close)
+            undo.callback(worker.kill)
+            try:
+                await engine._connection.open(worker.socket)
+                await engine._greet(python, path)
+                engine._connection.send(load)
+                engine.info = await engine._wait_loaded(load_timeout_s, on_progress, load.options_path)
+            except (PluginError, ModelLoadError) as error:
+                if python is None or path in error.message:
+                    raise
                 raise ModelLoadError(f"{error.message} (in the environment of {path}: {python})") from error
-            raise
+            engine._is_ready = True
+            undo.pop_all()
         return engine
 
     async def _greet(self, python: str | None, path: str) -> None:
@@ -291,9 +294,9 @@ class WorkerEngine:
 
     def _count_failures(self, noted: Sequence[NotedCall]) -> None:
         """Count the calls that the worker did not survive, which it could not count itself."""
-        counts = Counter(self.figures.plugin_failures)
+        counts = Counter(self.metrics.plugin_failures)
         counts.update((call.plugin, call.kind) for call in noted)
-        self.figures = msgspec.structs.replace(self.figures, plugin_failures=dict(counts))
+        self.metrics = msgspec.structs.replace(self.metrics, plugin_failures=dict(counts))
 
     def _named(self, call: NotedCall) -> NotedCall:
         """Return the call with the id of its request in the server."""
@@ -444,7 +447,7 @@ class WorkerEngine:
             case Accepted() | Rejected() | Entered() | Started() | Left() | StageBegan(work=str()):
                 self._requests.handle(message)
             case MetricsReport():
-                self.figures = message.figures
+                self.metrics = message.metrics
             case Hello():
                 settle(self._greeted, message)
             case LoadProgress():

@@ -16,7 +16,7 @@ _LOOKS = 4
 
 
 class Watchdog:
-    """Watches one thread of a worker. Used on the event loop; no cost while there is no work.
+    """Watches one thread of a worker. Used on the event loop; no cost without work.
 
     Args:
         limit_s: maximum time for an answer; 0 disables the watchdog.

@@ -17,22 +17,21 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
 import msgspec
 from attrs import frozen
 
 from enginehouse.contract.backend import Runner
-from enginehouse.contract.drafter import BoundDrafter
-from enginehouse.contract.errors import EnginehouseError, GenerationFailed, ModelLoadError, PluginFailed
+from enginehouse.contract.errors import EnginehouseError, ModelLoadError, PluginFailed
 from enginehouse.contract.types import EngineRequest, Resume
 from enginehouse.engine.disk import DiskTier
 from enginehouse.engine.loop import EngineOutput, StepEngine
 from enginehouse.engine.sequence import ActiveRequest
 from enginehouse.plugins import PluginFailures, PluginRegistry
 from enginehouse.plugins.call_notes import CallNotes
-from enginehouse.workers.intake import Intake
+from enginehouse.workers.intake import Intake, contained
 from enginehouse.workers.ipc import FrameTooLarge, Link
 from enginehouse.workers.messages import (
     Cached,
@@ -67,7 +66,7 @@ from enginehouse.workers.messages import (
     own_hello,
     printable,
 )
-from enginehouse.workers.parts import bind_drafters, find_backend, open_disk, open_runner, use_exit_policy
+from enginehouse.workers.parts import bind_drafters, find_backend, open_disk, open_runner, shut_down, use_exit_policy
 
 _INTERVAL_S = 1.0
 
@@ -110,12 +109,12 @@ class MetricsReports:
 
     def _report(self) -> None:
         self._sent_s, self._is_news = self._clock(), False
-        figures = self._engine.figures()
+        metrics = self._engine.metrics()
         if counts := self._failures.counts:
-            figures = msgspec.structs.replace(figures, plugin_failures=dict(counts))
+            metrics = msgspec.structs.replace(metrics, plugin_failures=dict(counts))
         if self._is_process:
-            figures = msgspec.structs.replace(figures, rss_bytes=rss_bytes())
-        self._send(MetricsReport(figures))
+            metrics = msgspec.structs.replace(metrics, rss_bytes=rss_bytes())
+        self._send(MetricsReport(metrics))
 
 
 def rss_bytes() -> int:
@@ -173,10 +172,37 @@ class WorkerHost:
             self._send(own_hello())
             first = self._inbox.get()
             engine = self._load(first) if isinstance(first, Load) else None
-            return engine is None or self._serve(engine)
+            if engine is not None:
+                self._serve(engine)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - guard of the worker: its state cannot be trusted after any error
+            return self._report_failure(error)
         finally:
-            self._is_ended = True  # the reader thread now sees the end of the link, which the server did not cause
-            self._link.close()
+            try:
+                self._close()
+            finally:
+                self._is_ended = True  # the reader thread sees the end of the link, which the server did not cause
+                self._link.close()
+        return True
+
+    def _report_failure(self, error: BaseException) -> bool:
+        """Send the last message of a worker that fails; returns False if the engine failed, True if loading did."""
+        text = f"{type(error).__name__}: {error}"
+        if self._engine is None:
+            _log.error("loading the model failed", exc_info=error)
+            self._send(LoadFailed(failure_of(ModelLoadError(f"loading the model failed: {text}"))))
+            return True
+        _log.error("the engine failed", exc_info=error)
+        self._send(Died(printable(f"the engine failed: {error.message if isinstance(error, PluginFailed) else text}")))
+        return False
+
+    def _close(self) -> None:
+        """Close the engine, after the intake, whose threads use the model's tokenizer."""
+        if self._intake is not None:
+            self._intake.close()
+        if self._engine is not None:
+            self._engine.close()
 
     def _load(self, message: Load) -> StepEngine | None:
         """Open the model and report the result to the server; None if opening failed."""
@@ -187,13 +213,6 @@ class WorkerHost:
             return None
         except EnginehouseError as error:
             self._send(LoadFailed(failure_of(error)))
-            return None
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # noqa: BLE001 - worker boundary; Rust panics are not an Exception
-            _log.exception("the backend %s failed to load the model", message.backend)
-            reason = f"the backend {message.backend!r} failed: {type(error).__name__}: {error}"
-            self._send(LoadFailed(failure_of(ModelLoadError(reason))))
             return None
         self._intake = Intake(
             engine,
@@ -214,14 +233,17 @@ class WorkerHost:
         registry.failures.notes, registry.failures.max_call_s = self._notes, message.plugin_timeout_s
         self._failures = registry.failures
         runner = open_runner(find_backend(registry, message.backend), message, self._report)
-        drafters: Mapping[str, BoundDrafter] = {}
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(_close, runner)
             slots = message.engine.slots
             if message.exit_policy is not None:
                 use_exit_policy(registry, message.exit_policy, runner, message.backend)
             if message.prefix_disk is not None:
                 self._disk = open_disk(message.prefix_disk, message, runner)
+            if self._disk is not None:
+                undo.callback(self._disk.close)
             drafters = bind_drafters(registry, message.drafters, runner, slots, self._report)
+            undo.callback(shut_down, drafters)
             engine = StepEngine(
                 runner,
                 message.engine,
@@ -231,15 +253,7 @@ class WorkerHost:
                 on_started=self._report_started,
                 disk=self._disk,
             )
-        except BaseException:
-            for drafter in drafters.values():
-                with contextlib.suppress(PluginFailed):
-                    drafter.shutdown()
-            if self._disk is not None:
-                self._disk.close()
-            with contextlib.suppress(PluginFailed):
-                runner.close()
-            raise
+            undo.pop_all()
         return runner, engine
 
     def _report_started(self, request: ActiveRequest) -> None:
@@ -252,28 +266,15 @@ class WorkerHost:
             self._last_progress = LoadProgress(share, printable(text))
             self._send(self._last_progress)
 
-    def _serve(self, engine: StepEngine) -> bool:
-        """Run the engine thread's loop: handle messages, then run one step; blocks while there is no work."""
+    def _serve(self, engine: StepEngine) -> None:
+        """Run the engine thread's loop: handle messages, then run one step; blocks without work."""
         is_process = self._on_server_gone is not None
         reports = MetricsReports(engine, self._send, is_process=is_process, failures=self._failures)
-        try:
-            while self._take_messages(engine, reports):
-                outputs = engine.step()
-                if outputs:
-                    self._send_outputs(outputs)
-                reports.after_step()
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # noqa: BLE001 - worker boundary: the engine's state cannot be trusted after this
-            _log.exception("the engine failed")
-            reason = error.message if isinstance(error, PluginFailed) else f"{type(error).__name__}: {error}"
-            self._send(Died(printable(f"the engine failed: {reason}")))
-            return False
-        finally:
-            assert self._intake is not None
-            self._intake.close()  # first: its threads use the model's tokenizer
-            engine.close()
-        return True
+        while self._take_messages(engine, reports):
+            outputs = engine.step()
+            if outputs:
+                self._send_outputs(outputs)
+            reports.after_step()
 
     def _take_messages(self, engine: StepEngine, reports: MetricsReports) -> bool:
         """Handle all queued messages; returns False after Close. Blocks while the engine has nothing to do."""
@@ -310,14 +311,9 @@ class WorkerHost:
     def _add(self, engine: StepEngine, entering: _Enter) -> None:
         request_id = entering.request.request_id
         self._send(StageBegan(request_id, "request"))
-        try:
+        with contained(lambda error: self._send_outputs([(request_id, error)]), "beginning the request failed"):
             engine.add(entering.request, entering.token_ids, entering.resume)
             self._send(Entered(request_id))
-        except Exception as error:  # noqa: BLE001 - a plugin's sampler is created here: only its request may fail
-            failure = (
-                error if isinstance(error, EnginehouseError) else GenerationFailed(f"{type(error).__name__}: {error}")
-            )
-            self._send_outputs([(request_id, failure)])
 
     def _send_outputs(self, outputs: list[EngineOutput]) -> None:
         """Send the outputs of a step in one message."""
@@ -357,7 +353,7 @@ class WorkerHost:
                     if self._engine is not None:
                         self._engine.interrupt(message.request_id)
             case Submit() if intake is not None:
-                intake.submit(message)
+                intake.admit(message)
             case Tokenize() | Detokenize() if intake is not None:
                 intake.call(message)
             case _:
@@ -377,6 +373,12 @@ def _exempt_from_collection() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+def _close(runner: Runner) -> None:
+    """Close a runner; a failure, which its guard logs, does not hide the reason for closing it."""
+    with contextlib.suppress(PluginFailed):
+        runner.close()
 
 
 def _explained(error: PluginFailed) -> ModelLoadError:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from queue import SimpleQueue
 
 from enginehouse.contract.backend import Tokenizer
@@ -98,7 +99,7 @@ class Intake:
 
     # -- reader thread -----------------------------------------------------------------------------
 
-    def submit(self, message: Submit) -> None:
+    def admit(self, message: Submit) -> None:
         """Queue a request. The server bounds their number, see :mod:`enginehouse.workers.request_queue`."""
         with self._lock:
             self._waiting.add(message.request.request_id)
@@ -150,23 +151,24 @@ class Intake:
 
     def _take(self, request: EngineRequest, resume: Resume | None) -> None:
         request_id = request.request_id
-        try:
+        with contained(lambda error: self._reject(request_id, error), "checking the request failed"):
             with self._guard.of_request(request_id).calling("encode of its tokenizer"):
                 token_ids = self._token_ids(request)
             if request.constraint is not None:
                 self._send(StageBegan(request_id, "constraint"))
             self._engine.check(request, len(token_ids))
-        except Exception as error:  # noqa: BLE001 - only this request may fail
+            # Accepted is sent before the engine thread receives the request, so it precedes the request's first event.
+            shown = tuple(token_ids) if request.return_token_ids else None
+            self._send(Accepted(request_id, len(token_ids), shown))
             with self._lock:
-                self._waiting.discard(request_id)
-            self._send(Rejected(request_id, failure_of(_as_ours(error, "Checking the request failed"))))
-            return
-        # Accepted is sent before the engine thread receives the request, so it precedes the request's first event.
-        self._send(Accepted(request_id, len(token_ids)))
+                if request_id in self._waiting:
+                    self._waiting.remove(request_id)
+                    self._enter(request, token_ids, resume)
+
+    def _reject(self, request_id: str, error: EnginehouseError) -> None:
         with self._lock:
-            if request_id in self._waiting:
-                self._waiting.remove(request_id)
-                self._enter(request, token_ids, resume)
+            self._waiting.discard(request_id)
+        self._send(Rejected(request_id, failure_of(error)))
 
     def _token_ids(self, request: EngineRequest) -> list[int]:
         if request.token_ids is not None:
@@ -207,8 +209,13 @@ def _is_long(asked: EngineRequest | Tokenize | Detokenize) -> bool:
     return sum(len(segment.text) for segment in asked.segments) > _LONG_CHARACTERS
 
 
-def _as_ours(error: Exception, what: str) -> EnginehouseError:
-    if isinstance(error, EnginehouseError):
-        return error
-    _log.error("%s", what, exc_info=error)
-    return GenerationFailed(f"{what}: {type(error).__name__}: {error}")
+@contextmanager
+def contained(fail: Callable[[EnginehouseError], None], what: str) -> Iterator[None]:
+    """Guard of one request: an error in the block fails this request and no other one."""
+    try:
+        yield
+    except EnginehouseError as error:
+        fail(error)
+    except Exception as error:  # noqa: BLE001 - an error of core itself; those of plugins come from their guards
+        _log.error("%s", what, exc_info=error)
+        fail(GenerationFailed(f"{what[0].upper()}{what[1:]}: {type(error).__name__}: {error}"))

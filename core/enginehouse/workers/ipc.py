@@ -132,7 +132,7 @@ class Link:
         """Send one payload; returns False if the server is gone.
 
         Blocks while the server does not read: a suspended server pauses generation; a server that dies or closes its
-        end unblocks this call. The server never blocks on its own sends, so there is no deadlock.
+        end unblocks this call. The server never blocks on its own sends, so a deadlock is impossible.
         """
         data = frame(payload)
         with self._sending:

@@ -56,11 +56,10 @@ def _start_process(command: list[str]) -> ChildProcess:
         # Files of any size are forbidden: the worker runs, only plugins that end it stay unnamed.
         _log.warning("calls into plugins are not noted: %s", error)
         return ChildProcess(command, environment)
-    try:
+    with contextlib.ExitStack() as undo:
+        undo.callback(notes.close)
         worker = ChildProcess([*command, str(notes.descriptor)], environment, shared=(notes.descriptor,))
-    except BaseException:
-        notes.close()
-        raise
+        undo.pop_all()
     worker.notes = notes
     return worker
 

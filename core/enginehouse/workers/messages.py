@@ -29,7 +29,7 @@ from enginehouse.settings.config import PluginsSettings
 from enginehouse.workers.ipc import FrameTooLarge, frame
 
 # Increase whenever the messages change.
-PROTOCOL = 7
+PROTOCOL = 8
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True, tag="error"):
@@ -235,10 +235,15 @@ class LoadFailed(msgspec.Struct, frozen=True, array_like=True, tag="load_failed"
 
 
 class Accepted(msgspec.Struct, frozen=True, array_like=True, tag="accepted"):
-    """The request fits and is queued."""
+    """The request fits and is queued.
+
+    Attributes:
+        prompt_token_ids: only of a request with ``return_token_ids``.
+    """
 
     request_id: str
     num_prompt_tokens: int
+    prompt_token_ids: tuple[int, ...] | None = None
 
 
 class Rejected(msgspec.Struct, frozen=True, array_like=True, tag="rejected"):
@@ -252,7 +257,7 @@ Stage = Literal["waiting", "text", "constraint", "request"]
 """The part of a request or call on which the worker is working: none, its text, its constraint, or all of it."""
 
 
-class StageBegan(msgspec.Struct, frozen=True, array_like=True, tag="begun"):
+class StageBegan(msgspec.Struct, frozen=True, array_like=True, tag="stage"):
     """Work on a request (identified by its id) or a call (by its number) begins; sent before any of it is done."""
 
     work: str | int
@@ -332,10 +337,10 @@ class ThinkingStopped(msgspec.Struct, frozen=True, array_like=True, tag="thinkin
     num_choices: int
 
 
-class MetricsReport(msgspec.Struct, frozen=True, array_like=True, tag="figures"):
+class MetricsReport(msgspec.Struct, frozen=True, array_like=True, tag="metrics"):
     """Statistics of the engine; sent without a request, about once a second while the engine works."""
 
-    figures: EngineMetrics
+    metrics: EngineMetrics
 
 
 class CallFailed(msgspec.Struct, frozen=True, array_like=True, tag="call_failed"):

@@ -104,15 +104,19 @@ def bind_drafters(
         ModelLoadError: a drafter is not installed here, or cannot draft for this model.
     """
     bound: dict[str, BoundDrafter] = {}
-    try:
+    with contextlib.ExitStack() as undo:
+        undo.callback(shut_down, bound)
         for load in loads:
             bound[load.name] = _bind(registry, load, runner, slots, progress)
-    except BaseException:
-        for drafter in bound.values():
-            with contextlib.suppress(PluginFailed):
-                drafter.shutdown()
-        raise
+        undo.pop_all()
     return bound
+
+
+def shut_down(drafters: Mapping[str, BoundDrafter]) -> None:
+    """Shut drafters down; a failure of one, which its guard logs, does not keep the others running."""
+    for drafter in drafters.values():
+        with contextlib.suppress(PluginFailed):
+            drafter.shutdown()
 
 
 def _bind(registry: PluginRegistry, load: DrafterLoad, runner: Runner, slots: int, progress: Progress) -> BoundDrafter:

@@ -112,20 +112,18 @@ class ChildProcess:
         self._num_memory_kills = count_memory_kills()
         self._is_killed = False
         self.socket, theirs = socket_pair()
-        try:
-            with theirs:
-                self._process = subprocess.Popen(
-                    [*command, str(theirs.fileno())],
-                    pass_fds=(theirs.fileno(), *shared),
-                    stdin=subprocess.DEVNULL,
-                    stdout=_STDERR,
-                    env=environment,
-                    start_new_session=own_session,
-                    process_group=None if own_session else 0,
-                )
-        except BaseException:
-            self.socket.close()
-            raise
+        with contextlib.ExitStack() as undo, theirs:
+            undo.callback(self.socket.close)
+            self._process = subprocess.Popen(
+                [*command, str(theirs.fileno())],
+                pass_fds=(theirs.fileno(), *shared),
+                stdin=subprocess.DEVNULL,
+                stdout=_STDERR,
+                env=environment,
+                start_new_session=own_session,
+                process_group=None if own_session else 0,
+            )
+            undo.pop_all()
         self.pid = self._process.pid
         self.notes: CallNotes | None = None
         self._loop = asyncio.get_running_loop()
@@ -195,12 +193,11 @@ class Connection(asyncio.Protocol, Generic[_Sent, _Received]):
         loop = asyncio.get_running_loop()
         self._rest = sock.dup()
         connect: Callable[..., Any] = loop.create_unix_connection if os.name == "posix" else loop.create_connection
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._rest.close)
+            undo.callback(sock.close)
             await connect(lambda: self, sock=sock)
-        except BaseException:
-            sock.close()
-            self._rest.close()
-            raise
+            undo.pop_all()
 
     @property
     def is_open(self) -> bool:

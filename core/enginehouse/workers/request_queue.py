@@ -185,7 +185,7 @@ class RequestQueue:
 
     @property
     def retry_after_s(self) -> float:
-        """Seconds until half of the waiting requests will have begun, at the recent pace; 1 if the pace is unknown."""
+        """Seconds until half of the waiting requests will have started, at the recent pace; 1 if it is unknown."""
         per_s = self._full_pace.per_s or self._pace.per_s
         if not per_s:
             return 1.0

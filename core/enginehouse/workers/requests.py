@@ -166,6 +166,7 @@ class WorkerStream:
     ) -> None:
         self.request_id = request_id
         self.num_prompt_tokens = 0
+        self.prompt_token_ids: Sequence[int] | None = None
         self.is_accepted = False
         self.is_begun = False
         self.observer = observer or WorkObserver()
@@ -180,10 +181,10 @@ class WorkerStream:
 
     # -- engine side -------------------------------------------------------------------------------
 
-    def accept(self, num_prompt_tokens: int) -> None:
+    def accept(self, num_prompt_tokens: int, prompt_token_ids: Sequence[int] | None = None) -> None:
         """The worker has accepted the request."""
         self.is_accepted = True
-        self.num_prompt_tokens = num_prompt_tokens
+        self.num_prompt_tokens, self.prompt_token_ids = num_prompt_tokens, prompt_token_ids
         self.observer.accepted()
         if not self._accepted.done():
             self._accepted.set_result(None)
@@ -357,7 +358,7 @@ class RequestTable:
             self._request_queue.start(stream.request_id)
         match message:
             case Accepted():
-                stream.accept(message.num_prompt_tokens)
+                stream.accept(message.num_prompt_tokens, message.prompt_token_ids)
             case Rejected():
                 error = self._request_queue.explain(message.failure.to_error(), stream.request_id)
                 self.forget(message.request_id)

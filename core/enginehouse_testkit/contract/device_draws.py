@@ -39,7 +39,9 @@ TEXTS = (
 )
 _PARAMS = (
     SamplingParams(temperature=0.8, logit_bias={5: 3.0, 9: -100.0}, num_logprobs=3, seed=1),
-    SamplingParams(temperature=0.0, repetition_penalty=1.5, frequency_penalty=0.3, presence_penalty=0.2, seed=2),
+    SamplingParams(
+        temperature=0.0, repetition_penalty=1.5, frequency_penalty=0.3, presence_penalty=0.2, repeat_last_n=4, seed=2
+    ),
     SamplingParams(temperature=1.3, top_k=20, seed=3),
     SamplingParams(temperature=0.0, num_logprobs=0, seed=4),
 )
@@ -114,7 +116,13 @@ def _answers(runner: Runner, temperature: float) -> dict[str, list[int]]:
     engine = StepEngine(runner, EngineSettings(slots=4), {})
     tokens: dict[str, list[int]] = {}
     for index, prompt in enumerate(prompts_of(runner)):
-        sampling = SamplingParams(temperature=temperature, seed=index, top_p=0.95 if index % 2 else 1.0)
+        sampling = SamplingParams(
+            temperature=temperature,
+            seed=index,
+            top_p=0.95 if index % 2 else 1.0,
+            repetition_penalty=1.3 if index == 2 else 1.0,
+            repeat_last_n=5,
+        )
         stopping = StopParams(max_tokens=20 + index, ignore_eos=True)
         tokens[str(index)] = []
         engine.add(EngineRequest(request_id=str(index), sampling=sampling, stopping=stopping), prompt)

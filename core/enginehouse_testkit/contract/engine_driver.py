@@ -88,6 +88,7 @@ class EngineDriver:
         *,
         max_tokens: int | None = 12,
         stop: Sequence[str] = (),
+        stop_regex: Sequence[str] = (),
         stop_token_ids: Sequence[int] = (),
         min_tokens: int = 0,
         ignore_eos: bool = True,
@@ -110,6 +111,7 @@ class EngineDriver:
             stopping=StopParams(
                 max_tokens=max_tokens,
                 stop=tuple(stop),
+                stop_regex=tuple(stop_regex),
                 stop_token_ids=tuple(stop_token_ids),
                 min_tokens=min_tokens,
                 ignore_eos=ignore_eos,

@@ -25,10 +25,13 @@ _SET: dict[str, dict[str, Any]] = {
     "repetition_penalty": {"repetition_penalty": 1.3},
     "presence_penalty": {"presence_penalty": 0.5},
     "frequency_penalty": {"frequency_penalty": 0.5},
+    "repeat_last_n": {"frequency_penalty": 0.5, "repeat_last_n": 4},
     "logit_bias": {"logit_bias": {1: -100.0}},
     "num_logprobs": {"num_logprobs": 2},
+    "post_sampling_probs": {"num_logprobs": 2, "post_sampling_probs": True},
     "num_prompt_logprobs": {"num_prompt_logprobs": 2},
     "stop": {"stop": ("never said",)},
+    "stop_regex": {"stop_regex": ("never said",)},
     "stop_token_ids": {"stop_token_ids": (1,)},
     "min_tokens": {"min_tokens": 2},
 }

@@ -113,7 +113,7 @@ def rotate_and_store(
         positions: (T,) int32, positions in their sequences.
         targets: (T,) int32, places in the pool.
         rope: cosines and sines, each (max_context, head_dim / 2).
-        norms: weights of the RMS norms of queries and keys, (head_dim,), and their epsilon; None if there is no norm.
+        norms: weights of the RMS norms of queries and keys, (head_dim,), and their epsilon; None without norms.
 
     Returns:
         (T, num_query, head_dim).

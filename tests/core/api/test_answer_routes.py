@@ -130,12 +130,14 @@ class Teller:
         self._answer = answer
         self._seen: list[Usage] = []
         self._end: list[Any] = []
+        self._num_tokens = 0
 
     def opening(self) -> tuple[Chunk, ...]:
         return ()
 
     def push(self, piece: Piece) -> tuple[Chunk, ...]:
         self._seen.append(self._answer.usage())
+        self._num_tokens += len(piece.token_ids)
         if piece.finish_reason is not None:
             self._end = [piece.finish_reason, piece.stop_reason, piece.limit]
         return ()
@@ -152,6 +154,7 @@ class Teller:
         return {
             "id": self._answer.request_id,
             "end": self._end,
+            "tokens": self._num_tokens,
             "counts": [usage.prompt_tokens, usage.completion_tokens],
             "first": [first.prompt_tokens, first.completion_tokens, first.first_token_s],
             "times": [*stages, usage.first_token_s, usage.total_s],
@@ -272,8 +275,22 @@ def test_a_stream_names_its_events(client: httpx.Client) -> None:
     assert (event, json.loads(data.removeprefix("data: "))["note"]) == ("event: error", "plugin_failed")
 
 
-def test_prepared_chunks_have_names_too() -> None:
-    assert write_chunks(NAMED, [msgspec.Raw(b'{"a":{"type":"x"},"type":"y"}')]).startswith(b"event: y\ndata: ")
+@pytest.mark.parametrize(
+    ("chunk", "name"),
+    [
+        (b'{"type":"y","a":1}', "y"),
+        (b'{"type":"\xc3\xa9","a":1}', "\xe9"),
+        (b'{"type":"\\u0079\\u0022"}', 'y"'),
+        (b'{ "type" : "y"}', "y"),
+        (b'{"a":{"type":"x"},"type":"y"}', "y"),
+        (b'{"type":""}', ""),
+        (b'{"a":{"type":"x"}}', ""),
+    ],
+)
+def test_prepared_chunks_have_names_too(chunk: bytes, name: str) -> None:
+    line = f"event: {name}\n" if name else ""
+
+    assert write_chunks(NAMED, [msgspec.Raw(chunk)]) == line.encode() + b"data: " + chunk + b"\n\n"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -293,6 +310,7 @@ def test_an_assembler_gets_the_reason_of_the_end_and_the_usage(
     *stages, first_token_s, total_s = told["times"]
 
     assert told["id"] == "tale" and told["end"] == end
+    assert told["tokens"] == told["counts"][1]
     assert told["first"][:2] == [told["counts"][0], 1]
     assert 0 < first_token_s <= total_s and sum(stages) <= total_s
 

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from attrs import evolve, field, frozen
 
-from enginehouse.contract.router import Acceptance, Attempt, Route, RouteQuestion
+from enginehouse.contract.router import Acceptance, Attempt, RouteQuestion, RoutingDecision
 from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, Settings
 from enginehouse.settings.optimisations import RouterSettings
@@ -35,9 +35,11 @@ class Unsure:
     api_version: int = 1
     asked: list[RouteQuestion] = field(factory=list)
 
-    def route(self, question: RouteQuestion) -> Route:
+    def route(self, question: RouteQuestion) -> RoutingDecision:
         accept = Acceptance(self.num_tokens, lambda probe: False)
-        return Route(attempts=tuple(Attempt(one.name, accept) for one in question.candidates), reason="as told")
+        return RoutingDecision(
+            attempts=tuple(Attempt(one.name, accept) for one in question.candidates), reason="as told"
+        )
 
 
 @contextlib.contextmanager

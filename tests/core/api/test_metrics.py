@@ -11,10 +11,10 @@ from attrs import evolve
 from prometheus_client.parser import text_string_to_metric_families
 
 from enginehouse.api.http.access import GAP_BUCKETS_S, AccessRecord, TokenLatency
-from enginehouse.api.metrics.families import FAMILIES, FIGURES, Values, family
+from enginehouse.api.metrics.families import FAMILIES, REPORTED, Values, family
 from enginehouse.api.metrics.server_metrics import RequestMetrics
 from enginehouse.contract.inspection import BATCH_SIZES, batch_size_bucket
-from enginehouse.contract.router import Attempt, Route, RouteQuestion
+from enginehouse.contract.router import Attempt, RouteQuestion, RoutingDecision
 from enginehouse.plugins import PluginRegistry
 from enginehouse.serving import ModelManager
 from enginehouse.settings.auth import AuthSettings, KeySettings
@@ -130,7 +130,7 @@ def test_metrics_need_their_scope(client: httpx.Client) -> None:
 def test_what_nobody_fills_is_not_shown(client: httpx.Client) -> None:
     text = client.get("/metrics", headers=WATCH).text
 
-    for name in FIGURES:
+    for name in REPORTED:
         assert f"enginehouse_{name}" not in text
 
 
@@ -230,8 +230,8 @@ class Fixed:
 
     name, api_version = "fixed", 1
 
-    def route(self, question: RouteQuestion) -> Route:
-        return Route(attempts=(Attempt("broken"), Attempt("fake")), reason="as told")
+    def route(self, question: RouteQuestion) -> RoutingDecision:
+        return RoutingDecision(attempts=(Attempt("broken"), Attempt("fake")), reason="as told")
 
 
 def test_routing_is_counted(settings: Settings, tmp_path: Path) -> None:

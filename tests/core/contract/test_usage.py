@@ -20,12 +20,12 @@ def test_a_tally_is_counted_in_place_and_reports_values() -> None:
     tally = UsageCounter(prompt_tokens=5)
     assert tally.work() is None, "what events show is not work beside them"
     before = tally.snapshot()
-    tally.drafted_tokens += 2
+    tally.add_drafts("lookup", num_drafted=2)
     tally += Usage(completion_tokens=1)
 
     assert before == Usage(prompt_tokens=5)
-    assert tally.snapshot() == Usage(prompt_tokens=5, completion_tokens=1, drafted_tokens=2)
-    assert tally.work() == Usage(drafted_tokens=2)
+    assert tally.snapshot() == Usage(prompt_tokens=5, completion_tokens=1, drafted_tokens=2, drafts={"lookup": (2, 0)})
+    assert tally.work() == Usage(drafted_tokens=2, drafts={"lookup": (2, 0)})
     with pytest.raises(AttributeError):
         before.prompt_tokens = 6  # type: ignore[misc]
 

@@ -97,12 +97,18 @@ _samplings = st.builds(
     min_p=st.sampled_from([0.0, 0.1]),
     repetition_penalty=st.sampled_from([1.0, 1.3]),
     frequency_penalty=st.sampled_from([0.0, 0.4]),
+    repeat_last_n=st.sampled_from([-1, 0, 3]),
     logit_bias=st.sampled_from([{}, {101: 4.0, 102: -100.0}]),
     num_logprobs=st.sampled_from([None, 0, 2]),
     seed=st.integers(0, 5),
 )
 _stoppings = st.fixed_dictionaries(
-    {"stop": st.sampled_from([(), ("e", "th")]), "min_tokens": st.integers(0, 6), "ignore_eos": st.booleans()}
+    {
+        "stop": st.sampled_from([(), ("e", "th")]),
+        "stop_regex": st.sampled_from([(), ("[aeiou]{2}",)]),
+        "min_tokens": st.integers(0, 6),
+        "ignore_eos": st.booleans(),
+    }
 )
 
 

@@ -88,7 +88,7 @@ def test_a_preempted_choice_is_paused() -> None:
         engine.step()
         phases |= {sequence.phase for shown in engine.view().requests for sequence in shown.sequences}
 
-    assert engine.figures().stats.num_preemptions > 0
+    assert engine.metrics().stats.num_preemptions > 0
     assert {"paused", "decode"} <= phases
 
 
@@ -110,7 +110,7 @@ def test_pictures_and_figures_cross_the_link() -> None:
     engine = make_engine()
     add(engine, request(num_choices=2))
     engine.step()
-    message = MetricsReport(engine.figures())
+    message = MetricsReport(engine.metrics())
 
     assert decode_from_worker(encode(message)) == message
     assert isinstance(engine.view(), EngineView)
@@ -123,7 +123,7 @@ def test_steps_are_counted_by_their_size() -> None:
     engine = make_engine()
     add(engine, request(max_tokens=10, num_choices=3))
     finish(engine)
-    figures = engine.figures()
+    figures = engine.metrics()
 
     assert sum(figures.steps_by_size) == figures.stats.num_steps
     assert figures.steps_by_size[2] >= 8, "three choices fall into the bucket of up to four"
@@ -145,7 +145,7 @@ def test_a_worker_reports_now_and_then_and_before_it_rests() -> None:
     assert len(sent) == 2, "one per second"
     reports.before_rest()
     assert len(sent) == 3
-    assert sent[0].figures.rss_bytes == 0, "a thread has no memory of its own"
+    assert sent[0].metrics.rss_bytes == 0, "a thread has no memory of its own"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")
@@ -154,7 +154,7 @@ def test_memory_is_what_the_system_says() -> None:
     sent: list[MetricsReport] = []
     MetricsReports(make_engine(), sent.append, is_process=True).before_rest()
 
-    assert sent[0].figures.rss_bytes > 2**20
+    assert sent[0].metrics.rss_bytes > 2**20
     assert EngineMetrics().rss_bytes == 0
 
 

@@ -28,6 +28,7 @@ from enginehouse.contract.types import (
 )
 from enginehouse.contract.usage import Usage
 from enginehouse.engine.loop import StepEngine
+from enginehouse.plugins import Guard, guarded
 from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
 
 from .harness import LiteralDecoder, Result, drive, free_tokens, make_request, prompt_of, run
@@ -520,9 +521,27 @@ def test_events_tell_what_was_drafted_so_far() -> None:
     assert isinstance(summary, RequestFinished)
     assert summary.usage.drafted_tokens > 0
     assert counts[0] is None, "nothing was drafted yet"
+    drafted, accepted = summary.usage.drafted_tokens, summary.usage.accepted_draft_tokens
     assert counts[-1] == Usage(
-        drafted_tokens=summary.usage.drafted_tokens, accepted_draft_tokens=summary.usage.accepted_draft_tokens
+        drafted_tokens=drafted, accepted_draft_tokens=accepted, drafts={"oracle": (drafted, accepted)}
     )
+
+
+def test_drafter_of_others_that_is_slower_than_a_step_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    class Slow(Oracle):
+        def propose(self, tasks: Sequence[DraftTask]) -> list[Draft | None]:
+            runner.seconds += 100
+            return super().propose(tasks)
+
+    for is_own in (True, False):
+        runner = CountingRunner()
+        guard = Guard("p", "drafter", "slow", is_own=is_own)
+        engine = counting_engine(guarded(Slow([]), BoundDrafter, guard), runner)
+        run(engine, [(make_request(max_tokens=40, ignore_eos=True), prompt_of(2, 10))])
+
+        named = [record.getMessage() for record in caplog.records if "in propose" in record.getMessage()]
+        assert len(named) == (not is_own), "once a minute"
+    assert named[0].startswith("the drafter 'slow' of the plugin 'p' took 100000 ms in propose, longer than 2000 ms")
 
 
 def test_requests_that_wait_hold_no_session() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import re
 from time import perf_counter
 
 import pytest
@@ -19,15 +20,21 @@ texts = st.text(st.sampled_from("aab<|é漢🧑\u0301\ufffd"), max_size=24)
 stops = st.lists(st.text(st.sampled_from("aab<|é漢🧑"), min_size=1, max_size=4), max_size=4).map(tuple)
 
 
-def stream_of(chunks: list[bytes | None], stop: tuple[str, ...] = ()) -> tuple[TextStream, list[int]]:
+def stream_of(
+    chunks: list[bytes | None], stop: tuple[str, ...] = (), patterns: tuple[str, ...] = ()
+) -> tuple[TextStream, list[int]]:
     """A stream and the token ids of ``chunks``; None is a control token."""
     table = [b"<|control|>", *dict.fromkeys(chunk for chunk in chunks if chunk is not None)]
-    return TextStream(table, CONTROL, stop), [0 if chunk is None else table.index(chunk, 1) for chunk in chunks]
+    return TextStream(table, CONTROL, stop, patterns), [
+        0 if chunk is None else table.index(chunk, 1) for chunk in chunks
+    ]
 
 
-def pieces_of(chunks: list[bytes | None], stop: tuple[str, ...] = ()) -> list[TextPiece]:
+def pieces_of(
+    chunks: list[bytes | None], stop: tuple[str, ...] = (), patterns: tuple[str, ...] = ()
+) -> list[TextPiece]:
     """All pieces of a sequence that ends at the stop string or after the last token."""
-    stream, token_ids = stream_of(chunks, stop)
+    stream, token_ids = stream_of(chunks, stop, patterns)
     pieces = []
     for token_id in token_ids:
         pieces.append(stream.push(token_id))
@@ -99,6 +106,40 @@ def test_text_equals_the_naive_whole_string_result(chunks: list[bytes | None], s
     pieces = pieces_of(chunks, stop)
 
     assert ("".join(piece.text for piece in pieces), pieces[-1].stop) == first_stop(whole, stop)
+
+
+PATTERNS = ("b+a", "a[^b]*b", "(a|ab)(c|é)", "(?m)^b", "漢{2}", "(?i)<A", "(?s)a.b", "(b?){2}a")
+
+
+@fuzzy
+@given(valid, stops, st.lists(st.sampled_from(PATTERNS), max_size=2).map(tuple))
+def test_expressions_end_the_text_like_strings(
+    chunks: list[bytes | None], stop: tuple[str, ...], patterns: tuple[str, ...]
+) -> None:
+    """The first end of any match counts, at that end the earliest beginning, however the text is split."""
+    whole = b"".join(chunk or b"" for chunk in chunks).decode()
+    pieces = pieces_of(chunks, stop, patterns)
+    either = [re.compile(one) for one in (*map(re.escape, stop), *patterns)]
+    spans = [(end, start) for end in range(len(whole) + 1) for start in range(end)]
+    first = next((span for span in spans if any(one.fullmatch(whole, *span[::-1]) for one in either)), None)
+    expected = (whole, None) if first is None else (whole[: first[1]], whole[first[1] : first[0]])
+
+    assert ("".join(piece.text for piece in pieces), pieces[-1].stop) == expected
+
+
+def test_text_is_held_back_only_while_it_may_match() -> None:
+    stream, ids = stream_of([b"x a", b"a", b"c", b"ab", b"!"], (), ("a+b!",))
+
+    assert [stream.push(token_id).text for token_id in ids[:4]] == ["x ", "", "aac", ""]
+    assert stream.push(ids[4]) == TextPiece("", (), "ab!")
+
+
+def test_a_long_match_loses_its_last_thousand_characters() -> None:
+    chunks = [b"<", *[b"ab"] * 1000, b">", b"!"]
+    pieces = pieces_of(chunks, (), ("<[^>]*>",))
+
+    assert "".join(piece.text for piece in pieces) == "<" + "ab" * 500 + "a"
+    assert pieces[-1].stop == "b" + "ab" * 499 + ">"
 
 
 @fuzzy

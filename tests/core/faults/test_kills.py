@@ -153,7 +153,7 @@ def test_kill_again_and_again(server):
     answer = server.ask(max_tokens=400)
     seen = 1
     for _ in range(3):
-        # Far beyond what it must come on trial; the more often it was suspected, the further.
+        # Far beyond what it must come in its isolation run; the more often it was quarantined, the further.
         answer.wait_chunks(seen)
         server.kill()
         wait_until(lambda: len(server.workers()) == 1, "the next worker")

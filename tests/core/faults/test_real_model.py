@@ -85,7 +85,7 @@ def test_kill_while_it_prefills(server: Rig, turn):
 
 
 def test_chat_that_comes_in_the_pause(server: Rig, turn):
-    """It waits for the next worker, and for the suspect."""
+    """It waits for the next worker, and for the quarantined request."""
     body = {
         "model": "m",
         "messages": [{"role": "user", "content": "Name a colour."}],

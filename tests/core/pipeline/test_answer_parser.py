@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from enginehouse.contract.errors import GenerationFailed
+from enginehouse.contract.errors import GenerationFailed, PluginFailed
 from enginehouse.contract.parsers import (
     AnswerPart,
     AnswerText,
@@ -19,9 +19,17 @@ from enginehouse.contract.parsers import (
 )
 from enginehouse.pipeline.answer_parser import AnswerParsing
 
+WRONG_ORDER: dict[str, list[AnswerPart]] = {
+    "end": [CallFinished()],
+    "arguments": [AnswerText("so"), CallArguments("{}")],
+    "text": [CallStarted("f"), AnswerText("so"), CallFinished()],
+    "two": [CallStarted("f"), CallStarted("g")],
+}
+"""Text to parts that form no call."""
+
 
 class Bracketed:
-    """A format for tests: ``(name)`` is a call; ``!`` fails."""
+    """A format for tests: ``(name)`` is a call; ``!`` fails, and ``<`` is held back."""
 
     markers: tuple[str, ...] = ()
 
@@ -33,6 +41,10 @@ class Bracketed:
             raise RuntimeError("on purpose")
         if text == "(open":
             return [CallStarted("f"), CallArguments("{")]
+        if text in WRONG_ORDER:
+            return WRONG_ORDER[text]
+        if text == "<":
+            return []
         if text.startswith("("):
             return [CallStarted(text[1:-1]), CallArguments("{}"), CallFinished()]
         return [AnswerText(text)]
@@ -125,8 +137,25 @@ def test_a_tool_parser_that_fails_leaves_text(caplog: pytest.LogCaptureFixture) 
     assert "test_answer_parser" in caplog.text and "on purpose" in caplog.text
 
 
-def test_a_tool_parser_that_fails_inside_a_call_finishes_it() -> None:
-    assert shown(CALLS, "(open", "!", "rest") == "(f{)!rest"
+def test_a_tool_parser_that_fails_shows_the_text_that_it_held_back() -> None:
+    assert shown(CALLS, "Hello", " ", "<", "!", "rest") == "Hello <!rest"
+    assert shown(CALLS, "(f)", "<", "!", "rest") == "(f{})<!rest"
+
+
+@pytest.mark.parametrize("texts", [("(open", "!", "rest"), ("(open",)], ids=["push", "flush"])
+def test_a_tool_parser_that_fails_inside_a_call_fails_the_request_by_name(texts: tuple[str, ...]) -> None:
+    """Half a call would be taken for a whole one."""
+    with pytest.raises(PluginFailed, match="test_answer_parser"):
+        shown(CALLS, *texts)
+
+    limited = AnswerParsing(tool_format=Bracketed(), max_calls=1)  # type: ignore[arg-type]
+    assert shown(limited, "(f)", *texts).startswith("(f{})"), "a call beyond the limit is not shown"
+
+
+@pytest.mark.parametrize("text", WRONG_ORDER)
+def test_parts_that_form_no_call_are_a_failure(text: str, caplog: pytest.LogCaptureFixture) -> None:
+    assert shown(CALLS, text, "rest") == f"{text}rest"
+    assert ": push gave" in caplog.text and "a call" in caplog.text
 
 
 def test_a_tool_parser_that_cannot_open_leaves_text() -> None:

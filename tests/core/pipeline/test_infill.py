@@ -7,7 +7,7 @@ import pytest
 from enginehouse.contract.errors import UnsupportedParameter
 from enginehouse.contract.types import ModelInfo
 from enginehouse.engine.text.segments import encode_segments
-from enginehouse.pipeline.prompt.infill import find_infill_tokens, infill_segments
+from enginehouse.pipeline.prompting import find_infill_tokens, infill_segments
 from enginehouse_testkit.fake_tokenizer import FakeTokenizer
 
 STARCODER = ("<fim_prefix>", "<fim_suffix>", "<fim_middle>")

@@ -53,7 +53,7 @@ async def opened(folder: Path, **model):
 
 async def test_a_chat_goes_all_the_way(tmp_path: Path) -> None:
     async with opened(tmp_path) as pipeline:
-        running = await pipeline.submit(request(model="n"))
+        running = await pipeline.start(request(model="n"))
         events = [event async for batch in running.generation for event in batch]
 
     assert running.model.name == "m"
@@ -65,7 +65,7 @@ async def test_a_model_s_own_template_file_is_used(tmp_path: Path) -> None:
     template = tmp_path / "template.jinja"
     template.write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}", encoding="utf-8")
     async with opened(tmp_path, chat_template=str(template)) as pipeline:
-        running = await pipeline.submit(request())
+        running = await pipeline.start(request())
 
         assert running.generation.num_prompt_tokens == len("[hi]")
         running.generation.cancel()
@@ -76,13 +76,13 @@ async def test_a_template_that_cannot_be_compiled_fails_the_load(tmp_path: Path)
     template.write_text("line one\n{% for m in messages %}never closed", encoding="utf-8")
     async with opened(tmp_path, chat_template=str(template)) as pipeline:
         with pytest.raises(ModelLoadError, match="chat template 'chat_template' is broken"):
-            await pipeline.submit(request())
+            await pipeline.start(request())
 
 
 async def test_raw_prompts_are_not_rendered(tmp_path: Path) -> None:
     async with opened(tmp_path) as pipeline:
         for fields, num_tokens in (({"text": "abc"}, 3), ({"token_ids": (1, 2)}, 2)):
-            running = await pipeline.submit(request(messages=None, **fields))
+            running = await pipeline.start(request(messages=None, **fields))
             assert running.generation.num_prompt_tokens == num_tokens
             running.generation.cancel()
 
@@ -92,14 +92,14 @@ async def test_refusals(tmp_path: Path) -> None:
     template.write_text("{{ raise_exception('no ' + messages[0].content) }}", encoding="utf-8")
     async with opened(tmp_path, context=10, chat_template=str(template)) as pipeline:
         with pytest.raises(ModelNotFound):
-            await pipeline.submit(request(model="other"))
+            await pipeline.start(request(model="other"))
         with pytest.raises(RenderError, match="no hi"):
-            await pipeline.submit(request())
+            await pipeline.start(request())
         with pytest.raises(ContextLengthExceeded):
-            await pipeline.submit(request(messages=None, text="12345678901"))
+            await pipeline.start(request(messages=None, text="12345678901"))
         for token_ids in ((), (5, -1), (258,)):
             with pytest.raises(InvalidRequest):
-                await pipeline.submit(request(messages=None, token_ids=token_ids))
+                await pipeline.start(request(messages=None, token_ids=token_ids))
 
 
 @pytest.mark.parametrize(

@@ -113,9 +113,9 @@ def request(text: str, **fields: Any) -> GenerateRequest:
 
 async def test_request_is_changed_before_it_is_rendered_and_the_report_is_kept(tmp_path: Path) -> None:
     async with opened(tmp_path, Cutting()) as pipeline:
-        plain = await pipeline.submit(request("0123456789"))
+        plain = await pipeline.start(request("0123456789"))
         plain.generation.cancel()
-        running = await pipeline.submit(request("0123456789", extensions={"cutting": {"cut": 4}}))
+        running = await pipeline.start(request("0123456789", extensions={"cutting": {"cut": 4}}))
         running.generation.cancel()
 
     assert plain.reports == {"cutting": None}
@@ -129,10 +129,10 @@ async def test_prompt_that_is_too_long_is_prepared_once_more_with_the_number_of_
 ) -> None:
     preparer = Cutting()
     async with opened(tmp_path, preparer) as pipeline:
-        running = await pipeline.submit(request("x" * 150, stopping={"max_tokens": 20}))
+        running = await pipeline.start(request("x" * 150, stopping={"max_tokens": 20}))
         running.generation.cancel()
         with pytest.raises(ContextLengthExceeded) as refused:
-            await pipeline.submit(request("whole" + "x" * 150))
+            await pipeline.start(request("whole" + "x" * 150))
 
     assert preparer.calls[:2] == [("x" * 150, None), ("x" * 150, 70)]
     assert running.generation.num_prompt_tokens == 80  # room for the answer
@@ -148,10 +148,10 @@ async def test_request_keeps_its_place_in_the_queue_while_it_is_shortened(tmp_pa
 
         async def another() -> None:
             with pytest.raises(Overloaded):
-                await pipeline.submit(evolve(request("a"), request_id="another"))
+                await pipeline.start(evolve(request("a"), request_id="another"))
 
         preparer.meanwhile.append(another())
-        running = await pipeline.submit(request("x" * 150, stopping={"max_tokens": 20}))
+        running = await pipeline.start(request("x" * 150, stopping={"max_tokens": 20}))
         running.generation.cancel()
 
     assert not preparer.meanwhile
@@ -161,9 +161,9 @@ async def test_request_keeps_its_place_in_the_queue_while_it_is_shortened(tmp_pa
 async def test_preparer_that_fails_refuses_the_request_and_is_named(tmp_path: Path) -> None:
     async with opened(tmp_path, Failing()) as pipeline:
         with pytest.raises(PluginError, match="The preparer 'cutting' of the plugin"):
-            await pipeline.submit(request("a"))
+            await pipeline.start(request("a"))
         with pytest.raises(ModelNotReady, match="'other' is not loaded"):
-            await pipeline.submit(request("ask"))
+            await pipeline.start(request("ask"))
         with pytest.raises(PluginError, match="The preparer 'cutting' of the plugin"):
             await pipeline.plan(request("a"))
 
@@ -179,7 +179,7 @@ async def test_prepare_is_repeatable_and_starts_nothing(tmp_path: Path) -> None:
     """A prepared request is a value: the model does not know of it until it is started."""
     asked = request("0123456789", extensions={"cutting": {"cut": 4}}, sampling={"seed": 1})
     async with opened(tmp_path, Cutting()) as pipeline:
-        running = await pipeline.submit(request("a"))
+        running = await pipeline.start(request("a"))
         first, second = [await pipeline.prepare(asked, running.model) for _ in range(2)]
         stats = await running.model.engine.stats()
         running.generation.cancel()

@@ -6,6 +6,8 @@ Each case is an entry point with the code of its module. All are installed at on
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -149,7 +151,9 @@ CASES = {
         brings=("sampler late",),
     ),
     "prints": Case(
-        "print('printed at import')\n" + samplers("print('printed in a hook'); register(Sampler(name='loud'))"),
+        "import ctypes, os\nprint('printed at import')\nos.write(1, b'written at import\\n')\n"
+        "ctypes.CDLL(None).printf(b'printed in C\\n')\n"
+        + samplers("print('printed in a hook'); register(Sampler(name='loud'))"),
         brings=("sampler loud",),
     ),
 }
@@ -211,6 +215,16 @@ def test_prints_of_plugins_go_to_standard_error(shown: Result, listed: Result) -
     assert "printed" not in shown.stdout + listed.stdout
     assert "printed at import" in shown.stderr
     assert "printed in a hook" in listed.stderr
+
+
+def test_output_of_libraries_in_c_goes_to_standard_error(folder: Path) -> None:
+    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "enginehouse", "plugins", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": path})
+
+    assert "prints" in {record["name"] for record in json.loads(done.stdout)}
+    for text in ("printed at import", "written at import", "printed in C", "printed in a hook"):
+        assert text in done.stderr
 
 
 def test_strict_listing_fails_if_a_plugin_has_an_error(shown: Result, listed: Result) -> None:

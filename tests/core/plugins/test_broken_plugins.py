@@ -30,7 +30,7 @@ import enginehouse
 from attrs import frozen
 from enginehouse.contract.errors import InvalidRequest
 from enginehouse.contract.parsers import AnswerText, PreparedChat
-from enginehouse.contract.router import Attempt, Route
+from enginehouse.contract.router import Attempt, RoutingDecision
 from enginehouse.contract.types import Constraint
 
 @frozen
@@ -69,7 +69,7 @@ class Router:
     name, api_version = "flaky", 1
     def route(self, question):
         text = question.request.messages[-1].content
-        return act(text) or Route(attempts=(Attempt("calm"),), reason="calm")
+        return act(text) or RoutingDecision(attempts=(Attempt("calm"),), reason="calm")
 
 class Parser:
     name, api_version = "flaky", 1

@@ -27,7 +27,7 @@ from attrs import field, frozen
 from pathlib import Path
 from enginehouse.contract.parsers import AnswerText, PreparedChat
 from enginehouse.contract.preparer import Preparation, Report
-from enginehouse.contract.router import Acceptance, Attempt, Route
+from enginehouse.contract.router import Acceptance, Attempt, RoutingDecision
 from enginehouse.contract.surface import AnswerRoute, GenerationRoute, NDJSON, Reply, new_id
 from enginehouse.contract.types import Constraint, GenerateRequest, Message
 
@@ -102,7 +102,7 @@ class Router:
         text = question.request.messages[-1].content
         hold("route", text)
         judge = Acceptance(1, lambda probe: hold("is_good", text) is None)
-        return Route(attempts=(Attempt("calm", judge), Attempt("tools")), reason="held")
+        return RoutingDecision(attempts=(Attempt("calm", judge), Attempt("tools")), reason="held")
 
 class Preparer:
     name, api_version, request_fields = "held", 1, Fields
@@ -114,7 +114,7 @@ class Preparer:
     async def prepare_request(self, request, model, num_excess):
         text = request.messages and request.messages[-1].content
         if text == "asks":
-            stream = await model.submit(core_request(await model.tokenize("Hi")))
+            stream = await model.generate(core_request(await model.tokenize("Hi")))
             assert [batch async for batch in stream]
             async with model.other("calm") as other:
                 assert await other.pieces(await other.tokenize("Hi"))

@@ -280,7 +280,7 @@ def test_innocents_are_answered_whole_and_culprits_refused(clients, pauses_s, ou
         await asyncio.sleep(60)  # what clients have left behind
         assert not place._works
         assert not len(model.request_queue)
-        assert not place.is_suspicious
+        assert not place.has_quarantined
 
     for client in clients:
         client.outcome, client.token_ids = "", []
@@ -356,48 +356,48 @@ def test_constraint_that_kills_costs_two_workers_whatever_the_prompt():
     simulate(scene())
 
 
-def test_nothing_enters_beside_a_suspect():
+def test_nothing_enters_beside_quarantined_work():
     """Questions of others wait until its isolation run is over."""
 
     async def scene() -> None:
         model = Model()
         model.start()
         place = ModelWork(model)  # type: ignore[arg-type]
-        suspect = Client("bob", "hello", 100)
-        streaming = asyncio.create_task(suspect.ask(0, model, place))
+        quarantined = Client("bob", "hello", 100)
+        streaming = asyncio.create_task(quarantined.ask(0, model, place))
         await asyncio.sleep(1.0)
         model.engine.die()
         await asyncio.sleep(_RESTART_S + 2 * _STEP_S)
-        assert place.is_suspicious
+        assert place.has_quarantined
         question = Client("alice", "hello", None)
         asking = asyncio.create_task(question.ask(1, model, place))
-        while place.is_suspicious:
+        while place.has_quarantined:
             assert len(model.engine._inside) == 1
             await asyncio.sleep(_STEP_S / 2)
         await asyncio.gather(asking, streaming)
-        assert question.outcome == suspect.outcome == "answered"
+        assert question.outcome == quarantined.outcome == "answered"
 
     simulate(scene())
 
 
 def test_requests_keep_their_places_in_the_queue_until_they_end():
-    """Also suspects that have had their turn alone and wait for those of the others."""
+    """Also quarantined work that have had their turn alone and wait for those of the others."""
 
     async def scene() -> None:
         model = Model()
         model.start()
         place = ModelWork(model)  # type: ignore[arg-type]
-        suspects = [Client(caller, "hello", 200) for caller in ("alice", "bob", "eve")]
-        streaming = [asyncio.create_task(client.ask(number, model, place)) for number, client in enumerate(suspects)]
+        clients = [Client(caller, "hello", 200) for caller in ("alice", "bob", "eve")]
+        streaming = [asyncio.create_task(client.ask(number, model, place)) for number, client in enumerate(clients)]
         await asyncio.sleep(1.0)
         model.engine.die()
         while not all(task.done() for task in streaming):
             await asyncio.sleep(_STEP_S / 2)
             inside = {stream.request_id for stream in model.engine._inside}
-            unfinished = {str(number) for number, client in enumerate(suspects) if len(client.token_ids) < 199}
+            unfinished = {str(number) for number, client in enumerate(clients) if len(client.token_ids) < 199}
             assert {number for number in unfinished - inside if number not in model.request_queue} == set()
-        assert not len(model.request_queue) and not place.is_suspicious
-        assert all(client.token_ids == list(range(200)) for client in suspects)
+        assert not len(model.request_queue) and not place.has_quarantined
+        assert all(client.token_ids == list(range(200)) for client in clients)
 
     simulate(scene())
 

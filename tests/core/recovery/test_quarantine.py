@@ -61,7 +61,7 @@ def bench() -> Bench:
     return Bench()
 
 
-def test_all_enter_while_there_are_no_suspects(bench):
+def test_all_enter_while_nothing_is_quarantined(bench):
     one, two = bench.running(Piece(0), Piece(1))
 
     assert not bench.quarantine.is_active
@@ -69,12 +69,12 @@ def test_all_enter_while_there_are_no_suspects(bench):
     assert not bench.quarantine.may_enter(one), "it is inside"
 
 
-def test_suspects_are_tried_alone_those_that_came_least_far_and_latest_first(bench):
+def test_quarantined_work_runs_alone_that_that_came_least_far_and_latest_first(bench):
     old, young, late = bench.running(Piece(0, num_tokens=50), Piece(1, num_tokens=3), Piece(2, num_tokens=3))
     assert bench.quarantine.died([old, young, late]) is None
     new = Piece(3)
 
-    assert bench.states(old, young, late, new) == ["suspect", "suspect", "suspect", "waiting"]
+    assert bench.states(old, young, late, new) == ["quarantined", "quarantined", "quarantined", "waiting"]
     assert [bench.quarantine.may_enter(one) for one in (old, young, late, new)] == [False, False, True, False]
     bench.quarantine.entered(late)
     assert late.state is State.ISOLATED
@@ -89,7 +89,7 @@ def test_work_of_callers_on_record_is_tried_first(bench):
     assert bench.quarantine.may_enter(running[0])
 
 
-def test_suspect_passes_well_past_its_point_and_the_next_enters_when_it_has_left(bench):
+def test_work_passes_well_past_its_point_and_the_next_enters_when_it_has_left(bench):
     one, two = bench.running(Piece(0, num_tokens=5), Piece(1, num_tokens=5))
     bench.quarantine.died([one, two])
     bench.quarantine.entered(two)
@@ -118,15 +118,15 @@ def test_death_in_an_isolation_run_names_the_culprit_and_clears_the_others(bench
     assert bench.quarantine.died([three]) is three
     assert not bench.quarantine.is_active
     assert bench.states(one, two, three) == ["waiting", "waiting", "culprit"]
-    assert one.num_suspicions == two.num_suspicions == 0, "it leaves no trace"
+    assert one.num_quarantines == two.num_quarantines == 0, "it leaves no trace"
     assert [bench.offences.count(f"caller {number}") for number in range(3)] == [0, 0, 1]
 
 
-def test_work_that_only_waited_in_the_worker_is_not_suspect(bench):
+def test_work_that_only_waited_in_the_worker_is_not_quarantined(bench):
     one, queued = bench.running(Piece(0), Piece(1))
     bench.quarantine.died([one])
 
-    assert bench.states(one, queued) == ["suspect", "waiting"]
+    assert bench.states(one, queued) == ["quarantined", "waiting"]
 
 
 def test_death_that_had_not_reached_the_isolated_one_accuses_nothing(bench):
@@ -135,11 +135,11 @@ def test_death_that_had_not_reached_the_isolated_one_accuses_nothing(bench):
     bench.quarantine.entered(two)
 
     assert bench.quarantine.died([]) is None
-    assert bench.states(one, two) == ["suspect", "suspect"]
-    assert two.num_suspicions == 1
+    assert bench.states(one, two) == ["quarantined", "quarantined"]
+    assert two.num_quarantines == 1
 
 
-def test_each_suspicion_without_an_explanation_asks_for_more(bench):
+def test_each_quarantine_without_an_explanation_asks_for_more(bench):
     one = Piece(0)
     bench.running(one)
     for number in range(3):
@@ -153,7 +153,7 @@ def test_each_suspicion_without_an_explanation_asks_for_more(bench):
         assert one.state is State.RUNNING
 
 
-def test_suspect_whose_client_leaves_is_an_offence_of_its_caller_when_no_culprit_is_found(bench):
+def test_quarantined_work_whose_client_leaves_is_an_offence_of_its_caller_when_no_culprit_is_found(bench):
     gone, stays = bench.running(Piece(0, "eve"), Piece(1, "bob"))
     bench.quarantine.died([gone, stays])
     bench.quarantine.over(gone)
@@ -162,10 +162,10 @@ def test_suspect_whose_client_leaves_is_an_offence_of_its_caller_when_no_culprit
 
     assert bench.offences.count("eve") == 1
     assert bench.offences.count("bob") == 0
-    assert stays.num_suspicions == 0
+    assert stays.num_quarantines == 0
 
 
-def test_suspect_whose_client_leaves_is_no_offence_when_the_culprit_is_found(bench):
+def test_quarantined_work_whose_client_leaves_is_no_offence_when_the_culprit_is_found(bench):
     gone, culprit = bench.running(Piece(0, "alice"), Piece(1, "eve"))
     bench.quarantine.died([gone, culprit])
     bench.quarantine.over(gone)
@@ -180,7 +180,7 @@ def test_client_that_left_before_the_death_does_not_hide_its_work(bench):
     gone, stays = bench.running(Piece(0, "eve"), Piece(1, "bob"))
     bench.quarantine.over(gone)
     bench.quarantine.died([gone, stays])
-    assert bench.states(gone, stays) == ["ended", "suspect"]
+    assert bench.states(gone, stays) == ["ended", "quarantined"]
     bench.pass_run(stays)
 
     assert bench.offences.count("eve") == 1
@@ -197,7 +197,7 @@ def test_client_that_leaves_during_its_isolation_run_is_found_out_all_the_same(b
     assert one.state is State.WAITING
 
 
-def test_answered_suspect_is_cleared(bench):
+def test_answered_work_is_cleared(bench):
     (question,) = bench.running(Piece(0, "bob"))
     bench.quarantine.died([question])
     bench.quarantine.entered(question)
@@ -218,7 +218,7 @@ def test_death_from_outside_is_held_against_nothing_for_a_while(bench):
     three = Piece(2)
     bench.running(one, two, three)
     assert bench.quarantine.died([one, two, three], from_outside=True) is None
-    assert bench.states(one, two, three) == ["suspect", "suspect", "waiting"]
+    assert bench.states(one, two, three) == ["quarantined", "quarantined", "waiting"]
     bench.quarantine.entered(two)
     assert bench.quarantine.died([two], from_outside=True) is two, "like any other death"
 
@@ -229,7 +229,7 @@ def test_death_from_outside_does_not_convict_the_isolated_one(bench):
     bench.quarantine.entered(two)
 
     assert bench.quarantine.died([two], from_outside=True) is None
-    assert two.state is State.SUSPECT
+    assert two.state is State.QUARANTINED
     bench.quarantine.entered(two)
     assert bench.quarantine.died([two]) is two
 
@@ -342,10 +342,10 @@ class Game(RuleBasedStateMachine):
 
     def enter(self) -> None:
         for piece in self.pieces:
-            is_outside = piece.state in (State.WAITING, State.SUSPECT) and not piece.is_over
+            is_outside = piece.state in (State.WAITING, State.QUARANTINED) and not piece.is_over
             if not is_outside or not self.quarantine.may_enter(piece):
                 continue
-            if piece.state is State.SUSPECT or self.offences.pause_s(piece.caller) == 0:
+            if piece.state is State.QUARANTINED or self.offences.pause_s(piece.caller) == 0:
                 self.quarantine.entered(piece)
                 piece.num_stay_tokens = 0
                 self.inside.append(piece)

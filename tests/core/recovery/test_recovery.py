@@ -31,7 +31,7 @@ Told = tuple[str, tuple[int, ...], int]
 
 
 class Other(Work):
-    """Another suspect, which has come far and so is tried last."""
+    """Another quarantined request, which has come far and so is tried last."""
 
     num_tokens = 1000
 
@@ -65,7 +65,7 @@ class Server:
             sampling=SamplingParams(temperature=1.0, seed=number),
             stopping=StopParams(max_tokens=max_tokens, ignore_eos=True, stop=stop),
         )
-        generation = await self.recovery.submit(await self.manager.wait("m"), request)
+        generation = await self.recovery.start(await self.manager.wait("m"), request)
         text, token_ids, count = "", [], -1
         async for batch in generation:
             for event in batch:
@@ -80,8 +80,8 @@ class Server:
         return text, tuple(token_ids), count
 
     @property
-    def is_suspicious(self) -> bool:
-        return any(place.is_suspicious for place in self.recovery._works.values())
+    def has_quarantined(self) -> bool:
+        return any(place.has_quarantined for place in self.recovery._works.values())
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         loaded = self.manager.find("m").loaded
@@ -152,7 +152,7 @@ async def test_answers_of_a_dying_model_are_those_of_a_healthy_one(step_delay_s)
             goal = server.num_events + 15
             await until(lambda goal=goal: server.num_events >= goal or all(task.done() for task in asked))
             # Work that is alone in a worker that dies is to blame.
-            await until(lambda: server.has_worker and not server.is_suspicious)
+            await until(lambda: server.has_worker and not server.has_quarantined)
             server.kill()
         found = await asyncio.gather(*asked)
 
@@ -174,7 +174,7 @@ async def test_cancelled_in_the_pause_ends_at_once_and_others_go_on():
         assert (await stays)[2] == 40
 
 
-async def test_crowd_outside_is_bounded_while_suspects_are_on_trial():
+async def test_crowd_outside_is_bounded_while_work_is_quarantined():
     async with asyncio.timeout(60), serving(0, slots=3, options={"step_delay_s": 0.01, "open_delay_s": 0.5}) as server:
         running = [asyncio.create_task(server.ask(number, 60)) for number in range(3)]
         await until(lambda: server.num_events >= 12)
@@ -183,7 +183,7 @@ async def test_crowd_outside_is_bounded_while_suspects_are_on_trial():
         await model.engine.died  # type: ignore[attr-defined]
         await asyncio.sleep(0)
         with pytest.raises(Overloaded, match="recovering from a crash"):
-            await server.recovery.submit(model, EngineRequest(request_id="late", token_ids=(97,)))
+            await server.recovery.start(model, EngineRequest(request_id="late", token_ids=(97,)))
 
         assert [told[2] for told in await asyncio.gather(*running)] == [60] * 3
 

@@ -163,6 +163,16 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "stop strings": ({"sampling": WARM, "stop": ("e t", "th", "ing o", "qx")}, {}),
     "stop strings that never come": ({"sampling": WARM, "stop": STOPS}, {}),
+    "expressions that end the text": (
+        {"sampling": WARM, "stop_regex": ("[aeiou] ?[qxz]+", "th."), "max_tokens": 60},
+        {},
+    ),
+    "an expression that never matches": ({"sampling": WARM, "stop_regex": ("[a-z]{1,9}~",), "num_choices": 2}, {}),
+    "token ids of a stop string": ({"sampling": WARM, "stop": ("e t", "th", "ing o"), "return_token_ids": True}, {}),
+    "penalties of the last tokens": (
+        {"sampling": SamplingParams(temperature=0.9, seed=3, repetition_penalty=1.5, repeat_last_n=6)},
+        {},
+    ),
     "penalties and a bias": (
         {
             "sampling": SamplingParams(
@@ -366,6 +376,7 @@ def work(drafted: int, accepted: int, left_early: int = 0, skipped: int = 0) -> 
     return Usage(
         drafted_tokens=drafted,
         accepted_draft_tokens=accepted,
+        drafts={"lookup": (drafted, accepted)},
         early_exit_tokens=left_early,
         skipped_layers=skipped,
     )
@@ -392,6 +403,7 @@ def test_figures_are_those_of_all_workers_together():
     assert summary.usage.prompt_tokens == 45
     assert (summary.usage.cached_tokens, summary.usage.loaded_prompt_tokens, summary.cache_miss) == (5, 2, miss)
     assert (summary.usage.drafted_tokens, summary.usage.accepted_draft_tokens) == (13, 7)
+    assert summary.usage.drafts == {"lookup": (13, 7)}
     assert (summary.usage.early_exit_tokens, summary.usage.skipped_layers) == (1, 4)
     assert summary.usage.completion_tokens == 3
 

@@ -90,7 +90,7 @@ class Bench:
 
     def submit(self, request_id: str, text: str = "hello", **fields: object) -> None:
         request = EngineRequest(request_id=request_id, segments=(Segment(text),), **fields)  # type: ignore[arg-type]
-        self.intake.submit(Submit(request))
+        self.intake.admit(Submit(request))
 
     def wait(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 5

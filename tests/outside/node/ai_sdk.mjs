@@ -1,17 +1,38 @@
-// The AI SDK against a server: `node ai_sdk.mjs BASE_URL MODEL CASE` prints what it understood, as one line of JSON.
+// The AI SDK: `node ai_sdk.mjs BASE_URL MODEL CASE PROVIDER` prints what it understood of a server, as a line of JSON.
+import { createAnthropic } from "@ai-sdk/anthropic";
+import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { generateText, Output, stepCountIs, streamText, tool } from "ai";
 import { z } from "zod";
 
-const [baseURL, modelName, caseName] = process.argv.slice(2);
-const provider = createOpenAICompatible({
-  name: "enginehouse",
-  baseURL,
-  apiKey: "unused",
-  includeUsage: true,
-  supportsStructuredOutputs: true,
-});
+globalThis.AI_SDK_LOG_WARNINGS = false; // it would print them among the JSON
+const [baseURL, modelName, caseName, providerName] = process.argv.slice(2);
+const common = { baseURL, apiKey: "unused" };
+// Each provider, with its words for thinking and for one call at a time.
+const providers = {
+  "openai-compatible": () => ({
+    provider: createOpenAICompatible({
+      ...common,
+      name: "enginehouse",
+      includeUsage: true,
+      supportsStructuredOutputs: true,
+    }),
+    oneCall: { enginehouse: { parallel_tool_calls: false } },
+  }),
+  openai: () => ({
+    provider: createOpenAI(common).responses,
+    thinks: { openai: { forceReasoning: true, reasoningEffort: "low" } },
+    oneCall: { openai: { parallelToolCalls: false } },
+  }),
+  anthropic: () => ({
+    provider: createAnthropic(common),
+    thinks: { anthropic: { thinking: { type: "enabled", budgetTokens: 1024 } } },
+    oneCall: { anthropic: { disableParallelToolUse: true } },
+  }),
+};
+const { provider, thinks, oneCall } = providers[providerName]();
 const asked = { model: provider(modelName), maxRetries: 0, temperature: 0 };
+const thinking = { model: asked.model, maxRetries: 0, prompt: "Think, then answer.", providerOptions: thinks };
 const lamp = z.object({ on: z.boolean(), level: z.number().int().min(0).max(10) });
 const place = z.object({ city: z.enum(["Paris", "Rome"]), people: z.number().int().min(0).max(99) });
 
@@ -29,10 +50,10 @@ async function parts(result) {
 const cases = {
   text: () => parts(streamText({ ...asked, prompt: "Name the capital of France.", maxOutputTokens: 24 })),
 
-  reasoning: () => parts(streamText({ ...asked, prompt: "Think, then answer." })),
+  reasoning: () => parts(streamText(thinking)),
 
   async whole_reasoning() {
-    const { text, reasoningText, finishReason } = await generateText({ ...asked, prompt: "Think, then answer." });
+    const { text, reasoningText, finishReason } = await generateText(thinking);
     return { text, reasoningText, finishReason };
   },
 
@@ -56,7 +77,7 @@ const cases = {
         now: tool({ description: "The time.", inputSchema: z.object({}), execute: async () => "a quarter past nine" }),
       },
       prepareStep: ({ stepNumber }) => ({ toolChoice: stepNumber === 0 ? "required" : "none" }),
-      providerOptions: { enginehouse: { parallel_tool_calls: false } },
+      providerOptions: oneCall,
       stopWhen: stepCountIs(2),
       maxOutputTokens: 40,
     });

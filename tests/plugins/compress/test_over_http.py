@@ -142,7 +142,7 @@ def test_log_and_metrics_count_tokens(client: httpx.Client, caplog: pytest.LogCa
     (record,) = records
     assert record.access["compressed_tokens_before"] == after + 201  # type: ignore[attr-defined]
     assert record.access["compressed_tokens_after"] == after  # type: ignore[attr-defined]
-    assert "enginehouse_compressed_tokens_before_total" in client.get("/metrics").text
+    assert 'enginehouse_compressed_tokens_before_total{compressor="halving",model=' in client.get("/metrics").text
 
 
 @pytest.mark.parametrize(

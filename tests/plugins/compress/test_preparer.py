@@ -74,7 +74,7 @@ async def opened(
 
 
 async def submit(pipeline: Pipeline, request: GenerateRequest) -> RunningRequest:
-    running = await pipeline.submit(request)
+    running = await pipeline.start(request)
     running.generation.cancel()
     return running
 
@@ -332,7 +332,7 @@ async def test_model_that_is_taken_away_while_a_prompt_is_shortened_is_not_told_
     gated = Gated()
     async with opened(tmp_path, gated) as pipeline:
         asked = request(model=model, compression=CompressionBody(method="gated", ratio=0.5))
-        submitting = asyncio.create_task(pipeline.submit(asked))
+        submitting = asyncio.create_task(pipeline.start(asked))
         assert await asyncio.to_thread(gated.has_begun.wait, 20)
         await unload_model(pipeline._manager, model, force=True)
         gated.may_end.set()

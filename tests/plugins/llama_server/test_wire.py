@@ -27,6 +27,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     folder = tmp_path_factory.mktemp("llama_server")
     scripts: dict[str, dict[str, Any]] = {
         "hello": {"tokens": ["Hel", "lo", "\n", "there"]},
+        "euro": {"tokens": [{"bytes": [0xE2, 0x82]}, {"bytes": [0xAC]}, "x", {"bytes": [0xE2]}]},
         "slow": {"tokens": ["a", {"delay_s": 0.02}], "loop": True},
         "thinker": {"tokens": ["<think>", *["so ", {"delay_s": 0.02}] * 2000, "</think>", "7"]},
     }
@@ -34,6 +35,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
         name: ModelSettings(source=write_script(folder / f"{name}.json", **script), backend="scripted", context=4096)
         for name, script in scripts.items()
     }
+    models["fake"] = ModelSettings(source=str(folder), backend="fake", isolation="thread")
     settings = Settings(
         auth=AuthSettings(keys=(KeySettings(name="alice", key="alice"), KeySettings(name="bob", key="bob"))),
         models=models,
@@ -68,6 +70,17 @@ def test_a_completion_is_one_object_or_events(client: httpx.Client) -> None:
     assert [part["tokens_predicted"] for part in parts] == [1, 2, 3, 4]
     assert not any(part["stop"] for part in parts) and last["stop"] and "[DONE]" not in response.text
     assert complete(client)["tokens"] == []
+
+
+def test_the_tokens_of_a_stream_are_all_tokens(client: httpx.Client) -> None:
+    """Also those of which no text can be shown, at its end."""
+    whole = complete(client, model="euro", return_tokens=True)
+    scored = complete(client, model="euro", n_probs=1)
+    *parts, last = events(client.post("/completion", json={"prompt": "Hi", "model": "euro", "stream": True}))
+
+    assert "".join(part["content"] for part in parts) == whole["content"] == "€x"
+    assert [token for part in [*parts, last] for token in part["tokens"]] == whole["tokens"]
+    assert len(whole["tokens"]) == len(scored["completion_probabilities"]) == last["tokens_predicted"] == 4
 
 
 @pytest.mark.parametrize(
@@ -113,6 +126,23 @@ def test_probabilities_are_per_token(client: httpx.Client) -> None:
     assert "completion_probabilities" not in last
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_probabilities_after_sampling_have_other_names(client: httpx.Client, temperature: float) -> None:
+    """The best of two tokens that may be drawn; with a temperature of 0 the others have the probability 0."""
+    body = {"prompt": "Hi", "model": "fake", "n_predict": 4, "n_probs": 3, "post_sampling_probs": True, "top_k": 2}
+    found = complete(client, **body, temperature=temperature)
+
+    assert found["generation_settings"]["post_sampling_probs"] is True
+    assert len(found["completion_probabilities"]) == 4
+    for entry in found["completion_probabilities"]:
+        assert entry.keys() == {"id", "token", "bytes", "prob", "top_probs"} and 0 < entry["prob"] <= 1
+        probs = [one["prob"] for one in entry["top_probs"]]
+        assert all(one.keys() == {"id", "token", "bytes", "prob"} for one in entry["top_probs"])
+        assert probs == [1, 0, 0] if temperature == 0 else len(probs) == 2
+        assert sum(probs) == pytest.approx(1)
+        assert entry["prob"] in probs
+
+
 def test_settings_show_what_was_in_force(client: httpx.Client) -> None:
     asked = {"temperature": 0.5, "repeat_penalty": 1.2, "typical_p": 0.7, "adaptive_target": 0.2, "seed": 7}
     asked |= {"top_k": 3, "n_predict": 2}
@@ -145,9 +175,8 @@ def test_streams_tell_times_and_progress(client: httpx.Client) -> None:
         ("/completion", {"prompt": "x", "n_predict": -2}, "n_predict"),
         ("/completion", {"prompt": "x", "temperature": "hot"}, "temperature"),
         ("/completion", {"prompt": "x", "repeat_penalty": 0}, "repeat_penalty"),
-        ("/completion", {"prompt": "x", "n_probs": 21}, "n_probs"),
+        ("/completion", {"prompt": "x", "n_probs": 101}, "n_probs"),
         ("/completion", {"prompt": "x", "lora": [{"id": 0, "scale": 1}]}, "lora"),
-        ("/completion", {"prompt": "x", "post_sampling_probs": True, "n_probs": 1}, "post_sampling_probs"),
         ("/completion", {"prompt": "x", "logit_bias": [5]}, "logit_bias"),
         ("/completion", {"prompt": "x", "json_schema": "{}"}, "json_schema"),
         ("/completion", {"prompt": {"prompt_string": "x", "multimodal_data": ["AA"]}}, "prompt.multimodal_data"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -68,8 +69,8 @@ def folded(chunks: list[dict[str, Any]]) -> dict[str, Any]:
 @given(outputs(), st.sampled_from(["chat", "generate"]))
 def test_a_stream_adds_up_to_the_whole_response(pieces: list[Piece], kind: Any) -> None:
     streamed = OllamaAssembler(FakeAnswer(is_streamed=True), "m", kind)
-    chunks = [*streamed.opening(), *(chunk for piece in pieces for chunk in streamed.push(piece))]
-    chunks += streamed.close(USAGE, None)
+    sent = [*streamed.opening(), *(chunk for piece in pieces for chunk in streamed.push(piece))]
+    chunks = msgspec.json.decode(msgspec.json.encode([*sent, *streamed.close(USAGE, None)]))  # some are prepared JSON
     one = OllamaAssembler(FakeAnswer(), "m", kind)
     for piece in pieces:
         one.push(piece)

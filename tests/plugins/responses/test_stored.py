@@ -301,14 +301,18 @@ def test_a_stream_is_taken_up_over_a_killed_worker() -> None:
         first = _broken_off(client, "m", 12, **fields)
         (worker,) = (child for child in psutil.Process().children() if "enginehouse.workers" in str(child.cmdline()))
         worker.kill()
-        rest = _resumed(client, first[0]["response"]["id"], first[-1]["sequence_number"])
+        response_id = first[0]["response"]["id"]
+        rest = _resumed(client, response_id, first[-1]["sequence_number"])
+        events = [*first, *rest]
+        for number in range(len(events)):
+            assert _resumed(client, response_id, number) == events[number + 1 :]
 
     def deltas(events: list[dict[str, Any]]) -> str:
         return "".join(event.get("delta", "") for event in events)
 
-    assert deltas([*first, *rest]) == deltas(list(undisturbed.events))
+    assert deltas(events) == deltas(list(undisturbed.events))
     assert rest[-1]["response"]["status"] == undisturbed.last["status"]
-    assert [event["sequence_number"] for event in [*first, *rest]] == list(range(len(first) + len(rest)))
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
 
 
 def test_limits_count_a_generation_without_its_client(models: dict[str, ModelSettings]) -> None:

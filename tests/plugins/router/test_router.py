@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from enginehouse.cli import main
 from enginehouse.contract.errors import ConfigError
-from enginehouse.contract.router import Candidate, ChecksModels, Probe, RouteQuestion, Router
+from enginehouse.contract.router import AnswerBeginning, Candidate, ChecksModels, RouteQuestion, Router
 from enginehouse.contract.types import Constraint, GenerateRequest, Message, Tool, ToolUse
 from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.config import PluginsSettings, structure_options
@@ -178,9 +178,9 @@ def test_cascade_accepts_by_the_mean_probability() -> None:
 
     assert accept is not None
     assert accept.num_tokens == 2
-    assert accept.is_good(Probe("x", (-0.1, -1.0)))
-    assert not accept.is_good(Probe("x", (-0.1, -2.0)))
-    assert not accept.is_good(Probe("x", ()))
+    assert accept.is_good(AnswerBeginning("x", (-0.1, -1.0)))
+    assert not accept.is_good(AnswerBeginning("x", (-0.1, -2.0)))
+    assert not accept.is_good(AnswerBeginning("x", ()))
 
 
 @pytest.mark.parametrize(

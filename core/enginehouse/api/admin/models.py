@@ -14,7 +14,7 @@ from litestar.exceptions import NotFoundException
 from litestar.handlers import HTTPRouteHandler
 from litestar.types import ASGIApp, Receive, Scope, Send
 
-from enginehouse.api.generation.decoding import decode_problem
+from enginehouse.api.generation.decoding import refusal_of
 from enginehouse.api.http.body import parse_object, read_body, read_empty_body
 from enginehouse.api.http.sse import stream_headers, write_chunks
 from enginehouse.api.http.state import ApiState
@@ -23,7 +23,7 @@ from enginehouse.contract.surface import SSE
 from enginehouse.serving import ModelManager, ModelStatus
 from enginehouse.serving.changing import load_model, unload_model
 from enginehouse.serving.lifecycle import Subscription
-from enginehouse.settings.structuring import strict_converter
+from enginehouse.settings.structuring import converting, strict_converter
 
 _Order = Literal["load", "unload"]
 
@@ -127,10 +127,8 @@ def _read_unload_body(body: bytes) -> UnloadBody:
     for name in data:
         if name not in known:
             raise InvalidRequest(f"{name}: there is no such field; there are {', '.join(sorted(known))}", name)
-    try:
+    with converting(refusal_of):
         return strict_converter(whole_floats=True).structure(data, UnloadBody)
-    except Exception as error:
-        raise decode_problem(error) from error
 
 
 _POLL_S = 0.5

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from enginehouse.api.generation.choice_parser import ChoiceParser, call_piece
 from enginehouse.api.generation.prediction_count import PredictionCount
-from enginehouse.api.generation.reports import report_figures
+from enginehouse.api.generation.reports import report_metrics
 from enginehouse.api.http.access import AccessRecord
 from enginehouse.contract.errors import GenerationFailed
 from enginehouse.contract.surface import Assembler, CallPiece, Limit, Piece
@@ -59,6 +59,7 @@ class Choice:
     calls: list[WholeCall] = field(factory=list)
     logprobs: list[TokenLogprob] | None = None
     finish_reason: str | None = None
+    token_ids: list[int] = field(factory=list)
 
     def add(self, piece: Piece) -> None:
         """Append ``piece``."""
@@ -69,6 +70,7 @@ class Choice:
         if piece.logprobs is not None:
             self.logprobs = self.logprobs if self.logprobs is not None else []
             self.logprobs += piece.logprobs
+        self.token_ids += piece.token_ids
         self.finish_reason = self.finish_reason or piece.finish_reason
 
     def note(self, piece: Piece) -> None:
@@ -128,6 +130,7 @@ class Assembly:
             prompt.
         scores: writes them for clients that request them explicitly; None if not requested.
         prediction: counts the accepted part of a predicted output; None without a prediction.
+        shows_token_ids: the response lists token ids.
         has_begun: True once the engine has sent an event other than the progress of the prefill.
         is_complete: True once everything has ended normally.
         num_tokens: visible tokens received, if the engine reports ids.
@@ -146,17 +149,20 @@ class Assembly:
     prompt_logprobs: list[list[TokenLogprob]] = field(factory=list)
     scores: PromptWriter | None = None
     prediction: PredictionCount | None = None
+    shows_token_ids: bool = False
     has_begun: bool = False
     is_complete: bool = False
     num_tokens: int = 0
     ended: dict[int, ChoiceFinished] = field(factory=dict)
     are_foreign: bool = False
     _parsers: list[ChoiceParser | None] = field(factory=list)
+    _unsent: dict[int, tuple[int, ...]] = field(factory=dict)  # tokens without a piece yet, by index of their choice
     _with_calls: set[int] = field(factory=set)  # choices whose calls were reported by the engine itself
 
     def __attrs_post_init__(self) -> None:
         self.are_foreign = any(running.parsing.are_foreign for running in self.running)
         self.prompt_logprobs = [[] for _ in self.running]
+        self.shows_token_ids = self.running[0].request.return_token_ids
         for prompt, running in enumerate(self.running):
             for choice in range(self.num_choices):
                 parser = running.parsing.open()
@@ -186,6 +192,11 @@ class Assembly:
             shown |= fields
         return shown
 
+    def prompt_token_ids(self, prompt: int) -> list[int] | None:
+        """Return the token ids of a prompt, if they are requested."""
+        token_ids = self.running[prompt].generation.prompt_token_ids if self.shows_token_ids else None
+        return None if token_ids is None else list(token_ids)
+
     @property
     def num_prompt_tokens(self) -> int:
         """Tokens of all prompts, as counted when they were accepted."""
@@ -202,16 +213,27 @@ class Assembly:
             self.has_begun = True
             index = prompt * self.num_choices + event.choice
             self.num_tokens += len(event.token_ids)
-            parser = self._parsers[index]
-            if parser is not None:
-                pieces += parser.push(event.text, event.logprobs)
-            elif event.text or event.logprobs:
-                pieces.append(Piece(index, event.text, event.logprobs))
+            if event.text and self._parsers[index] is None and index not in self._unsent:  # the usual case
+                pieces.append(Piece(index, event.text, event.logprobs, token_ids=event.token_ids))
+            else:
+                self._push_text(index, event, pieces)
         elif isinstance(event, PromptProgress):
             pieces.append(Piece(prompt * self.num_choices, progress=event))
         else:
             self.has_begun = True
             self._push_other(prompt, event, pieces)
+
+    def _push_text(self, index: int, event: TextDelta, pieces: list[Piece]) -> None:
+        """Append the pieces of a text that is parsed, empty, or comes after tokens without a piece."""
+        parser = self._parsers[index]
+        if parser is not None:
+            added = parser.push(event.text, event.logprobs)
+        else:
+            added = [Piece(index, event.text, event.logprobs)] if event.text or event.logprobs else []
+        self._unsent[index] = self._unsent.get(index, ()) + event.token_ids
+        if added:
+            added[0].token_ids = self._unsent.pop(index)
+        pieces += added
 
     def _push_other(self, prompt: int, event: Event, pieces: list[Piece]) -> None:
         """Append the pieces of an event that is neither text nor progress."""
@@ -244,6 +266,7 @@ class Assembly:
         else:
             pieces += parser.finish(event.finish_reason)
         pieces[-1].stop_reason, pieces[-1].limit = event.stop_reason, self._limit(index, event)
+        pieces[-1].token_ids = self._unsent.pop(index, ()) + event.token_ids
 
     def _limit(self, index: int, event: ChoiceFinished) -> Limit | None:
         """Return what ended a choice of the finish reason ``length``."""
@@ -303,7 +326,7 @@ class Assembly:
         record.finish_reasons = [event.finish_reason for event in self.ended.values()]
         record.outcome = ",".join(sorted(set(record.finish_reasons)))
         record.usage, record.is_complete = self.total(), True
-        record.figures |= report_figures(self.running)
+        record.metrics |= report_metrics(self.running)
         self.is_complete = True
 
     def break_off(self) -> None:
@@ -311,7 +334,7 @@ class Assembly:
         self.record.usage = replace(
             self.total(), prompt_tokens=self.num_prompt_tokens, completion_tokens=self.num_tokens
         )
-        self.record.figures |= report_figures(self.running)
+        self.record.metrics |= report_metrics(self.running)
 
     def total(self) -> Usage:
         """Return the usage of all prompts that have ended, with what the engines do not know."""

@@ -8,6 +8,7 @@ Replaces Litestar's DTOs, which drop unknown fields silently and convert some va
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType, UnionType
 from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin
@@ -31,7 +32,7 @@ from enginehouse.pipeline.parameters import read_extensions, request_converter
 from enginehouse.plugins import Guard
 from enginehouse.serving.background import run_in_thread
 from enginehouse.settings.config import LimitsSettings
-from enginehouse.settings.structuring import find_problems, find_wide_integer
+from enginehouse.settings.structuring import Problem, converting, find_wide_integer
 
 _B_co = TypeVar("_B_co", bound="RequestBody", covariant=True)
 
@@ -138,13 +139,11 @@ class Decoded(Generic[_B_co]):
         plugin_fields, converter = self.server.state.registry.request_fields, request_converter()
         own = {attribute.name for attribute in attrs.fields(ParameterFields)}
         self.ignored.extend(paths[name] for name in values if name not in own and name not in plugin_fields)
-        try:
+        with converting(lambda problems: _at(refusal_of(problems), paths)):
             read: ParameterFields = converter.structure(
                 {name: value for name, value in values.items() if name in own}, ParameterFields
             )
             extensions = self._read_extensions(values, plugin_fields)
-        except Exception as error:
-            raise _at(decode_problem(error), paths) from error
         for owner, fields in extensions.items():
             self.extensions.setdefault(owner, {}).update(fields)
         return read
@@ -286,13 +285,9 @@ class BodyDecoder(Generic[_B_co]):
     def _structure(self, known: dict[str, Any], unsupported: list[str]) -> tuple[_B_co, dict[str, dict[str, Any]]]:
         """Return the checked body and the plugins' fields; moves unsupported ones from ``known`` to ``unsupported``."""
         while True:
-            try:
+            with converting(refusal_of):
                 structured = self._converter.structure(known, self._body_class)
                 extensions = read_extensions(self._converter, known, self._plugin_classes)
-            except RecursionError as error:
-                raise InvalidRequest(str(error)) from error
-            except Exception as error:
-                raise decode_problem(error) from error
             try:
                 if isinstance(structured, RequestBody):
                     structured.check(self._limits)
@@ -308,7 +303,8 @@ class BodyDecoder(Generic[_B_co]):
 
     def _check_sizes(self, data: Mapping[str, Any], num_bytes: int) -> None:
         limits = self._limits
-        most_items = {"messages": limits.max_messages, "stop": limits.max_stop, "tokens": MAX_TOKEN_IDS}
+        most_items = {"messages": limits.max_messages, "tokens": MAX_TOKEN_IDS}
+        most_items |= dict.fromkeys(("stop", "stop_regex"), limits.max_stop)
         for name, most in most_items.items():
             value = data.get(name)
             if isinstance(value, list) and len(value) > most:
@@ -332,24 +328,48 @@ class BodyDecoder(Generic[_B_co]):
             if details is not None:
                 yield from _find_unknown(details, data[name], name)
         if not issubclass(self._body_class, RequestBody):  # the bodies of core name such members by themselves
-            for attribute in attrs.fields(attrs.resolve_types(self._body_class)):
-                yield from _find_unknown(attribute.type, data.get(attribute.name), attribute.name)
+            members = _shape_of(self._body_class).members or {}
+            for name, value in data.items():
+                if name in members:
+                    yield from _find_unknown(members[name], value, name)
         if not self._logs_prompts and "log_prompt" in self._own and data.get("log_prompt"):
             yield "log_prompt"
 
 
+@frozen
+class _Shape:
+    """What the JSON of a type may hold.
+
+    Attributes:
+        members: types of the members of its attrs classes, by name; None if it has none.
+        item: type of the items of its lists; None if it has none.
+    """
+
+    members: Mapping[str, Any] | None
+    item: Any
+
+
+@functools.cache
+def _shape_of(kind: Any) -> _Shape:
+    options = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    classes = [attrs.fields(attrs.resolve_types(option)) for option in options if attrs.has(option)]
+    members = {one.name: one.type for fields in reversed(classes) for one in fields}
+    items = [get_args(option)[0] for option in options if get_origin(option) in (tuple, list, Sequence)]
+    return _Shape(members if classes else None, items[0] if items else None)
+
+
 def _find_unknown(kind: Any, value: Any, path: str) -> Iterator[str]:
     """Yield paths of members of ``value``, at any depth, that no attrs class in its type has."""
-    options = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-    classes = [attrs.fields_dict(attrs.resolve_types(option)) for option in options if attrs.has(option)]
-    if isinstance(value, dict) and classes:
+    if not isinstance(value, dict | list):
+        return
+    shape = _shape_of(kind)
+    if isinstance(value, dict) and shape.members is not None:
         for name, member in value.items():
-            known = [fields[name].type for fields in classes if name in fields]
-            yield from _find_unknown(known[0], member, f"{path}.{name}") if known else (f"{path}.{name}",)
-    elif isinstance(value, list):
-        items = [get_args(option)[0] for option in options if get_origin(option) in (tuple, list, Sequence)]
-        for index, item in enumerate(value if items else ()):
-            yield from _find_unknown(items[0], item, f"{path}[{index}]")
+            here = f"{path}.{name}"
+            yield from _find_unknown(shape.members[name], member, here) if name in shape.members else (here,)
+    elif isinstance(value, list) and shape.item is not None:
+        for index, item in enumerate(value):
+            yield from _find_unknown(shape.item, item, f"{path}[{index}]")
 
 
 def _leave_out(data: dict[str, Any], path: str) -> bool:
@@ -371,9 +391,8 @@ def _check_messages(messages: Any, max_bytes: int) -> None:
             raise InvalidRequest(f"{where}: must have at most {limit}, not {num_bytes}", where)
 
 
-def decode_problem(error: Exception, path: str = "") -> InvalidRequest:
-    """Return a strict converter's errors as one refusal; ``param`` is the first field."""
-    problems = list(find_problems(error, path))
+def refusal_of(problems: Sequence[Problem]) -> InvalidRequest:
+    """Return a strict converter's problems as one refusal; ``param`` is the first field."""
     # The converter's messages say "table", as for configuration files.
     message = "; ".join(map(str, problems[:5])).replace("a table", "an object")
     return InvalidRequest(message, problems[0].path or None)

@@ -56,7 +56,7 @@ def shown_parameters(parameters: Parameters, plugin_fields: Iterable[RequestFiel
         name: _shown(getattr(group, name), name, origins)
         for group in (sampling, stopping)
         for name in group.__struct_fields__
-        if name not in ("extensions", "num_logprobs")
+        if name not in ("extensions", "num_logprobs", "post_sampling_probs")
     }
     for field in (one for one in plugin_fields if one.is_sampled):
         value = sampling.extensions.get(field.owner, {}).get(field.name, _default(field))
@@ -141,6 +141,7 @@ class AnswerDetails:
             "timings_ms": self._timings_ms(),
             "tokens_per_second": self._speeds(),
             "optimizations": _optimizations(self.assembly.total()),
+            "drafters": _drafters(self.assembly.total()),
             **shown_reports(self.assembly.running),
             "prefix_cache": _prefix_cache(self.assembly, self.shows_kept_text),
             "unsupported": list(dict.fromkeys((*decoded.unsupported, *left_out))),
@@ -185,6 +186,12 @@ def optimization_headers(usage: Usage, profile: Profile) -> list[tuple[str, str]
 def _optimizations(usage: Usage) -> dict[str, int]:
     """Return the measured savings."""
     return {name: getattr(usage, name) for name, shown in USAGE_FIELDS.items() if shown.is_optimization}
+
+
+def _drafters(usage: Usage) -> dict[str, dict[str, int]]:
+    """Return the drafters that have proposed tokens."""
+    names = ("drafted_tokens", "accepted_draft_tokens")
+    return {name: dict(zip(names, counts, strict=True)) for name, counts in usage.drafts.items()}
 
 
 def _prefix_cache(assembly: Assembly, shows_kept_text: bool) -> dict[str, Any]:

@@ -110,7 +110,7 @@ def used_tokens(answer: OpenAnswer) -> int:
 
 
 def _answered(assembly: Assembly) -> int:
-    """Return the engine's count if reported, else the count so far, estimated from text if there are no tokens."""
+    """Return the engine's count if reported, else the count so far, estimated from text without tokens."""
     if len(assembly.finished) == assembly.num_prompts:
         return sum(event.usage.prompt_tokens + event.usage.completion_tokens for event in assembly.finished)
     started = [one for one in assembly.running if one.generation.has_started]

@@ -1,4 +1,4 @@
-"""Answers a generation request, streamed or whole: submit, then write. Shared by all generation endpoints."""
+"""Answers a generation request, streamed or whole: start, then write. Shared by all generation endpoints."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from enginehouse.contract.surface import Assembler, DetachedAssembler, Generatio
 from enginehouse.contract.types import Event, GenerateRequest
 from enginehouse.pipeline.pipeline import RunningRequest
 from enginehouse.serving.background import run_in_thread, run_with_plugins
-from enginehouse.settings.timeouts import Timeouts, timeouts_of
+from enginehouse.settings.limits import Timeouts
 
 _prompt_log = logging.getLogger("enginehouse.prompts")
 _EVENT_BYTES = 512
@@ -74,7 +74,7 @@ class GenerationResponse:
         return cls(state, route, surface, call, [call.identify(one) for one in requests])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Submit the request, and send the response as it is generated.
+        """Start the request, and send the response as it is generated.
 
         Stops as soon as the client disconnects, unless the response is detached.
         """
@@ -111,13 +111,13 @@ class GenerationResponse:
 
     def _timeouts(self) -> Timeouts:
         model = self.state.manager.find(self.state.pipeline.usual_model(self.requests[0].model))
-        return timeouts_of(self.state.settings.limits, model.settings)
+        return self.state.settings.timeouts(model.settings)
 
     async def _answer(self, answer: OpenAnswer, scope: Scope, send: Send) -> None:
-        """Submit the request and write the response."""
+        """Start the request and write the response."""
         exchange, record, server = answer.exchange, answer.record, self.state.settings.server
         has_details = asks_for_details(scope["headers"], server.details)
-        running = await self._submit(answer)
+        running = await self._start(answer)
         if running is None:
             _give_up(exchange, record)
             return
@@ -188,27 +188,27 @@ class GenerationResponse:
         shows_kept_text = may_see_prompts(self.call.caller, server, is_local=foreign_sign(scope) is None)
         return AnswerDetails(self.call, assembly, self.state.registry.request_fields, shows_kept_text)
 
-    async def _submit(self, answer: OpenAnswer) -> list[RunningRequest] | None:
-        """Submit every prompt to the engine; returns None if the exchange ended meanwhile."""
+    async def _start(self, answer: OpenAnswer) -> list[RunningRequest] | None:
+        """Start every prompt on its model; returns None if the exchange ended meanwhile."""
         exchange = answer.exchange
 
-        async def submit(request: GenerateRequest) -> RunningRequest:
-            running = await self.state.pipeline.submit(request, answer.discard)
+        async def start(request: GenerateRequest) -> RunningRequest:
+            running = await self.state.pipeline.start(request, answer.discard)
             exchange.hold(running.generation)
             return running
 
         first, *others = self.requests
-        submitted: list[RunningRequest] | None
+        started: list[RunningRequest] | None
         if others and not self.state.pipeline.is_routed(first.model):
-            submitted = await exchange.until_ended(asyncio.gather(*(submit(request) for request in self.requests)))
+            started = await exchange.until_ended(asyncio.gather(*(start(request) for request in self.requests)))
         else:
-            running = await exchange.until_ended(submit(first))
-            submitted = None if running is None else [running]
-            if submitted and others:  # all prompts of one response go to the same model
-                same = [evolve(request, model=submitted[0].model.name) for request in others]
-                rest = await exchange.until_ended(asyncio.gather(*map(submit, same)))
-                submitted = None if rest is None else [*submitted, *rest]
-        return submitted
+            running = await exchange.until_ended(start(first))
+            started = None if running is None else [running]
+            if started and others:  # all prompts of one response go to the same model
+                same = [evolve(request, model=started[0].model.name) for request in others]
+                rest = await exchange.until_ended(asyncio.gather(*map(start, same)))
+                started = None if rest is None else [*started, *rest]
+        return started
 
 
 def _is_long(assembly: Assembly) -> bool:

@@ -6,7 +6,7 @@ mistake a truncated response for a complete one.
 
 from __future__ import annotations
 
-import logging
+import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -29,8 +29,6 @@ from enginehouse.contract.errors import EnginehouseError, PluginFailed
 from enginehouse.contract.surface import Assembler, Chunk, Frame, Piece, Reply
 from enginehouse.contract.types import Event
 from enginehouse.settings.profiles import Profile
-
-_log = logging.getLogger("enginehouse.server")
 
 
 class ResponseStream:
@@ -123,13 +121,9 @@ class ResponseStream:
         answer = describe(error, assembly.record.identify())
         assembly.record.outcome = answer.code
         told = for_client(answer, self._profile)
-        try:
+        with contextlib.suppress(PluginFailed), self._surface.guard.calling("fail", PluginFailed):
             return await self._written("fail", lambda: self._assembler.fail(told)) + self._frame.last_failed
-        except PluginFailed:
-            return write_chunks(self._frame, [error_body(told)])
-        except Exception:  # noqa: BLE001 - guard: a plugin's failure must not hide the error
-            _log.exception("the surface of %s could not write an error", assembly.record.endpoint)
-            return write_chunks(self._frame, [error_body(told)])
+        return write_chunks(self._frame, [error_body(told)])
 
 
 def _chunks(

@@ -124,7 +124,7 @@ class AccessRecord:
     """Data known about one request; None means "not applicable".
 
     Attributes:
-        endpoint: the route's path without its prefix, such as ``/chat/completions``; None if there is no route.
+        endpoint: the route's path without its prefix, such as ``/chat/completions``; None without a route.
         status: HTTP status of the response; 0 if none was sent.
         outcome: finish reasons (``stop``, ``length``), ``cancelled`` (client disconnected), ``ok``, or an error code.
         request_id: as in the response header.
@@ -133,7 +133,8 @@ class AccessRecord:
         model: the configured name of the model that answered; ``asked_model`` is the name in the request.
         usage: what it has cost; None if nothing was generated for it.
         is_complete: False if the response was broken off: then ``usage`` covers the part until then.
-        figures: further counts that optimisations report for this request, by name.
+        metrics: further counts that optimisations report for this request, by name and by the object that did the
+            work (such as the compressor).
         parameters: effective parameters of the first prompt.
         traceparent: the W3C Trace Context header of that name, not validated; likewise ``tracestate``.
         began: ``time.perf_counter`` at its arrival; ``began_ns`` is the same moment as Unix time in nanoseconds.
@@ -155,7 +156,7 @@ class AccessRecord:
     is_complete: bool = False
     total_s: float = 0.0
     finish_reasons: Sequence[str] = ()
-    figures: dict[str, float] = field(factory=dict)
+    metrics: dict[tuple[str, str], float] = field(factory=dict)
     parameters: Parameters | None = None
     traceparent: str | None = None
     tracestate: str | None = None
@@ -177,7 +178,10 @@ class AccessRecord:
     def counts(self) -> dict[str, float]:
         """Return the counts and times of generation that apply, by name."""
         usage = () if self.usage is None else self.usage.shown(is_complete=self.is_complete)
-        return {**{name: value for name, _, value in usage}, **self.figures}
+        counts = {name: value for name, _, value in usage}
+        for (name, _), value in self.metrics.items():
+            counts[name] = counts.get(name, 0) + value
+        return counts
 
     def identify(self) -> str:
         """Return the request's id, creating one if the client sent none."""

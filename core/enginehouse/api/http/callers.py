@@ -116,7 +116,7 @@ def check_model(caller: Caller, asked: str | None, manager: ModelManager) -> Non
     """Refuse a model that the caller may not use, before anything is loaded for it.
 
     Raises:
-        ModelNotFound: there is no such model for this caller.
+        ModelNotFound: this caller may not use such a model.
     """
     if caller.key is not None and caller.key.models is not None:
         model = manager.find(asked)
@@ -229,8 +229,8 @@ _Connection = ASGIConnection[Any, Any, Any, Any]
 def check_permissions(admission: Admission) -> Callable[[_Connection, BaseRouteHandler], Awaitable[None]]:
     """Return Litestar's guard of every route; it runs once the route is known and its caller is authenticated.
 
-    It refuses before the body is read. It raises MissingScope if the key lacks the scope, NotLocal if there are no keys
-    and the request may come from another machine, RateLimited and ServerOverloaded if limits are used up.
+    It refuses before the body is read. It raises MissingScope if the key lacks the scope, NotLocal if a request without
+    a key may come from another machine, RateLimited and ServerOverloaded if limits are used up.
     """
 
     async def check(connection: _Connection, handler: BaseRouteHandler) -> None:

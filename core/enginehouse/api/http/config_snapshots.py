@@ -45,7 +45,7 @@ class ConfigSnapshots:
     Args:
         first: the state of the first snapshot.
         renderer: renders the prompts of all snapshots.
-        reread: None if there is no source to read settings from again.
+        reread: None if the settings cannot be read again.
     """
 
     def __init__(self, first: ApiState, renderer: Renderer, reread: Reread | None = None) -> None:
@@ -83,7 +83,7 @@ class ConfigSnapshots:
         """Read the settings again and apply them, all or nothing.
 
         Raises:
-            ReloadRefused: the settings are invalid, or there is no source to read; nothing was changed.
+            ReloadRefused: the settings are invalid, or cannot be read again; nothing was changed.
             ReloadFailed: something failed while applying them, such as a plugin; nothing was changed.
             ServerStopping: the server is shutting down.
         """

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from enginehouse.contract.errors import EnginehouseError, FirstTokenTimeout, ServerStopping, TotalTimeout
 from enginehouse.recovery import Generation
-from enginehouse.settings.timeouts import Timeouts
+from enginehouse.settings.limits import Timeouts
 
 if TYPE_CHECKING:
     from enginehouse.api.generation.open_answers import OpenAnswer

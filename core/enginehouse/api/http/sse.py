@@ -65,12 +65,19 @@ def chunk_writer(frame: Frame) -> Callable[[Chunk | msgspec.Raw], bytes]:
     if member is None:
         return lambda chunk: before + encode_line(chunk) + after
     named = msgspec.defstruct("Named", [(member, str, "")])
-    name_of = msgspec.json.Decoder(named).decode
+    decode = msgspec.json.Decoder(named).decode
+    beginning = b'{"%b":"' % member.encode()
+    start = len(beginning)
 
     def write(chunk: Chunk | msgspec.Raw) -> bytes:
-        name = getattr(name_of(chunk), member) if isinstance(chunk, msgspec.Raw) else chunk.get(member, "")
-        line = f"event: {name}\n".encode() if name else b""
-        return line + before + encode_line(chunk) + after
+        encoded = encode_line(chunk)
+        if not isinstance(chunk, msgspec.Raw):
+            name = chunk.get(member, "").encode()
+        else:
+            name = encoded[start : encoded.find(b'"', start)] if encoded[:start] == beginning else b"\\"
+            if b"\\" in name:  # escaped, or not the first member
+                name = getattr(decode(encoded), member).encode()
+        return b"event: %b\n%b%b%b" % (name, before, encoded, after) if name else before + encoded + after
 
     return write
 

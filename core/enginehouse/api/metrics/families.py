@@ -108,16 +108,30 @@ _OF_THE_SERVER = (
     _counter("dropped_events", "Events that a plugin failed to handle or was too slow for.", "plugin", "reason"),
 )
 
-_OF_COMPRESSION = (
-    _counter("compressed_tokens_before", "Tokens of prompts before compression.", "model"),
-    _counter("compressed_tokens_after", "Tokens of the same prompts after compression.", "model"),
-    _counter("failed_compressions", "Prompts left uncompressed because a compressor failed.", "model"),
+_OF_DRAFTERS = tuple(
+    _counter(name, USAGE_FIELDS[name].help, "model", "drafter") for name in ("drafted_tokens", "accepted_draft_tokens")
 )
 
-FIGURES = frozenset(item.name for item in _OF_COMPRESSION)
-"""Names of the counts that an optimisation reports per request (``AccessRecord.figures``)."""
+_OF_COMPRESSION = tuple(
+    _counter(name, meaning, "model", "compressor")
+    for name, meaning in (
+        ("compressed_tokens_before", "Tokens of prompts before compression."),
+        ("compressed_tokens_after", "Tokens of the same prompts after compression."),
+        ("failed_compressions", "Prompts left uncompressed because a compressor failed."),
+    )
+)
 
-FAMILIES: tuple[Family, ...] = (*_OF_REQUESTS, *_OF_USAGE, *_OF_MODELS, *_OF_THE_SERVER, *_OF_COMPRESSION)
+REPORTED = frozenset(item.name for item in _OF_COMPRESSION)
+"""Names of the counts that an optimisation reports per request (``AccessRecord.metrics``)."""
+
+FAMILIES: tuple[Family, ...] = (
+    *_OF_REQUESTS,
+    *_OF_USAGE,
+    *_OF_DRAFTERS,
+    *_OF_MODELS,
+    *_OF_THE_SERVER,
+    *_OF_COMPRESSION,
+)
 """All families, in output order."""
 
 _BY_NAME = {item.name: item for item in FAMILIES}

@@ -24,7 +24,7 @@ from enginehouse.api.http.access import AccessRecord
 from enginehouse.api.http.admission import MemoryAccount
 from enginehouse.api.http.exchange import OpenExchanges
 from enginehouse.api.http.listeners import Listeners
-from enginehouse.api.metrics.families import FIGURES, Values
+from enginehouse.api.metrics.families import REPORTED, Values
 from enginehouse.contract.errors import EnginehouseError
 from enginehouse.contract.inspection import BATCH_SIZES, EngineMetrics, Inspectable
 from enginehouse.contract.usage import Usage
@@ -76,11 +76,14 @@ class RequestMetrics:
 
     def _count_usage(self, record: AccessRecord, model: str) -> None:
         values, usage = self._values, record.usage
-        for name, amount in record.figures.items():
-            if name in FIGURES:
-                values.add(name, model, amount=amount)
+        for (name, by), amount in record.metrics.items():
+            if name in REPORTED:
+                values.add(name, model, by, amount=amount)
         if usage is None:
             return
+        for drafter, (num_drafted, num_accepted) in usage.drafts.items():
+            values.add("drafted_tokens", model, drafter, amount=num_drafted)
+            values.add("accepted_draft_tokens", model, drafter, amount=num_accepted)
         for _, shown, amount in usage.shown(is_complete=record.is_complete):
             if shown.metric is not None:
                 values.count(shown.metric, model, amount=amount)
@@ -186,7 +189,7 @@ class ServerMetrics(Collector):
         now.add("worker_restarts", status.name, amount=status.num_restarts)
         engine = self._engine(status.name)
         if engine is not None:
-            _read_gauges(status.name, engine.figures, now)
+            _read_gauges(status.name, engine.metrics, now)
         self._read_counters(status.name, engine, now)
 
     def _engine(self, model: str) -> Inspectable | None:
@@ -201,29 +204,29 @@ class ServerMetrics(Collector):
         last = self._engines.get(model)
         former = self._of_former_engines.get(model, EngineMetrics(steps_by_size=_NO_STEPS))
         if last is not None and last is not engine:
-            former = self._of_former_engines[model] = _sum(former, last.figures)
+            former = self._of_former_engines[model] = _sum(former, last.metrics)
             del self._engines[model]
         if engine is not None:
             self._engines[model] = engine
         elif last is None and model not in self._of_former_engines:
             return
-        total = _sum(former, engine.figures) if engine is not None else former
+        total = _sum(former, engine.metrics) if engine is not None else former
         for (plugin, kind), number in total.plugin_failures.items():
             now.add("plugin_failures", plugin, kind, amount=number)
         now.add("preemptions", model, amount=total.stats.num_preemptions)
         now.observe_counts("batch_sequences", model, counts=total.steps_by_size, total=total.num_batched)
 
 
-def _read_gauges(model: str, figures: EngineMetrics, now: Values) -> None:
-    stats = figures.stats
+def _read_gauges(model: str, metrics: EngineMetrics, now: Values) -> None:
+    stats = metrics.stats
     now.set("running_sequences", model, value=stats.num_running)
     now.set("waiting_requests", model, value=stats.num_waiting)
     now.set("slots", model, value=stats.max_sequences)
-    now.set("kv_cache_tokens", model, value=figures.num_cache_tokens)
+    now.set("kv_cache_tokens", model, value=metrics.num_cache_tokens)
     now.set("kv_cache_free_tokens", model, value=stats.free_tokens)
     now.set("prefix_cache_tokens", model, value=stats.cached_tokens)
-    if figures.rss_bytes:
-        now.set("worker_memory_bytes", model, value=figures.rss_bytes)
+    if metrics.rss_bytes:
+        now.set("worker_memory_bytes", model, value=metrics.rss_bytes)
 
 
 def _sum(first: EngineMetrics, second: EngineMetrics) -> EngineMetrics:

@@ -64,7 +64,7 @@ class ChatDialect:
         self._chunk_head = self._select(profile.chunk_head, profile.chunk_object)
         self._tail = {"usage": None} if options.usage == "own_chunk" else {}
         self._held = held_chunks(options.usage, has_details=assembly.has_details)
-        self._sends_at_once = assembly.is_streamed and self._held is None
+        self._sends_at_once = assembly.is_streamed and self._held is None and not assembly.shows_token_ids
         self._texts = TextChunks(lambda index, text: self._chunk(index, {"content": text}), assembly.num_choices)
 
     def _select(self, members: Sequence[str], kind: str) -> dict[str, Any]:
@@ -73,8 +73,14 @@ class ChatDialect:
         return {name: head[name] for name in members}
 
     def opening(self) -> list[Chunk]:
-        """Return the role of every choice."""
-        return [self._chunk(index, self._profile.opening_delta) for index in range(self._assembly.num_choices)]
+        """Return the role of every choice; the first chunk has the prompt's token ids, if they are requested."""
+        chunks = [self._chunk(index, self._profile.opening_delta) for index in range(self._assembly.num_choices)]
+        chunks[0] |= self._prompt_token_ids()
+        return chunks
+
+    def _prompt_token_ids(self) -> dict[str, Any]:
+        shown = self._assembly.prompt_token_ids(0)
+        return {} if shown is None else {"prompt_token_ids": shown}
 
     def push(self, piece: Piece) -> Sequence[Chunk | msgspec.Raw]:
         """Return a chunk with text, reasoning or part of a call, or with the finish reason of the choice."""
@@ -88,6 +94,8 @@ class ChatDialect:
             chunk = self._chunk(piece.index, {}) | piece.scores
         else:
             chunk = self._chunk(piece.index, self._delta(piece), piece.logprobs, piece.finish_reason)
+            if self._assembly.shows_token_ids:
+                chunk["choices"][0]["token_ids"] = list(piece.token_ids)
         return (chunk,) if self._held is None else self._held.push(chunk, piece)
 
     def _chunk(
@@ -133,7 +141,8 @@ class ChatDialect:
         head = self._select(self._profile.whole_head, "chat.completion")
         written = [self._choice(choice) for choice in self._assembly.choices]
         scores = self._assembly.scores.members(0) if self._assembly.scores is not None else {}
-        (whole,) = with_details([{**head, "choices": written, **scores, "usage": self.counts(usage)}], details)
+        described = {**scores, **self._prompt_token_ids()}
+        (whole,) = with_details([{**head, "choices": written, **described, "usage": self.counts(usage)}], details)
         return whole
 
     def counts(self, usage: Usage) -> dict[str, Any]:
@@ -147,7 +156,8 @@ class ChatDialect:
         written: dict[str, Any] = {"index": choice.index, "message": self._message(choice)}
         if choice.logprobs is not None or self._profile.null_logprobs:
             written["logprobs"] = None if choice.logprobs is None else chat_logprobs(choice.logprobs)
-        return {**written, "finish_reason": choice.finish_reason}
+        written["finish_reason"] = choice.finish_reason
+        return {**written, "token_ids": choice.token_ids} if self._assembly.shows_token_ids else written
 
     def _message(self, choice: Choice) -> dict[str, Any]:
         """Return the message of a complete choice; content is null if there are only calls."""

@@ -68,9 +68,11 @@ class CompletionDialect:
             for index in range(assembly.num_choices * assembly.num_prompts)
         ]
         self._is_echoed = [not echoes] * len(self._logprobs)
+        self._has_shown_ids = [not assembly.shows_token_ids] * len(self._logprobs)
         self._tail = {"usage": None} if options.include_usage else {}
         self._held = held_chunks("own_chunk" if options.include_usage else None, has_details=assembly.has_details)
-        self._sends_at_once = assembly.is_streamed and self._held is None and not echoes
+        is_plain = self._held is None and not echoes and not assembly.shows_token_ids
+        self._sends_at_once = assembly.is_streamed and is_plain
         self._texts = TextChunks(self._text_chunk, len(self._logprobs))
 
     def opening(self) -> Sequence[Chunk]:
@@ -91,8 +93,19 @@ class CompletionDialect:
             return (self._chunk({"index": index, "text": "", **piece.scores, "logprobs": None, "finish_reason": None}),)
         logprobs = None if piece.logprobs is None else self._logprobs[index].take(piece.logprobs)
         chunk = self._text_chunk(index, piece.text, logprobs, piece.finish_reason)
+        if self._assembly.shows_token_ids:
+            chunk["choices"][0] |= self._token_ids(index, piece.token_ids)
         ready = (chunk,) if self._held is None else self._held.push(chunk, piece)
         return ready if self._is_echoed[index] else (self._echo_chunk(index), *ready)
+
+    def _token_ids(self, index: int, token_ids: Sequence[int]) -> dict[str, Any]:
+        """Return the members of a choice with token ids; the prompt's are in the first chunk of each choice."""
+        shown, self._has_shown_ids[index] = self._has_shown_ids[index], True
+        prompt = {} if shown else {"prompt_token_ids": self._prompt_token_ids(index)}
+        return {**prompt, "token_ids": list(token_ids)}
+
+    def _prompt_token_ids(self, index: int) -> list[int] | None:
+        return self._assembly.prompt_token_ids(index // self._assembly.num_choices)
 
     def _text_chunk(
         self, index: int, text: str, logprobs: dict[str, Any] | None = None, finish_reason: str | None = None
@@ -127,6 +140,7 @@ class CompletionDialect:
                 **self._scores(choice.index),
                 "logprobs": self._whole_logprobs(choice),
                 "finish_reason": choice.finish_reason,
+                **(self._token_ids(choice.index, choice.token_ids) if self._assembly.shows_token_ids else {}),
             }
             for index, choice in enumerate(self._shown(self._assembly.choices))
         ]

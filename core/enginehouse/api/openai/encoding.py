@@ -79,7 +79,7 @@ def held_chunks(usage: str | None, *, has_details: bool) -> HeldChunks | None:
 
 
 def with_details(chunks: list[Chunk], details: dict[str, Any] | None) -> list[Chunk]:
-    """Add the member ``enginehouse`` to the last chunk, unless there are no details."""
+    """Add the member ``enginehouse`` to the last chunk, if there are details."""
     if details is not None and chunks:
         chunks[-1]["enginehouse"] = details
     return chunks

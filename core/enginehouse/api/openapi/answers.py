@@ -83,6 +83,8 @@ _MODEL_DETAILS = {
     },
     "metadata": {"type": ["object", "null"], "additionalProperties": _TEXT},
 }
+_TOKEN_IDS = {"token_ids": _list_of(_COUNT)}
+_PROMPT_TOKEN_IDS = {"prompt_token_ids": _list_of(_COUNT)}
 _PROGRESS = {"prompt_progress": object_of(total=_COUNT, cache=_COUNT, processed=_COUNT, time_ms=_COUNT)}
 _SCORES = {
     "prompt_logprobs": _list_of(
@@ -121,6 +123,10 @@ ANSWER_SCHEMAS: dict[str, JsonSchema] = {
         timings_ms={"type": "object", "additionalProperties": {"type": "number", "minimum": 0}},
         tokens_per_second={"type": "object", "additionalProperties": {"type": ["number", "null"]}},
         optimizations={"type": "object", "additionalProperties": _COUNT},
+        drafters={
+            "type": "object",
+            "additionalProperties": object_of(drafted_tokens=_COUNT, accepted_draft_tokens=_COUNT),
+        },
         prefix_cache=object_of(
             loaded_tokens=_COUNT,
             first_difference=_nullable(object_of({"expected": _TEXT_OR_NULL}, index=_COUNT, got=_TEXT)),
@@ -138,11 +144,12 @@ ANSWER_SCHEMAS: dict[str, JsonSchema] = {
         text_offset=_list_of(_COUNT),
     ),
     "ChatCompletion": object_of(
-        {**_SCORES, **_DETAILS},
+        {**_SCORES, **_DETAILS, **_PROMPT_TOKEN_IDS},
         **_HEAD,
         object=_const("chat.completion"),
         choices=_list_of(
             object_of(
+                _TOKEN_IDS,
                 index=_COUNT,
                 message=_MESSAGE,
                 logprobs=_nullable(reference("ChatLogprobs")),
@@ -152,11 +159,12 @@ ANSWER_SCHEMAS: dict[str, JsonSchema] = {
         usage=reference("Usage"),
     ),
     "ChatCompletionChunk": object_of(
-        {"usage": _nullable(reference("Usage")), **_SCORES, **_DETAILS, **_PROGRESS},
+        {"usage": _nullable(reference("Usage")), **_SCORES, **_DETAILS, **_PROGRESS, **_PROMPT_TOKEN_IDS},
         **_HEAD,
         object=_const("chat.completion.chunk"),
         choices=_list_of(
             object_of(
+                _TOKEN_IDS,
                 index=_COUNT,
                 delta=_DELTA,
                 logprobs=_nullable(reference("ChatLogprobs")),
@@ -170,7 +178,7 @@ ANSWER_SCHEMAS: dict[str, JsonSchema] = {
         object=_const("text_completion"),
         choices=_list_of(
             object_of(
-                _SCORES,
+                {**_SCORES, **_TOKEN_IDS, **_PROMPT_TOKEN_IDS},
                 index=_COUNT,
                 text=_TEXT,
                 logprobs=_nullable(reference("CompletionLogprobs")),
@@ -185,7 +193,7 @@ ANSWER_SCHEMAS: dict[str, JsonSchema] = {
         object=_const("text_completion"),
         choices=_list_of(
             object_of(
-                _SCORES,
+                {**_SCORES, **_TOKEN_IDS, **_PROMPT_TOKEN_IDS},
                 index=_COUNT,
                 text=_TEXT,
                 logprobs=_nullable(reference("CompletionLogprobs")),

@@ -1,7 +1,7 @@
 """The OpenAPI document: paths, requests and responses; ``GET /schema`` returns it as JSON.
 
 Replaces Litestar's OpenAPI generation, which reads the types in the signatures of handlers: ours take bytes, and their
-fields are rows of tables, to which plugins add. There is no page to browse it: those that Litestar offers load their
+fields are rows of tables, to which plugins add. It has no page to browse it: those that Litestar offers load their
 code from other servers.
 """
 

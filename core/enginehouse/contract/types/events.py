@@ -132,12 +132,15 @@ class ChoiceFinished(msgspec.Struct, frozen=True, array_like=True, tag="choice")
     Attributes:
         usage: completion tokens, including hidden ones (stop text, end tokens), with the reasoning and forced ones.
         stop_reason: stop string or end token id that ended it; None for ``length`` and if a constraint was complete.
+        token_ids: the last tokens, which never become visible (stop text, end token), if the request has
+            ``return_token_ids``.
     """
 
     choice: int
     finish_reason: FinishReason
     usage: Usage = Usage()
     stop_reason: str | int | None = None
+    token_ids: tuple[int, ...] = ()
 
 
 class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True, tag="prompt"):

@@ -31,6 +31,12 @@ class RequestOptions:
         by="engine",
         member="return_progress",
     )
+    return_token_ids: bool = row(
+        "Report the token ids of the prompt and of each choice, as vLLM does.",
+        default=False,
+        by="engine",
+        member="return_token_ids",
+    )
     token_details: bool = row(
         "Report where each token came from; only with `logprobs`.", default=False, by="engine", member="token_details"
     )
@@ -52,9 +58,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             off.
         presence_penalty: subtracted once from tokens that the answer already contains.
         frequency_penalty: subtracted per occurrence in the answer.
+        repeat_last_n: number of tokens at the end of prompt and answer that the three penalties count; -1 is all of
+            them, 0 none.
         logit_bias: token id to value added to its logit; -100 or less bans, 100 or more forces.
         seed: always set; the pipeline draws one if the client gives none, so that a sequence can be replayed.
         num_logprobs: number of alternatives to report per token; None reports nothing, 0 the chosen token only.
+        post_sampling_probs: log-probabilities are those of the draw, after all steps, instead of the model's.
         samplers: names of the steps that run, in order (``sampler``); None is all, in their own order.
         extensions: plugin name to that plugin's request fields, as plain data.
     """
@@ -66,9 +75,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    repeat_last_n: int = -1
     logit_bias: dict[int, float] = {}
     seed: int = 0
     num_logprobs: int | None = None
+    post_sampling_probs: bool = False
     samplers: tuple[str, ...] | None = None
     extensions: dict[str, dict[str, Any]] = {}
 
@@ -79,6 +90,7 @@ class StopParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         max_tokens: limit of the answer; None is the rest of the context, 0 only computes the prompt.
         stop: strings before which the text ends; matched on the decoded text.
+        stop_regex: regular expressions before whose match it ends (:mod:`enginehouse.contract.stop_patterns`).
         stop_token_ids: tokens that end the text like the model's own end tokens; never shown.
         min_tokens: no token ends the text before this many; stop strings may.
         ignore_eos: continue after an end-of-generation token (its text stays hidden).
@@ -86,6 +98,7 @@ class StopParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
+    stop_regex: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     min_tokens: int = 0
     ignore_eos: bool = False

@@ -191,11 +191,10 @@ class StateFolder:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         path.chmod(0o700)
         self._lock_descriptor = _lock(path / "lock")
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.close)
             self._read_all()
-        except BaseException:
-            self.close()
-            raise
+            undo.pop_all()
 
     def __len__(self) -> int:
         """Number of files."""

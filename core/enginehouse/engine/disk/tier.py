@@ -193,7 +193,7 @@ class DiskTier:
         began = self.clock()
         try:
             data = self.folder.read(state)
-        except Exception:  # noqa: BLE001 - after any error the prompt can be computed
+        except (OSError, ValueError, MemoryError):  # the prompt can be computed
             _log.exception("a saved sequence could not be read")
             data = None
         return data, self.clock() - began

@@ -29,6 +29,7 @@ from enginehouse.plugins import Guard
 
 _BAN, _FORCE = -100.0, 100.0  # a bias that forces a token bans all others; only core does this
 _DEFAULTS = SamplingParams()
+_BY_CORE = ("seed", "repeat_last_n")  # a draw gets the number, and the tokens to penalise
 
 
 @frozen(eq=False)
@@ -73,8 +74,8 @@ def can_draw(runner: Runner, request: EngineRequest) -> bool:
         return False
     if request.constraint is not None and ("mask" not in known or sampling.logit_bias):
         return False  # a grammar takes precedence over a bias, which requires reading the row on the host
-    names = sampling.__struct_fields__
-    return all(name in known or getattr(sampling, name) == getattr(_DEFAULTS, name) for name in names if name != "seed")
+    names = (name for name in sampling.__struct_fields__ if name not in _BY_CORE)
+    return all(name in known or getattr(sampling, name) == getattr(_DEFAULTS, name) for name in names)
 
 
 def launch(runner: Runner, computed: Computed, fail: Fail, guard: Guard) -> InFlightStep:

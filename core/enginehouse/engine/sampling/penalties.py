@@ -7,6 +7,7 @@ orders after other steps (:class:`RowPenalty`) change a copy of the row.
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -86,6 +87,10 @@ class Penalties:
     (Keskar et al., "CTRL", https://arxiv.org/abs/1909.05858, with the sign rule added by Hugging Face). Then ``presence
     + frequency * count`` is subtracted for generated tokens, where ``count`` is the number of times that the token was
     generated (OpenAI's definition).
+
+    Args:
+        prompt_token_ids: the prompt.
+        num_last: number of tokens at the end of prompt and generated text that count; None is all of them.
     """
 
     def __init__(
@@ -94,9 +99,17 @@ class Penalties:
         presence: float,
         frequency: float,
         prompt_token_ids: Sequence[int] | NDArray[np.int32] = (),
+        num_last: int | None = None,
     ) -> None:
         self._repetition, self._presence, self._frequency = repetition, presence, frequency
-        prompt = np.unique(np.asarray(prompt_token_ids, np.int64)) if repetition != 1.0 else np.empty(0, np.int64)
+        prompt = np.asarray(prompt_token_ids if repetition != 1.0 else (), np.int64)
+        self._num_last = num_last
+        if num_last is not None:
+            prompt = prompt[max(0, prompt.size - num_last) :]
+            self._last = deque(prompt.tolist())
+            self._num_last_of_prompt = prompt.size
+            self._num_uses = Counter(self._last)
+        prompt = np.unique(prompt)
         self._num_seen = prompt.size
         self._token_ids = np.empty(prompt.size + 64, np.int64)
         self._token_ids[: prompt.size] = prompt
@@ -109,6 +122,11 @@ class Penalties:
         if place is None:
             place = self._add(token_id)
         self._counts[place] += 1
+        if self._num_last is not None:
+            self._last.append(token_id)
+            self._num_uses[token_id] += 1
+            if len(self._last) > self._num_last:
+                self._forget(self._last.popleft())
 
     @property
     def seen(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
@@ -127,6 +145,23 @@ class Penalties:
         if self._presence or self._frequency:
             logits -= np.float32(self._presence) * (counts > 0) + np.float32(self._frequency) * counts
         row[token_ids] = logits
+
+    def _forget(self, token_id: int) -> None:
+        """Drop the oldest use of a token; its place is taken by the last one if it has no other use."""
+        self._num_uses[token_id] -= 1
+        place = self._places[token_id]
+        if self._num_last_of_prompt:
+            self._num_last_of_prompt -= 1
+        else:
+            self._counts[place] -= 1
+        if self._num_uses[token_id]:
+            return
+        del self._num_uses[token_id], self._places[token_id]
+        self._num_seen -= 1
+        last = int(self._token_ids[self._num_seen])
+        if last != token_id:
+            self._token_ids[place], self._counts[place] = last, self._counts[self._num_seen]
+            self._places[last] = place
 
     def _add(self, token_id: int) -> int:
         place = self._num_seen

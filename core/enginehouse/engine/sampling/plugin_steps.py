@@ -6,17 +6,17 @@ Built when a sequence is created (``build_steps``), run by the sampler in the or
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from math import isfinite, nan
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from attrs import frozen
 from cattrs import Converter
 from numpy.typing import NDArray
 
-from enginehouse.contract.errors import EnginehouseError, GenerationFailed, InvalidRequest, PluginFailed
+from enginehouse.contract.errors import GenerationFailed, InvalidRequest, PluginFailed
 from enginehouse.contract.logits_processor import ProcessorSampler, ProcessorSession
 from enginehouse.contract.sampler import (
     Candidates,
@@ -35,8 +35,7 @@ from enginehouse.contract.types import SamplingParams
 from enginehouse.engine.sampling.candidates import Head, LogitRow, Step, Uniform, bounded_temperature
 from enginehouse.engine.sampling.penalties import RowPenalty, TokenHistory
 from enginehouse.plugins import Guard, guard_of, guarded, plain
-from enginehouse.plugins.guard import PASSED
-from enginehouse.settings.structuring import find_problems, strict_converter
+from enginehouse.settings.structuring import Problem, converting, strict_converter
 
 _WANTED: Mapping[SamplerRole, type[Any]] = {
     "penalty": PenaltyStep,
@@ -46,8 +45,6 @@ _WANTED: Mapping[SamplerRole, type[Any]] = {
     "weights": WeightsStep,
     "processor": ProcessorSession,
 }
-
-_R = TypeVar("_R")
 
 
 @frozen(eq=False)
@@ -93,7 +90,7 @@ class PluginStep:
 
     def accept(self, token_id: int, probability: float | None) -> None:
         """Report an accepted token; see :class:`enginehouse.contract.sampler.FollowingStep`."""
-        _call(self.guard, "accept", self.step.accept, token_id, probability)
+        self.guard.call("accept", self.step.accept, token_id, probability)
 
 
 @frozen(eq=False)
@@ -111,7 +108,7 @@ class _PluginTruncation:
             GenerationFailed: the plugin raised, returned a wrong shape or left no token.
         """
         head = row.whole() if head is None else head
-        keep = np.asarray(_call(self.guard, "its step", self.step, _candidates(self.name, row, head, number)))
+        keep = np.asarray(self.guard.call("its step", self.step, _candidates(self.name, row, head, number)))
         if keep.dtype != np.bool_ or keep.shape != head.token_ids.shape:
             what = f"gave {keep.dtype} of shape {keep.shape}, bool of shape {(len(head),)} was expected"
             raise self.guard.mistake("its step", what, _code_of(self.step))
@@ -135,7 +132,7 @@ class _PluginWeights:
             GenerationFailed: the plugin raised, or returned a wrong shape or invalid weights.
         """
         head = row.whole() if head is None else head
-        weights = np.asarray(_call(self.guard, "weights", self.step.weights, _candidates(self.name, row, head, number)))
+        weights = np.asarray(self.guard.call("weights", self.step.weights, _candidates(self.name, row, head, number)))
         if weights.dtype != np.float64 or weights.shape != head.token_ids.shape:
             what = f"gave {weights.dtype} of shape {weights.shape}, float64 of shape {(len(head),)} was expected"
             raise self.guard.mistake("weights", what, self.step.weights)
@@ -177,7 +174,7 @@ class _PluginTemperature:
             logits = row.logits[head.token_ids]
         else:
             logits = row.logits if row.logits.min() > -np.inf else row.logits[row.logits > -np.inf]
-        value = _call(self.guard, "temperature", self.step.temperature, _read_only(logits), self.temperature)
+        value = self.guard.call("temperature", self.step.temperature, _read_only(logits), self.temperature)
         wanted = float(value) if isinstance(value, int | float | np.floating) else nan
         if not isfinite(wanted) or wanted < 0:
             what = f"gave {value!r}, a finite number of at least 0 was expected"
@@ -199,7 +196,7 @@ class _PluginProcessor:
         Raises:
             GenerationFailed: the plugin raised, banned every token, or left NaN or +inf as the maximum.
         """
-        _call(self.guard, "process", self.session.process, row, self.history.view())
+        self.guard.call("process", self.session.process, row, self.history.view())
         maximum = float(row.max())
         if maximum == -np.inf:
             raise self.guard.mistake("process", "banned every token", self.session.process)
@@ -221,7 +218,7 @@ class _PluginPenalty:
         Raises:
             GenerationFailed: the plugin raised, or returned token ids or amounts of wrong type, shape or range.
         """
-        penalties = _call(self.guard, "penalties", self.step.penalties, self.history.view())
+        penalties = self.guard.call("penalties", self.step.penalties, self.history.view())
         if penalties is None:
             return
         if not isinstance(penalties, TokenPenalties):
@@ -281,12 +278,14 @@ def _converter() -> Converter:
 
 
 def _read(converter: Converter, plugin: SamplerPlugin, values: Any, guard: Guard) -> Any:
-    """Return the fields of a plugin; the server has validated them, perhaps with another version of the plugin."""
-    try:
+    """Return the fields of a plugin; the server has validated them, possibly with another version of the plugin."""
+
+    def refuse(problems: Sequence[Problem]) -> GenerationFailed:
+        text = "; ".join(map(str, problems))
+        return GenerationFailed(f"{guard} does not take these fields: {text}", guard.plugin)
+
+    with converting(refuse):
         return converter.structure(values, plugin.request_fields)
-    except Exception as error:
-        problems = "; ".join(map(str, find_problems(error)))
-        raise GenerationFailed(f"{guard} does not take these fields: {problems}", guard.plugin) from error
 
 
 def _checked(plugin: SamplerPlugin, step: SamplerStep, guard: Guard) -> PluginStep:
@@ -296,18 +295,6 @@ def _checked(plugin: SamplerPlugin, step: SamplerStep, guard: Guard) -> PluginSt
         own = plain(plugin)
         raise guard.mistake("create", what, own.processor.create if isinstance(own, ProcessorSampler) else own.create)
     return PluginStep(plugin.name, guard, plugin.order, role, step)
-
-
-def _call(guard: Guard, place: str, function: Callable[..., _R], *arguments: Any) -> _R:
-    guard.enter(place)
-    try:
-        return function(*arguments)
-    except (*PASSED, EnginehouseError):
-        raise
-    except BaseException as error:
-        raise guard.failed(place, error) from error
-    finally:
-        guard.leave()
 
 
 def _code_of(step: Any) -> Callable[..., Any] | None:

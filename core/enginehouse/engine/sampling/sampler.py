@@ -24,7 +24,7 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from enginehouse.contract.backend import Sampled
+from enginehouse.contract.backend import LOWEST_LOGPROB, Sampled
 from enginehouse.contract.errors import GenerationFailed
 from enginehouse.contract.sampler import CORE_ORDER
 from enginehouse.contract.types import SamplingParams
@@ -198,12 +198,37 @@ class SequenceSampler:
         assert logits.shape == (self.vocab_size,)
         if self._params.num_logprobs is None:
             return Sampled(self._draw(logits, position, mask))
+        if self._params.post_sampling_probs:
+            return self._sample_with_probs(logits, position, mask, self._params.num_logprobs)
         with np.errstate(over="ignore"):
             row = LogitRow(logits, _maximum(logits))
             raw = RawLogprobs.of(row, self._params.num_logprobs)
         before = logits.copy() if self._changes_logits or mask is not None else logits
         token_id = self._draw(logits, position, mask, row)
         return Sampled(token_id, raw.logprob(float(before[token_id])), raw.top_ids, raw.top_logprobs)
+
+    def _sample_with_probs(
+        self, logits: NDArray[np.float32], position: int, mask: TokenMask | None, num_top: int
+    ) -> Sampled:
+        """Sample a token with the probabilities of the draw; at temperature 0 that of the token is 1."""
+        drawn_from: list[tuple[LogitRow, Head | None]] = []
+        token_id = self._draw(logits, position, mask, drawn_from=drawn_from)
+        if not drawn_from:
+            top_ids = LogitRow(logits, _maximum(logits)).top(num_top).token_ids
+            return Sampled(token_id, 0.0, top_ids, np.where(top_ids == token_id, 0.0, LOWEST_LOGPROB))
+        ((row, head),) = drawn_from
+        if head is None:
+            ids, total = row.top(num_top).token_ids, row.total
+            weights = row.fast_weights[ids].astype(np.float64)
+            own = float(row.fast_weights[token_id])
+        else:
+            weights = head.weights if head.drawn_by is None else head.drawn_by
+            own, total = float(weights[head.token_ids == token_id][0]), float(weights.sum())
+            order = np.argsort(-weights, kind="stable")[:num_top]
+            ids, weights = head.token_ids[order], weights[order]
+        with np.errstate(divide="ignore"):
+            shown = np.clip(np.log(np.append(weights, own) / total), LOWEST_LOGPROB, 0.0)
+        return Sampled(token_id, float(shown[-1]), ids, shown[:-1])
 
     def accept(self, token_id: int) -> None:
         """Append an accepted token to the state.
@@ -231,8 +256,17 @@ class SequenceSampler:
         position: int,
         mask: TokenMask | None,
         raw: LogitRow | None = None,
+        drawn_from: list[tuple[LogitRow, Head | None]] | None = None,
     ) -> int:
-        """Run all steps from the bias to the draw. ``raw`` is the unchanged row, if it has been read already."""
+        """Run all steps from the bias to the draw.
+
+        Args:
+            logits: (vocab_size,) float32.
+            position: see :meth:`sample`, as for ``mask``.
+            mask: see there.
+            raw: the unchanged row, if it has been read already.
+            drawn_from: gets the row after all steps and the tokens left of it, unless the token is not drawn at random.
+        """
         unbiased = logits.copy() if self._bias and mask is not None else None
         if self._bias:
             _maximum(logits)  # before the bias: a forced token would hide an invalid row
@@ -248,9 +282,10 @@ class SequenceSampler:
             raw = LogitRow(logits, _maximum(logits, self._bias), self._temperature)
         number = partial(uniform, self._params.seed, self._choice, position)
         with np.errstate(over="ignore"):
-            if not self._steps:
-                return raw.draw(number())
-            return self._truncate(raw, number)
+            row, head = self._truncate(raw, number)
+            if drawn_from is not None:
+                drawn_from.append((row, head))
+            return row.draw(number()) if head is None else self._pick(head, number)
 
     def _best(self, logits: NDArray[np.float32], mask: TokenMask | None, unbiased: NDArray[np.float32] | None) -> int:
         """Return the most probable allowed token."""
@@ -263,13 +298,15 @@ class SequenceSampler:
             token_id = int(logits.argmax())
         return token_id
 
-    def _truncate(self, row: LogitRow, number: partial[float]) -> int:
-        """Run the steps and draw from the remaining tokens."""
+    def _truncate(self, row: LogitRow, number: partial[float]) -> tuple[LogitRow, Head | None]:
+        """Run the steps; returns the row and the tokens left of it, None for all."""
         head: Head | None = None
         for step in self._steps:
             row, head = step.apply(row, head, number)
-        if head is None:
-            return row.draw(number())
+        return row, head
+
+    def _pick(self, head: Head, number: partial[float]) -> int:
+        """Draw from the tokens left."""
         place = pick(head.weights if head.drawn_by is None else head.drawn_by, number())
         token_id = int(head.token_ids[place])
         if self._followers:
@@ -280,9 +317,10 @@ class SequenceSampler:
 
 def _penalties(params: SamplingParams, prompt_token_ids: Sequence[int] | NDArray[np.int32]) -> Penalties | None:
     repetition, presence, frequency = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
-    if repetition == 1.0 and not presence and not frequency:
+    num_last = params.repeat_last_n
+    if not num_last or (repetition == 1.0 and not presence and not frequency):
         return None
-    return Penalties(repetition, presence, frequency, prompt_token_ids)
+    return Penalties(repetition, presence, frequency, prompt_token_ids, None if num_last < 0 else num_last)
 
 
 def _apply_mask(mask: TokenMask, logits: NDArray[np.float32], unbiased: NDArray[np.float32] | None) -> None:

@@ -12,6 +12,8 @@ from functools import lru_cache
 
 import msgspec
 
+from enginehouse.contract.stop_patterns import PatternSearch, stop_patterns
+
 _new_decoder = codecs.getincrementaldecoder("utf-8")
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
@@ -145,6 +147,49 @@ def stop_automaton(stops: tuple[str, ...]) -> StopAutomaton:
     return StopAutomaton(stops)
 
 
+class StopSearch:
+    """The search for stop strings and expressions in one text, which comes in parts.
+
+    Args:
+        stop: stop strings.
+        patterns: regular expressions (:mod:`enginehouse.contract.stop_patterns`).
+
+    Attributes:
+        num_held: characters at the end of the text that may be part of a stop string or match.
+    """
+
+    __slots__ = ("_automaton", "_search", "_state", "num_held")
+
+    def __init__(self, stop: tuple[str, ...], patterns: tuple[str, ...] = ()) -> None:
+        self._automaton = stop_automaton(stop) if stop else None
+        self._search = PatternSearch(stop_patterns(patterns)) if patterns else None
+        self._state = self.num_held = 0
+
+    def reset(self) -> None:
+        """Begin a new text."""
+        self._state = self.num_held = 0
+        if self._search is not None:
+            self._search.reset()
+
+    def scan(self, text: str) -> tuple[int, int]:
+        """Read ``text`` up to the end of the first stop string or match in it.
+
+        Returns:
+            The number of characters read, and the length of what ended the text, or 0 after all of ``text``.
+        """
+        num_read, length = len(text), 0
+        if self._automaton is not None:
+            self._state, num_read, found = self._automaton.scan(self._state, text)
+            length, self.num_held = len(found or ""), self._automaton.depth[self._state]
+        if self._search is not None:
+            num_before, matched = self._search.scan(text[:num_read])
+            if matched:
+                length = max(matched, length) if num_before == num_read else matched
+                num_read = num_before
+            self.num_held = max(self.num_held if self._automaton is not None else 0, self._search.num_held)
+        return num_read, length
+
+
 class TextPiece(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Text and tokens that became visible.
 
@@ -153,7 +198,7 @@ class TextPiece(msgspec.Struct, frozen=True, array_like=True, gc=False):
         token_ids: tokens whose first visible character is in ``text``. A token without text of its own (a control token
             under ``ignore_eos``) is listed as soon as everything before it is visible; an incomplete character at the
             end adds its tokens without text.
-        stop: the stop string that ended the text, else None.
+        stop: the stop string, or the match of a regular expression, that ended the text; else None.
     """
 
     text: str
@@ -164,40 +209,49 @@ class TextPiece(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class TextStream:
     """Turns pushed tokens into pieces of text, holding back as little as possible.
 
-    Only the bytes of an incomplete character and the longest suffix of the text that is a prefix of a stop string are
-    held back. A token of which one character is visible is visible; a token entirely inside the stop string is not.
+    Only the bytes of an incomplete character and the longest suffix of the text that is a prefix of a stop string, or
+    may become a match, are held back. A token of which one character is visible is visible; a token entirely inside
+    the stop string is not.
 
     Args:
         token_bytes: bytes of each token id, indexed by id.
         control_token_ids: ids whose text is hidden; stop strings are not searched for in them.
         stop: strings before which the text ends, each non-empty. The one that is complete first wins; of several that
             end with the same character, the longest.
+        stop_regex: regular expressions before whose match the text ends; chosen among in the same way.
+
+    Attributes:
+        hidden_token_ids: tokens entirely inside the stop string that ended the text.
     """
 
     __slots__ = (
-        "_automaton",
         "_detokenizer",
         "_held",
         "_is_before_answer",
         "_num_decoded",
         "_num_shown",
         "_pending",
-        "_state",
+        "_search",
         "_stop",
+        "hidden_token_ids",
     )
 
     def __init__(
-        self, token_bytes: Sequence[bytes], control_token_ids: frozenset[int], stop: tuple[str, ...] = ()
+        self,
+        token_bytes: Sequence[bytes],
+        control_token_ids: frozenset[int],
+        stop: tuple[str, ...] = (),
+        stop_regex: tuple[str, ...] = (),
     ) -> None:
         self._detokenizer = Detokenizer(token_bytes, control_token_ids)
-        self._automaton = stop_automaton(stop) if stop else None
-        self._state = 0
-        self._held = ""  # decoded but not shown; always a prefix of a stop string
+        self._search = StopSearch(stop, stop_regex) if stop or stop_regex else None
+        self._held = ""  # decoded but not shown; may become a stop string or match
         self._num_decoded = 0  # characters
         self._num_shown = 0  # characters
         # (token id, number of shown characters from which it is visible), in push order
         self._pending: deque[tuple[int, int]] = deque()
         self._stop: str | None = None
+        self.hidden_token_ids: tuple[int, ...] = ()
         self._is_before_answer = False  # in reasoning, or in the white space between reasoning and answer
 
     @property
@@ -221,7 +275,7 @@ class TextStream:
         detokenizer = self._detokenizer
         text = detokenizer.push(token_id)
         # By far the most common case. Text without a character of this token completed an earlier, broken character.
-        if self._automaton is None and len(text) > detokenizer.num_leading and not self._pending:
+        if self._search is None and len(text) > detokenizer.num_leading and not self._pending:
             self._num_decoded += len(text)
             self._num_shown = self._num_decoded
             return TextPiece(text, (token_id,))
@@ -233,7 +287,9 @@ class TextStream:
         if is_reasoning or self._is_before_answer:
             self._is_before_answer = is_reasoning or not text or text.isspace()
             if self._is_before_answer:
-                text, self._held, self._state = self._held + text, "", 0
+                text, self._held = self._held + text, ""
+                if self._search is not None:
+                    self._search.reset()
                 return self._show(text)
         return self._advance(text)
 
@@ -247,23 +303,28 @@ class TextStream:
             return TextPiece("", (), self._stop)
         piece = TextPiece(self._held, self.pending_token_ids)
         self._num_shown += len(self._held)
-        self._held, self._state = "", 0
+        self._held = ""
+        if self._search is not None:
+            self._search.reset()
         self._pending.clear()
         return piece
 
     def _advance(self, text: str) -> TextPiece:
-        automaton = self._automaton
-        if automaton is None:
+        search = self._search
+        if search is None:
             return self._show(text)
         num_held = len(self._held)
-        self._state, num_read, self._stop = automaton.scan(self._state, text)
+        num_read, length = search.scan(text)
         held = self._held + text if num_held else text
-        if self._stop is None:
-            cut = len(held) - automaton.depth[self._state]
+        if not length:
+            cut = len(held) - search.num_held
             self._held = held[cut:]
             return self._show(held[:cut])
-        piece = self._show(held[: num_held + num_read - len(self._stop)])
+        end = num_held + num_read
+        self._stop = held[end - length : end]
+        piece = self._show(held[: end - length])
         self._held = ""
+        self.hidden_token_ids = self.pending_token_ids
         self._pending.clear()
         return piece
 

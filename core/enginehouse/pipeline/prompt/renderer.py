@@ -11,6 +11,7 @@ the ready processes to the others.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import sys
@@ -280,17 +281,17 @@ class _RenderProcess:
             OSError: it could not be started.
         """
         client = cls(max_chars, memory_bytes)
-        try:
-            await client._connection.open(client._process.socket)
-            if not isinstance(await client._reply, Ready):
-                raise _ProcessLost("its first message is not Ready")
-        except _ProcessLost as error:
-            await asyncio.wait([client._process.ended], timeout=_EXIT_S)
-            await client.kill()
-            raise _ProcessLost(f"{error}; its {client._process.ended.result().text}") from error
-        except BaseException:
-            await client.kill()
-            raise
+        async with contextlib.AsyncExitStack() as undo:
+            undo.push_async_callback(client.kill)
+            try:
+                await client._connection.open(client._process.socket)
+                if not isinstance(await client._reply, Ready):
+                    raise _ProcessLost("its first message is not Ready")
+            except _ProcessLost as error:
+                await asyncio.wait([client._process.ended], timeout=_EXIT_S)
+                await client.kill()
+                raise _ProcessLost(f"{error}; its {client._process.ended.result().text}") from error
+            undo.pop_all()
         return client
 
     @property

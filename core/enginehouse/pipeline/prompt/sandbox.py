@@ -15,7 +15,8 @@ renders its body, as the marks are needed for training only.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -66,18 +67,12 @@ class ChatTemplate:
             RenderError: it failed otherwise, or wrote more than ``max_chars`` characters.
         """
         parts, num_chars = [], 0
-        try:
+        with _explaining("messages"):
             for part in self._template.root_render_func(self._template.new_context(dict(variables))):
                 num_chars += len(part)
                 if num_chars > max_chars:
                     raise RenderError(f"The rendered prompt exceeds {max_chars} characters.", "messages")
                 parts.append(part)
-        except RenderError:
-            raise
-        except MemoryError:
-            raise TemplateExhausted("The chat template needs too much memory.", "messages") from None
-        except Exception as error:  # a template is foreign code and may raise any exception
-            raise _explained(error) from error
         return "".join(parts)
 
 
@@ -89,13 +84,22 @@ def compile_template(source: str) -> ChatTemplate:
         RenderError: it is not a valid template; the message gives position and reason.
     """
     environment = _environment()
-    try:
+    with _explaining(None):
         tree = environment.parse(source)
         inspected = _inspected(tree)
         return ChatTemplate(source, inspected, environment.from_string(tree))
+
+
+@contextmanager
+def _explaining(param: str | None) -> Iterator[None]:
+    """Guard of templates, which are foreign code: any exception, also of Jinja and Python's compiler, is explained."""
+    try:
+        yield
+    except RenderError:
+        raise
     except MemoryError:
-        raise TemplateExhausted("The chat template needs too much memory.") from None
-    except Exception as error:  # Jinja's own errors, or Python's compiler refuses the generated code
+        raise TemplateExhausted("The chat template needs too much memory.", param) from None
+    except Exception as error:
         raise _explained(error) from error
 
 

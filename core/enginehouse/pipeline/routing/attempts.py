@@ -1,4 +1,4 @@
-"""Attempt loop: tries models in order until one has begun an answer that is accepted.
+"""Attempt loop: tries models in order until one has started an answer that is accepted.
 
 Output of a model is held back until the model is chosen, so no switch happens after the first byte. A model whose
 beginning was rejected is kept as a fallback: when all others have failed, it is asked again and its answer is used.
@@ -7,6 +7,7 @@ beginning was rejected is kept as a fallback: when all others have failed, it is
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Generic, Protocol, TypeVar
@@ -23,7 +24,7 @@ from enginehouse.contract.errors import (
     RequestKillsWorker,
     UnsupportedParameter,
 )
-from enginehouse.contract.router import Acceptance, Attempt, Probe
+from enginehouse.contract.router import Acceptance, AnswerBeginning, Attempt
 from enginehouse.contract.types import (
     CallDelta,
     ChoiceFinished,
@@ -75,8 +76,8 @@ class AcceptedRequest(Protocol):
 
 _A = TypeVar("_A", bound=AcceptedRequest)
 
-SubmitFunction = Callable[[GenerateRequest, str, bool], Awaitable[_A]]
-"""Submits a request to a model by name; returns when it is accepted.
+StartFunction = Callable[[GenerateRequest, str, bool], Awaitable[_A]]
+"""Starts a request on a model by name; returns when it is accepted.
 
 The last argument allows to drop what the model does not support, where the settings permit that.
 """
@@ -104,7 +105,7 @@ class Attempts(Generic[_A]):
 
     plan: Plan
     request: GenerateRequest
-    submit: SubmitFunction[_A]
+    start: StartFunction[_A]
     circuit_breaker: CircuitBreaker
     on_discarded: OnDiscarded = lambda num_tokens: None
     _left: deque[Attempt] = field(init=False)
@@ -118,7 +119,7 @@ class Attempts(Generic[_A]):
         self._left = deque(self.plan.route.attempts)
 
     async def run(self) -> tuple[_A, Routed]:
-        """Try the models of the plan until one has begun; the last one only has to accept the request.
+        """Try the models of the plan until one has started; the last one only has to accept the request.
 
         Raises:
             EnginehouseError: that of the last attempt, or one that every other model would raise as well.
@@ -138,30 +139,30 @@ class Attempts(Generic[_A]):
         is_last = not (self._left or self._unsure)
         accept = attempt.accept if self._may_be_better() else None
         recorder = self.circuit_breaker.begin(attempt.model)
-        try:
-            # Another model may support everything, unless the client named this one.
-            may_drop = is_last or attempt.model == self.plan.named
-            accepted = await self._submit_to(recorder, is_probed=accept is not None, may_drop=may_drop)
-            if is_last:
-                return accepted
-            probe = await self._begin(accepted.generation, accept)
-        except EnginehouseError as error:
-            recorder.raised(error)
-            if not self._is_passed_over(attempt.model, error):
-                raise
-            if _is_fault_of_model(error):
-                self._fault = error
-            if is_last:
-                if self._fault is None or self._fault is error:
+        with contextlib.ExitStack() as undo:
+            undo.callback(recorder.ended)  # without effect after another outcome
+            try:
+                # Another model may support everything, unless the client named this one.
+                may_drop = is_last or attempt.model == self.plan.named
+                accepted = await self._start_at(recorder, is_probed=accept is not None, may_drop=may_drop)
+                probe = await self._begin(accepted.generation, accept) if not is_last else None
+            except EnginehouseError as error:
+                recorder.raised(error)
+                if not self._is_passed_over(attempt.model, error):
                     raise
-                raise self._fault from error  # the request is valid: another model could answer it if available
-            self._failed.append(FailedAttempt(attempt.model, error.public_message))
-            return None
-        except BaseException:
-            recorder.ended()
-            raise
+                if _is_fault_of_model(error):
+                    self._fault = error
+                if is_last:
+                    if self._fault is None or self._fault is error:
+                        raise
+                    raise self._fault from error  # the request is valid: another model could answer it if available
+                self._failed.append(FailedAttempt(attempt.model, error.public_message))
+                return None
+            undo.pop_all()
         # Models that might have done better may have an open circuit by now.
-        if accept is None or await self._is_good(accept, probe, accepted.generation) or not self._may_be_better():
+        if probe is None or accept is None:
+            return accepted
+        if await self._is_good(accept, probe, accepted.generation) or not self._may_be_better():
             return accepted
         accepted.generation.cancel()
         num_tokens = _num_tokens_ahead(accepted.generation)
@@ -172,7 +173,7 @@ class Attempts(Generic[_A]):
         self._left = deque(sorted(self._left, key=lambda other: other.model in self.plan.last_resorts))
         return None
 
-    async def _is_good(self, accept: Acceptance, probe: Probe, generation: Generation) -> bool:
+    async def _is_good(self, accept: Acceptance, probe: AnswerBeginning, generation: Generation) -> bool:
         """Ask the router about the beginning of an answer, which is used if the router fails."""
         guard = self.plan.router
         if guard is None:
@@ -194,16 +195,19 @@ class Attempts(Generic[_A]):
         self._left.remove(attempt)
         return attempt
 
-    async def _begin(self, generation: Generation, accept: Acceptance | None) -> Probe:
+    async def _begin(self, generation: Generation, accept: Acceptance | None) -> AnswerBeginning:
         """Read the beginning of an answer; on failure or cancellation, cancel the generation."""
-        try:
-            return await _begin(generation, accept)
-        except BaseException as error:
-            generation.cancel()
-            # Tokens of a failed model, or of one that had not begun, are not charged to the client.
-            if isinstance(error, asyncio.CancelledError) and generation.has_started:
-                self.on_discarded(generation.num_prompt_tokens + _num_tokens_ahead(generation))
-            raise
+        with contextlib.ExitStack() as undo:
+            undo.callback(generation.cancel)
+            try:
+                probe = await _begin(generation, accept)
+            except asyncio.CancelledError:
+                # Tokens of a failed model, or of one that had not started, are not charged to the client.
+                if generation.has_started:
+                    self.on_discarded(generation.num_prompt_tokens + _num_tokens_ahead(generation))
+                raise
+            undo.pop_all()
+        return probe
 
     def _routed(self, model: str) -> Routed:
         return Routed(
@@ -215,12 +219,12 @@ class Attempts(Generic[_A]):
             decision_s=self.plan.decision_s,
         )
 
-    async def _submit_to(self, recorder: OutcomeRecorder, *, is_probed: bool, may_drop: bool) -> _A:
-        """Submit the request to a model; the generation reports its outcome, as nothing here waits for the last one."""
+    async def _start_at(self, recorder: OutcomeRecorder, *, is_probed: bool, may_drop: bool) -> _A:
+        """Start the request on a model; the generation reports its outcome, as nothing here waits for the last one."""
         request = _with_logprobs(self.request) if is_probed else self.request
         if recorder.model in self._accepted:  # the engine may still hold the first attempt, which had this id
             request = evolve(request, request_id=f"{request.request_id}-again")
-        accepted = await self.submit(request, recorder.model, may_drop)
+        accepted = await self.start(request, recorder.model, may_drop)
         self._accepted.add(recorder.model)
         accepted.generation.hides_logprobs = is_probed and not self.plan.has_logprobs
         accepted.generation.outcome_observer = recorder
@@ -238,8 +242,8 @@ class Attempts(Generic[_A]):
         return _is_fault_of_model(error) or (cannot and model != self.plan.named)
 
 
-async def _begin(generation: Generation, accept: Acceptance | None) -> Probe:
-    """Read until the answer has begun, or until the judge has enough tokens of the first choice; return these."""
+async def _begin(generation: Generation, accept: Acceptance | None) -> AnswerBeginning:
+    """Read until the answer has started, or until the judge has enough tokens of the first choice; return these."""
     wanted = 1 if accept is None else accept.num_tokens
     texts: list[str] = []
     logprobs: list[float] = []
@@ -257,7 +261,7 @@ async def _begin(generation: Generation, accept: Acceptance | None) -> Probe:
                 logprobs += [token.logprob for token in event.logprobs or ()]
             is_whole = is_whole or isinstance(event, ChoiceFinished)
             num_judged += _num_tokens(event)
-    return Probe("".join(texts), tuple(logprobs[:wanted]), is_whole)
+    return AnswerBeginning("".join(texts), tuple(logprobs[:wanted]), is_whole)
 
 
 def _num_tokens_ahead(generation: Generation) -> int:

@@ -41,7 +41,7 @@ class OutcomeRecorder:
     _has_failed: bool = False
 
     def answered(self) -> None:
-        """The model has begun an answer. It may still fail."""
+        """The model has started an answer. It may still fail."""
         self._circuit_breaker.answered(self.model, self._circuit_breaker.clock() - self.began_s)
 
     def raised(self, error: EnginehouseError) -> None:
@@ -58,7 +58,7 @@ class OutcomeRecorder:
             self._circuit_breaker.failed(self.model)
 
     def ended(self) -> None:
-        """Record that there is no outcome. No effect after another one."""
+        """Record the end of a request without an outcome. No effect after another one."""
         self._circuit_breaker.left(self)
 
 
@@ -110,7 +110,7 @@ class CircuitBreaker:
         past.failed_s, past.probe = self.clock(), None
 
     def answered(self, model: str, first_token_s: float) -> None:
-        """Record that the model has begun an answer."""
+        """Record that the model has started an answer."""
         past = self._by_model.setdefault(model, _Past())
         past.num_failures, past.probe = 0, None
         last = past.first_token_s

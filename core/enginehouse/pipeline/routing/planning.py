@@ -22,7 +22,7 @@ from enginehouse.contract.errors import (
     PluginFailed,
     UnsupportedParameter,
 )
-from enginehouse.contract.router import Attempt, Candidate, ChecksModels, Route, RouteQuestion
+from enginehouse.contract.router import Attempt, Candidate, ChecksModels, RouteQuestion, RoutingDecision
 from enginehouse.contract.types import GenerateRequest, ModelInfo
 from enginehouse.pipeline.capabilities import Capability, find_unsupported
 from enginehouse.pipeline.media import check_media
@@ -128,7 +128,7 @@ class Plan:
     """
 
     strategy: str
-    route: Route
+    route: RoutingDecision
     candidates: tuple[Candidate, ...] = ()
     refused: Mapping[str, str] = field(factory=dict)
     last_resorts: frozenset[str] = frozenset()
@@ -221,7 +221,7 @@ class Planner:
         if not others:
             return None
         attempts = tuple(Attempt(model) for model in dict.fromkeys((name, *others)))
-        route = Route(attempts=attempts, reason=f"requested by name; {', '.join(others)} are its fallbacks")
+        route = RoutingDecision(attempts=attempts, reason=f"requested by name; {', '.join(others)} are its fallbacks")
         return Plan(
             strategy=_FALLBACK,
             route=self._healthy_first(route),
@@ -249,7 +249,7 @@ class Planner:
         except PluginFailed as error:
             ordered = sorted(candidates, key=lambda one: one.name != default)
             attempts = tuple(Attempt(candidate.name) for candidate in ordered)
-            route = Route(
+            route = RoutingDecision(
                 attempts=attempts, reason=f"the router failed; the default model comes first ({error.message})"
             )
         stand_ins = self._stand_ins(request, route, too_long)
@@ -333,13 +333,13 @@ class Planner:
             first_token_s=self.circuit_breaker.first_token_s(status.name),
         )
 
-    def _stand_ins(self, request: GenerateRequest, route: Route, too_long: TooLong) -> tuple[str, ...]:
+    def _stand_ins(self, request: GenerateRequest, route: RoutingDecision, too_long: TooLong) -> tuple[str, ...]:
         """Return the configured fallbacks of the first model, without those that are tried anyway."""
         chain = self._settings.fallbacks.get(route.attempts[0].model, ())
         tried = {*(attempt.model for attempt in route.attempts), *too_long}
         return tuple(dict.fromkeys(name for name in chain if name not in tried and _may_use(request, name)))
 
-    def _healthy_first(self, route: Route) -> Route:
+    def _healthy_first(self, route: RoutingDecision) -> RoutingDecision:
         """Return the same attempts, with models that cannot answer now moved to the end."""
         if len(route.attempts) == 1:
             return route
@@ -347,7 +347,7 @@ class Planner:
         ordered: Sequence[Attempt] = sorted(route.attempts, key=lambda attempt: attempt.model in hopeless)
         return evolve(route, attempts=tuple(ordered))
 
-    def _hopeless(self, route: Route) -> frozenset[str]:
+    def _hopeless(self, route: RoutingDecision) -> frozenset[str]:
         """Return the models of a route that cannot answer now."""
         states = {status.name: status.state for status in self._manager.statuses()}
         models = {attempt.model for attempt in route.attempts}

@@ -21,7 +21,7 @@ from attrs import evolve
 from enginehouse.api.http.config_snapshots import keep_fixed
 from enginehouse.contract.backend import ModelSource, Probe
 from enginehouse.contract.hookspecs import API_VERSION
-from enginehouse.contract.router import Attempt, Route, RouteQuestion
+from enginehouse.contract.router import Attempt, RouteQuestion, RoutingDecision
 from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, ServerSettings, Settings
 from enginehouse.settings.optimisations import RouterSettings
@@ -270,8 +270,8 @@ class _Stumbling:
     def find(self) -> ModelSource | None:
         raise RuntimeError("forgotten")
 
-    def route(self, question: RouteQuestion) -> Route:
-        return Route(attempts=tuple(Attempt(one.name) for one in question.candidates), reason="any")
+    def route(self, question: RouteQuestion) -> RoutingDecision:
+        return RoutingDecision(attempts=tuple(Attempt(one.name) for one in question.candidates), reason="any")
 
     def check_models(self, models: Sequence[str]) -> None:
         raise RuntimeError("forgotten")

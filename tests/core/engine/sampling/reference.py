@@ -15,6 +15,10 @@ def changed_logits(row, params, prompt, answer):
         logits[token_id] = -math.inf if value <= -100 else logits[token_id] + value
     if forced:
         logits = [logit if token_id in forced else -math.inf for token_id, logit in enumerate(logits)]
+    if params.repeat_last_n >= 0:
+        last = [*((one, True) for one in prompt), *((one, False) for one in answer)]
+        last = last[max(0, len(last) - params.repeat_last_n) :]
+        prompt, answer = ([one for one, is_prompt in last if is_prompt is wanted] for wanted in (True, False))
     for token_id in {*prompt, *answer}:
         logit = logits[token_id]
         logits[token_id] = logit / params.repetition_penalty if logit > 0 else logit * params.repetition_penalty

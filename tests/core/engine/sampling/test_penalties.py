@@ -38,13 +38,15 @@ penalty_params = st.builds(
     repetition_penalty=st.sampled_from([0.5, 1.0, 1.1, 2.0]),
     presence_penalty=st.sampled_from([-2.0, 0.0, 0.6, 2.0]),
     frequency_penalty=st.sampled_from([-2.0, 0.0, 0.3]),
+    repeat_last_n=st.sampled_from([-1, 1, 2, 5, 40]),
 )
 
 
 @given(rows, texts, texts, penalty_params)
 def test_penalties_agree_with_the_reference(row, prompt, answer, params):
     expected = changed_logits(row, params, prompt, answer)
-    penalties = Penalties(params.repetition_penalty, params.presence_penalty, params.frequency_penalty, prompt)
+    window = None if params.repeat_last_n < 0 else params.repeat_last_n
+    penalties = Penalties(params.repetition_penalty, params.presence_penalty, params.frequency_penalty, prompt, window)
     for token_id in answer:
         penalties.accept(token_id)
     penalties.apply(row)

@@ -1,3 +1,4 @@
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import assume, given
@@ -160,6 +161,27 @@ def test_logprobs_are_of_the_raw_model(row, params):
     np.testing.assert_allclose(sampled.top_logprobs, logprobs[best], atol=1e-5)
     assert sampled.logprob <= 0
     assert (sampled.top_logprobs <= 0).all()
+
+
+@given(rows, all_params, texts)
+def test_probabilities_after_sampling_are_those_of_the_draw(row, params, prompt):
+    """The best first, and no others than can be drawn; greedy draws have one of probability 1."""
+    params = msgspec.structs.replace(params, num_logprobs=5, post_sampling_probs=True)
+    logits = changed_logits(row, params, prompt, [])
+    assume(row.max() > -np.inf and ordered(logits))
+    gaps = np.diff(np.unique([logit for logit in logits if logit > -np.inf]))
+    assume((gaps > 1e-4).all())
+    sampled = sampler_for(params, prompt=prompt).sample(row.copy(), 7)
+    if params.temperature == 0:
+        ids = ordered(logits)
+        probabilities = np.array([1.0] + [0.0] * (len(ids) - 1))
+    else:
+        ids, probabilities = distribution(logits, params)
+
+    assert sampled.token_id == draw(logits, params, 0, 7)
+    assert sampled.top_ids.tolist() == ids[:5]
+    np.testing.assert_allclose(np.exp(sampled.top_logprobs), probabilities[:5], atol=1e-5)
+    assert np.exp(sampled.logprob) == pytest.approx(probabilities[ids.index(sampled.token_id)], abs=1e-5)
 
 
 def test_forced_token_has_its_raw_logprob():

@@ -23,7 +23,7 @@ from enginehouse.contract.errors import (
     QueueTimeout,
     UnsupportedParameter,
 )
-from enginehouse.contract.router import Acceptance, Attempt, Probe, Route
+from enginehouse.contract.router import Acceptance, AnswerBeginning, Attempt, RoutingDecision
 from enginehouse.contract.types import ChoiceFinished, Event, GenerateRequest, RequestFinished, TextDelta, TokenLogprob
 from enginehouse.contract.usage import Usage
 from enginehouse.pipeline.routing import Attempts, Plan, Routed
@@ -96,7 +96,7 @@ class Models:
     async def run(
         self, *attempts: Attempt, named: str | None = None, last_resorts: Sequence[str] = (), strategy: str = "cascade"
     ) -> Ended:
-        route = Route(attempts=attempts, reason="as told")
+        route = RoutingDecision(attempts=attempts, reason="as told")
         plan = Plan(strategy=strategy, route=route, last_resorts=frozenset(last_resorts), named=named)
         running, routed = await Attempts(plan, REQUEST, self.submit, self.circuit_breaker).run()
         events = [event async for batch in running.generation for event in batch]
@@ -167,7 +167,7 @@ async def test_stand_ins_are_tried_where_a_model_fails() -> None:
 
 
 async def test_the_end_of_another_choice_does_not_end_the_probe() -> None:
-    probes: list[Probe] = []
+    probes: list[AnswerBeginning] = []
     accept = Acceptance(3, lambda probe: bool(probes.append(probe)))
     others: list[list[Event]] = [*says("z", choice=1), [ChoiceFinished(1, "stop")]]
     small = Answer([*says("a"), *others, *says("b", "c", "d"), *ENDED])
@@ -312,7 +312,7 @@ async def test_test_whose_client_leaves_is_no_verdict(recovering: tuple[Models, 
 async def test_test_that_nobody_reads_is_no_verdict_when_it_is_cancelled(recovering: tuple[Models, Hanging]) -> None:
     """Of the last model that is left only the acceptance is waited for."""
     models, _ = recovering
-    plan = Plan(strategy="fallback", route=Route(attempts=(Attempt("main"),), reason=""))
+    plan = Plan(strategy="fallback", route=RoutingDecision(attempts=(Attempt("main"),), reason=""))
     running, _ = await Attempts(plan, REQUEST, models.submit, models.circuit_breaker).run()
     assert models.circuit_breaker.has_failed("main")
     running.generation.cancel()
@@ -353,7 +353,7 @@ async def test_weak_answer_is_taken_while_another_request_tests_the_stronger_mod
 async def test_counts_that_an_engine_learns_at_the_end_are_seen() -> None:
     answer = Answer([*says("a"), *ENDED], num_prompt_tokens=0)
     models = Models({"main": answer, "spare": Answer()})
-    plan = Plan(strategy="fallback", route=Route(attempts=(Attempt("main"), Attempt("spare")), reason=""))
+    plan = Plan(strategy="fallback", route=RoutingDecision(attempts=(Attempt("main"), Attempt("spare")), reason=""))
     running, _ = await Attempts(plan, REQUEST, models.submit, models.circuit_breaker).run()
     answer.num_prompt_tokens = 7
 

@@ -14,7 +14,7 @@ import pytest
 from attrs import evolve, field, frozen
 
 from enginehouse.contract.errors import ConfigError
-from enginehouse.contract.router import Attempt, Route, RouteQuestion
+from enginehouse.contract.router import Attempt, RouteQuestion, RoutingDecision
 from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.auth import AuthSettings, KeySettings
 from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, ServerSettings, Settings
@@ -96,9 +96,9 @@ class Fixed:
     api_version: int = 1
     asked: list[RouteQuestion] = field(factory=list)
 
-    def route(self, question: RouteQuestion) -> Route:
+    def route(self, question: RouteQuestion) -> RoutingDecision:
         self.asked.append(question)
-        return Route(attempts=tuple(map(Attempt, self.names)), reason="as told")
+        return RoutingDecision(attempts=tuple(map(Attempt, self.names)), reason="as told")
 
 
 def with_router(router: Any) -> Callable[[PluginRegistry], PluginRegistry]:

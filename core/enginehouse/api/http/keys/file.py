@@ -92,7 +92,7 @@ class KeyRing:
 
     @property
     def is_empty(self) -> bool:
-        """True if there are no keys."""
+        """True without any key."""
         return not self._by_salt
 
     def unknown_models(self, served: Collection[str]) -> Iterator[tuple[str, str]]:
@@ -311,7 +311,7 @@ def add_key(path: Path, line: str) -> None:
 
 
 def revoke_key(path: Path, name: str) -> bool:
-    """Remove the key ``name``; comments and other lines stay. Returns False if there is no such key.
+    """Remove the key ``name``; comments and other lines stay. Returns False if it does not exist.
 
     Raises:
         ConfigError: the file cannot be changed or is invalid.
@@ -359,9 +359,8 @@ def _replace(path: Path, text: str) -> None:
             file.flush()
             os.fsync(descriptor)
         new.replace(path)
-    except BaseException:
-        new.unlink(missing_ok=True)
-        raise
+    finally:
+        new.unlink(missing_ok=True)  # it exists no longer if it has replaced the old one
 
 
 def _keep_owner(path: Path, descriptor: int) -> None:

@@ -93,7 +93,7 @@ def load_keys(settings: AuthSettings, *, may_be_empty: bool = False) -> KeyRing:
 
 
 def _look(settings: AuthSettings) -> tuple[int, int, int] | None:
-    """Return a signature of the file that changes with it; None if there is no file."""
+    """Return a signature of the file that changes with it; None without a file."""
     if settings.key_file is None:
         return None
     try:
