@@ -29,7 +29,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from attrs import define, evolve, field, frozen
 
@@ -260,7 +260,7 @@ def is_own(distribution: str) -> bool:
 
 def guard_of(candidate: Any, kind: str, name: str = "") -> Guard:
     """Return the guard of a guarded object; for another one, a guard that names its module as the plugin."""
-    guard: Guard | None = getattr(candidate, "_enginehouse_guard", None)
+    guard = _guard_at(candidate)
     if guard is None:
         module = str(getattr(candidate, "__module__", type(candidate).__module__))
         name = name or str(getattr(candidate, "name", type(candidate).__name__))
@@ -271,13 +271,18 @@ def guard_of(candidate: Any, kind: str, name: str = "") -> Guard:
 
 def are_foreign(*objects: Any) -> bool:
     """Return True if one of these guarded objects is not our own, so that calling it could hold the event loop."""
-    guards = (getattr(candidate, "_enginehouse_guard", None) for candidate in objects)
-    return any(guard is not None and guard.threads is not None for guard in guards)
+    return any(guard is not None and guard.threads is not None for guard in map(_guard_at, objects))
 
 
-def plain(candidate: _T) -> _T:
+def plain(candidate: Any) -> Any:
     """Return the plugin's own object of a guarded one."""
-    return cast(_T, getattr(candidate, "_enginehouse_object", candidate))
+    return candidate._enginehouse_object if _guard_at(candidate) is not None else candidate
+
+
+def _guard_at(candidate: Any) -> Guard | None:
+    """Return the guard of a guarded object; a plugin's object may have any attribute."""
+    guard = getattr(candidate, "_enginehouse_guard", None)
+    return guard if isinstance(guard, Guard) else None
 
 
 def _location(function: Callable[..., Any] | None) -> str:
