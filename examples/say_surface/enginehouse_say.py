@@ -64,6 +64,7 @@ async def assemble(call: Call, answer: Answer) -> SayAssembler:
 class SaySurface:
     name = "say"
     api_version = 1
+    request_id_header, takes_any_type = None, False
     routes = (
         GenerationRoute(
             path="/say", name="say", summary="Speak", body=SayBody, requests=requests, assemble=assemble, frame=NDJSON

@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 from attrs import define, evolve, field, frozen
 
 from enginehouse.contract.surface import Answer, CallPiece, Chunk, ErrorAnswer, Piece
+from enginehouse.contract.timings import progress_object
 from enginehouse.contract.usage import Usage
 from enginehouse_anthropic.errors import error_body
 from enginehouse_anthropic.partial_json import PartialObject
@@ -187,6 +188,8 @@ class MessageAssembler:
         }
 
     def _push(self, piece: Piece) -> Iterator[Chunk]:
+        if piece.progress is not None:
+            yield {"type": "ping", "prompt_progress": progress_object(piece.progress)}
         if piece.reasoning and self._options.thinking != "dropped":
             yield from self._think(piece.reasoning)
         if piece.text:

@@ -78,6 +78,9 @@ class MessagesBody(CountTokensBody):
     temperature: float | None = row("Divides the logits. 0 is greedy.", bounds=(0, 2))
     top_p: float | None = row("Keep the most probable tokens that together reach this probability.", bounds=(0, 1))
     top_k: int | None = row("Keep this many of the most probable tokens. 0 is off.", bounds=(0, 2**31 - 1))
+    return_progress: bool = row(
+        "Report the progress of the prefill, as `prompt_progress` in events `ping` of a stream.", default=False
+    )
     metadata: Any = row(_NO_EFFECT)
     service_tier: Literal["auto", "standard_only"] | None = row(_NO_EFFECT)
     speed: str | None = row(_NO_EFFECT)

@@ -45,6 +45,7 @@ class AnthropicSurface:
     name = "anthropic"
     api_version = 1
     request_id_header = "request-id"
+    takes_any_type = False
 
     def __init__(self) -> None:
         self._signatures = Signatures()
@@ -99,7 +100,8 @@ class AnthropicSurface:
         stopping = {"max_tokens": body.max_tokens if allowed is None else min(body.max_tokens, allowed)}
         if body.stop_sequences:
             stopping["stop"] = body.stop_sequences
-        return [self._request(call, sampling=body.sampling(), stopping=stopping)]
+        progress = body.return_progress and body.stream
+        return [self._request(call, sampling=body.sampling(), stopping=stopping, return_progress=progress)]
 
     def _request(self, call: Call, **parameters: object) -> GenerateRequest:
         effort, constraint = read_output(call)

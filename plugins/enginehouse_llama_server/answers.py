@@ -14,11 +14,12 @@ from attrs import define, field
 
 from enginehouse.contract.calls import Call
 from enginehouse.contract.surface import Answer, Chunk, ErrorAnswer, Piece
+from enginehouse.contract.timings import progress_object, timings
 from enginehouse.contract.types import TokenLogprob
 from enginehouse.contract.usage import Usage
 from enginehouse_llama_server.settings import generation_settings
 
-__all__ = ["CompletionAssembler", "error_body", "timings"]
+__all__ = ["CompletionAssembler", "error_body"]
 
 _encode = msgspec.json.Encoder().encode
 _TEXT_EVENT = (
@@ -31,27 +32,6 @@ _LOWEST = -3.4028234663852886e38
 def error_body(error: ErrorAnswer) -> Chunk:
     """Return llama-server's error object, with the name of the error."""
     return {"error": {"code": error.status, "message": error.message, "type": error.kind, "name": error.code}}
-
-
-def timings(usage: Usage) -> Chunk:
-    """Return the object ``timings``: counts, milliseconds and rates."""
-    num_prompt = usage.prompt_tokens - usage.cached_tokens
-    drafted = {"draft_n": usage.drafted_tokens, "draft_n_accepted": usage.accepted_draft_tokens}
-    return {
-        "cache_n": usage.cached_tokens,
-        **_rates("prompt", num_prompt, usage.prefill_s),
-        **_rates("predicted", usage.completion_tokens, usage.decode_s),
-        **(drafted if usage.drafted_tokens else {}),
-    }
-
-
-def _rates(name: str, number: int, seconds: float) -> Chunk:
-    return {
-        f"{name}_n": number,
-        f"{name}_ms": round(1000 * seconds, 3),
-        f"{name}_per_token_ms": round(1000 * seconds / number, 3) if number else 0.0,
-        f"{name}_per_second": round(number / seconds, 3) if seconds > 0 else 0.0,
-    }
 
 
 @define
@@ -99,10 +79,7 @@ class CompletionAssembler:
     def push(self, piece: Piece) -> Sequence[Chunk | msgspec.Raw]:
         """Return an event with the text and its tokens, or with the progress of the prompt."""
         if piece.progress is not None:
-            done = piece.progress
-            progress = {"total": done.num_tokens, "cache": done.num_cached, "processed": done.num_done}
-            shown = {**progress, "time_ms": round(1000 * done.seconds, 3)}
-            return (self._event(piece.index, "", (), prompt_progress=shown),)
+            return (self._event(piece.index, "", (), prompt_progress=progress_object(piece.progress)),)
         choice = self._choices[piece.index]
         if piece.finish_reason is not None:
             choice.stop_type, choice.stopping_word = _stop(piece)

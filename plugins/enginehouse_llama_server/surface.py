@@ -143,6 +143,8 @@ class LlamaServerSurface:
 
     name = "llama_server"
     api_version = API_VERSION
+    request_id_header = None
+    takes_any_type = False
 
     def __init__(self) -> None:
         self.routes: Sequence[Route] = _routes()

@@ -18,6 +18,7 @@ import msgspec
 from attrs import define, field
 
 from enginehouse.contract.surface import Answer, CallPiece, Chunk, ErrorAnswer, Piece
+from enginehouse.contract.timings import progress_object
 from enginehouse.contract.types import TokenLogprob
 from enginehouse.contract.usage import Usage
 
@@ -91,7 +92,8 @@ class OllamaAssembler:
         if piece.call is not None:
             return self._add_call(piece.call)
         if not (piece.text or piece.reasoning or piece.logprobs):
-            return ()
+            progress = piece.progress  # comes alone
+            return () if progress is None else (self._chunk("") | {"prompt_progress": progress_object(progress)},)
         self._texts.append(piece.text)
         if self._is_streamed and not piece.reasoning and not piece.logprobs:  # the usual case, for every token
             return (msgspec.Raw(self._text_chunk % (now().encode(), _encode(piece.text))),)

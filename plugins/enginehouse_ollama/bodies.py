@@ -52,6 +52,7 @@ class _GenerationBody:
         format: ``"json"`` or a JSON Schema.
         keep_alive: seconds, or a duration such as ``"5m"``; 0 and negative ones unload and pin the model.
         think: true, false or a level.
+        return_progress: report the progress of the prefill, as ``prompt_progress`` in objects of a stream.
     """
 
     model: str
@@ -61,6 +62,7 @@ class _GenerationBody:
     think: Any = None
     keep_alive: Any = None
     logprobs: bool = False
+    return_progress: bool = False
     top_logprobs: int = field(default=0, validator=[ge(0), le(20)])
 
 

@@ -99,6 +99,7 @@ def _request(call: Call, **prompt: Any) -> GenerateRequest:
         sampling={**read.sampling(), **num_logprobs},
         stopping=read.stopping(),
         constraint=_constraint(body.format),
+        return_progress=body.return_progress and body.stream,
         **prompt,
     )
 

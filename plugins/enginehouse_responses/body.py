@@ -117,6 +117,10 @@ class ResponsesBody(PromptBody, ParameterFields):
         "Maximum tokens of reasoning; 0 means no reasoning, -1 no limit.", bounds=(-1, 2**31 - 1)
     )
     priority: int = row("Lower numbers are served earlier.", default=0, bounds=(-(2**31), 2**31 - 1))
+    return_progress: bool = row(
+        "Report the progress of the prefill, as `prompt_progress` in further events `response.in_progress`.",
+        default=False,
+    )
     cache_prompt: bool = row("Reuse cached prefixes, and keep the tokens of this request.", default=True)
 
     def check(self) -> None:

@@ -117,6 +117,7 @@ def generate_request(body: ResponsesBody, prompt: GenerateRequest) -> GenerateRe
         namespace=body.prompt_cache_key or "",
         priority=body.priority,
         cache_prompt=body.cache_prompt,
+        return_progress=body.return_progress and bool(body.stream),
     )
 
 

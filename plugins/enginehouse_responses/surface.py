@@ -52,6 +52,8 @@ class ResponsesSurface:
 
     name = "responses"
     api_version = API_VERSION
+    request_id_header = None
+    takes_any_type = False
 
     def __init__(self, options: ResponsesOptions) -> None:
         self._dialect = options.dialect

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from enginehouse.contract.surface import CallPiece, Chunk, ErrorAnswer, Piece
+from enginehouse.contract.timings import progress_object
 from enginehouse.contract.usage import Usage
 from enginehouse_responses.options import Dialect
 from enginehouse_responses.output import CallItem, CustomCallItem, MessageItem, OutputItem, ReasoningItem, Status
@@ -87,6 +88,9 @@ class ResponseWriter:
         if type(item) is MessageItem and piece.logprobs is None and piece.text and piece.finish_reason is None:
             return (self._text_event(item, piece.text),)  # the usual case; this runs for every token
         events = self._begin()
+        if piece.progress is not None:
+            progress = progress_object(piece.progress)
+            events.append(self._event("response.in_progress", response=self.to_plain(), prompt_progress=progress))
         if piece.reasoning:
             events += self._add_reasoning(piece.reasoning)
         if piece.call is not None:

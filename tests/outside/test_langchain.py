@@ -1,8 +1,4 @@
-"""LangChain's standard suite for chat models: `ChatOpenAI` against the server and SmolLM2.
-
-The suite is the judge: nothing of it is changed but for the cases that ask for a more able model than one of 135
-million parameters. What is greedy fails every time, so these are strict.
-"""
+"""LangChain's standard suite: `ChatOpenAI` against chats and the Responses API."""
 
 from __future__ import annotations
 
@@ -15,42 +11,26 @@ pytest.importorskip("langchain_openai", reason="langchain-openai is not installe
 
 from langchain_core.language_models import BaseChatModel
 from langchain_openai import ChatOpenAI
-from langchain_tests.integration_tests import ChatModelIntegrationTests
 
-from .conftest import Served
+from .harness import MARKS, ScriptedSuite, StarterSuite
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.llamacpp,
-    pytest.mark.llguidance,
-    # LangChain's own: a class of Pydantic 1 becomes a call in the place of a schema; what it dumps is parsed already.
-    pytest.mark.filterwarnings("ignore:Received a Pydantic BaseModel V1 schema:UserWarning"),
-    pytest.mark.filterwarnings("ignore:Pydantic serializer warnings:UserWarning"),
-]
-
-BOTH_OUTPUT_VERSIONS = pytest.mark.parametrize("model", [{}, {"output_version": "v1"}], indirect=True)
+pytestmark = MARKS
 
 
-class TestChatOpenAI(ChatModelIntegrationTests):
-    """Greedy, with a penalty and a limit for a model that likes to repeat itself."""
+class _OverChats:
+    """The client of chats; a penalty for a model that likes to repeat itself."""
 
-    served: Served
-
-    @pytest.fixture(scope="class", autouse=True)
-    @classmethod
-    def _serve(cls, served: Served) -> None:
-        cls.served = served
+    served: Any
 
     @property
     def chat_model_class(self) -> type[BaseChatModel]:
         return ChatOpenAI
 
     @property
-    def chat_model_params(self) -> dict[str, Any]:
+    def client_params(self) -> dict[str, Any]:
         return {
             "base_url": f"{self.served.url}/v1",
             "api_key": "unused",
-            "model": self.served.starter,
             "temperature": 0,
             "frequency_penalty": 1,
             "max_tokens": 300,
@@ -58,28 +38,27 @@ class TestChatOpenAI(ChatModelIntegrationTests):
             "stream_usage": True,
         }
 
-    @property
-    def supports_json_mode(self) -> bool:
-        return True
+
+class _OverResponses(_OverChats):
+    """The Responses API, which has no frequency penalty in LangChain's parameters."""
 
     @property
-    def supports_model_override(self) -> bool:
-        return True
-
-    @property
-    def model_override_value(self) -> str:
-        return self.served.thinker
-
-    @BOTH_OUTPUT_VERSIONS
-    @pytest.mark.xfail(reason="Nothing forces the call: asked for the weather, a model of this size talks.")
-    def test_agent_loop(self, model: BaseChatModel) -> None:
-        super().test_agent_loop(model)
-
-
-class TestChatOpenAIResponses(TestChatOpenAI):
-    """The same over the Responses API, which has no frequency penalty in LangChain's parameters."""
-
-    @property
-    def chat_model_params(self) -> dict[str, Any]:
-        shared = {name: value for name, value in super().chat_model_params.items() if name != "frequency_penalty"}
+    def client_params(self) -> dict[str, Any]:
+        shared = {name: value for name, value in super().client_params.items() if name != "frequency_penalty"}
         return {**shared, "use_responses_api": True, "extra_body": {"frequency_penalty": 1}}
+
+
+class TestChatOpenAI(_OverChats, StarterSuite):
+    """Chats with the small model."""
+
+
+class TestChatOpenAIScripted(_OverChats, ScriptedSuite):
+    """Chats with the script."""
+
+
+class TestChatOpenAIResponses(_OverResponses, StarterSuite):
+    """Responses of the small model."""
+
+
+class TestChatOpenAIResponsesScripted(_OverResponses, ScriptedSuite):
+    """Responses of the script."""

@@ -13,20 +13,11 @@ pytest.importorskip("langchain_ollama", reason="langchain-ollama is not installe
 import ollama
 from langchain_core.language_models import BaseChatModel
 from langchain_ollama import ChatOllama
-from langchain_tests.integration_tests import ChatModelIntegrationTests
 
 from .conftest import Served
+from .harness import MARKS, ScriptedSuite, StarterSuite
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.llamacpp,
-    pytest.mark.llguidance,
-    pytest.mark.filterwarnings("ignore:Received a Pydantic BaseModel V1 schema:UserWarning"),
-    pytest.mark.filterwarnings("ignore:Pydantic serializer warnings:UserWarning"),
-    # ChatOllama leaves the connections of its clients to the garbage collector.
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = MARKS
 
 ASKED = [{"role": "user", "content": "What is the capital of France?"}]
 SHORT = {"temperature": 0, "num_predict": 24}
@@ -89,34 +80,27 @@ def test_models_and_refusals(client: Any, served: Served) -> None:
     assert caught.value.status_code == 404
 
 
-class TestChatOllama(ChatModelIntegrationTests):
-    """Greedy, with a penalty and a limit for a model that likes to repeat itself."""
+class _OverOllama:
+    """The client; with a higher penalty, the model cannot repeat the names of members that it is asked for."""
 
-    served: Served
-
-    @pytest.fixture(scope="class", autouse=True)
-    @classmethod
-    def _serve(cls, served: Served) -> None:
-        cls.served = served
+    served: Any
 
     @property
     def chat_model_class(self) -> type[BaseChatModel]:
         return ChatOllama
 
     @property
-    def chat_model_params(self) -> dict[str, Any]:
-        return {
-            "base_url": self.served.url,
-            "model": self.served.starter,
-            "temperature": 0,
-            "repeat_penalty": 1.2,
-            "num_predict": 100,
-        }
+    def client_params(self) -> dict[str, Any]:
+        return {"base_url": self.served.url, "temperature": 0, "repeat_penalty": 1.1, "num_predict": 100}
 
-    @property
-    def supports_json_mode(self) -> bool:
-        return False  # without a schema, a model of this size invents other members
+
+class TestChatOllama(_OverOllama, StarterSuite):
+    """With the small model."""
 
     @property
     def has_tool_calling(self) -> bool:
         return False  # Ollama's API cannot force a call, and a model of this size talks instead
+
+
+class TestChatOllamaScripted(_OverOllama, ScriptedSuite):
+    """With the script."""

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,11 @@ context = 2048
 [models."gpt-5.5"]
 source = "gpt-5.5.json"
 backend = "scripted"
+[models.cached]
+source = "."
+backend = "fake"
+context = 200_000
+slots = 2
 [models.think]
 source = "think.json"
 backend = "scripted"
@@ -206,33 +211,52 @@ async def test_an_agent_calls_a_tool_and_goes_on(url: str) -> None:
 # -- Codex -------------------------------------------------------------------------------------------
 
 
+Codex = Callable[..., subprocess.CompletedProcess[str]]
+
+
 @pytest.fixture
-def codex() -> str:
+def codex(url: str, tmp_path: Path) -> Codex:
+    """Call it with the name of a model and arguments of `codex exec`; it works in ``tmp_path / "work"``."""
     found = Path(__file__).parent / "node" / "node_modules" / ".bin" / "codex"
     if shutil.which("node") is None or not found.exists():
         pytest.skip("@openai/codex is not installed; run: npm install --prefix tests/outside/node")
-    return str(found)
-
-
-def test_codex_runs_a_command_edits_a_file_and_answers(url: str, codex: str, tmp_path: Path) -> None:
     home, work = tmp_path / "home", tmp_path / "work"
     home.mkdir()
     work.mkdir()
     provider = '[model_providers.enginehouse]\nname = "Enginehouse"\nwire_api = "responses"\n'
-    text = f'model = "gpt-5.5"\nmodel_provider = "enginehouse"\n{provider}base_url = "{url}/v1"\n'
-    (home / "config.toml").write_text(text, encoding="utf-8")
-    options = ("--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")
-    done = subprocess.run(
-        [codex, "exec", *options, "Greet, then add a file."],
-        cwd=work,
-        env={**os.environ, "CODEX_HOME": str(home)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=CODEX_LIMIT_S,
-        check=False,
-    )
 
-    assert done.returncode == 0, done.stderr
+    def run(model: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        text = f'model = "{model}"\nmodel_provider = "enginehouse"\n{provider}base_url = "{url}/v1"\n'
+        (home / "config.toml").write_text(text, encoding="utf-8")
+        done = subprocess.run(
+            [str(found), "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", *arguments],
+            cwd=work,
+            env={**os.environ, "CODEX_HOME": str(home)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=CODEX_LIMIT_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done
+
+    return run
+
+
+def test_codex_runs_a_command_edits_a_file_and_answers(codex: Codex, tmp_path: Path) -> None:
+    done = codex("gpt-5.5", "Greet, then add a file.")
+
     assert "alphabeta" in done.stderr and "Done: hello.txt is there." in done.stdout
-    assert (work / "hello.txt").read_text() == "Hello from a patch\n"
+    assert (tmp_path / "work" / "hello.txt").read_text() == "Hello from a patch\n"
+
+
+def test_the_second_turn_of_codex_finds_its_prompt_in_the_cache(codex: Codex) -> None:
+    def usage(*arguments: str) -> dict[str, int]:
+        events = [json.loads(line) for line in codex("cached", "--json", *arguments).stdout.splitlines()]
+        (counted,) = [event["usage"] for event in events if event["type"] == "turn.completed"]
+        return counted
+
+    first, second = usage("Say something"), usage("resume", "--last", "And more")
+
+    assert second["cached_input_tokens"] >= first["input_tokens"] > 1000

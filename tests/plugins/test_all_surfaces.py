@@ -167,6 +167,7 @@ class Surface:
         """Yield the events of a stream."""
         with client.stream("POST", self.path, json=body) as answer:
             assert answer.status_code == 200, answer.read()
+            assert answer.headers.get("x-octomil-routed-model") == ("script" if body["model"] == "auto" else None)
             for line in answer.iter_lines():
                 data = line.removeprefix("data: ").strip()  # a ping is a space
                 if data.startswith("{"):
@@ -269,6 +270,23 @@ def test_thinking_and_a_call_come_out_equal(client: httpx.Client, name: str, mod
 def test_words_of_the_table_have_an_effect(client: httpx.Client, name: str) -> None:
     """None is listed as ignored, or refused."""
     assert SURFACES[name].ask(client, "script", stream=False, **SURFACES[name].words).text
+
+
+@pytest.mark.parametrize("name", SURFACES)
+def test_streams_report_the_prefill_and_say_the_same(client: httpx.Client, name: str) -> None:
+    surface = SURFACES[name]
+    body = {**surface.usual, "model": "fake", "stream": True}
+    plain, timed, progress = Said(), Said(), []
+    for data in surface.events(client, body):
+        surface.read(plain, data)
+    for data in surface.events(client, {**body, "return_progress": True}):
+        surface.read(timed, data)
+        if "prompt_progress" in data:
+            progress.append(data["prompt_progress"])
+
+    assert timed == plain
+    assert [one["processed"] for one in progress] == sorted({one["processed"] for one in progress})
+    assert progress[-1]["processed"] == progress[-1]["total"] > progress[-1]["cache"]
 
 
 @pytest.mark.llguidance

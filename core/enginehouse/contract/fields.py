@@ -229,6 +229,9 @@ class GenerationFields(RequestOptions, ConstraintFields):
     n: int = row("Number of choices.", default=1, bounds=(1, None), limit=("maximum", "max_choices"))
     stream: bool = row("Stream the answer as events.", default=False)
     stream_options: StreamOptions | None = row("Only with `stream`.")
+    timings_per_token: bool = row(
+        "Add `timings`, as llama-server does, to the response and to the chunks of a stream.", default=False
+    )
     include_stop_str_in_output: bool = row(
         "End the text with the stop string that ended it, instead of before it.",
         default=False,

@@ -337,8 +337,13 @@ class Surface(Protocol):
     :class:`Answer`. An address, and every one below it, belongs to the surface: its errors have the surface's body
     there, including those that core raises. An address whose routes have a ``header`` belongs to it for requests with
     that header.
-    An attribute ``request_id_header``, if it has one, names a further response header with the id in ``X-Request-Id``.
-    An attribute ``takes_any_type`` that is true accepts bodies of any Content-Type, except from web pages.
+
+    Attributes:
+        name: identifies it in settings.
+        api_version: version of this contract.
+        routes: its addresses.
+        request_id_header: a further response header with the id in ``X-Request-Id``; None if there is none.
+        takes_any_type: bodies of any Content-Type are accepted, except from web pages.
 
     Calls:
         error: for each error on its addresses; server, thread of the plugin; microseconds.
@@ -347,6 +352,8 @@ class Surface(Protocol):
     name: str
     api_version: int
     routes: Sequence[Route]
+    request_id_header: str | None
+    takes_any_type: bool
 
     def error(self, error: ErrorAnswer) -> Reply:
         """Return the body of a response that reports an error; core adds the headers of the error.

@@ -141,8 +141,7 @@ class _ForeignStream:
         return self._stream.prompt_token_ids
 
     async def __aiter__(self) -> AsyncIterator[Sequence[Event]]:
-        batches = aiter(self._stream)
-        while (batch := await self._core.run(lambda: anext(batches, None))) is not None:
+        async for batch in self._core.iterate(aiter(self._stream)):
             yield batch
 
     def cancel(self) -> None:

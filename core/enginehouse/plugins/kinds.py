@@ -108,7 +108,11 @@ def _check_command_name(command: Command, taken: Collection[str]) -> None:
 
 
 def _check_routes(surface: Surface, taken: Collection[str]) -> None:
-    """Check that no address is one of core's, and that every body has a class."""
+    """Check that no address is one of core's, every body has a class, and the header of the id can be sent."""
+    header = surface.request_id_header
+    if header is not None and not (isinstance(header, str) and re.fullmatch(r"[A-Za-z0-9-]+", header)):
+        problem = f"the request_id_header {header!r}, which must be None or the name of a header, such as 'request-id'"
+        raise PluginError(f"the surface {surface.name!r} has {problem}")
     for route in surface.routes:
         where = f"the surface {surface.name!r} has the route {route.path!r}"
         if not route.path.startswith("/") or re.match(r"/(admin|compat|health|metrics|schema|ui)(/|$)", route.path):

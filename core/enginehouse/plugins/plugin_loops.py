@@ -11,8 +11,8 @@ import asyncio
 import contextlib
 import inspect
 import threading
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from typing import Any, TypeVar, cast
 
 from attrs import define, field
 
@@ -184,6 +184,16 @@ class CoreLoop:
 
         return asyncio.run_coroutine_threadsafe(call_there(), self._loop).result()
 
+    async def iterate(self, items: AsyncIterator[_T]) -> AsyncGenerator[_T]:
+        """Yield the items, each of which is produced there."""
+        end = object()
+        try:
+            while (item := await self.run(lambda: anext(items, end))) is not end:
+                yield cast(_T, item)
+        finally:
+            if isinstance(items, AsyncGenerator):
+                await self.run(items.aclose)
+
 
 class OnCoreLoop:
     """An object of core whose methods run on core's event loop, wherever they are called."""
@@ -198,5 +208,9 @@ class OnCoreLoop:
         if inspect.iscoroutinefunction(member):
             return lambda *arguments, **named: core.run(lambda: member(*arguments, **named))
         if inspect.ismethod(member):
-            return lambda *arguments, **named: core.call(lambda: member(*arguments, **named))
+            return lambda *arguments, **named: self._call(lambda: member(*arguments, **named))
         return member
+
+    def _call(self, work: Callable[[], Any]) -> Any:
+        found = self._core.call(work)
+        return self._core.iterate(found) if isinstance(found, AsyncIterator) else found

@@ -35,6 +35,7 @@ class Profile:
             for the fields that carry it.
         reasoning_field: field that carries reasoning; unset is the value of ``server.reasoning_field``.
         usage_details: ``usage`` also counts cached and reasoning tokens.
+        usage_times: ``usage`` in streams also has times.
         usage_in_streams: usage in a separate chunk without choices, or in the last chunk with content.
         usage_by_default: ``stream_options`` without ``include_usage`` imply it.
         names_asked_model: ``model`` in responses is the requested name; otherwise the model's own.
@@ -54,6 +55,7 @@ class Profile:
     null_members: tuple[str, ...] = ("refusal", "reasoning")
     reasoning_field: Literal["reasoning_content", "reasoning", "both"] | None = None
     usage_details: bool = True
+    usage_times: bool = False
     usage_in_streams: Literal["own_chunk", "last_content"] = "own_chunk"
     usage_by_default: bool = False
     names_asked_model: bool = False
@@ -116,6 +118,7 @@ _OMLX = Profile(
     null_members=("reasoning", "tool_calls"),
     reasoning_field="reasoning_content",
     usage_details=False,
+    usage_times=True,
     names_asked_model=True,
 )
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import httpx
@@ -17,6 +19,7 @@ from enginehouse.api.http.surfaces import Surfaces
 from enginehouse.contract.calls import Call
 from enginehouse.contract.errors import ConfigError, PluginError
 from enginehouse.contract.surface import (
+    NDJSON,
     SSE,
     Answer,
     AnswerRoute,
@@ -175,6 +178,50 @@ def route(path: str, handle: Any = echo, **more: Any) -> AnswerRoute:
     return AnswerRoute(path=path, name=path.strip("/") or "root", summary="Note", handle=handle, limits=None, **more)
 
 
+class EndlessHub:
+    """A hub whose downloads last until they are stopped."""
+
+    name = "endless"
+    api_version = 1
+
+    def __init__(self) -> None:
+        self.stopped = threading.Event()
+
+    def matches(self, text: str) -> bool:
+        return text.startswith("endless/")
+
+    def find(self, text: str) -> None:
+        return None
+
+    def is_complete(self, text: str) -> bool:
+        return False
+
+    def advice(self, text: str) -> str:
+        return "wait"
+
+    def download(self, text: str, progress: Callable[[float, str], None]) -> None:
+        try:
+            while True:
+                progress(0.5, "half of it")
+                time.sleep(0.01)
+        finally:
+            self.stopped.set()
+
+
+HUB = EndlessHub()
+
+
+async def fetch(call: Call) -> Reply:
+    steps = call.server.download(call.body.text)
+
+    async def told() -> AsyncIterator[Chunk]:
+        async with contextlib.aclosing(steps):
+            async for share, activity in steps:
+                yield {"share": share, "activity": activity}
+
+    return Reply(stream=told(), frame=NDJSON)
+
+
 @frozen
 class Notes:
     """A surface without generation."""
@@ -186,11 +233,14 @@ class Notes:
         route("/", method="HEAD"),
         route("/ask/{question:str}", ask, body=Note),
         route("/count", count, method="GET"),
+        route("/fetch", fetch, body=Note),
         route("/v1/models", method="GET", header="x-note"),
         GenerationRoute(path="/tell", name="tell", summary="Tell", body=Tale, requests=tell, assemble=teller),
     )
     name: str = "notes"
     api_version: int = 1
+    request_id_header: str | None = "X-Note-Id"
+    takes_any_type: bool = True
 
     def error(self, error: ErrorAnswer) -> Reply:
         status = 529 if error.status == 404 else None
@@ -210,7 +260,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
         models={name: ModelSettings(source=source, backend="scripted") for name, source in scripts.items()},
         plugins=PluginsSettings(allow=()),
     )
-    registry = evolve(PluginRegistry.for_settings(settings), surfaces={"notes": Notes()})
+    registry = evolve(PluginRegistry.for_settings(settings), surfaces={"notes": Notes()}, model_hubs={"endless": HUB})
     with (
         server_thread(settings, registry) as running,
         httpx.Client(base_url=running.url, timeout=20, headers=ALICE) as client,
@@ -234,6 +284,36 @@ def test_a_call_holds_the_request(client: httpx.Client) -> None:
     }
     assert posted.headers["x-note"] == "kept" and posted.headers["x-enginehouse-ignored"] == "size, color"
     assert shown["path"] == {"note": "7"} and shown["text"] is None
+
+
+def test_a_surface_may_name_the_id_and_take_any_type(client: httpx.Client) -> None:
+    """A web page, which sends its origin, must still name the type; other surfaces have neither."""
+    as_form = {"content-type": "application/x-www-form-urlencoded"}
+    answers = [client.get("/notes/7"), client.get("/notes/7/more"), client.post("/tell", json={})]
+    answers.append(client.post("/notes", content='{"text": "Hi"}', headers=as_form))
+
+    assert [answer.status_code for answer in answers] == [200, 529, 200, 200]
+    assert all(answer.headers["x-note-id"] == answer.headers["x-request-id"] for answer in answers)
+    of_page = {**as_form, "origin": "http://127.0.0.1"}
+    assert client.post("/notes", content='{"text": "Hi"}', headers=of_page).status_code in (403, 415)
+    other = client.post("/v1/completions", content="{}", headers=as_form)
+    assert other.status_code == 415 and "x-note-id" not in other.headers
+
+
+def test_a_download_ends_with_its_client(client: httpx.Client) -> None:
+    with client.stream("POST", "/fetch", json={"text": "endless/model"}) as response:
+        lines = response.iter_lines()
+        assert json.loads(next(lines)) == {"share": 0.5, "activity": "half of it"}
+        assert not HUB.stopped.is_set()
+
+    assert HUB.stopped.wait(20)
+
+
+@pytest.mark.parametrize(("text", "headers", "status"), [("endless/x", BOB, 403), ("other", ALICE, 400)], ids=str)
+def test_downloads_are_for_admins_and_ids_of_hubs(
+    client: httpx.Client, text: str, headers: dict[str, str], status: int
+) -> None:
+    assert client.post("/fetch", json={"text": text}, headers=headers).status_code == status
 
 
 def test_every_method_is_served(client: httpx.Client) -> None:

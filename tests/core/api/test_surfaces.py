@@ -93,6 +93,8 @@ class Named:
     name: str
     routes: Sequence[Route] = ()
     api_version: int = 1
+    request_id_header: str | None = None
+    takes_any_type: bool = False
 
     def error(self, error: ErrorAnswer) -> Reply:
         return Reply({})
@@ -276,6 +278,12 @@ def test_routes_that_core_cannot_serve_are_load_errors(
 
     with pytest.raises(PluginError, match=reason):
         Registration().register(KINDS["surfaces"], "one", Named("one", (broken,)))
+
+
+@pytest.mark.parametrize("header", ["a b", "", "x\r\nset-cookie", 7])
+def test_a_header_of_the_id_that_cannot_be_sent_is_a_load_error(header: Any) -> None:
+    with pytest.raises(PluginError, match="must be None or the name of a header"):
+        Registration().register(KINDS["surfaces"], "one", Named("one", request_id_header=header))
 
 
 def test_a_surface_that_fails_does_not_hide_an_error(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Sequence
 from types import MappingProxyType
@@ -302,13 +303,18 @@ def test_answers_headers_and_figures_tell_of_it() -> None:
     assert saved["early_exit_tokens"] <= saved["skipped_layers"] <= 4 * saved["early_exit_tokens"]
     assert whole.headers["x-octomil-early-exit-tokens"] == str(saved["early_exit_tokens"])
     assert f'"early_exit_tokens":{saved["early_exit_tokens"]}' in stream.text
+    *_, last, _ = stream.text.strip().split("\n\n")
+    assert json.loads(last.removeprefix("data: "))["headers"] == {
+        "x-octomil-early-exit-tokens": str(saved["early_exit_tokens"])
+    }
     assert f'enginehouse_early_exit_tokens_total{{model="m"}} {2.0 * saved["early_exit_tokens"]}' in figures
     assert f'enginehouse_skipped_layers_total{{model="m"}} {2.0 * saved["skipped_layers"]}' in figures
 
 
 def test_without_a_policy_no_header_is_sent() -> None:
-    whole, _, figures = chat("octomil", None)
+    whole, stream, figures = chat("octomil", None)
 
+    assert '"headers"' not in stream.text
     assert "x-octomil-early-exit-tokens" not in whole.headers
     assert whole.json()["enginehouse"]["optimizations"]["early_exit_tokens"] == 0
     assert "early_exit_tokens_total" not in figures

@@ -169,7 +169,7 @@ async def handle(call):
     return Reply({"models": [model.name for model in call.server.models()]})
 
 class Surface:
-    name, api_version = "held", 1
+    name, api_version, request_id_header, takes_any_type = "held", 1, None, False
     routes = (
         GenerationRoute(path="/held", name="held", summary="Held", body=Body, requests=requests, assemble=assemble,
                         frame=NDJSON),

@@ -50,9 +50,10 @@ def test_json_mode(page: Page) -> None:
 @pytest.mark.parametrize("name", ["phi-4-mini", "gemma-1b", "auto"])
 def test_the_model_names_of_the_page(page: Page, name: str) -> None:
     body = {"model": name, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
-    answer = httpx.post(f"{page.url}/v1/chat/completions", json=body, timeout=60).json()
+    answer = httpx.post(f"{page.url}/v1/chat/completions", json=body, timeout=60)
 
-    assert answer["model"] == name
+    assert answer.json()["model"] == name
+    assert answer.headers.get("x-octomil-routed-model") == ("starter" if name == "auto" else None)
 
 
 def test_shape_of_a_response(post: Post, scripted: Page) -> None:

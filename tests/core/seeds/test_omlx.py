@@ -67,6 +67,19 @@ def test_shape_of_a_response(post: Post, scripted: Page) -> None:
     assert answer["choices"] == [{"index": 0, "message": message, "finish_reason": "stop"}]
 
 
+def test_streams_and_timed_responses_have_times(post: Post) -> None:
+    names = {"model_load_duration", "time_to_first_token", "total_time", "prompt_eval_duration", "generation_duration"}
+    names |= {"prompt_tokens_per_second", "generation_tokens_per_second"}
+    *_, last, _ = post(stream=True, stream_options={"include_usage": True}).text.strip().split("\n\n")
+    timed = post(timings_per_token=True).json()
+
+    for usage in (json.loads(last.removeprefix("data: "))["usage"], timed["usage"]):
+        assert usage.keys() == {"prompt_tokens", "completion_tokens", "total_tokens", *names}
+        assert 0 < usage["time_to_first_token"] <= usage["total_time"]
+        assert usage["generation_duration"] <= usage["total_time"]
+    assert timed["timings"]["predicted_n"] == timed["usage"]["completion_tokens"]
+
+
 def test_default_of_max_tokens(client: httpx.Client) -> None:
     card = client.get("/v1/models/endless").json()
 

@@ -23,8 +23,8 @@ _HEADER = "x-octomil-routed-model"
 
 
 def routed_headers(running: Sequence[RunningRequest], profile: Profile) -> list[tuple[str, str]]:
-    """Return the header that names the model, or the models of several prompts, if a router chose."""
-    names = dict.fromkeys(one.model.name for one in running if one.routed is not None)
+    """Return the header that names the model, or those of several prompts, if a router or the alias `auto` chose."""
+    names = dict.fromkeys(one.model.name for one in running if one.routed is not None or one.request.model == "auto")
     return [(profile.optimization_headers.get("routed_model", _HEADER), ", ".join(names))] if names else []
 
 
@@ -181,6 +181,12 @@ def optimization_headers(usage: Usage, profile: Profile) -> list[tuple[str, str]
     if saved["drafted_tokens"]:
         saved["speculative"] = "true"
     return [(header, str(saved[name])) for name, header in profile.optimization_headers.items() if saved.get(name)]
+
+
+def late_headers(usage: Usage, profile: Profile) -> dict[str, dict[str, str]]:
+    """Return the member of the last chunk of a stream with these headers; nothing if there are none."""
+    headers = dict(optimization_headers(usage, profile))
+    return {"headers": headers} if headers else {}
 
 
 def _optimizations(usage: Usage) -> dict[str, int]:

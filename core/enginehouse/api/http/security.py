@@ -72,7 +72,7 @@ async def written_error(answer: ErrorAnswer, scope: Any) -> _Written:
 
     They are those of the surface of the address, with the codes of the caller's profile.
     """
-    surface: Surface | None = scope.get(_SURFACE_KEY)
+    surface = _surface_of(scope)
     if surface is None or not are_foreign(surface):
         return error_at_once(answer, scope)
     told = _told(answer, scope)
@@ -84,8 +84,7 @@ async def written_error(answer: ErrorAnswer, scope: Any) -> _Written:
 
 def error_at_once(answer: ErrorAnswer, scope: Any) -> _Written:
     """Return the same without waiting: the body is core's on addresses of surfaces that are not our own."""
-    surface: Surface | None = scope.get(_SURFACE_KEY)
-    told = _told(answer, scope)
+    surface, told = _surface_of(scope), _told(answer, scope)
     if surface is not None and not are_foreign(surface):
         with contextlib.suppress(PluginFailed):
             return _error_of(surface, told)
@@ -355,7 +354,8 @@ def _check_content_type(scope: HTTPScope, headers: Headers) -> ErrorAnswer | Non
     """
     if scope["method"] != "POST":
         return None
-    takes_any = getattr(scope.get(_SURFACE_KEY), "takes_any_type", False) and b"origin" not in headers
+    surface = _surface_of(scope)
+    takes_any = surface is not None and surface.takes_any_type and b"origin" not in headers
     if b"content-type" not in headers and headers.get(b"content-length", b"0") == b"0" and not _is_chunked(headers):
         return None  # no body, no type; the route decides if a body is required
     content_type = b"application/json" if takes_any else headers.get(b"content-type", b"")
@@ -367,6 +367,12 @@ def _check_content_type(scope: HTTPScope, headers: Headers) -> ErrorAnswer | Non
         # Nothing is decompressed: a few kilobytes could become gigabytes.
         return http_error(415, "The request body must not be compressed: leave Content-Encoding out.")
     return None
+
+
+def _surface_of(scope: Any) -> Surface | None:
+    """Return the surface that the address of a request belongs to."""
+    found: Surface | None = scope.get(_SURFACE_KEY)
+    return found
 
 
 def _is_chunked(headers: Headers) -> bool:
@@ -393,9 +399,9 @@ def _request_ids(scope: HTTPScope) -> Iterator[tuple[bytes, bytes]]:
     """Yield the headers with the request's id: the server's, and that of the surface if it has another name for it."""
     request_id = record_of(scope).identify().encode()
     yield REQUEST_ID_HEADER, request_id
-    name: str | None = getattr(scope.get(_SURFACE_KEY), "request_id_header", None)
-    if name is not None:
-        yield name.encode("latin-1"), request_id
+    surface = _surface_of(scope)
+    if surface is not None and surface.request_id_header is not None:
+        yield surface.request_id_header.lower().encode("latin-1"), request_id
 
 
 async def _send_error(send: Send, answer: ErrorAnswer, scope: HTTPScope) -> None:

@@ -148,7 +148,15 @@ def chat_route(state: ApiState) -> GenerationRoute:
         profile = call.caller.profile
         usage = profile.usage_in_streams if call.body.include_usage else None
         score_prompts(assembly, call.body)
-        return ChatDialect(assembly, ChatOptions(usage=usage, profile=profile, reasoning_field=reasoning_field))
+        return ChatDialect(
+            assembly,
+            ChatOptions(
+                usage=usage,
+                profile=profile,
+                reasoning_field=reasoning_field,
+                has_timings=call.body.timings_per_token,
+            ),
+        )
 
     return GenerationRoute(
         path="/chat/completions",

@@ -10,16 +10,17 @@ import msgspec
 from attrs import frozen
 
 from enginehouse.api.generation.assembly import Assembly, Choice
+from enginehouse.api.generation.details import late_headers
 from enginehouse.api.http.errors import error_body
 from enginehouse.api.openai.encoding import (
     TextChunks,
     chat_logprobs,
     held_chunks,
-    progress_object,
     usage_object,
     with_details,
 )
 from enginehouse.contract.surface import CallPiece, Chunk, ErrorAnswer, Piece
+from enginehouse.contract.timings import progress_object, timings
 from enginehouse.contract.types import TokenLogprob
 from enginehouse.contract.usage import Usage
 from enginehouse.settings.profiles import Profile
@@ -39,11 +40,13 @@ class ChatOptions:
         usage: place of the token counts in a stream: a chunk of their own, the last chunk with content, or none.
         profile: determines the format.
         reasoning_field: member for reasoning, unless the profile specifies it.
+        has_timings: responses and chunks have the member ``timings``.
     """
 
     usage: Literal["own_chunk", "last_content"] | None
     profile: Profile
     reasoning_field: Literal["reasoning_content", "reasoning", "both"]
+    has_timings: bool = False
 
 
 class ChatDialect:
@@ -54,6 +57,7 @@ class ChatDialect:
         self._profile = profile
         self._assembly = assembly
         self._usage = options.usage
+        self._has_timings = options.has_timings
         self._reasoning_fields = _REASONING_FIELDS[profile.reasoning_field or options.reasoning_field]
         self._head = {
             "id": assembly.id,
@@ -63,8 +67,10 @@ class ChatDialect:
         }
         self._chunk_head = self._select(profile.chunk_head, profile.chunk_object)
         self._tail = {"usage": None} if options.usage == "own_chunk" else {}
-        self._held = held_chunks(options.usage, has_details=assembly.has_details)
-        self._sends_at_once = assembly.is_streamed and self._held is None and not assembly.shows_token_ids
+        has_more = assembly.has_details or options.has_timings or bool(profile.optimization_headers)
+        self._held = held_chunks(options.usage, has_more=has_more)
+        is_plain = self._held is None and not assembly.shows_token_ids and not options.has_timings
+        self._sends_at_once = assembly.is_streamed and is_plain
         self._texts = TextChunks(lambda index, text: self._chunk(index, {"content": text}), assembly.num_choices)
 
     def _select(self, members: Sequence[str], kind: str) -> dict[str, Any]:
@@ -96,6 +102,8 @@ class ChatDialect:
             chunk = self._chunk(piece.index, self._delta(piece), piece.logprobs, piece.finish_reason)
             if self._assembly.shows_token_ids:
                 chunk["choices"][0]["token_ids"] = list(piece.token_ids)
+            if self._has_timings:
+                chunk |= self._timings(self._assembly.usage())
         return (chunk,) if self._held is None else self._held.push(chunk, piece)
 
     def _chunk(
@@ -130,6 +138,8 @@ class ChatDialect:
             last.append({**self._chunk_head, "choices": [], "usage": self.counts(usage)})
         elif self._usage == "last_content":
             last[0]["usage"] = self.counts(usage)
+        if last:
+            last[-1] |= self._timings(usage) | late_headers(usage, self._profile)
         return with_details(last, details)
 
     def fail(self, error: ErrorAnswer) -> list[Chunk]:
@@ -141,16 +151,20 @@ class ChatDialect:
         head = self._select(self._profile.whole_head, "chat.completion")
         written = [self._choice(choice) for choice in self._assembly.choices]
         scores = self._assembly.scores.members(0) if self._assembly.scores is not None else {}
-        described = {**scores, **self._prompt_token_ids()}
+        described = {**scores, **self._prompt_token_ids(), **self._timings(usage)}
         (whole,) = with_details([{**head, "choices": written, **described, "usage": self.counts(usage)}], details)
         return whole
 
+    def _timings(self, usage: Usage) -> dict[str, Any]:
+        return {"timings": timings(usage)} if self._has_timings else {}
+
     def counts(self, usage: Usage) -> dict[str, Any]:
         """Return the token counts that the profile includes."""
-        counts = usage_object(usage)
+        has_times = self._profile.usage_times and (self._assembly.is_streamed or self._has_timings)
+        counts = usage_object(usage, has_times=has_times)
         if self._profile.usage_details:
             return counts
-        return {name: count for name, count in counts.items() if isinstance(count, int)}
+        return {name: count for name, count in counts.items() if not isinstance(count, dict)}
 
     def _choice(self, choice: Choice) -> dict[str, Any]:
         written: dict[str, Any] = {"index": choice.index, "message": self._message(choice)}

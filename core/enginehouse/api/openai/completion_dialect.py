@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import msgspec
 
 from enginehouse.api.generation.assembly import Assembly, Choice
+from enginehouse.api.generation.details import late_headers
 from enginehouse.api.http.errors import error_body
 from enginehouse.api.openai.encoding import (
     LegacyLogprobs,
     TextChunks,
     held_chunks,
-    progress_object,
     usage_object,
     with_details,
 )
 from enginehouse.api.openai.prompt_scores import Echo
 from enginehouse.contract.surface import Chunk, ErrorAnswer, Piece
+from enginehouse.contract.timings import progress_object, timings
 from enginehouse.contract.usage import Usage
+from enginehouse.settings.profiles import PROFILES
 
 
 class CompletionOptions(Protocol):
@@ -40,6 +42,11 @@ class CompletionOptions(Protocol):
     @property
     def include_usage(self) -> bool:
         """True if a stream ends with the token counts."""
+        ...
+
+    @property
+    def timings_per_token(self) -> bool:
+        """True if responses and chunks have the member ``timings``."""
         ...
 
 
@@ -70,8 +77,10 @@ class CompletionDialect:
         self._is_echoed = [not echoes] * len(self._logprobs)
         self._has_shown_ids = [not assembly.shows_token_ids] * len(self._logprobs)
         self._tail = {"usage": None} if options.include_usage else {}
-        self._held = held_chunks("own_chunk" if options.include_usage else None, has_details=assembly.has_details)
-        is_plain = self._held is None and not echoes and not assembly.shows_token_ids
+        self._profile = PROFILES[assembly.running[0].request.profile]
+        has_more = assembly.has_details or options.timings_per_token or bool(self._profile.optimization_headers)
+        self._held = held_chunks("own_chunk" if options.include_usage else None, has_more=has_more)
+        is_plain = self._held is None and not (echoes or assembly.shows_token_ids or options.timings_per_token)
         self._sends_at_once = assembly.is_streamed and is_plain
         self._texts = TextChunks(self._text_chunk, len(self._logprobs))
 
@@ -95,8 +104,12 @@ class CompletionDialect:
         chunk = self._text_chunk(index, piece.text, logprobs, piece.finish_reason)
         if self._assembly.shows_token_ids:
             chunk["choices"][0] |= self._token_ids(index, piece.token_ids)
+        chunk |= self._timings(self._assembly.usage)
         ready = (chunk,) if self._held is None else self._held.push(chunk, piece)
         return ready if self._is_echoed[index] else (self._echo_chunk(index), *ready)
+
+    def _timings(self, usage: Callable[[], Usage]) -> Chunk:
+        return {"timings": timings(usage())} if self._options.timings_per_token else {}
 
     def _token_ids(self, index: int, token_ids: Sequence[int]) -> dict[str, Any]:
         """Return the members of a choice with token ids; the prompt's are in the first chunk of each choice."""
@@ -124,7 +137,9 @@ class CompletionDialect:
         """Return what was held back, or the chunk without choices that has the token counts; with the details."""
         last = self._held.take() if self._held is not None else []
         if self._options.include_usage:
-            last.append({**self._head, "choices": [], "usage": usage_object(usage)})
+            last.append({**self._head, "choices": [], "usage": self._counts(usage)})
+        if last:
+            last[-1] |= self._timings(lambda: usage) | late_headers(usage, self._profile)
         return with_details(last, details)
 
     def fail(self, error: ErrorAnswer) -> list[Chunk]:
@@ -144,8 +159,13 @@ class CompletionDialect:
             }
             for index, choice in enumerate(self._shown(self._assembly.choices))
         ]
-        (whole,) = with_details([{**self._head, "choices": written, "usage": usage_object(usage)}], details)
+        counted = {"usage": self._counts(usage), **self._timings(lambda: usage)}
+        (whole,) = with_details([{**self._head, "choices": written, **counted}], details)
         return whole
+
+    def _counts(self, usage: Usage) -> Chunk:
+        shown = self._assembly.is_streamed or self._options.timings_per_token
+        return usage_object(usage, has_times=self._profile.usage_times and shown)
 
     def _shown(self, choices: Sequence[Choice]) -> list[Choice]:
         """Return the choices, or the ``n`` best ones of each prompt, best first."""

@@ -12,7 +12,8 @@ from msgspec.structs import asdict
 from enginehouse.api.http.sse import encode_json
 from enginehouse.contract.backend import LOWEST_LOGPROB
 from enginehouse.contract.surface import Chunk, Piece
-from enginehouse.contract.types import PromptProgress, TokenLogprob
+from enginehouse.contract.timings import usage_times
+from enginehouse.contract.types import TokenLogprob
 from enginehouse.contract.usage import USAGE_FIELDS, Usage
 
 _TEXT = "\0text\0"
@@ -66,16 +67,16 @@ class HeldChunks:
         return held
 
 
-def held_chunks(usage: str | None, *, has_details: bool) -> HeldChunks | None:
+def held_chunks(usage: str | None, *, has_more: bool) -> HeldChunks | None:
     """Return what holds back the chunks of a stream; None if every chunk can be sent at once.
 
     Args:
         usage: ``own_chunk``, ``last_content`` or None: the place of the token counts.
-        has_details: the last chunk has the details.
+        has_more: the last chunk has further members, such as the details.
     """
     if usage == "last_content":
         return HeldChunks(until_content=True)
-    return HeldChunks(until_content=False) if has_details and usage is None else None
+    return HeldChunks(until_content=False) if has_more and usage is None else None
 
 
 def with_details(chunks: list[Chunk], details: dict[str, Any] | None) -> list[Chunk]:
@@ -85,18 +86,13 @@ def with_details(chunks: list[Chunk], details: dict[str, Any] | None) -> list[Ch
     return chunks
 
 
-def progress_object(progress: PromptProgress) -> dict[str, Any]:
-    """Return the progress of a prefill, as llama-server writes it."""
-    return {
-        "total": progress.num_tokens,
-        "cache": progress.num_cached,
-        "processed": progress.num_done,
-        "time_ms": round(1000 * progress.seconds),
-    }
+def usage_object(usage: Usage, *, has_times: bool = False) -> dict[str, Any]:
+    """Return OpenAI's usage object; prompt tokens count once per prompt.
 
-
-def usage_object(usage: Usage) -> dict[str, Any]:
-    """Return OpenAI's usage object; prompt tokens count once per prompt."""
+    Args:
+        usage: tokens and times.
+        has_times: add oMLX's times.
+    """
     groups: dict[str, dict[str, int]] = {}
     for name, shown in USAGE_FIELDS.items():
         if shown.group is not None:
@@ -106,6 +102,7 @@ def usage_object(usage: Usage) -> dict[str, Any]:
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         **groups,
+        **(usage_times(usage) if has_times else {}),
     }
 
 

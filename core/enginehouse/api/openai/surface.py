@@ -23,6 +23,8 @@ class OpenAISurface:
     routes: Sequence[Route]
     name: str = "openai"
     api_version: int = API_VERSION
+    request_id_header: str | None = None
+    takes_any_type: bool = False
 
     def error(self, error: ErrorAnswer) -> Reply:
         """Return OpenAI's error object."""

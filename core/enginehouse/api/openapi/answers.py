@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import get_args
 
 from enginehouse.contract.rows import JsonSchema
-from enginehouse.contract.usage import USAGE_FIELDS
+from enginehouse.contract.timings import usage_times
+from enginehouse.contract.usage import USAGE_FIELDS, Usage
 from enginehouse.pipeline.capabilities import Support
 from enginehouse.pipeline.parameters import Origin
 from enginehouse.serving import ModelState
@@ -40,6 +41,7 @@ def _const(value: str) -> JsonSchema:
 _TEXT: JsonSchema = {"type": "string"}
 _TEXT_OR_NULL: JsonSchema = {"type": ["string", "null"]}
 _COUNT: JsonSchema = {"type": "integer", "minimum": 0}
+_NUMBER: JsonSchema = {"type": "number", "minimum": 0}
 _LOGPROB: JsonSchema = {"type": "number", "maximum": 0}
 _BYTES: JsonSchema = _list_of({"type": "integer", "minimum": 0, "maximum": 255})
 _TIME: JsonSchema = {"type": "integer", "description": "Unix time in seconds."}
@@ -83,9 +85,12 @@ _MODEL_DETAILS = {
     },
     "metadata": {"type": ["object", "null"], "additionalProperties": _TEXT},
 }
+_TIMINGS = {"timings": {"type": "object", "additionalProperties": _NUMBER}}
+_HEADERS = {"headers": {"type": "object", "additionalProperties": _TEXT}}
 _TOKEN_IDS = {"token_ids": _list_of(_COUNT)}
 _PROMPT_TOKEN_IDS = {"prompt_token_ids": _list_of(_COUNT)}
 _PROGRESS = {"prompt_progress": object_of(total=_COUNT, cache=_COUNT, processed=_COUNT, time_ms=_COUNT)}
+_OF_CHUNKS = {**_DETAILS, **_TIMINGS, **_HEADERS, **_PROGRESS}
 _SCORES = {
     "prompt_logprobs": _list_of(
         {
@@ -101,6 +106,7 @@ _MODEL_STATE: JsonSchema = {"enum": list(get_args(ModelState))}
 
 ANSWER_SCHEMAS: dict[str, JsonSchema] = {
     "Usage": object_of(
+        dict.fromkeys(usage_times(Usage()), _NUMBER),
         prompt_tokens=_COUNT,
         completion_tokens=_COUNT,
         total_tokens=_COUNT,
@@ -144,7 +150,7 @@ ANSWER_SCHEMAS: dict[str, JsonSchema] = {
         text_offset=_list_of(_COUNT),
     ),
     "ChatCompletion": object_of(
-        {**_SCORES, **_DETAILS, **_PROMPT_TOKEN_IDS},
+        {**_SCORES, **_DETAILS, **_TIMINGS, **_PROMPT_TOKEN_IDS},
         **_HEAD,
         object=_const("chat.completion"),
         choices=_list_of(
@@ -159,7 +165,7 @@ ANSWER_SCHEMAS: dict[str, JsonSchema] = {
         usage=reference("Usage"),
     ),
     "ChatCompletionChunk": object_of(
-        {"usage": _nullable(reference("Usage")), **_SCORES, **_DETAILS, **_PROGRESS, **_PROMPT_TOKEN_IDS},
+        {"usage": _nullable(reference("Usage")), **_SCORES, **_OF_CHUNKS, **_PROMPT_TOKEN_IDS},
         **_HEAD,
         object=_const("chat.completion.chunk"),
         choices=_list_of(
@@ -173,7 +179,7 @@ ANSWER_SCHEMAS: dict[str, JsonSchema] = {
         ),
     ),
     "Completion": object_of(
-        _DETAILS,
+        {**_DETAILS, **_TIMINGS},
         **_HEAD,
         object=_const("text_completion"),
         choices=_list_of(
@@ -188,7 +194,7 @@ ANSWER_SCHEMAS: dict[str, JsonSchema] = {
         usage=reference("Usage"),
     ),
     "CompletionChunk": object_of(
-        {"usage": _nullable(reference("Usage")), **_DETAILS, **_PROGRESS},
+        {"usage": _nullable(reference("Usage")), **_OF_CHUNKS},
         **_HEAD,
         object=_const("text_completion"),
         choices=_list_of(
