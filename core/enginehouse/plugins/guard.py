@@ -194,14 +194,21 @@ class Guard:
         return PluginFailed(f"{text[0].upper()}{text[1:]}.", self.plugin, self.kind)
 
     def call(self, place: str, function: Callable[..., _T], *arguments: Any) -> _T:
-        """Call a function of the plugin that is not a method of a guarded object.
+        """Call a function of the plugin that is not a method of a guarded object, such as one of the decode loop.
 
         Raises:
             EnginehouseError: raised by the plugin.
             PluginFailed: the plugin raised anything else.
         """
-        with self.calling(place):
+        self.enter(place)
+        try:
             return function(*arguments)
+        except (*PASSED, EnginehouseError):
+            raise
+        except BaseException as error:
+            raise self.failed(place, error) from error
+        finally:
+            self.leave()
 
     async def run(self, place: str, work: Callable[[], _T]) -> _T:
         """Return ``work()``, which calls the object: directly if it is our own, else in one of its threads.

@@ -235,7 +235,7 @@ def test_a_client_that_leaves_cancels(client: httpx.Client) -> None:
             pass
         assert [one["model"] for one in running(client)] == ["slow"]
 
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while running(client):
         assert time.monotonic() < deadline, "the request goes on"
         time.sleep(0.02)
