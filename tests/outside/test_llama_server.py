@@ -37,11 +37,28 @@ EXPLAINED: dict[str, dict[str, str]] = {
         "test_infill_without_input_extra": "The small model has no tokens for gaps, so that a gap is refused by name.",
         "test_infill_with_input_extra": "The same.",
     },
-    "completion": {},
+    "completion": {
+        "test_completion": "The number of the prompt's tokens is that of another tokenizer.",
+        "test_completion_stream": "The same.",
+        "test_completion_prompt_cache": "The same.",
+        "test_completion_with_openai_library": "The fingerprint is not the number of a build of llama.cpp.",
+        "test_completion_response_fields[I believe the meaning of life is-32-response_fields1]": (
+            "The small model's tokenizer puts no token at the beginning of the prompt."
+        ),
+        "test_nocache_long_input_prompt": "The context is longer than that of the test's server.",
+    },
     "compat_oai_responses": {
         "test_responses_stream_with_llama_telemetry": "Events of Responses have neither progress nor timings.",
     },
-    "compat_anthropic": {},
+    "compat_anthropic": {
+        "test_anthropic_tool_result_with_image": "A model without images is the client's error: 400, not 500.",
+        "test_anthropic_vision_format_accepted": "The same.",
+        "test_anthropic_vision_base64_with_multimodal_model": "Needs an image and a model from Hugging Face.",
+        "test_anthropic_empty_messages": "A chat without messages is refused, as Anthropic does.",
+        "test_anthropic_thinking_history_in_count_tokens": "The small model's template shows no earlier reasoning.",
+        "test_anthropic_thinking_history_in_template": "The same.",
+        "test_anthropic_thinking_with_reasoning_model": "The small model does not reason.",
+    },
 }
 """Cases that do not pass, by file, and why: a name without its parameters is for all of them."""
 
