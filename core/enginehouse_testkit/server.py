@@ -51,7 +51,7 @@ class ServerProcess:
         if self.url is None:
             return False
         try:
-            with urllib.request.urlopen(f"{self.url}/health", timeout=5) as answer:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=60) as answer:
                 return int(answer.status) == 200
         except (urllib.error.URLError, OSError):
             return False

@@ -16,11 +16,12 @@ from attrs import define, evolve, field
 from enginehouse.api.http.listening import listen, url_of
 from enginehouse.api.http.server import run_loop, serve
 from enginehouse.plugins import PluginRegistry
-from enginehouse.settings.config import Settings
+from enginehouse.settings.config import LimitsSettings, Settings
 
 __all__ = ["ServerThread", "server_thread"]
 
-_STOP_TIMEOUT_S = 20.0
+_STOP_TIMEOUT_S = 60.0
+_RENDER_TIMEOUT_S = 60.0
 
 
 @define(eq=False)
@@ -89,10 +90,16 @@ def server_thread(
 ) -> Iterator[ServerThread]:
     """Serve while the block runs. The port of ``settings`` is replaced by a free one.
 
+    Chat templates may take a minute instead of the default of ``limits.render_timeout_s``: machines that run tests are
+    busy. Another value is kept.
+
     Args:
         reread: returns the settings for a reload.
     """
-    settings = evolve(settings, server=evolve(settings.server, port=0))
+    limits = settings.limits
+    if limits.render_timeout_s == LimitsSettings().render_timeout_s:
+        limits = evolve(limits, render_timeout_s=_RENDER_TIMEOUT_S)
+    settings = evolve(settings, server=evolve(settings.server, port=0), limits=limits)
     server = ServerThread(settings, reread)
     server.start(registry or PluginRegistry.for_settings(settings))
     try:

@@ -1,7 +1,7 @@
 """Downloads the files that a model needs: listing, choice of files, disk check, transfer, and linking.
 
 A model's folder receives its files after all of them have arrived, so it never holds an incomplete model. Called by
-``enginehouse pull`` and by a server that was started with ``--pull``; never because of a request.
+``enginehouse pull``, and by a server that was started with ``--pull`` or is asked to download by an administrator.
 """
 
 from __future__ import annotations

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Literal
 
 from attrs import evolve
 
 from enginehouse.contract.calls import Call
-from enginehouse.contract.errors import InvalidRequest, ModelNotFound
+from enginehouse.contract.errors import EnginehouseError, InvalidRequest, ModelNotFound
 from enginehouse.contract.hookspecs import API_VERSION
 from enginehouse.contract.surface import (
     NDJSON,
@@ -137,23 +138,44 @@ async def _version(call: Call) -> Reply:
     return Reply({"version": API_LEVEL})
 
 
+_HUB_PREFIXES = ("hf.co/", "huggingface.co/")
+"""Beginnings by which Ollama's users name models of the hub."""
+_WHOLE = 10_000
+"""Progress is told in parts of this many, since hubs report shares."""
+
+
 async def _pull(call: Call) -> Reply:
-    """Answer that a served model is here; others are downloaded with the command, and added to the configuration."""
+    """Download the files of a model, whether it is served or not."""
     try:
-        known_name(call, call.body.asked)
-    except ModelNotFound as error:
-        advice = "download it with 'enginehouse pull' and add it in the configuration file"
-        name = call.body.asked[:100]
-        raise InvalidRequest(f"/api/pull: the model {name!r} is not served; {advice}", "model") from error
-    steps = [{"status": "pulling manifest"}, {"status": "success"}]
-    if not call.body.stream:
-        return Reply(steps[-1])
+        name, is_served = known_name(call, call.body.asked), True
+    except ModelNotFound:
+        name, is_served = call.body.asked, False
+        for prefix in _HUB_PREFIXES:
+            name = name.removeprefix(prefix)
+    steps = call.server.download(name)
+    if call.body.stream:
+        return Reply(stream=_told(steps, name, is_served=is_served), frame=NDJSON)
+    try:
+        async for _ in steps:
+            pass
+    except EnginehouseError as error:
+        return Reply({"error": error.message}, status=500)
+    return Reply({"status": "success"})
 
-    async def progress() -> AsyncIterator[Chunk]:
-        for step in steps:
-            yield step
 
-    return Reply(stream=progress(), frame=NDJSON)
+async def _told(steps: AsyncGenerator[tuple[float, str]], name: str, *, is_served: bool) -> AsyncIterator[Chunk]:
+    """Yield the progress of a download, as Ollama reports it."""
+    yield {"status": "pulling manifest"}
+    try:
+        async with contextlib.aclosing(steps) as downloading:
+            async for share, activity in downloading:
+                yield {"status": activity, "total": _WHOLE, "completed": round(share * _WHOLE)}
+    except EnginehouseError as error:
+        yield {"error": error.message}
+        return
+    if not is_served:
+        yield {"status": f"add it to the configuration to serve it: source = {name!r}"}
+    yield {"status": "success"}
 
 
 def _routes() -> list[Route]:
@@ -169,9 +191,7 @@ def _routes() -> list[Route]:
         evolve(get, path="/api/tags", name="ollama_tags", summary="All models", handle=list_models),
         evolve(get, path="/api/ps", name="ollama_ps", summary="Loaded models", handle=list_running),
         post,
-        evolve(
-            post, path="/api/pull", name="ollama_pull", summary="Whether a model is here", scope="admin", handle=_pull
-        ),
+        evolve(post, path="/api/pull", name="ollama_pull", summary="Download a model", scope="admin", handle=_pull),
         *(_refused(post, method, path, reason) for method, path, reason in _REFUSED),
         *(_missing(get, method) for method in ("GET", "POST", "DELETE")),
     ]

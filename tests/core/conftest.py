@@ -65,7 +65,7 @@ def access_lines(caplog: pytest.LogCaptureFixture) -> Callable[[int], list[str]]
     """
 
     def wait(count: int) -> list[str]:
-        deadline = monotonic() + 10
+        deadline = monotonic() + 60
         while True:
             lines = [record.getMessage() for record in caplog.records if record.name == "enginehouse.access"]
             if len(lines) >= count or monotonic() > deadline:

@@ -6,7 +6,7 @@ permissions of the caller's key: other models do not exist for it, and what need
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from attrs import field, frozen
@@ -140,6 +140,19 @@ class Server(Protocol):
 
         Raises:
             ModelConflict: it is loading, pinned, or its requests do not finish in time.
+        """
+        ...
+
+    def download(self, model: str) -> AsyncGenerator[tuple[float, str]]:
+        """Download the source of a served model, or another model by its id at a hub. Needs the scope ``admin``.
+
+        Yields the completed share, 0 to 1, and the current activity, some times per second; nothing if the served
+        model's files do not come from a hub. Closing the generator stops the download; data that has arrived is kept.
+        A model that is not served becomes available once it is added to the configuration.
+
+        Raises:
+            InvalidRequest: no hub has ids of this form, or no plugin offers a hub; raised by the call itself.
+            DownloadError: the model could not be downloaded.
         """
         ...
 

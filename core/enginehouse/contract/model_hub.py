@@ -22,8 +22,8 @@ class ModelHub(Protocol):
         find: for each source that is planned; server, planning thread; milliseconds.
         is_complete: for each model at start with ``server.pull``; server, a thread for it; milliseconds.
         advice: when a model is not found; server, planning thread; microseconds.
-        download: for each model that is missing, with ``server.pull``; server, a thread for it; no limit while
-            ``progress`` changes.
+        download: for each model that is missing, with ``server.pull``, or that an administrator asks to download;
+            server, a thread for it; no limit while ``progress`` changes.
     """
 
     name: str

@@ -6,7 +6,7 @@ The choice of a backend, with its reason, calls only the cheap methods ``probe``
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
 
 from attrs import frozen
@@ -47,7 +47,7 @@ def find_source(text: str, registry: PluginRegistry) -> ModelSource:
     name, colon, wanted = text.rpartition(":")
     if colon and (folder := Path(name).expanduser()).is_dir():
         return ModelSource(text=text, path=model_in(folder.absolute(), wanted, text))
-    hub = _hub_of(text, registry)
+    hub = hub_of(text, registry)
     if hub is None:
         return ModelSource(text=text)
     return ModelSource(text=text, path=hub.find(text))
@@ -55,7 +55,7 @@ def find_source(text: str, registry: PluginRegistry) -> ModelSource:
 
 def no_such_model(text: str, registry: PluginRegistry) -> ModelLoadError:
     """Return the error for a text that names no file and that no backend understands."""
-    if not _is_path(text) and (hub := _hub_of(text, registry)) is not None:
+    if not _is_path(text) and (hub := hub_of(text, registry)) is not None:
         return ModelLoadError(f"there is no file or folder {text!r}; {hub.advice(text)}")
     names = ", ".join(sorted(registry.model_sources)) or "none are installed"
     return ModelLoadError(f"there is no file or folder {text!r}; named model sources: {names}")
@@ -65,13 +65,14 @@ def missing_download(text: str, registry: PluginRegistry) -> ModelHub | None:
     """Return the hub that a model can be downloaded from, if its files are not complete; reads only the disk."""
     if text in registry.model_sources or _is_path(text):
         return None
-    hub = _hub_of(text, registry)
+    hub = hub_of(text, registry)
     if hub is None:
         return None
     return None if hub.is_complete(text) else hub
 
 
-def _hub_of(text: str, registry: PluginRegistry) -> ModelHub | None:
+def hub_of(text: str, registry: PluginRegistry) -> ModelHub | None:
+    """Return the hub whose ids have the form of ``text``."""
     return next((hub for hub in registry.model_hubs.values() if hub.matches(text)), None)
 
 
@@ -106,6 +107,28 @@ async def download(hub: ModelHub, text: str, on_share: OnShare) -> None:
         await run_in_daemon_thread(f"download {text}", lambda: hub.download(text, progress))
     finally:
         is_stopped = True
+
+
+async def downloading(hub: ModelHub, text: str) -> AsyncGenerator[tuple[float, str]]:
+    """Download a model; yield the completed share (0 to 1) and the current activity. Closing it stops the download.
+
+    Raises:
+        DownloadError: it could not be downloaded.
+    """
+    steps: asyncio.Queue[tuple[float, str] | None] = asyncio.Queue()
+
+    def on_share(share: float, activity: str) -> None:
+        if steps.empty():  # otherwise the reader is slow, and a later step says more
+            steps.put_nowait((share, activity))
+
+    task = asyncio.ensure_future(download(hub, text, on_share))
+    task.add_done_callback(lambda _: steps.put_nowait(None))
+    try:
+        while (step := await steps.get()) is not None:
+            yield step
+        await task
+    finally:
+        task.cancel()
 
 
 _NO_ACCELERATORS = ("cpu", "remote")

@@ -14,7 +14,7 @@ from enginehouse_testkit.contract.engine_driver import Answer, EngineDriver
 
 __all__ = ["EngineLifetimeContract"]
 
-_IDLE_S = 10.0
+_IDLE_S = 60.0
 """Maximum time for an engine to notice a cancellation."""
 
 

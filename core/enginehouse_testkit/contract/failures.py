@@ -20,7 +20,7 @@ from enginehouse_testkit.contract.driver import RunnerDriver, repeated
 
 __all__ = ["FailureContract"]
 
-_ABORTING_S = 3.0
+_ABORTING_S = 30.0
 _SWITCH_INTERVAL_S = 1e-5
 _MAX_PASSES = 2000
 

@@ -39,7 +39,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         plugins=PluginsSettings(allow=("llguidance", "parsers")),
     )
     with server_thread(settings) as running:
-        while httpx.get(f"{running.url}/health", trust_env=False).status_code != 200:
+        while httpx.get(f"{running.url}/health", timeout=60, trust_env=False).status_code != 200:
             time.sleep(0.02)
         yield running.url
 
@@ -87,7 +87,7 @@ class _Silent(_Bad):
     """Accepts requests and never answers them."""
 
     def do_POST(self) -> None:
-        time.sleep(1.5)
+        time.sleep(60)
 
 
 @pytest.fixture(params=[_Bad])
@@ -142,7 +142,7 @@ def test_silent_server_cannot_hold_a_check_for_longer_than_its_time(bad: str) ->
     began = time.monotonic()
     results = list(run_checks(connect(bad), checks, timeout_s=0.2))
 
-    assert time.monotonic() - began < 0.2 * len(checks) + 3
+    assert time.monotonic() - began < 30
     assert {result.outcome for result in results} == {"failed"}
     assert "not done after 0.2 s" in {result.detail for result in results}
 

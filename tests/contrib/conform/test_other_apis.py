@@ -102,7 +102,7 @@ class Sent(dict[str, Any]):
 @contextlib.contextmanager
 def faulty(url: str, fault: Callable[[Sent, Any], Any]) -> Iterator[str]:
     """Our server with one fault: ``fault`` returns what comes instead of a body or of events, or a status."""
-    upstream = httpx.Client(base_url=url, trust_env=False)
+    upstream = httpx.Client(base_url=url, timeout=60, trust_env=False)
 
     class Handler(BaseHTTPRequestHandler):
         def log_message(self, *args: Any) -> None:

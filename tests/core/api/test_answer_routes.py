@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import httpx
@@ -17,6 +19,7 @@ from enginehouse.api.http.surfaces import Surfaces
 from enginehouse.contract.calls import Call
 from enginehouse.contract.errors import ConfigError, PluginError
 from enginehouse.contract.surface import (
+    NDJSON,
     SSE,
     Answer,
     AnswerRoute,
@@ -175,6 +178,50 @@ def route(path: str, handle: Any = echo, **more: Any) -> AnswerRoute:
     return AnswerRoute(path=path, name=path.strip("/") or "root", summary="Note", handle=handle, limits=None, **more)
 
 
+class EndlessHub:
+    """A hub whose downloads last until they are stopped."""
+
+    name = "endless"
+    api_version = 1
+
+    def __init__(self) -> None:
+        self.stopped = threading.Event()
+
+    def matches(self, text: str) -> bool:
+        return text.startswith("endless/")
+
+    def find(self, text: str) -> None:
+        return None
+
+    def is_complete(self, text: str) -> bool:
+        return False
+
+    def advice(self, text: str) -> str:
+        return "wait"
+
+    def download(self, text: str, progress: Callable[[float, str], None]) -> None:
+        try:
+            while True:
+                progress(0.5, "half of it")
+                time.sleep(0.01)
+        finally:
+            self.stopped.set()
+
+
+HUB = EndlessHub()
+
+
+async def fetch(call: Call) -> Reply:
+    steps = call.server.download(call.body.text)
+
+    async def told() -> AsyncIterator[Chunk]:
+        async with contextlib.aclosing(steps):
+            async for share, activity in steps:
+                yield {"share": share, "activity": activity}
+
+    return Reply(stream=told(), frame=NDJSON)
+
+
 @frozen
 class Notes:
     """A surface without generation."""
@@ -186,6 +233,7 @@ class Notes:
         route("/", method="HEAD"),
         route("/ask/{question:str}", ask, body=Note),
         route("/count", count, method="GET"),
+        route("/fetch", fetch, body=Note),
         route("/v1/models", method="GET", header="x-note"),
         GenerationRoute(path="/tell", name="tell", summary="Tell", body=Tale, requests=tell, assemble=teller),
     )
@@ -212,7 +260,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
         models={name: ModelSettings(source=source, backend="scripted") for name, source in scripts.items()},
         plugins=PluginsSettings(allow=()),
     )
-    registry = evolve(PluginRegistry.for_settings(settings), surfaces={"notes": Notes()})
+    registry = evolve(PluginRegistry.for_settings(settings), surfaces={"notes": Notes()}, model_hubs={"endless": HUB})
     with (
         server_thread(settings, registry) as running,
         httpx.Client(base_url=running.url, timeout=20, headers=ALICE) as client,
@@ -252,6 +300,22 @@ def test_a_surface_may_name_the_id_and_take_any_type(client: httpx.Client) -> No
     assert other.status_code == 415 and "x-note-id" not in other.headers
 
 
+def test_a_download_ends_with_its_client(client: httpx.Client) -> None:
+    with client.stream("POST", "/fetch", json={"text": "endless/model"}) as response:
+        lines = response.iter_lines()
+        assert json.loads(next(lines)) == {"share": 0.5, "activity": "half of it"}
+        assert not HUB.stopped.is_set()
+
+    assert HUB.stopped.wait(20)
+
+
+@pytest.mark.parametrize(("text", "headers", "status"), [("endless/x", BOB, 403), ("other", ALICE, 400)], ids=str)
+def test_downloads_are_for_admins_and_ids_of_hubs(
+    client: httpx.Client, text: str, headers: dict[str, str], status: int
+) -> None:
+    assert client.post("/fetch", json={"text": text}, headers=headers).status_code == status
+
+
 def test_every_method_is_served(client: httpx.Client) -> None:
     deleted, headed = client.delete("/notes/7"), client.head("/notes/7")
 
@@ -288,7 +352,7 @@ def test_a_stream_names_its_events(client: httpx.Client) -> None:
         "",
     ]
     event, data = broken.text.strip().split("\n\n")[1].split("\n")
-    assert (event, json.loads(data.removeprefix("data: "))["note"]) == ("event: error", "internal_error")
+    assert (event, json.loads(data.removeprefix("data: "))["note"]) == ("event: error", "plugin_failed")
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def test_tokens_that_a_route_throws_away_count(tmp_path: Path, stream: bool) -> 
 
 def figures_of_the_broken_off(client: httpx.Client) -> str:
     """``/metrics`` when it has been noticed that a client has left, and its request is over."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while "enginehouse_disconnects_total" not in (figures := client.get("/metrics").text):
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -95,13 +95,13 @@ def figures_of_the_broken_off(client: httpx.Client) -> str:
 
 
 def test_whoever_leaves_while_models_are_tried_pays_for_what_was_computed(tmp_path: Path) -> None:
-    slow = ["a", {"delay_s": 0.1}] * 30
+    slow = ["a", {"delay_s": 0.3}] * 30
     with serving(tmp_path, {"small": slow, "big": ["B"]}, num_probed=16) as client:
-        # Templates have been rendered once: on a busy machine their process needs longer than the client's second.
+        # Templates have been rendered once: on a busy machine their process needs longer than the client waits.
         client.post("/v1/chat/completions", json=chat("big")).raise_for_status()
         before = spent(client)
         with pytest.raises(httpx.ReadTimeout):
-            client.post("/v1/chat/completions", json=chat("auto", max_tokens=30), timeout=1)
+            client.post("/v1/chat/completions", json=chat("auto", max_tokens=30), timeout=3)
         figures_of_the_broken_off(client)
         used = spent(client) - before
 

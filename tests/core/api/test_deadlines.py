@@ -16,7 +16,7 @@ from enginehouse_testkit.served import served
 from .harness import begin
 
 PROMPT = {"prompt": "hi"}  # no template, whose process would have to start within these short times
-LONG_S = 60.0
+LONG_S = 600.0
 
 
 @contextmanager
@@ -27,7 +27,7 @@ def connect(tmp_path: Path, tokens: list, model: dict | None = None, **limits) -
         limits=LimitsSettings(**limits),
         plugins=PluginsSettings(allow=()),
     )
-    with served(settings, timeout=30) as client:
+    with served(settings, timeout=120) as client:
         yield client
 
 
@@ -79,7 +79,7 @@ def test_the_slot_of_a_request_whose_time_is_up_is_free(tmp_path: Path) -> None:
         for _ in range(3):
             assert client.post("/v1/completions", json=PROMPT).status_code == 504
 
-    assert time.monotonic() - began < LONG_S / 2
+    assert time.monotonic() - began < 60
 
 
 def test_a_models_own_times_come_first(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_request_that_waits_too_long_leaves_the_queue(tmp_path: Path, isolatio
         source=str(tmp_path), backend="fake", isolation=isolation, slots=1, context=4096, options={"step_delay_s": 0.02}
     )
     settings = Settings(
-        models={"m": model}, limits=LimitsSettings(queue_timeout_s=0.5), plugins=PluginsSettings(allow=())
+        models={"m": model}, limits=LimitsSettings(queue_timeout_s=1.0), plugins=PluginsSettings(allow=())
     )
     long = {"prompt": "a", "max_tokens": 4000, "ignore_eos": True, "stream": True}
     with served(settings, timeout=60) as client:

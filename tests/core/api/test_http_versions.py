@@ -34,7 +34,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
         models={"m": ModelSettings(source=source, backend="scripted")},
         plugins=PluginsSettings(allow=()),
     )
-    with served(settings, timeout=20) as client:
+    with served(settings, timeout=60) as client:
         yield client
 
 
@@ -51,7 +51,7 @@ def chunked(body: bytes, trailers: bytes = b"") -> bytes:
 
 def exchange(client: httpx.Client, *sent: bytes) -> bytes:
     """What comes back until the server closes, or has said nothing for a second."""
-    with socket.create_connection((client.base_url.host, client.base_url.port), timeout=20) as connection:
+    with socket.create_connection((client.base_url.host, client.base_url.port), timeout=60) as connection:
         for data in sent:
             connection.sendall(data)
             time.sleep(0.02)

@@ -58,7 +58,7 @@ def test_limits_are_settings(narrow: httpx.Client) -> None:
 def test_a_body_that_says_it_is_too_long_is_not_waited_for(narrow: httpx.Client) -> None:
     address = (narrow.base_url.host, narrow.base_url.port)
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-    with socket.create_connection(address, timeout=10) as connection:
+    with socket.create_connection(address, timeout=60) as connection:
         connection.sendall(head + b"content-length: 9999999999\r\n\r\n{")
         received = connection.recv(65536)
 
@@ -74,7 +74,7 @@ def test_a_long_head_ends_the_connection(narrow: httpx.Client, chunks: int) -> N
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nfiller: " + b"x" * 3000
     head += b"\r\ncontent-type: application/json\r\ncontent-length: " + str(len(body)).encode() + b"\r\n\r\n"
     data = (head + body) * 2
-    with socket.create_connection((host, port), timeout=10) as connection:
+    with socket.create_connection((host, port), timeout=60) as connection:
         size = len(data) // chunks + 1
         received = b""
         try:

@@ -48,13 +48,13 @@ def client(tmp_path: Path) -> Iterator[httpx.Client]:
         },
         plugins=PluginsSettings(allow=()),
     )
-    with served(settings, timeout=20) as client:
+    with served(settings, timeout=60) as client:
         yield client
 
 
 @contextlib.contextmanager
 def connections(url: httpx.URL, number: int) -> Iterator[list[socket.socket]]:
-    opened = [socket.create_connection((url.host, url.port), timeout=20) for _ in range(number)]
+    opened = [socket.create_connection((url.host, url.port), timeout=60) for _ in range(number)]
     try:
         yield opened
     finally:
@@ -93,9 +93,9 @@ def send_all(opened: list[socket.socket], data: bytes, seconds: float) -> dict[i
 def fill(client: httpx.Client, opened: list[socket.socket], data: bytes, kept: int) -> None:
     """Send by one connection after the other, each when ``kept`` bytes of the one before it are held."""
     for number, connection in enumerate(opened, 1):
-        connection.settimeout(20)
+        connection.settimeout(60)
         connection.sendall(data)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while figures(client)[0] < number * kept:
             assert time.monotonic() < deadline, (number, figures(client))
             time.sleep(0.005)
@@ -117,7 +117,7 @@ def check_served(client: httpx.Client) -> None:
 
 
 def wait_nothing_held(client: httpx.Client) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while (held := figures(client)[0]) > 0:
         assert time.monotonic() < deadline, held
         time.sleep(0.05)
@@ -218,7 +218,7 @@ def test_answers_that_are_not_read(client: httpx.Client, stream: bool) -> None:
             connection.connect((client.base_url.host, client.base_url.port))
             connection.sendall(request * 3)
             opened.append(connection)
-        deadline, held = time.monotonic() + 20, [0]
+        deadline, held = time.monotonic() + 60, [0]
         while held[-1] < 64 * KIB or len(held) < 20:
             assert time.monotonic() < deadline, held
             held.append(figures(client)[0])
@@ -235,7 +235,7 @@ def test_what_waits_behind_an_unread_answer_counts(tmp_path: Path, num_prompts: 
         models={"m": ModelSettings(source="fake", backend="fake", isolation="thread", context=4096)},
         plugins=PluginsSettings(allow=()),
     )
-    with served(settings, timeout=20) as client:
+    with served(settings, timeout=60) as client:
         fields = {"stream": True, "ignore_eos": True, "max_tokens": 3000 // num_prompts, "n": 4, "logprobs": 5}
         body = json.dumps({"prompt": ["hi"] * num_prompts, **fields}).encode()
         with socket.socket() as connection:
@@ -258,18 +258,18 @@ def test_an_answer_that_is_never_read_is_given_up(tmp_path: Path) -> None:
         },
         plugins=PluginsSettings(allow=()),
     )
-    with served(settings, timeout=20) as client:
+    with served(settings, timeout=60) as client:
         body = json.dumps(PROMPT).encode()
         with socket.socket() as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             connection.connect((client.base_url.host, client.base_url.port))
             connection.sendall(post(body, len(body), {"connection": "close"}))
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 60
             while figures(client)[0] < MIB:
                 assert time.monotonic() < deadline
                 time.sleep(0.02)
             wait_nothing_held(client)
-            connection.settimeout(5)
+            connection.settimeout(60)
             num_received = 0
             while more := connection.recv(65536):
                 num_received += len(more)
@@ -283,7 +283,7 @@ def test_without_keys_one_caller_may_hold_everything(tmp_path: Path) -> None:
         models={"m": ModelSettings(source=write_script(tmp_path / "a.json", ["a"]), backend="scripted")},
         plugins=PluginsSettings(allow=()),
     )
-    with served(settings, timeout=20) as client:
+    with served(settings, timeout=60) as client:
         with connections(client.base_url, 4) as opened:
             for number, connection in enumerate(opened[:3]):
                 assert send_all([connection], post(b"[" * 500 * KIB, 600 * KIB, {}), 0.2) == {}
@@ -294,7 +294,7 @@ def test_without_keys_one_caller_may_hold_everything(tmp_path: Path) -> None:
             refused = client.post("/v1/completions", json=PROMPT | {"user": "x" * MIB})
             assert refused.status_code == 503 and refused.json()["error"]["code"] == "server_overloaded"
             assert refused.headers["retry-after"] == "1"
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while client.post("/v1/completions", json=PROMPT | {"user": "x" * MIB}).status_code != 200:
             assert time.monotonic() < deadline
 
@@ -320,7 +320,7 @@ def test_a_thousand_unfinished_bodies_fit_a_small_machine(tmp_path: Path) -> Non
         with connections(url, 1000) as opened:
             answers = send_all(opened, post(part, 16 * MIB, {}), 20.0)
             most = rss(server)
-            assert httpx.get(url.join("/health")).status_code == 200
+            assert httpx.get(url.join("/health"), timeout=60).status_code == 200
 
     assert len(answers) > 900 and refusals(answers) == {b"503"}
     assert most - before < 512 * MIB

@@ -26,7 +26,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
 
 def send(client: httpx.Client, *header_lines: bytes) -> bytes:
     """One raw request for the list of models, with further header lines."""
-    with socket.create_connection((client.base_url.host, client.base_url.port), timeout=10) as connection:
+    with socket.create_connection((client.base_url.host, client.base_url.port), timeout=60) as connection:
         head = b"\r\n".join(
             [b"GET /v1/models HTTP/1.1", b"host: localhost", b"connection: close", *header_lines, b"", b""]
         )
@@ -115,7 +115,7 @@ def test_what_is_no_request_has_an_id_and_a_line_too(
     client: httpx.Client, data: bytes, caplog: pytest.LogCaptureFixture, access_lines
 ) -> None:
     with caplog.at_level(logging.INFO, "enginehouse.access"):
-        with socket.create_connection((client.base_url.host, client.base_url.port), timeout=10) as connection:
+        with socket.create_connection((client.base_url.host, client.base_url.port), timeout=60) as connection:
             connection.sendall(data)
             answer = connection.recv(65536)
         (line,) = access_lines(1)

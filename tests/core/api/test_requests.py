@@ -264,7 +264,7 @@ def test_one_log_line_per_request(client: httpx.Client, caplog: pytest.LogCaptur
 
 
 def talk(client: httpx.Client, data: bytes) -> bytes:
-    with socket.create_connection((client.base_url.host, client.base_url.port), timeout=5) as connection:
+    with socket.create_connection((client.base_url.host, client.base_url.port), timeout=60) as connection:
         connection.sendall(data)
         received = b""
         while chunk := connection.recv(65536):
@@ -281,7 +281,7 @@ def test_what_is_no_http_gets_a_json_error(client: httpx.Client) -> None:
 
 @pytest.mark.parametrize("line", [b"a" * 1000, b"x: " + b"a" * 500 + b"\r\n"])
 def test_a_head_without_an_end_is_refused(client: httpx.Client, line: bytes) -> None:
-    with socket.create_connection((client.base_url.host, client.base_url.port), timeout=5) as connection:
+    with socket.create_connection((client.base_url.host, client.base_url.port), timeout=60) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: ")
         for _ in range(65_536 // len(line) + 1):
             connection.sendall(line)

@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,6 @@ class Stream:
     response: httpx.Response
     body: bytes
     events: list[dict[str, Any]]
-    first_byte_s: float
-    total_s: float
 
     def text(self, index: int = 0) -> str:
         return "".join(
@@ -100,14 +97,10 @@ class Server:
         return self.stream("/v1/completions", self.completion_body(stream=True, **fields))
 
     def stream(self, path: str, body: dict[str, Any], headers: dict[str, str] | None = None) -> Stream:
-        began, first_byte_s, chunks = time.perf_counter(), 0.0, []
         with self.client.stream("POST", path, json=body, headers=headers) as response:
             assert response.status_code == 200, response.read()
-            for chunk in response.iter_raw():
-                first_byte_s = first_byte_s or time.perf_counter() - began
-                chunks.append(chunk)
-        data = b"".join(chunks)
-        return Stream(response, data, read_events(data), first_byte_s, time.perf_counter() - began)
+            data = b"".join(response.iter_raw())
+        return Stream(response, data, read_events(data))
 
     def check_alive(self) -> None:
         """A plain short request is answered right now."""

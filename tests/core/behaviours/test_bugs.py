@@ -37,7 +37,7 @@ def parsing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str]
     words = [item for number in range(40) for item in (f" word{number}", {"delay_s": 0.02})]
     scripts = {
         "fours": write_script(folder / "fours.json", pieces, tokens_per_step=4),
-        "words": write_script(folder / "words.json", words),
+        "words": write_script(folder / "words.json", words, loop=True),
     }
     models = {name: ModelSettings(source=source, backend="scripted") for name, source in scripts.items()}
     with server_thread(Settings(models=models, plugins=PluginsSettings(allow=("parsers",)))) as running:
@@ -67,7 +67,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def one_slot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The real small model, one request at a time."""
     config = tmp_path_factory.mktemp("one") / "enginehouse.toml"
-    config.write_text('[models.one]\nsource = "starter"\nslots = 1\ncontext = 1024\nthreads = 1\n', encoding="utf-8")
+    config.write_text('[models.one]\nsource = "starter"\nslots = 1\ncontext = 8192\nthreads = 1\n', encoding="utf-8")
     with started_server("--config", config) as process:
         server = Server.connect(process.url or "", "one")
         with server.client:
@@ -165,7 +165,7 @@ def test_b08_a_client_that_leaves_frees_the_only_slot(one_slot: Server) -> None:
     began = time.perf_counter()
     one_slot.chat(max_tokens=4)
 
-    assert time.perf_counter() - began < 2
+    assert time.perf_counter() - began < 60, "the rest of the context takes minutes"
 
 
 @pytest.mark.llguidance
@@ -278,16 +278,18 @@ def test_b15_control_strings_of_the_user_stay_text(model_server: Server) -> None
 
 
 def test_b16_text_streams_although_there_are_tools(parsing) -> None:
+    """The text has no end, so it would never come if it were kept back."""
     server = parsing("words")
-    began, times = time.perf_counter(), []
-    body = server.chat_body(stream=True, tools=[SAY])
+    text = ""
+    body = server.chat_body(stream=True, tools=[SAY], max_tokens=1_000_000)
     with server.client.stream("POST", "/v1/chat/completions", json=body) as response:
         for line in response.iter_lines():
-            if line.startswith("data: {") and json.loads(line[6:])["choices"][0]["delta"].get("content"):
-                times.append(time.perf_counter() - began)
+            if line.startswith("data: {"):
+                text += json.loads(line[6:])["choices"][0]["delta"].get("content") or ""
+            if len(text) > 100:
+                break
 
-    assert len(times) == 40
-    assert times[0] < times[-1] / 2
+    assert text.startswith(" word0 word1")
 
 
 @pytest.mark.parametrize("content", [{"content": None}, {"content": ""}, {}])

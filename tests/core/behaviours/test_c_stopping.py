@@ -33,10 +33,9 @@ def test_h06_stop_string_first_in_the_output(scripted) -> None:
 
 
 def test_h06_generation_really_ends(scripted) -> None:
-    stream = scripted("slow").stream_chat(stop=["2"])
+    stream = scripted("endless").stream_chat(stop=["tick tick"], max_tokens=1_000_000)
 
-    assert stream.text() == " 0 1 "
-    assert stream.total_s < 0.7  # the whole script takes 1.2 s
+    assert stream.text() == " "
 
 
 @pytest.mark.parametrize(("stop", "text"), [("neering", '"mountai'), ("quip", '"mountaineering e')])

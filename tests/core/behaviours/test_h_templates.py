@@ -56,7 +56,7 @@ def test_h23_an_endless_template_ends_and_others_are_served_meanwhile(hostile: S
         error = check_client_error(looping.result())
 
     assert "template" in error["message"]
-    assert time.perf_counter() - began < 10
+    assert time.perf_counter() - began < 60
     assert ask(hostile, "fine").status_code == 200
 
 

@@ -95,7 +95,7 @@ def leave_after(server: Server, num_chunks: int, **fields) -> None:
 def check_slot_is_free(server: Server) -> None:
     began = time.perf_counter()
     server.chat(max_tokens=4)
-    assert time.perf_counter() - began < 2
+    assert time.perf_counter() - began < 60
 
 
 @and_gemma("server")

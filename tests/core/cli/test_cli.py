@@ -267,9 +267,9 @@ def test_serve_announces_itself_answers_and_stops(folder: Path, number: signal.S
     script = write_script(folder, "Hel", "lo")
     with started_server(script, "--backend", "scripted") as server:
         question = {"model": "script", "messages": [{"role": "user", "content": "hi"}]}
-        answer = httpx.post(f"{server.url}/v1/chat/completions", json=question).json()
+        answer = httpx.post(f"{server.url}/v1/chat/completions", json=question, timeout=60).json()
         server.process.send_signal(number)
-        exit_code = server.process.wait(10)
+        exit_code = server.process.wait(60)
 
     assert answer["choices"][0]["message"]["content"] == "Hello"
     assert exit_code == 0
@@ -286,9 +286,9 @@ def test_serve_reads_the_configured_models(folder: Path) -> None:
     )
 
     with started_server("--config", folder / "house.toml") as server:
-        every = httpx.get(f"{server.url}/v1/models").json()
+        every = httpx.get(f"{server.url}/v1/models", timeout=60).json()
     with started_server("--config", folder / "house.toml", "zwei") as server:
-        one = httpx.get(f"{server.url}/v1/models").json()
+        one = httpx.get(f"{server.url}/v1/models", timeout=60).json()
 
     assert {"one", "two"} <= {model["id"] for model in every["data"]}
     assert "one" not in {model["id"] for model in one["data"]}

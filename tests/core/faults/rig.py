@@ -17,7 +17,7 @@ import psutil
 from attrs import define, field
 
 from enginehouse.settings.auth import AuthSettings
-from enginehouse.settings.config import LimitsSettings, ModelSettings, ServerSettings, Settings
+from enginehouse.settings.config import ModelSettings, ServerSettings, Settings
 from enginehouse_testkit.server_thread import server_thread
 from enginehouse_testkit.waiting import wait_until
 
@@ -180,7 +180,7 @@ class Rig:
                 answer.body = json.loads(response.read())
 
     def health(self) -> int:
-        return httpx.get(f"{self.url}/health", timeout=10).status_code
+        return httpx.get(f"{self.url}/health", timeout=60).status_code
 
     def wait_ready(self, timeout_s: float = _PATIENCE_S) -> None:
         wait_until(lambda: self.health() == 200, "/health", timeout_s)
@@ -195,7 +195,6 @@ def rig(
     settings = Settings(
         auth=AuthSettings(keys=keys),
         server=ServerSettings(**server),
-        limits=LimitsSettings(render_timeout_s=60.0),
         models=dict(models),
     )
     with server_thread(settings) as server_:

@@ -25,7 +25,7 @@ from enginehouse_testkit.waiting import wait_until
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and descriptors need POSIX")
 
 NUMBERS = {"<&-": 0, ">&-": 1, "2>&-": 2}
-LIMIT_S = 6.0  # after the second signal; 2 where the machine has nothing else to do
+LIMIT_S = 30.0  # after the second signal, on a busy machine; the first one alone lets requests run for shutdown_s, 60
 SERVE = [sys.executable, "-m", "enginehouse", "serve", "--port", "0"]
 
 
@@ -57,7 +57,7 @@ class Stream:
         self.is_over = True
 
     def check_told(self) -> None:
-        wait_until(lambda: self.is_over, "the stream ends", 5)
+        wait_until(lambda: self.is_over, "the stream ends")
         assert b"server_stopping" in self.data, self.data[-500:]
 
 
@@ -91,7 +91,7 @@ def test_the_second_signal_ends_what_the_first_lets_finish(tmp_path: Path, signa
         began = time.monotonic()
         for number in signals[1:]:
             server.process.send_signal(number)
-        exit_code = server.process.wait(30)
+        exit_code = server.process.wait(60)
         took_s = time.monotonic() - began
 
         assert took_s < LIMIT_S, f"it took {took_s:.1f} s"
@@ -117,7 +117,7 @@ def test_the_second_signal_is_not_held_up_by_clients_that_do_not_read(tmp_path: 
 @pytest.mark.parametrize("delay_s", [0.0, 0.5])
 def test_two_signals_while_the_model_loads(tmp_path: Path, isolation: str, delay_s: float) -> None:
     """The thread's model cannot be interrupted, so the process ends without it."""
-    config = configuration(tmp_path, open_delay_s=60.0, isolation=isolation)
+    config = configuration(tmp_path, open_delay_s=600.0, isolation=isolation)
     with subprocess.Popen([*SERVE, "--config", config], stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         assert "listening on" in process.stderr.readline()
@@ -127,7 +127,7 @@ def test_two_signals_while_the_model_loads(tmp_path: Path, isolation: str, delay
         time.sleep(0.1)
         process.send_signal(signal.SIGTERM)
         began = time.monotonic()
-        exit_code = process.wait(30)
+        exit_code = process.wait(60)
         took_s = time.monotonic() - began
 
     assert took_s < LIMIT_S, f"it took {took_s:.1f} s"
@@ -170,7 +170,7 @@ def test_a_signal_ends_a_start(tmp_path: Path, number: int, delay_s: float, is_p
             used_s = sum(server.cpu_times()[:2])
             time.sleep(delay_s)
             server.send_signal(number)
-            exit_code = process.wait(30)
+            exit_code = process.wait(60)
         finally:
             with contextlib.suppress(psutil.NoSuchProcess):
                 server.kill()
@@ -222,7 +222,7 @@ def test_closed_standard_streams_are_the_null_device(tmp_path: Path, closed: tup
             wait_until(lambda: not worker.is_running() and answers(port), "the next worker", 30)
             assert b'"text"' in answer_of(port)
             process.terminate()
-            assert process.wait(15) == 0
+            assert process.wait(60) == 0
         finally:
             process.kill()
 

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import httpx
 import psutil
 import pytest
 
+from enginehouse.serving.restarts import RestartPolicy
 from enginehouse_testkit.server import ServerProcess, started_server
 from enginehouse_testkit.waiting import wait_until
 
@@ -78,7 +78,7 @@ def test_full_disk_stops_nothing(tmp_path, turn):
         assert answer.wait().choices == expected.choices
         assert server.ask("x", max_tokens=-1).wait().status == 400
         process.terminate()
-        process.wait(30)
+        process.wait(60)
 
 
 @contextlib.contextmanager
@@ -93,13 +93,13 @@ def no_descriptors_left(process: psutil.Process) -> Iterator[None]:
 
 
 def state_of(server: ServerProcess) -> str:
-    return str(httpx.get(f"{server.url}/v1/models/m").json()["state"])
+    return str(httpx.get(f"{server.url}/v1/models/m", timeout=60).json()["state"])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="changes the limits of another process")
 @pytest.mark.parametrize(("load", "isolation"), [("eager", "process"), ("lazy", "process"), ("lazy", "thread")])
 def test_worker_is_started_when_there_are_descriptors_again(tmp_path: Path, load: str, isolation: str) -> None:
-    """For longer than failed starts would be tried again; first loads wait as well as restarts."""
+    """After more starts than a model that fails gets; first loads wait as well as restarts."""
     (tmp_path / "enginehouse.toml").write_text(CONFIG + f'load = "{load}"\nisolation = "{isolation}"\n')
     question = {"prompt": "a", "max_tokens": 2}
     with started_server("--config", tmp_path / "enginehouse.toml") as server, httpx.Client(timeout=60) as client:
@@ -111,12 +111,12 @@ def test_worker_is_started_when_there_are_descriptors_again(tmp_path: Path, load
             else:
                 asked = threading.Thread(target=client.post, args=(url,), kwargs={"json": question})
                 asked.start()
-            wait_until(lambda: "could not be started" in server.output, "the shortage")
-            time.sleep(9)
+            most = RestartPolicy().max_failed_starts
+            wait_until(lambda: server.output.count("could not be started") >= most, "more starts")
             assert "failed" not in server.output
         if load == "lazy":
             asked.join()
-        wait_until(lambda: state_of(server) == "ready", "the worker", 20)
+        wait_until(lambda: state_of(server) == "ready", "the worker")
 
         assert client.post(url, json=question).status_code == 200
 
@@ -154,13 +154,11 @@ def test_as_many_files_as_the_system_allows(tmp_path: Path) -> None:
 def test_wrong_configuration_ends_the_command_with_its_reason(tmp_path, text, said):
     (tmp_path / "enginehouse.toml").write_text(text)
     command = [sys.executable, "-m", "enginehouse", "serve", "--port", "0", "--config", "enginehouse.toml"]
-    began = time.monotonic()
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
 
     assert ended.returncode not in (0, None)
     assert said in ended.stderr + ended.stdout
     assert "Traceback" not in ended.stderr
-    assert time.monotonic() - began < 100
 
 
 def test_model_that_is_configured_wrong_stops_no_other_one(turn):

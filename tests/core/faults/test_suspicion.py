@@ -89,22 +89,18 @@ def test_streams_of_another_key_go_on_beside_ten_hostile_requests(expected, firs
         assert tokenize(client, "something else").status_code == 200
 
 
-def test_each_text_that_kills_makes_its_caller_wait_longer_and_no_other(expected):
+def test_every_other_text_that_kills_costs_two_workers_more_and_its_caller_a_pause(expected):
+    """How long the pauses are, and that others do not wait, is shown in simulated time with ``ModelWork``."""
     with rig({"m": fake(faults=FAULTS)}, keys=KEYS) as server, server.client(HOSTILE) as client:
         running = streams(server, num_tokens=600)
-        for number in range(3):
+        for number in range(2):
+            began = time.monotonic()
             assert code(tokenize(client, f"{number} {TEXT}")) == REFUSED
             with server.client(OWNER) as owner:
-                began = time.monotonic()
                 assert tokenize(owner, "hello").status_code == 200
-                assert time.monotonic() - began < 5
-        assert num_deaths(server) == 6
-        began = time.monotonic()
-        assert code(tokenize(client, f"last {TEXT}")) == REFUSED
-        refused = time.monotonic()
-        assert refused - began > 1, "of its pause of 4 seconds some is left, and two workers were started"
+        assert num_deaths(server) == 4
         assert tokenize(client, "hello").status_code == 200
-        assert time.monotonic() - refused > 5, "its pause is 8 seconds now, from the death on"
+        assert time.monotonic() - began > 2, "the second pause"
         assert [stream.wait().text[: len(text)] for stream, text in zip(running, expected, strict=True)] == expected
         note_gap(running, num_deaths(server))
 

@@ -85,12 +85,12 @@ _SCHEMA = st.recursive(st.one_of(st.booleans(), st.fixed_dictionaries({"type": _
 
 
 def _compile(compiler: GrammarCompiler, constraint: Constraint) -> None:
-    began = time.monotonic()
+    began = time.process_time()
     try:
         compiler.compile(constraint).start()
     except InvalidRequest as error:
         assert error.param == constraint.param and error.message.startswith(constraint.param)
-    assert time.monotonic() - began < MAX_S, constraint.text
+    assert time.process_time() - began < MAX_S, constraint.text
 
 
 @NUM_CASES

@@ -184,7 +184,7 @@ def test_answers(amount: Amount) -> None:
 
         async def case(random: Random) -> None:
             server.random = random
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 try:
                     await _ask(engine, random)
                 except EnginehouseError as error:
@@ -207,7 +207,7 @@ def test_lists_and_cards_of_models(amount: Amount) -> None:
 
         async def case(random: Random) -> None:
             server.random = random
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 try:
                     engine = await _open(server.url)
                 except EnginehouseError as error:

@@ -53,7 +53,7 @@ def run(env: Mapping[str, str], *arguments: str | Path) -> str:
 
 
 def until_logged(server: ServerProcess, text: str) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while text not in server.output:
         assert time.monotonic() < deadline, server.output
         time.sleep(0.02)

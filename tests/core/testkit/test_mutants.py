@@ -96,7 +96,7 @@ SLOW: Found = {
         "test_markers_are_never_shown": "the marker '<tool_call>' is shown: the text is",
         "test_answers_say_what_they_say_however_cut": "pushed in pieces",
     },
-    "ParserStreamsNothing": {"test_arguments_stream": "stream them"},
+    "ParserStreamsNothing": {"test_arguments_stream": "give a text while it arrives"},
     "CompressorCutsLines": {
         "test_lines_that_are_kept_lose_nothing_that_matters": "became",
         "test_compressing_again_takes_nothing_more": "assert",

@@ -163,7 +163,7 @@ async def test_slots_queue_and_overload(open_engine) -> None:
 
 
 async def test_cancel_in_every_phase_frees_the_slot(open_engine) -> None:
-    engine = open_engine(["a", {"delay_s": 5}, "b"], {"slots": 1})
+    engine = open_engine(["a", {"delay_s": 600}, "b"], {"slots": 1})
     running, waiting, never_read = [await engine.submit(request()) for _ in range(3)]
 
     async def read(generation) -> int:
@@ -176,13 +176,13 @@ async def test_cancel_in_every_phase_frees_the_slot(open_engine) -> None:
     running.cancel()
     running.cancel()
 
-    assert await asyncio.wait_for(asyncio.gather(*tasks), 1) == [1, 0]
+    assert await asyncio.wait_for(asyncio.gather(*tasks), 60) == [1, 0]
     stats = await engine.stats()
     assert (stats.num_running, stats.num_waiting) == (0, 0)
 
 
 async def test_close_ends_what_runs(open_engine) -> None:
-    engine = open_engine(["a", {"delay_s": 5}])
+    engine = open_engine(["a", {"delay_s": 600}])
     generation = await engine.submit(request())
 
     async def read() -> None:
@@ -193,7 +193,7 @@ async def test_close_ends_what_runs(open_engine) -> None:
     await asyncio.sleep(0.02)
     await engine.close()
     with pytest.raises(EngineDead):
-        await asyncio.wait_for(task, 1)
+        await asyncio.wait_for(task, 60)
 
 
 async def test_refusals(open_engine) -> None:

@@ -234,7 +234,7 @@ async def test_cancel_while_decoding_frees_the_slot(isolation):
         generation.cancel()
 
         assert [batch async for batch in batches] == []
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(60):
             assert text_of(await answer(engine, make_request(max_tokens=4)))
         assert await is_idle(engine)
 
@@ -257,20 +257,21 @@ async def _is_alone(engine: Engine) -> bool:
 
 async def test_cancel_while_prefilling_stops_before_the_next_chunk():
     settings = EngineSettings(slots=1, prefill_chunk_tokens=16)
-    async with open_engine("thread", settings, step_delay_s=0.02, max_batch_tokens=16) as engine:
+    async with open_engine("thread", settings, step_delay_s=0.1, max_batch_tokens=16) as engine:
         generation = await engine.submit(make_request("a long prompt " * 100))
-        assert generation.num_prompt_tokens > 16 * 20, "the prefill takes many steps"
+        num_steps = generation.num_prompt_tokens // 16
+        assert num_steps > 20
         await eventually(lambda: _num_running(engine))
         generation.cancel()
         await eventually(lambda: is_idle(engine))
 
-        assert (await engine.stats()).num_steps < 20
+        assert (await engine.stats()).num_steps < num_steps
 
 
 @pytest.mark.parametrize("num_requests", [1, 2])
 async def test_cancel_interrupts_a_long_forward_pass(num_requests):
     """Nothing but requests that leave is computed, so nobody loses by it and the next request need not wait."""
-    async with open_engine("thread", EngineSettings(slots=1), step_delay_s=4.0) as engine:
+    async with open_engine("thread", EngineSettings(slots=1), step_delay_s=600.0) as engine:
         generations = [await engine.submit(make_request("a long prompt")) for _ in range(num_requests)]
         await asyncio.sleep(0.2)  # the pass is running now, and answers no questions
         began = time.monotonic()
@@ -278,7 +279,7 @@ async def test_cancel_interrupts_a_long_forward_pass(num_requests):
             generation.cancel()
         await eventually(lambda: is_idle(engine))
 
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 60
 
 
 async def test_cancel_does_not_interrupt_the_work_of_others():
@@ -429,7 +430,7 @@ async def test_engines_that_were_closed_leave_no_descriptors(isolation):
     for faults in ({}, {"refuse_to_open": "no"}):
         await open_and_close(faults=faults)
 
-    async with asyncio.timeout(10):  # the loop closes some of them after its next round
+    async with asyncio.timeout(60):  # the loop closes some of them after its next round
         while len(os.listdir("/proc/self/fd")) != before:  # noqa: ASYNC110 - nobody tells of that
             await asyncio.sleep(0.01)
 
@@ -437,11 +438,11 @@ async def test_engines_that_were_closed_leave_no_descriptors(isolation):
 async def test_cancelled_load_ends_the_worker():
     task = asyncio.create_task(
         WorkerEngine.open(
-            load_message(open_delay_s=30.0), isolation="process", python=None, on_progress=lambda share, text: None
+            load_message(open_delay_s=600.0), isolation="process", python=None, on_progress=lambda share, text: None
         )
     )
     await asyncio.sleep(0.1)
     task.cancel()
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(60):
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -42,7 +42,7 @@ class GatedTokenizer(FakeTokenizer):
     def encode(self, text: str, special: bool) -> list[int]:
         if "slow" in text:
             self.is_busy.set()
-            assert self.gate.wait(10)
+            assert self.gate.wait(60)
         if "broken" in text:
             raise KeyError("a bug of the tokenizer")
         return super().encode(text, special)
@@ -61,7 +61,7 @@ class GatedDecoder:
 
     def compile(self, constraint: Constraint) -> GatedDecoder:
         self.is_busy.set()
-        assert self.gate.wait(10)
+        assert self.gate.wait(60)
         return self
 
     def start(self) -> object:
@@ -93,7 +93,7 @@ class Bench:
         self.intake.admit(Submit(request))
 
     def wait(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while not condition():
             assert time.monotonic() < deadline, self.sent
             time.sleep(0.002)
@@ -111,7 +111,7 @@ def bench():
 def test_constraint_that_takes_long_delays_only_others_with_one(bench):
     constraint = Constraint(kind="regex", text="a")
     bench.submit("bomb", constraint=constraint)
-    assert bench.decoder.is_busy.wait(5)
+    assert bench.decoder.is_busy.wait(60)
     bench.submit("plain")
     bench.submit("constrained", constraint=constraint)
     bench.wait(lambda: bench.entered == ["plain"])
@@ -123,7 +123,7 @@ def test_constraint_that_takes_long_delays_only_others_with_one(bench):
 def test_long_prompt_delays_only_other_long_ones(bench):
     """Also those of questions, and whether there is a constraint or not."""
     bench.intake.call(Tokenize(1, (Segment("slow" * 20_000),), False))
-    assert bench.tokenizer.is_busy.wait(5)
+    assert bench.tokenizer.is_busy.wait(60)
     bench.intake.call(Tokenize(2, (Segment("x" * 40_000),), False))
     bench.submit("short")
     bench.intake.call(Tokenize(3, (Segment("y"),), False))
@@ -137,7 +137,7 @@ def test_long_prompt_delays_only_other_long_ones(bench):
 
 def test_watchdog_hears_of_a_long_prompt_that_hangs(bench):
     bench.intake.call(Tokenize(1, (Segment("slow" * 20_000),), False))
-    assert bench.tokenizer.is_busy.wait(5)
+    assert bench.tokenizer.is_busy.wait(60)
     bench.intake.call(Detokenize(NO_CALL, ()))
     bench.intake.call(Detokenize(2, ()))
     bench.wait(lambda: Detokenized(2, []) in bench.sent)
@@ -169,7 +169,7 @@ def test_prompt_of_long_tokens_that_fits_is_not_refused(bench):
 
 def test_watchdog_hears_of_either_thread_that_hangs(bench):
     bench.submit("bomb", constraint=Constraint(kind="regex", text="a"))
-    assert bench.decoder.is_busy.wait(5)
+    assert bench.decoder.is_busy.wait(60)
     bench.intake.call(Detokenize(NO_CALL, ()))
     bench.intake.call(Detokenize(1, ()))
     bench.wait(lambda: Detokenized(1, []) in bench.sent)
@@ -219,7 +219,7 @@ def test_cancel_does_not_wait_for_a_long_prompt_and_the_request_never_enters(ben
     bench.submit("long", "slow")
     bench.submit("queued")
     bench.submit("last")
-    assert bench.tokenizer.is_busy.wait(5)
+    assert bench.tokenizer.is_busy.wait(60)
 
     assert bench.intake.cancel("long"), "cancelled while it is tokenized"
     assert bench.intake.cancel("queued"), "cancelled before its turn"
@@ -233,10 +233,10 @@ def test_it_tells_what_it_works_on_before_it_does(bench):
     """So a death is held against nothing that only waited, and not against what it was not working on."""
     bench.submit("long", "slow")
     bench.submit("queued")
-    assert bench.tokenizer.is_busy.wait(5)
+    assert bench.tokenizer.is_busy.wait(60)
     assert bench.told == [StageBegan("long", "text")]
     bench.submit("bomb", constraint=Constraint(kind="regex", text="a"))
-    assert bench.decoder.is_busy.wait(5)
+    assert bench.decoder.is_busy.wait(60)
     assert bench.told[1:] == [StageBegan("bomb", "text"), StageBegan("bomb", "constraint")]
     bench.intake.call(Tokenize(7, (Segment("hello"),), False))
     bench.tokenizer.gate.set()
@@ -247,7 +247,7 @@ def test_it_tells_what_it_works_on_before_it_does(bench):
 def test_cancelled_request_has_left_when_nothing_works_on_it_any_more(bench):
     bench.submit("long", "slow")
     bench.submit("queued")
-    assert bench.tokenizer.is_busy.wait(5)
+    assert bench.tokenizer.is_busy.wait(60)
     assert bench.intake.cancel("queued")
     assert bench.told[-1] == Left("queued"), "at once: nothing has begun with it"
     assert bench.intake.cancel("long")
@@ -287,7 +287,7 @@ def test_tokens_that_fit_no_frame_are_refused():
     intake = Intake(engine, FakeTokenizer(), send, lambda *_: None)
     intake.start()
     intake.call(Tokenize(1, (Segment("hello"),), False))
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not sent and time.monotonic() < deadline:
         time.sleep(0.002)
     intake.close()
@@ -299,7 +299,7 @@ def test_tokens_that_fit_no_frame_are_refused():
 
 def test_closing_waits_for_the_prompt_at_work_and_for_no_other(bench):
     bench.submit("first", "slow")
-    assert bench.tokenizer.is_busy.wait(5)
+    assert bench.tokenizer.is_busy.wait(60)
     for number in range(3):
         bench.submit(f"later {number}", "slow")
     bench.intake.call(Tokenize(1, (Segment("slow"),), False))

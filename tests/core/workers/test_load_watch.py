@@ -17,7 +17,7 @@ class Load:
         self.watch = LoadWatch(limit_s, lambda share, text: self.shown.append((share, text)), self.given_up.append)
 
     async def until_given_up(self) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not self.given_up:  # noqa: ASYNC110 - tells nobody else
                 await asyncio.sleep(0.005)
 
@@ -47,7 +47,7 @@ async def test_silence_is_shown(monkeypatch) -> None:
     monkeypatch.setattr(load_watch, "_SHOWN_S", 0.05)
     load = Load(0.0)
     load.watch.heard(0.25, "reading")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while len(load.shown) < 3:  # noqa: ASYNC110 - tells nobody else
             await asyncio.sleep(0.005)
     load.watch.end()

@@ -213,7 +213,7 @@ def test_server_ends_while_it_downloads(hub: StandIn) -> None:
     with server_thread(settings("owner/plain")):
         assert hub.held.wait(60)
 
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60
 
 
 def test_what_is_here_is_served_without_asking_the_hub(hub: StandIn) -> None:

@@ -54,7 +54,7 @@ def hub(request: pytest.FixtureRequest) -> Iterator[tuple[Hub, HubClient]]:
         thread = threading.Thread(target=hub.run)
         thread.start()
         yield hub, HubClient(f"http://127.0.0.1:{port}", timeout_s=2.0)
-        thread.join(10)
+        thread.join(60)
 
 
 BIG = b"x" * 65536
@@ -77,7 +77,7 @@ def test_what_has_no_end_is_an_error_soon(hub: tuple[Hub, HubClient]) -> None:
     with pytest.raises(DownloadError):
         hub[1].list_files(REFERENCE)
 
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 60
     assert hub[0].num_bytes < MAX_BYTES
 
 

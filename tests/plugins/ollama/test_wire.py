@@ -272,7 +272,7 @@ def test_a_pull_finds_what_is_served(client: httpx.Client) -> None:
     assert lines(client.post("/api/pull", json={"model": "hello:latest"}))[-1] == {"status": "success"}
     assert client.post("/api/pull", json={"model": "hello", "stream": False}).json() == {"status": "success"}
     missing = client.post("/api/pull", json={"model": "other"})
-    assert missing.status_code == 400 and "enginehouse pull" in missing.json()["error"]
+    assert missing.status_code == 400 and "enginehouse[hub]" in missing.json()["error"]
     assert client.post("/api/pull", json={"model": "hello"}, headers=BOB).status_code == 403
 
 

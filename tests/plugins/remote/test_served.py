@@ -19,7 +19,7 @@ pytestmark = pytest.mark.remote
 
 @pytest.fixture
 def client(served: str) -> Any:
-    with httpx.Client(base_url=served, timeout=30, trust_env=False) as client:
+    with httpx.Client(base_url=served, timeout=120, trust_env=False) as client:
         yield client
 
 
@@ -51,7 +51,7 @@ def test_answers_are_those_of_the_server_behind(client: httpx.Client, upstream: 
     body = {"model": "fake", "seed": 5, "max_tokens": 12, "logprobs": True, "top_logprobs": 2, "n": 2}
     body |= {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "hi"}]}
     here = client.post("/v1/chat/completions", json=body).json()
-    there = httpx.post(f"{upstream.url}/v1/chat/completions", json=body, timeout=30, trust_env=False).json()
+    there = httpx.post(f"{upstream.url}/v1/chat/completions", json=body, timeout=120, trust_env=False).json()
 
     assert [choice["message"]["content"] for choice in here["choices"]] == [
         choice["message"]["content"] for choice in there["choices"]
@@ -137,7 +137,7 @@ def test_calls_are_found_there_and_arrive_as_calls(client: httpx.Client, stream:
 
 
 def test_what_the_server_behind_cannot_is_refused_here_by_name(client: httpx.Client, upstream: ServerThread) -> None:
-    before = httpx.get(f"{upstream.url}/health", trust_env=False).status_code
+    before = httpx.get(f"{upstream.url}/health", timeout=60, trust_env=False).status_code
     refused = chat(client, "plain", response_format={"type": "json_object"})
     infill = client.post("/v1/completions", json={"model": "fake", "prompt": "a", "suffix": "b"})
     guess = chat(client, "fake", prediction={"type": "content", "content": "x"})
@@ -164,7 +164,7 @@ def test_raw_prompts_and_token_ids(client: httpx.Client, upstream: ServerThread)
     text = client.post("/detokenize", json={"model": "fake", "tokens": token_ids}).json()["content"]
     by_text = client.post("/v1/completions", json={**body, "prompt": ["Hello", "World"]}).json()
     there = httpx.post(
-        f"{upstream.url}/v1/completions", json={**body, "prompt": ["Hello", "World"]}, trust_env=False
+        f"{upstream.url}/v1/completions", json={**body, "prompt": ["Hello", "World"]}, timeout=60, trust_env=False
     ).json()
     shown = client.post("/apply-template", json={"model": "fake", "messages": [{"role": "user", "content": "x"}]})
 
@@ -184,7 +184,7 @@ def test_client_that_leaves_frees_the_slot_of_the_server_behind(client: httpx.Cl
     answers = [chat(client, "endless", max_tokens=2) for _ in range(3)]
 
     assert [answer.status_code for answer in answers] == [200] * 3
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60
 
 
 _ENDLESS = {"model": "endless", "messages": [{"role": "user", "content": "hi"}]}
@@ -198,7 +198,7 @@ def test_settings_about_templates_have_no_place_here(upstream: ServerThread, tmp
     )
     with server_thread(Settings(models={"m": model}, plugins=PluginsSettings(allow=("remote",)))) as running:
         for _ in range(200):
-            status = httpx.get(f"{running.url}/v1/models/m", trust_env=False).json()
+            status = httpx.get(f"{running.url}/v1/models/m", timeout=60, trust_env=False).json()
             if status["state"] != "loading":
                 break
             time.sleep(0.02)
@@ -216,7 +216,7 @@ def test_prompts_of_answers_that_are_broken_off_count(upstream: ServerThread) ->
         plugins=PluginsSettings(allow=("remote",)),
     )
     body = {"model": "endless", "prompt": "word " * 900, "stream": True, "max_tokens": 400}  # 1125 tokens, judged so
-    with server_thread(settings) as running, httpx.Client(base_url=running.url, timeout=30, trust_env=False) as client:
+    with server_thread(settings) as running, httpx.Client(base_url=running.url, timeout=120, trust_env=False) as client:
         wait_ready(client)
         with client.stream("POST", "/v1/completions", json=body) as answer:
             assert "data" in next(line for line in answer.iter_lines() if line.startswith("data"))
@@ -225,7 +225,7 @@ def test_prompts_of_answers_that_are_broken_off_count(upstream: ServerThread) ->
             refused = client.post("/v1/completions", json={"prompt": 1})
             return 100_000 - int(refused.headers["x-ratelimit-remaining-tokens"])
 
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while used() > 1400 and time.monotonic() < deadline:  # what was set aside for the answer comes back
             time.sleep(0.05)
         assert 1000 < used() < 1400

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,12 @@ from enginehouse.api.http.errors import MissingScope, NotLocal, RequestNotRunnin
 from enginehouse.api.http.origins import foreign_sign
 from enginehouse.api.http.state import ApiState
 from enginehouse.contract.calls import ModelEntry
-from enginehouse.contract.errors import ModelLoadError
+from enginehouse.contract.errors import InvalidRequest, ModelLoadError, ModelNotFound
 from enginehouse.contract.types import GenerateRequest, Segment
 from enginehouse.pipeline.prompting import Prompt
 from enginehouse.serving import LoadedModel, ModelStatus
 from enginehouse.serving.changing import load_model, unload_model
+from enginehouse.serving.sources import downloading, hub_of
 
 
 @frozen(eq=False)
@@ -167,6 +168,27 @@ class ServerAccess:
         await self.state.exchanges.follow(unloading)
         return self.model(model)
 
+    def download(self, model: str) -> AsyncGenerator[tuple[float, str]]:
+        """Download the source of a served model, or another model by its id."""
+        self._check_admin()
+        registry = self.state.registry
+        try:
+            served = self.state.manager.find(model)
+        except ModelNotFound:
+            served = None
+        text = model if served is None else served.settings.source
+        hub = hub_of(text, registry)
+        if hub is not None:
+            return downloading(hub, text)
+        if served is not None:
+            return _nothing()
+        name = f"the model {model[:100]!r} is not served, and"
+        if not registry.model_hubs:
+            reason = f"{name} no plugin offers a hub to download it from; run: pip install 'enginehouse[hub]'"
+        else:
+            reason = f"{name} no hub has ids of this form; name it as OWNER/NAME, or OWNER/NAME:QUANTISATION"
+        raise InvalidRequest(reason, "model")
+
     def pin(self, model: str, is_pinned: bool = True) -> ModelEntry:
         """Pin a model, or release it, until the configuration is read again."""
         self._check_admin()
@@ -214,6 +236,12 @@ class ServerAccess:
         """Close the reasoning of a running request of the caller."""
         engines = Engines(self.state.manager, self.state.pipeline.recovery)
         return await self._find_request(request_id).stop_thinking(engines.get)
+
+
+async def _nothing() -> AsyncGenerator[tuple[float, str]]:
+    """Yield no step."""
+    return
+    yield
 
 
 def text_prompt(model: LoadedModel, text: str, *, add_special: bool, parse_special: bool) -> Prompt:

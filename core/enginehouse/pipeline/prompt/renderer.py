@@ -41,6 +41,7 @@ from enginehouse.workers.process import ChildProcess, Connection
 
 _MAX_QUARANTINED = 256
 _START_TIMEOUT_S = 60.0  # Python itself takes 0.2 s; a busy machine much longer
+_CHECK_TIMEOUT_S = 60.0  # a model that is loaded on a busy machine can wait; a refused one has to be loaded again
 _EXIT_S = 1.0  # from the end of its link to its exit status, which says why
 _MAX_BACKOFF_S = 5.0
 
@@ -56,7 +57,7 @@ class Renderer:
     """A small pool of rendering processes.
 
     Args:
-        timeout_s: maximum seconds from the call to the result, including the wait for a process.
+        timeout_s: maximum seconds of :meth:`render` from the call to the result, including the wait for a process.
         max_chars: maximum length of a rendered prompt in characters.
         num_processes: at least 2, so that a hanging template leaves one free.
         memory_bytes: maximum memory that rendering allocates per process (enforced on Linux only).
@@ -98,13 +99,18 @@ class Renderer:
             RenderError: the template refused, failed, or exceeded a limit.
             ServerOverloaded: no process became free in time, not caused by this template.
         """
-        reply = await self._run(prompt.template, lambda client: client.render(prompt))
+        reply = await self._run(prompt.template, lambda client: client.render(prompt), self._timeout_s)
         assert isinstance(reply, Rendered)
         return reply.segments
 
     async def check(self, template: str) -> None:
-        """Raise RenderError if ``template`` cannot be compiled."""
-        await self._run(template, lambda client: client.check(template))
+        """Compile ``template``, within a minute.
+
+        Raises:
+            RenderError: it cannot be compiled.
+            ServerOverloaded: no process became free in time.
+        """
+        await self._run(template, lambda client: client.check(template), max(self._timeout_s, _CHECK_TIMEOUT_S))
 
     async def close(self) -> None:
         """End all processes; waiting calls get ServerOverloaded."""
@@ -120,9 +126,9 @@ class Renderer:
         self._clients.clear()
         self._idle.clear()
 
-    async def _run(self, template: str, call: Callable[[_RenderProcess], Awaitable[Reply]]) -> Reply:
+    async def _run(self, template: str, call: Callable[[_RenderProcess], Awaitable[Reply]], timeout_s: float) -> Reply:
         try:
-            async with asyncio.timeout(self._timeout_s) as deadline:
+            async with asyncio.timeout(timeout_s) as deadline:
                 try:
                     reply = await self._attempt(template, call, deadline)
                 except _ProcessLost:  # not necessarily caused by the template
@@ -130,7 +136,7 @@ class Renderer:
         except TimeoutError:
             if template not in self._quarantined:
                 raise ServerOverloaded("All rendering processes are busy; try again.") from None
-            raise RenderError(f"The chat template took longer than {self._timeout_s:g} s.", "messages") from None
+            raise RenderError(f"The chat template took longer than {timeout_s:g} s.", "messages") from None
         except _ProcessLost:
             raise RenderError("The chat template crashed the process that rendered it.", "messages") from None
         if isinstance(reply, Failed):

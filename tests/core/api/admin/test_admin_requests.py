@@ -91,7 +91,7 @@ def shown(client: httpx.Client, request_id: str) -> dict:
 
 def wait_for(client: httpx.Client, request_id: str, phase: str, *, in_all_choices: bool = False) -> dict:
     """Until the request is in that phase; a second choice waits for the prompt of the first."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while True:
         found = shown(client, request_id)
         phases = [choice["phase"] for choice in found["choices"]] if in_all_choices and found else []
@@ -102,7 +102,7 @@ def wait_for(client: httpx.Client, request_id: str, phase: str, *, in_all_choice
 
 
 def wait_idle(client: httpx.Client, model: str) -> dict:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while True:
         listed = client.get("/admin/slots", headers=ADMIN).json()["data"]
         found = next(entry for entry in listed if entry["model"] == model)
@@ -167,7 +167,7 @@ def test_several_requests_of_one_id_are_told_apart_by_their_own(client: httpx.Cl
     ask("twin", model="fake")
     own = wait_for(client, "twin", "decode")["id"]
     ask("twin", model="fake")
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while (answer := client.get("/admin/requests/twin", headers=ADMIN)).status_code == 200:
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -191,7 +191,7 @@ def test_prompts_are_shown_only_where_the_settings_say_so(client: httpx.Client, 
     with contextlib.contextmanager(connect)(open_settings) as other, ThreadPoolExecutor() as pool:
         body = {"prompt": [SECRET, "b"], "model": "ticks"}
         asked = pool.submit(other.post, "/v1/completions", json=body, headers=USER | {"x-request-id": "open"})
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while not (found := shown(other, "open")):
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -205,7 +205,7 @@ def test_prompts_are_shown_only_where_the_settings_say_so(client: httpx.Client, 
 @pytest.mark.parametrize("stream", [True, False])
 def test_what_has_been_said_so_far(client: httpx.Client, ask, stream: bool) -> None:
     ask("talking", model="ticks", stream=stream)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     texts: list[str] = []
     while len(texts) < 3:
         answer = client.get("/admin/requests/talking/partial", headers=ADMIN)
@@ -278,7 +278,7 @@ def test_users_may_not_look(client: httpx.Client, path: str) -> None:
 @pytest.mark.parametrize("stream", [True, False])
 def test_reasoning_is_closed_and_the_answer_follows(client: httpx.Client, ask, stream: bool) -> None:
     answer = ask("thinking", model="thinker", stream=stream, max_tokens=600, logprobs=not stream)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not any(choice["is_thinking"] for choice in shown(client, "thinking").get("choices", ())):
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -290,7 +290,7 @@ def test_reasoning_is_closed_and_the_answer_follows(client: httpx.Client, ask, s
 
     assert again.status_code == 409 and again.json()["error"]["code"] == "not_thinking"
     assert partial["text"] == ""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not (found := client.get("/admin/requests/thinking/partial", headers=ADMIN).json()["choices"][0])["text"]:
         assert time.monotonic() < deadline, found
         time.sleep(0.01)
@@ -360,7 +360,7 @@ def test_requests_on_the_command_line(client: httpx.Client, ask) -> None:
     table = run(client, "list")
     cancelled = run(client, "cancel", "from-afar")
     status = answer.result(10).status_code
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while (again := run(client, "cancel", "from-afar")).exit_code == 0:  # it is still leaving
         assert time.monotonic() < deadline
 

@@ -59,7 +59,7 @@ class Stream:
 
     def goes_on(self) -> bool:
         count = len(self.lines)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while len(self.lines) <= count + 3:
             if time.monotonic() > deadline or not self._thread.is_alive():
                 return False
@@ -93,7 +93,7 @@ def test_models_appear_change_and_leave_and_streams_go_on(operate: Operate) -> N
     assert list(server.models()) == ["plain", "renamed", "endless"]
     assert server.ask("renamed").status_code == 200
     assert server.ask("org/fake:tag").status_code == 404
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while server.ask("plain").json()["choices"][0]["text"] != "Bye" and time.monotonic() < deadline:
         pass
     assert server.ask("gpt-plain").json()["choices"][0]["text"] == "Bye"
@@ -203,7 +203,7 @@ def test_only_settings_of_the_process_are_kept() -> None:
 @pytest.mark.skipif(os.name != "posix", reason="there is no SIGHUP")
 def test_sighup_reloads_and_what_came_of_it_is_in_the_log(tmp_path: Path) -> None:
     def until_logged(text: str) -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while text not in server.output:
             assert time.monotonic() < deadline, server.output
             time.sleep(0.02)
@@ -214,14 +214,20 @@ def test_sighup_reloads_and_what_came_of_it_is_in_the_log(tmp_path: Path) -> Non
     model = '[models.{name}]\nsource = "{name}.json"\nbackend = "scripted"\n'
     config.write_text(model.format(name="a"))
     with started_server("--config", config) as server, httpx.Client(base_url=str(server.url), timeout=20) as client:
-        config.write_text(model.format(name="a") + model.format(name="b"))
+        config.write_text(model.format(name="a") + model.format(name="b") + 'aliases = ["claude-*"]\n')
         os.kill(server.process.pid, signal.SIGHUP)
         until_logged("configuration 2 is served now; models added: b")
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while (answer := client.post("/v1/completions", json={"model": "b", "prompt": "x"})).status_code == 503:
             assert time.monotonic() < deadline, "it is still loading"
             time.sleep(0.02)
         assert answer.json()["choices"][0]["text"] == "B"
+        alias = {"model": "claude-fable", "prompt": "x"}
+        assert client.post("/v1/completions", json=alias).json()["choices"][0]["text"] == "B"
+        config.write_text(model.format(name="a") + 'aliases = ["claude-*"]\n' + model.format(name="b"))
+        os.kill(server.process.pid, signal.SIGHUP)
+        until_logged("configuration 3 is served now")
+        assert client.post("/v1/completions", json=alias).json()["choices"][0]["text"] == "A"
         config.write_text("nonsense")
         os.kill(server.process.pid, signal.SIGHUP)
         until_logged("The configuration was not reloaded; the old one stays in use")
@@ -376,7 +382,7 @@ def test_reload_that_never_ends_does_not_hold_up_the_end_of_the_server(
         return evolve(settings, models={"a": model, "b": model})
 
     with server_thread(settings, registry, read) as running, ThreadPoolExecutor() as threads:
-        while httpx.get(f"{running.url}/health").status_code != 200:
+        while httpx.get(f"{running.url}/health", timeout=60).status_code != 200:
             pass
         backend.is_stuck = where == "planning"
         asked = threads.submit(httpx.post, f"{running.url}/admin/reload", json={}, timeout=60)

@@ -211,7 +211,7 @@ def test_streams_without_v1(fake: Endpoints) -> None:
 
 def test_every_address_wants_the_key() -> None:
     settings = Settings(auth=AuthSettings(keys=("secret",)))
-    with server_thread(settings) as running, httpx.Client(base_url=running.url) as client:
+    with server_thread(settings) as running, httpx.Client(base_url=running.url, timeout=60) as client:
         for path in [*POSTS, *(f"/v1{path}" for path in POSTS)]:
             assert client.post(path, json={}).status_code == 401
         for path in ("/models", "/models/x", "/schema", "/schema/openapi.json"):

@@ -342,7 +342,7 @@ async def test_download_of_a_model_that_leaves_is_stopped(monkeypatch, after: Ma
     await manager.start()
     await until(lambda: states(manager) == {"m": "loading"})
     await change(ModelChanger(manager), settings_of(after))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await is_stopped.wait()
 
     await until(lambda: states(manager) == dict.fromkeys(after, "unloaded"))

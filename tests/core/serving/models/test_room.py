@@ -147,7 +147,7 @@ class Manager(RuleBasedStateMachine):
 
     def run(self, work: Coroutine[Any, Any, _T]) -> _T:
         async def limited() -> _T:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 return await work
 
         return self.loop.run_until_complete(limited())
