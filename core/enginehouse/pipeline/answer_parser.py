@@ -27,7 +27,7 @@ from enginehouse.contract.parsers import (
     ToolSession,
 )
 from enginehouse.contract.types import Tool
-from enginehouse.plugins import guard_of, guarded
+from enginehouse.plugins import are_foreign, guard_of, guarded
 
 
 @frozen(kw_only=True)
@@ -45,6 +45,11 @@ class AnswerParsing:
     tool_format: ToolFormat | None = None
     tools: tuple[Tool, ...] = ()
     max_calls: int | None = None
+
+    @property
+    def are_foreign(self) -> bool:
+        """True if a parser is not our own, so that it is opened and called off the event loop."""
+        return are_foreign(self.reasoning, self.tool_format)
 
     def open(self) -> AnswerParser | None:
         """Create a parser for one choice; None if its text is the answer unchanged."""

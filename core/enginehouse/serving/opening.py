@@ -161,6 +161,7 @@ async def open_engine(
         drafters=tuple(drafter.to_load() for drafter in plan.drafters),
         exit_policy=plan.exit_policy,
         prefix_disk=plan.prefix_disk,
+        plugin_timeout_s=settings.limits.plugin_timeout_s,
     )
     engine = await WorkerEngine.open(
         load,
