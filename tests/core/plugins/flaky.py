@@ -341,6 +341,7 @@ async def handle(call):
 
 
 class Surface(Flaky):
+    request_id_header, takes_any_type = None, False
     routes = (
         GenerationRoute(
             path="/say", name="say", summary="Say", body=Body, requests=requests, assemble=assemble, frame=NDJSON

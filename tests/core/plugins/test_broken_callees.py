@@ -46,7 +46,10 @@ PLACES = [
 ]
 
 
-SURFACE = [Place(name=f"surface.{name}", deeds=DEEDS) for name in ("requests", "assemble", "push", "whole", "handle")]
+SURFACE = [
+    *(Place(name=f"surface.{name}", deeds=DEEDS) for name in ("requests", "assemble", "handle")),
+    *(Place(name=f"surface.{name}", deeds=("raise", "exit", "slow", "hang")) for name in ("push", "whole")),
+]
 
 
 @pytest.fixture(scope="module")
