@@ -321,6 +321,24 @@ def test_thinking_and_a_call_come_out_equal(client: httpx.Client, name: str, mod
     assert surface.ask(client, model, stream=stream, **surface.thinks) == Said("Answer 7", "plan A")
 
 
+@either_way
+@pytest.mark.parametrize(
+    ("name", "stop"),
+    [
+        ("chat", {"stop_regex": "l.n|er? \\d"}),
+        ("responses", {"stop_regex": ["l.n", "er? \\d"]}),
+        ("ollama", {"options": {"stop_regex": "l.n|er? \\d"}}),
+    ],
+)
+def test_an_expression_ends_the_answer_but_not_the_thinking(
+    client: httpx.Client, name: str, stop: dict[str, Any], stream: bool
+) -> None:
+    """The thinking holds a match, too."""
+    surface = SURFACES[name]
+
+    assert surface.ask(client, "script", stream=stream, **surface.thinks, **stop) == Said("Answ", "plan A")
+
+
 @pytest.mark.parametrize("name", SURFACES)
 def test_words_of_the_table_have_an_effect(client: httpx.Client, name: str) -> None:
     """None is listed as ignored, or refused."""
