@@ -381,12 +381,14 @@ class StepEngine:
 
     def stats(self) -> EngineStats:
         """Return the current state as counts."""
-        scheduler = self._scheduler
+        scheduler, num_free = self._scheduler, 0
+        with contextlib.suppress(PluginFailed):
+            num_free = self._runner.free_tokens()
         return EngineStats(
             num_waiting=scheduler.num_waiting_requests,
             num_running=len(scheduler.running),
             max_sequences=scheduler.slots,
-            free_tokens=self._runner.free_tokens(),
+            free_tokens=num_free,
             cached_tokens=scheduler.cache.num_tokens,
             num_steps=self._steps.num_steps,
             num_preemptions=scheduler.num_preemptions,

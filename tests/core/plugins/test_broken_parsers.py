@@ -11,7 +11,7 @@ from .harness import FlakyServer, Place, cells
 
 CONFIG = """
 [limits]
-plugin_timeout_s = 1.0
+plugin_timeout_s = 3.0
 [plugins]
 deny = ["llguidance"]
 [models.broken]
