@@ -187,10 +187,11 @@ class Replay:
     def _push(self, token_id: int, events: list[Event], is_forced: bool = False) -> None:
         """Push one token to every running choice."""
         self._num_made += 1
+        is_reasoning = self._reasoning is not None and self._reasoning.is_inside
         if self._reasoning is not None and not self._reasoning.is_over:
             self._reasoning.accept(token_id, is_forced)
         for choice, stream in list(self._streams.items()):
-            piece = stream.push(token_id)
+            piece = stream.push(token_id, is_reasoning=is_reasoning)
             self._report(choice, piece, events)
             if piece.stop is not None:
                 self._finish(choice, "stop", piece.stop, events)

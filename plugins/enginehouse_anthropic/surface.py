@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from attrs import evolve
+
 from enginehouse.contract.calls import Call
 from enginehouse.contract.surface import (
     Answer,
@@ -15,7 +17,7 @@ from enginehouse.contract.surface import (
     Route,
     new_id,
 )
-from enginehouse.contract.types import GenerateRequest
+from enginehouse.contract.types import GenerateRequest, Thinking
 from enginehouse_anthropic.assembler import MessageAssembler, MessageOptions, ThinkingDisplay
 from enginehouse_anthropic.body import CountTokensBody, MessagesBody
 from enginehouse_anthropic.conversation import read_conversation
@@ -110,7 +112,7 @@ class AnthropicSurface:
             model=call.body.model,
             messages=read_conversation(call, self._signatures),
             tool_use=read_tool_use(call),
-            thinking=read_thinking(call, effort),
+            thinking=_switched(call, read_thinking(call, effort)),
             constraint=constraint,
             **parameters,  # type: ignore[arg-type]
         )
@@ -130,6 +132,15 @@ class AnthropicSurface:
 
     async def _count_tokens(self, call: Call) -> Reply:
         return Reply({"input_tokens": await call.server.count_tokens(self._request(call))})
+
+
+def _switched(call: Call, thinking: Thinking) -> Thinking:
+    """Return the options without the switch that a body without ``thinking`` implies, if the model refuses it."""
+    if call.body.thinking is not None:
+        return thinking
+    entry = call.server.model(call.body.model)
+    is_refused = entry.info is not None and "enable_thinking" not in entry.supports
+    return evolve(thinking, enabled=None) if is_refused else thinking
 
 
 def _display(body: MessagesBody) -> ThinkingDisplay:

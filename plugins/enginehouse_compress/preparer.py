@@ -66,6 +66,7 @@ class PromptCompressor:
         self._compressors = compressors
         self._cache: OrderedDict[bytes, _Kept] = OrderedDict()
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="compress")
+        self._threads_of = {name: ThreadPoolExecutor(_NUM_THREADS, f"compress {name}") for name in compressors}
 
     def may_prepare(self, request: GenerateRequest, model: str) -> bool:
         """See the contract."""
@@ -137,7 +138,8 @@ class PromptCompressor:
         key = await self._on_thread(_key, task, named)
         kept = self._cache.get(key)
         if kept is None:
-            ranges = await self._on_thread(choice.compressor.compress, task, tools)
+            threads = self._threads_of[choice.compressor.name]  # one that hangs leaves those of the others free
+            ranges = await _on(threads, choice.compressor.compress, task, tools)
             kept = tuple(tuple(of_text) for of_text in ranges)
             self._cache[key] = kept
             if len(self._cache) > _MAX_CACHED:
@@ -159,8 +161,12 @@ class PromptCompressor:
                 tools.stop()
 
     async def _on_thread(self, work: Callable[[*_Ts], _T], *arguments: *_Ts) -> _T:
-        context = contextvars.copy_context()  # in which core finds the request
-        return await asyncio.get_running_loop().run_in_executor(self._threads, context.run, work, *arguments)
+        return await _on(self._threads, work, *arguments)
+
+
+async def _on(threads: ThreadPoolExecutor, work: Callable[[*_Ts], _T], *arguments: *_Ts) -> _T:
+    context = contextvars.copy_context()  # in which core finds the request
+    return await asyncio.get_running_loop().run_in_executor(threads, context.run, work, *arguments)
 
 
 def _report(details: Mapping[str, Any]) -> Report:

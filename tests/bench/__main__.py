@@ -34,6 +34,7 @@ _BENCHMARKS = {
     "speculation": "bench.speculation:measure_speculation",
     "prefix": "bench.prefix:measure_prefix",
     "overload": "bench.overload:measure_overload",
+    "plugins": "bench.held_plugins:measure_plugins",
 }
 _SOAK = "soak"
 

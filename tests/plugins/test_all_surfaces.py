@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 import pytest
-from attrs import field, frozen, mutable
+from attrs import evolve, field, frozen, mutable
 
-from enginehouse.settings.config import ModelSettings, PluginsSettings, RouterSettings, Settings
+from enginehouse.settings.config import ModelSettings, PluginsSettings, RouterSettings, ServerSettings, Settings
+from enginehouse.settings.optimisations import DrafterSettings
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.served import served
 from enginehouse_testkit.waiting import wait_until
@@ -28,6 +32,7 @@ PLUGINS = (
     "responses",
     "router",
     "samplers",
+    "speculate",
 )
 TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}:{{ m.content }}]{% endfor %}"
@@ -49,11 +54,26 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     source = write_script(
         folder / "s.json", [*THINKS, "Answer", " 7"], replies={"You can call functions": [*THINKS, *CALL]}
     )
+    repeating = ModelSettings(
+        source="fake",
+        backend="fake",
+        isolation="thread",
+        options={"step_delay_s": 0.005},
+        defaults={"logit_bias": {"101": 100.0, "102": 100.0}},
+    )
     models = {
         "script": ModelSettings(source=source, backend="scripted", chat_template=str(folder / "t.jinja")),
         "fake": ModelSettings(source="fake", backend="fake", slots=8, options={"step_delay_s": 0.02}),
+        "plain": repeating,
+        "drafted": evolve(repeating, drafters=(DrafterSettings(name="prompt-lookup", options={"min_match": 1}),)),
+        "slow": ModelSettings(source=write_script(folder / "l.json", [{"delay_s": 0.5}, "late"]), backend="scripted"),
     }
-    settings = Settings(models=models, plugins=PluginsSettings(allow=PLUGINS), router=RouterSettings(strategy="rules"))
+    settings = Settings(
+        models=models,
+        plugins=PluginsSettings(allow=PLUGINS),
+        router=RouterSettings(strategy="rules", models=("script", "fake")),
+        server=ServerSettings(ping_s=0.1),
+    )
     with served(settings) as client:
         yield client
 
@@ -163,6 +183,14 @@ class Surface:
         self.read(said, answer.json())
         return said.done()
 
+    def details(self, client: httpx.Client, model: str, **fields: Any) -> dict[str, Any]:
+        """Return the member ``enginehouse`` of a response."""
+        body = {**self.usual, **fields, "model": model, "stream": False}
+        answer = client.post(self.path, json=body, headers={"x-enginehouse-details": "true"})
+        assert answer.status_code == 200, answer.text
+        details: dict[str, Any] = answer.json()["enginehouse"]
+        return details
+
     def events(self, client: httpx.Client, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Yield the events of a stream."""
         with client.stream("POST", self.path, json=body) as answer:
@@ -181,6 +209,8 @@ COMMON = {**PARAMETERS, "compression": False} | {
     "priority": 0,
 }
 MESSAGES = [{"role": "user", "content": "Go on, 4."}]
+
+
 TOOL = {"type": "function", "function": FUNCTION}
 FORM = {"type": "json_schema", "name": "t", "schema": SCHEMA}
 SURFACES = {
@@ -252,6 +282,31 @@ SURFACES = {
     ),
 }
 CHATS = [name for name, surface in SURFACES.items() if surface.tools]
+
+
+def of_user(content: Any, **more: Any) -> dict[str, Any]:
+    """The members of a chat of one message."""
+    return {"messages": [{"role": "user", "content": content, **more}]}
+
+
+PROMPTS: dict[str, Callable[[str], dict[str, Any]]] = {
+    "chat": of_user,
+    "responses": lambda text: {"input": text},
+    "messages": of_user,
+    "ollama": of_user,
+    "completions": lambda text: {"prompt": text},
+    "llama-server": lambda text: {"prompt": text},
+}
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR42mP4z8AAAAMBAQD3A0FDAAAAAElFTkSuQmCC"
+LINK = f"data:image/png;base64,{PIXEL}"
+BASE64 = {"type": "base64", "media_type": "image/png", "data": PIXEL}
+IMAGES = {
+    "chat": of_user([{"type": "image_url", "image_url": {"url": LINK}}]),
+    "responses": {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": LINK}]}]},
+    "messages": of_user([{"type": "image", "source": BASE64}]),
+    "ollama": of_user("", images=[PIXEL]),
+}
+"""The members with an image, for the APIs that have one."""
 either_way = pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 
 
@@ -264,6 +319,24 @@ def test_thinking_and_a_call_come_out_equal(client: httpx.Client, name: str, mod
     called = surface.ask(client, model, stream=stream, **surface.tools, **surface.thinks)
     assert called == Said("I look.", "plan A", [{"name": "look", "arguments": {"at": "x y"}}])
     assert surface.ask(client, model, stream=stream, **surface.thinks) == Said("Answer 7", "plan A")
+
+
+@either_way
+@pytest.mark.parametrize(
+    ("name", "stop"),
+    [
+        ("chat", {"stop_regex": "l.n|er? \\d"}),
+        ("responses", {"stop_regex": ["l.n", "er? \\d"]}),
+        ("ollama", {"options": {"stop_regex": "l.n|er? \\d"}}),
+    ],
+)
+def test_an_expression_ends_the_answer_but_not_the_thinking(
+    client: httpx.Client, name: str, stop: dict[str, Any], stream: bool
+) -> None:
+    """The thinking holds a match, too."""
+    surface = SURFACES[name]
+
+    assert surface.ask(client, "script", stream=stream, **surface.thinks, **stop) == Said("Answ", "plan A")
 
 
 @pytest.mark.parametrize("name", SURFACES)
@@ -287,6 +360,115 @@ def test_streams_report_the_prefill_and_say_the_same(client: httpx.Client, name:
     assert timed == plain
     assert [one["processed"] for one in progress] == sorted({one["processed"] for one in progress})
     assert progress[-1]["processed"] == progress[-1]["total"] > progress[-1]["cache"]
+
+
+@either_way
+@pytest.mark.parametrize("name", [name for name in SURFACES if name not in CHATS])
+def test_texts_are_routed_as_chats_are(client: httpx.Client, name: str, stream: bool) -> None:
+    surface = SURFACES[name]
+
+    assert surface.ask(client, "auto", stream=stream) == surface.ask(client, "script", stream=stream)
+
+
+@pytest.mark.parametrize("name", SURFACES)
+def test_prompts_are_compressed(client: httpx.Client, name: str) -> None:
+    long = PROMPTS[name]("The same long paragraph, said again and again. " * 3 + "\n\n" + "Go on, 4.")
+    told = SURFACES[name].details(client, "script", **long, compression={"method": "lossless"})
+
+    assert told["compression"]["method"] == "lossless"
+
+
+@pytest.mark.parametrize("name", SURFACES)
+def test_drafts_are_used_and_change_nothing(client: httpx.Client, name: str) -> None:
+    """Whether a step has drafts depends on measured times, so that one request may do without."""
+    surface, repeated = SURFACES[name], PROMPTS[name]("one two three " * 12)
+
+    def has_drafted() -> bool:
+        told = surface.details(client, "drafted", **repeated)
+        return bool(told["optimizations"]["drafted_tokens"] > 0)
+
+    wait_until(has_drafted, "a response with drafts")
+    plain, drafted = (surface.ask(client, model, stream=True, **repeated) for model in ("plain", "drafted"))
+    assert drafted == plain
+
+
+@pytest.mark.parametrize("name", SURFACES)
+def test_pings_come_while_the_prompt_is_read(client: httpx.Client, name: str) -> None:
+    body = {**SURFACES[name].usual, "model": "slow", "stream": True}
+    with client.stream("POST", SURFACES[name].path, json=body) as answer:
+        before, _, _ = b"".join(answer.iter_raw()).partition(b"late")
+    ping = {"messages": b"event: ping", "ollama": b"  "}.get(name, b": ping")
+
+    assert before.count(ping) >= 1
+
+
+class Eye(BaseHTTPRequestHandler):
+    """A server of a model that takes images: says how many it got."""
+
+    def do_GET(self) -> None:
+        self.say(b'{"object":"list","data":[{"id":"eye","owned_by":"somebody"}]}', "application/json")
+
+    def do_POST(self) -> None:
+        data = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        found = json.dumps(data["messages"]).count(PIXEL)
+        choice = {"index": 0, "delta": {"content": f"{found} image"}, "finish_reason": None}
+        chunks = [{"choices": [choice]}, {"choices": [{**choice, "delta": {}, "finish_reason": "stop"}]}]
+        lines = [f"data: {json.dumps(chunk)}\n\n" for chunk in chunks]
+        self.say("".join([*lines, "data: [DONE]\n\n"]).encode(), "text/event-stream")
+
+    def say(self, body: bytes, kind: str) -> None:
+        self.send_response(200)
+        self.send_header("content-type", kind)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Silent."""
+
+
+@pytest.fixture(scope="module")
+def seeing() -> Iterator[httpx.Client]:
+    """A server whose model takes images."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Eye)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}).start()
+    source = f"http://127.0.0.1:{server.server_port}"
+    models = {"eye": ModelSettings(source=source, backend="remote", options={"images": True})}
+    with served(Settings(models=models, plugins=PluginsSettings(allow=(*PLUGINS, "remote")))) as client:
+        yield client
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.remote
+@either_way
+@pytest.mark.parametrize("name", IMAGES)
+def test_images_reach_a_model_that_takes_them(seeing: httpx.Client, name: str, stream: bool) -> None:
+    assert SURFACES[name].ask(seeing, "eye", stream=stream, **IMAGES[name]).text == "1 image"
+
+
+TESTED = {
+    "images": list(IMAGES),
+    "tools": CHATS,
+    "structured output": list(SURFACES),
+    "thinking": CHATS,
+    "routing": list(SURFACES),
+    "compression": list(SURFACES),
+    "drafts": list(SURFACES),
+    "resumption after a crash of a worker": list(SURFACES),
+    "progress of the prompt": list(SURFACES),
+}
+"""Rows of the table of the documentation to the APIs for which they are tested here."""
+
+
+def test_the_table_of_the_documentation_says_what_is_tested() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "surfaces.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
+    names = ["chat", "responses", "messages", "ollama", "llama-server"]
+    said = {row[0]: [name for name, cell in zip(names, row[1:], strict=True) if cell != "-"] for row in rows}
+
+    for row, tested in TESTED.items():
+        assert said[row] == [name for name in names if name in tested], row
 
 
 @pytest.mark.llguidance

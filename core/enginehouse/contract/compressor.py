@@ -113,7 +113,8 @@ class Compressor(Protocol):
         needs_scores: it calls :meth:`CompressionTools.score`.
 
     Calls:
-        compress: for each prompt that is compressed; server, one of several threads; may block and ask models.
+        compress: for each prompt that is compressed; server, thread of the plugin; may block and ask models,
+            ten minutes at most.
     """
 
     name: str

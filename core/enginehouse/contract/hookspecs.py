@@ -237,7 +237,8 @@ def register_tool_parsers(register: Callable[[ToolParser], None], options: Any, 
 
     An exception while parsing is logged with the parser's name. The client gets no error: an open call ends with the
     arguments that it has, which may be incomplete JSON; calls before it stay; what follows becomes text, tags included.
-    What the parser held back is lost.
+    What the parser held back is lost. The same happens after a call of a session that takes longer than
+    ``limits.plugin_timeout_s``; one of the format then fails the request.
 
     Example::
 
@@ -256,8 +257,8 @@ def register_reasoning_parsers(
     The parser with the highest ``match`` for the model's chat template serves it. On a tie: Enginehouse's own first,
     then by plugin name.
 
-    An exception while parsing fails that request only, with an error that names the parser; in a stream, after the
-    text that was sent.
+    An exception while parsing, and a call that takes longer than ``limits.plugin_timeout_s``, fails that request only,
+    with an error that names the parser; in a stream, after the text that was sent.
 
     Example::
 
@@ -275,7 +276,8 @@ def register_routers(register: Callable[[Router], None], options: Any, add_plugi
     number, also has ``check_models`` (see ``ChecksModels``), which is called once at start if that router is in use,
     and may raise ConfigError.
 
-    An exception while routing is logged with the router's name, and the default model answers.
+    An exception while routing is logged with the router's name, and the default model answers; likewise after a call
+    that takes longer than ``limits.plugin_timeout_s``.
 
     Example::
 
@@ -312,7 +314,9 @@ def register_surfaces(register: Callable[[Surface], None], options: Any, add_plu
     the routes of one of them need a header.
 
     ``requests``, ``assemble`` and ``handle`` of a route are called once per request, the methods of an assembler for
-    each piece of its output, on the event loop: they must not block. An exception in them fails that request only.
+    each piece of its output. Functions run in threads of the plugin, coroutines on event loops of the plugin, of which
+    there are several: other requests do not wait for them. An exception in them, and a call that blocks for longer than
+    ``limits.plugin_timeout_s``, fails that request only and names the surface.
 
     Example::
 
@@ -327,10 +331,11 @@ def register_preparers(register: Callable[[Preparer], None], options: Any, add_p
     """Register preparers, which change requests before their prompts are rendered (see ``preparer``).
 
     A preparer is bound to the settings of the models once per configuration. Its ``prepare_request`` is called for each
-    request, on the event loop, and a second time with the number of tokens that must go if the prompt turns out to be
-    too long. What it did is shown in the details of the response.
+    request, on an event loop of the plugin, and a second time with the number of tokens that must go if the prompt
+    turns out to be too long. What it did is shown in the details of the response.
 
-    An exception in ``prepare_request`` fails that request only and names the preparer.
+    An exception in ``prepare_request``, and one that blocks for longer than ``limits.plugin_timeout_s``, fails that
+    request only and names the preparer.
 
     Example::
 

@@ -3,7 +3,8 @@
 A *parser* recognises models by their chat template. Bound to a model it is a *format*, which defines what the prompt
 must contain and opens one *session* per choice. Sessions accept text in chunks of any size and return parts; the
 concatenated parts do not depend on the chunking. Streamed and whole answers are built from these parts. Parsers see
-text only: they know neither tokens nor wire formats.
+text only: they know neither tokens nor wire formats. A call that takes longer than ``limits.plugin_timeout_s`` is
+abandoned: the rest of an answer with tools is then text, and other requests end with an error.
 
 A session holds back only text that may be markup. It never returns part of a tag.
 """
@@ -101,8 +102,8 @@ class ToolSession(Protocol):
     """Incremental parser of one choice's text after its reasoning.
 
     Calls:
-        push: for each piece of text; server, event loop; under a millisecond.
-        flush: at the end of each choice; server, event loop; under a millisecond.
+        push: for each piece of text; server, thread of the plugin; under a millisecond.
+        flush: at the end of each choice; server, thread of the plugin; under a millisecond.
     """
 
     def push(self, text: str) -> Sequence[ToolPart]:
@@ -122,10 +123,10 @@ class ToolFormat(Protocol):
     """A tool parser bound to a model. Stateless: several threads use it concurrently to prepare chats.
 
     Calls:
-        prepare: for each chat with tools or calls; server, event loop, or a thread for large requests;
-            milliseconds.
+        prepare: for each chat with tools or calls; server, thread of the plugin; milliseconds,
+            ``plugin_timeout_s`` at most.
         constraint: for each chat whose calls are enforced; like ``prepare``; milliseconds.
-        open: for each choice of a chat with tools; server, event loop; microseconds.
+        open: for each choice of a chat with tools; server, thread of the plugin; microseconds.
     """
 
     @property
@@ -171,8 +172,8 @@ class ToolParser(Protocol):
         name: unique.
 
     Calls:
-        match: for each chat template of a model, when it is loaded; server, event loop; milliseconds.
-        bind: for each chat template of a model whose best match it is; server, event loop; milliseconds.
+        match: for each chat template of a model, when it is loaded; server, thread of the plugin; milliseconds.
+        bind: for each chat template of a model whose best match it is; server, thread of the plugin; milliseconds.
     """
 
     name: str
@@ -191,8 +192,8 @@ class ReasoningSession(Protocol):
     """Incremental parser of one choice's text from its beginning.
 
     Calls:
-        push: for each piece of text; server, event loop; under a millisecond.
-        flush: at the end of each choice; server, event loop; under a millisecond.
+        push: for each piece of text; server, thread of the plugin; under a millisecond.
+        flush: at the end of each choice; server, thread of the plugin; under a millisecond.
     """
 
     def push(self, text: str) -> Sequence[ReasoningPart]:
@@ -208,9 +209,9 @@ class ReasoningFormat(Protocol):
     """A reasoning parser bound to a model.
 
     Calls:
-        variables: for each chat; server, event loop, or a thread for large requests; microseconds.
+        variables: for each chat; server, thread of the plugin; microseconds.
         is_open: for each rendered chat; like ``variables``; microseconds.
-        open: for each choice; server, event loop; microseconds.
+        open: for each choice; server, thread of the plugin; microseconds.
     """
 
     @property
@@ -249,8 +250,8 @@ class ReasoningParser(Protocol):
         name: unique.
 
     Calls:
-        match: for each chat template of a model, when it is loaded; server, event loop; milliseconds.
-        bind: for each chat template of a model whose best match it is; server, event loop; milliseconds.
+        match: for each chat template of a model, when it is loaded; server, thread of the plugin; milliseconds.
+        bind: for each chat template of a model whose best match it is; server, thread of the plugin; milliseconds.
     """
 
     name: str

@@ -1,7 +1,8 @@
 """The contract of preparers, which change requests before their prompts are rendered. Called by the pipeline.
 
-A preparer is bound once per configuration and then called for every request to a model whose prompts core renders, on
-the event loop of the server process. What it asks of models counts as work of the request's caller.
+A preparer is bound once per configuration and then called for every request to a model whose prompts core renders, in
+the server process, on one of several event loops of the plugin: requests are prepared concurrently, and objects that
+belong to an event loop cannot be shared between calls. What it asks of models counts as work of the request's caller.
 """
 
 from __future__ import annotations
@@ -83,12 +84,12 @@ class ModelAccess(Protocol):
 
 
 class BoundPreparer(Protocol):
-    """A preparer with the settings of the models. Used on the event loop, for several requests concurrently.
+    """A preparer with the settings of the models. Used for several requests concurrently.
 
     Calls:
-        may_prepare: for each request to a router; server, event loop; microseconds.
-        prepare_request: for each request, and again if the prompt is too long; server, event loop; must not
-            block.
+        may_prepare: for each request to a router; server, thread of the plugin; microseconds.
+        prepare_request: for each request, and again if the prompt is too long; server, event loop of the plugin; may
+            await, and block for ``plugin_timeout_s`` at most.
     """
 
     def may_prepare(self, request: GenerateRequest, model: str) -> bool:

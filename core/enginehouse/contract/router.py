@@ -93,7 +93,7 @@ class Acceptance:
 
     Attributes:
         num_tokens: number of tokens to test; fewer if the answer ends earlier.
-        is_good: called once, on the event loop; must return immediately.
+        is_good: called once, in a thread of the plugin; must return immediately.
     """
 
     num_tokens: int = field(validator=[ge(1), le(MAX_PROBE_TOKENS)])
@@ -129,14 +129,14 @@ class Router(Protocol):
     """A routing strategy. ``name`` is the value of ``router.strategy``.
 
     Calls:
-        route: for each request to ``auto``; server, event loop; 1 to 2 ms.
+        route: for each request to ``auto``; server, thread of the plugin; 1 to 2 ms, ``plugin_timeout_s`` at most.
     """
 
     name: str
     api_version: int
 
     def route(self, question: RouteQuestion) -> RoutingDecision:
-        """Choose the models; must not block and must return within 1 to 2 ms; called on the event loop."""
+        """Choose the models. The request waits meanwhile; after the time limit the default model comes first."""
         ...
 
 

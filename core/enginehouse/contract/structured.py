@@ -72,8 +72,8 @@ class GrammarCompiler(Protocol):
     """A decoder bound to one tokenizer. Thread-safe; compiling the same constraint again is cheap.
 
     Calls:
-        compile: for each request with a constraint; worker, intake threads at once; limited by the decoder,
-            ``step_timeout_s`` at most.
+        compile: for each request with a constraint; worker, threads of the plugin; limited by the decoder,
+            ``plugin_timeout_s`` at most.
     """
 
     def compile(self, constraint: Constraint) -> Grammar:

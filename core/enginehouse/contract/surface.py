@@ -205,18 +205,17 @@ class Answer(Protocol):
 
 
 class Assembler(Protocol):
-    """The state machine that writes one response; created per request, used on the event loop.
+    """The state machine that writes one response; created per request; one call at a time, in any thread.
 
     It receives every piece of output in order, whether the response is streamed or not, so that a stream and a whole
     response are made of the same items.
 
     Calls:
-        opening: once per stream; server, event loop; microseconds.
-        push: for each piece of output; server, event loop; microseconds.
-        close: at the end of a stream; server, event loop; microseconds.
-        fail: at the end of a stream that breaks off; server, event loop; microseconds.
-        whole: once per response that is not streamed; server, event loop, or a thread for long ones;
-            milliseconds.
+        opening: once per stream; server, thread of the plugin; microseconds.
+        push: for each piece of output; server, thread of the plugin; microseconds.
+        close: at the end of a stream; server, thread of the plugin; microseconds.
+        fail: at the end of a stream that breaks off; server, thread of the plugin; microseconds.
+        whole: once per response that is not streamed; server, thread of the plugin; milliseconds.
     """
 
     def opening(self) -> Iterable[Chunk]:
@@ -252,7 +251,7 @@ class DetachedAssembler(Assembler, Protocol):
     """The writer of a detached response.
 
     Calls:
-        early: once per detached response that is not streamed; server, event loop; microseconds.
+        early: once per detached response that is not streamed; server, thread of the plugin; microseconds.
     """
 
     def early(self) -> Chunk:
@@ -298,9 +297,10 @@ class GenerationRoute(Route):
         body: has an attribute ``stream``: True if the response is streamed.
         requests: returns one request per prompt, all for the same model. Core sets the caller's permissions, profile
             and namespace; a ``namespace`` set here is kept within the caller's. Raises RequestError if the body is
-            invalid. A function is called in a thread for large bodies; a coroutine function runs on the event loop. It
+            invalid. A function is called in a thread of the plugin, a coroutine function on an event loop of it. It
             may return a :class:`Reply` instead, where the body asks for something that is not generated.
-        assemble: returns the writer of the response, once every prompt is accepted; cancelled if the client leaves.
+        assemble: returns the writer of the response, once every prompt is accepted; on an event loop of the plugin,
+            cancelled if the client leaves.
             For a detached response it is a :class:`DetachedAssembler`.
         detached: whether the response to a call goes on when its client disconnects, as one that can be taken up again
             does; limits, timeouts and the log count it until its end. It is written as a stream, and its assembler
@@ -323,7 +323,7 @@ class AnswerRoute(Route):
     """An address that is answered without generating.
 
     Attributes:
-        handle: returns the response; called on the event loop. It may raise errors of
+        handle: returns the response; called on an event loop of the plugin. It may raise errors of
             :mod:`enginehouse.contract.errors`.
     """
 
@@ -346,7 +346,7 @@ class Surface(Protocol):
         takes_any_type: bodies of any Content-Type are accepted, except from web pages.
 
     Calls:
-        error: for each error on its addresses; server, event loop; microseconds.
+        error: for each error on its addresses; server, thread of the plugin; microseconds.
     """
 
     name: str

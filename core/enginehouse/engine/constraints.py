@@ -237,15 +237,10 @@ class ConstraintState:
         if self._is_filled:
             return
         self._is_filled = True
-        self._guard.enter("fill_bitmask")
         try:
-            self._matcher.fill_bitmask(self._bitmask)
-        except EnginehouseError as error:
+            self._guard.call("fill_bitmask", self._matcher.fill_bitmask, self._bitmask)
+        except EnginehouseError as error:  # raised where the bitmask is read
             self._error = error
-        except BaseException as error:  # noqa: BLE001 - guard: raised where the bitmask is read
-            self._error = self._guard.failed("fill_bitmask", error)
-        finally:
-            self._guard.leave()
 
     def bitmask(self) -> NDArray[np.int32]:
         """Return the mask of the next token, (ceil(vocab_size / 32),) int32; raises an error from computing it."""
@@ -257,18 +252,26 @@ class ConstraintState:
     def accept(self, token_id: int) -> None:
         """Advance the grammar by an appended token."""
         self._is_filled = False
-        with self._guard.calling("accept"):
-            self._matcher.accept(token_id)
+        self._guard.call("accept", self._matcher.accept, token_id)
 
     def forced_token_ids(self) -> Sequence[int]:
         """Return the tokens that must follow."""
-        with self._guard.calling("forced_token_ids"):
-            return self._matcher.forced_token_ids()
+        forced = self._guard.call("forced_token_ids", self._matcher.forced_token_ids)
+        if not isinstance(forced, Sequence) or not all(map(self._is_token_id, forced)):
+            what = f"gave {type(forced).__name__}, a sequence of token ids was expected"
+            raise self._guard.mistake("forced_token_ids", what, self._matcher.forced_token_ids)
+        return forced
 
     def is_finished(self) -> bool:
         """Return True if the text is complete."""
-        with self._guard.calling("is_finished"):
-            return self._matcher.is_finished()
+        found: object = self._guard.call("is_finished", self._matcher.is_finished)
+        if not isinstance(found, bool | np.bool_):
+            what = f"gave {type(found).__name__}, bool was expected"
+            raise self._guard.mistake("is_finished", what, self._matcher.is_finished)
+        return bool(found)
+
+    def _is_token_id(self, found: object) -> bool:
+        return isinstance(found, int | np.integer) and 0 <= int(found) < 32 * len(self._bitmask)
 
 
 class Masks:

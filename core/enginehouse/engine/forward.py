@@ -88,7 +88,7 @@ def _attempt(runner: Runner, batch: Batch, guard: Guard, reads_all: bool = False
     """Guard of forward passes: run one, and return an error so that it does not end the other requests."""
     guard.enter("forward")
     try:
-        return _collect(batch, runner.forward(batch.spans), guard, reads_all)
+        return _collect(batch, runner.forward(batch.spans), runner, guard, reads_all)
     except PASSED:
         raise
     except BaseException as error:  # noqa: BLE001 - any exception of a library, panics included
@@ -112,10 +112,11 @@ def _forward_one_by_one(scheduler: Scheduler, batch: Batch, fail: Fail, guard: G
     return Computed(rows)
 
 
-def _collect(batch: Batch, output: ForwardOutput, guard: Guard, reads_all: bool = False) -> Computed:
+def _collect(batch: Batch, output: ForwardOutput, runner: Runner, guard: Guard, reads_all: bool = False) -> Computed:
     """Update the computed lengths and assign the rows; with ``reads_all`` the host samples every token."""
     if not hasattr(output, "num_rows"):
-        raise guard.mistake("forward", f"gave {type(output).__name__}, ForwardOutput was expected")
+        what = f"gave {type(output).__name__}, ForwardOutput was expected"
+        raise guard.mistake("forward", what, runner.forward)
     on_host: list[tuple[Sequence, range]] = []
     on_device: list[tuple[Sequence, range, int | None]] = []
     start = 0
@@ -150,13 +151,13 @@ def read_rows(output: ForwardOutput, wanted: list[tuple[Sequence, range]], guard
         return []
     num_rows = sum(len(rows) for _, rows in wanted)
     if num_rows < output.num_rows and isinstance(output, DeviceOutput):
-        output = output.select([row for _, rows in wanted for row in rows])
-    logits = output.host()
+        output = guard.call("select of its logits", output.select, [row for _, rows in wanted for row in rows])
+    logits = guard.call("host of its logits", output.host)
     vocab_size = wanted[0][0].sampler.vocab_size
     if getattr(logits, "dtype", None) != np.float32 or logits.shape != (output.num_rows, vocab_size):
         name = f"{logits.dtype} of shape {logits.shape}" if isinstance(logits, np.ndarray) else type(logits).__name__
         what = f"gave {name}, float32 of shape {(output.num_rows, vocab_size)} was expected"
-        raise guard.mistake("host of its logits", what)
+        raise guard.mistake("host of its logits", what, output.host)
     start, found = 0, []
     for sequence, rows in wanted:
         start = start if output.num_rows == num_rows else rows.start

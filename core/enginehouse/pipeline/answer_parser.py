@@ -27,7 +27,7 @@ from enginehouse.contract.parsers import (
     ToolSession,
 )
 from enginehouse.contract.types import Tool
-from enginehouse.plugins import guard_of, guarded
+from enginehouse.plugins import are_foreign, guard_of, guarded
 
 
 @frozen(kw_only=True)
@@ -45,6 +45,11 @@ class AnswerParsing:
     tool_format: ToolFormat | None = None
     tools: tuple[Tool, ...] = ()
     max_calls: int | None = None
+
+    @property
+    def are_foreign(self) -> bool:
+        """True if a parser is not our own, so that it is opened and called off the event loop."""
+        return are_foreign(self.reasoning, self.tool_format)
 
     def open(self) -> AnswerParser | None:
         """Create a parser for one choice; None if its text is the answer unchanged."""
@@ -164,8 +169,9 @@ class _Calls:
         kept: list[AnswerPart] = []
         for part in parts:
             if isinstance(part, AnswerText):
-                self._held = self._held.partition(part.text)[2]  # before it were tags
-                self._show(part.text, kept)
+                if part.text:
+                    self._held = self._held.partition(part.text)[2]  # before it were tags
+                    self._show(part.text, kept)
                 continue
             self._held = ""
             if isinstance(part, CallStarted):

@@ -32,7 +32,8 @@ from enginehouse.contract.types import (
     ToolUse,
 )
 from enginehouse.pipeline.answer_parser import AnswerParsing
-from enginehouse.plugins import PluginRegistry, guard_of
+from enginehouse.plugins import PluginRegistry, are_foreign, guard_of
+from enginehouse.serving.background import run_with_plugins
 from enginehouse.settings.config import ModelSettings
 
 _MAX_MODELS = 64
@@ -61,6 +62,11 @@ class ModelFormats:
     strict_problem: str = ""
     failed_parser: str = ""
 
+    @property
+    def are_foreign(self) -> bool:
+        """True if a parser is not our own, so that it is called off the event loop."""
+        return are_foreign(self.tools, self.reasoning)
+
 
 class ChatFormats:
     """Chooses parsers by chat template.
@@ -69,6 +75,9 @@ class ChatFormats:
         registry: the parsers.
         models: model settings by name; they may name parsers.
 
+    Attributes:
+        are_foreign: a parser is not our own, so that :meth:`of` is called off the event loop the first time.
+
     Raises:
         ConfigError: the settings name a parser that does not exist.
     """
@@ -76,11 +85,17 @@ class ChatFormats:
     def __init__(self, registry: PluginRegistry, models: Mapping[str, ModelSettings]) -> None:
         self._tool_parsers = registry.tool_parsers
         self._reasoning_parsers = registry.reasoning_parsers
+        self.are_foreign = are_foreign(*self._tool_parsers.values(), *self._reasoning_parsers.values())
         self._models = models
         self._known: OrderedDict[tuple[str, str], ModelFormats] = OrderedDict()
         for name, model in models.items():
             _check_name(registry, "tool parser", f"models.{name}.tool_parser", model.tool_parser)
             _check_name(registry, "reasoning parser", f"models.{name}.reasoning_parser", model.reasoning_parser)
+
+    async def find(self, model: str, chat: ChatFormat) -> ModelFormats:
+        """Return the same as :meth:`of`; the parsers of other distributions are asked off the event loop."""
+        is_new = (model, chat.template) not in self._known
+        return await run_with_plugins(is_new and self.are_foreign, lambda: self.of(model, chat))
 
     def of(self, model: str, chat: ChatFormat) -> ModelFormats:
         """Return the formats of a model, chosen at the first call and again when its template changes."""
@@ -117,6 +132,11 @@ class ChatPlan:
     budget: int | None = None
     _formats: ModelFormats
     _request: GenerateRequest
+
+    @property
+    def are_foreign(self) -> bool:
+        """True if a parser is not our own, so that the methods of this plan are called off the event loop."""
+        return self._formats.are_foreign
 
     def opened(self, segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
         """Return the rendered prompt, with reasoning opened if required."""

@@ -26,6 +26,7 @@ from enginehouse.pipeline.chat_formats import ChatFormats, ModelFormats
 from enginehouse.pipeline.parameters import Defaults, Layer, read_defaults
 from enginehouse.pipeline.prompt.chat_prompt import ModelTemplates
 from enginehouse.plugins import PluginRegistry
+from enginehouse.serving.background import run_with_plugins
 from enginehouse.settings.config import ModelSettings, matches
 
 _log = logging.getLogger(__name__)
@@ -149,6 +150,10 @@ class ModelProfiles:
         if known is None or known[0] is not info:
             known = self._known[name] = (info, self._make(name, info))
         return known[1]
+
+    async def prepare(self, name: str, info: ModelInfo) -> None:
+        """Make the profile of a loaded model, off the event loop where parsers are not our own."""
+        await run_with_plugins(self._formats.are_foreign, lambda: self.of(name, info))
 
     def _make(self, name: str, info: ModelInfo) -> ModelProfile:
         templates = self._templates.all(name, info)

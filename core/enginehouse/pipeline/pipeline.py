@@ -184,9 +184,9 @@ class Pipeline:
         too_long: Mapping[str, ContextLengthExceeded] = {}
         if counts_named or self.is_routed(request.model):
             named = self._planner.named_by(request)
-            names = [name for name in named if not self._preparers.may_prepare(request, name)]
+            names = [name for name in named if not await self._preparers.may_prepare(request, name)]
             too_long = await find_too_long(request, names, self._manager, self._count_tokens)
-        return request, self._planner.plan(request, too_long), unsupported
+        return request, await self._planner.plan(request, too_long), unsupported
 
     async def _count_tokens(self, request: GenerateRequest, model: LoadedModel) -> int:
         prompt = await self._prompts.make(request, model)
@@ -361,6 +361,11 @@ class Pipeline:
             ModelLoadError: gives the reason.
         """
         await self._prompts.check_model(name, info)
+        await self.prepare_profile(name, info)
+
+    async def prepare_profile(self, name: str, info: ModelInfo) -> None:
+        """Ask the parsers about a loaded model, so that :meth:`model_profile` need not wait for them."""
+        await self._model_profiles.prepare(name, info)
 
     def _layers(self, request: GenerateRequest, name: str, info: ModelInfo) -> tuple[Layer, ...]:
         """Return the defaults that apply, highest priority first."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
 from typing import TypeAlias
 
 from attrs import frozen
@@ -15,12 +16,13 @@ from attrs import frozen
 from enginehouse.contract.engine import EngineStream
 from enginehouse.contract.errors import ConfigError, ModelNotReady
 from enginehouse.contract.preparer import BoundPreparer, ModelAccess, Report
-from enginehouse.contract.types import Chat, EngineRequest, GenerateRequest, Segment
+from enginehouse.contract.types import Chat, EngineRequest, Event, GenerateRequest, Segment
 from enginehouse.pipeline.model_profile import ModelProfile
 from enginehouse.pipeline.parameters import Parameters
 from enginehouse.pipeline.prompting import Prompt
-from enginehouse.plugins import PluginRegistry
+from enginehouse.plugins import PluginRegistry, guard_of
 from enginehouse.plugins.kinds import KINDS
+from enginehouse.plugins.plugin_loops import CoreLoop
 from enginehouse.recovery import Recovery
 from enginehouse.serving import LoadedModel, ModelManager
 from enginehouse.settings.config import ModelSettings
@@ -52,9 +54,13 @@ class Preparers:
         self._manager = manager
         self._recovery = recovery
 
-    def may_prepare(self, request: GenerateRequest, model: str) -> bool:
+    async def may_prepare(self, request: GenerateRequest, model: str) -> bool:
         """True if a preparer could change requests like this one to a model."""
-        return any(preparer.may_prepare(request, model) for preparer in self._bound.values())
+        for preparer in self._bound.values():
+            ask = partial(preparer.may_prepare, request, model)
+            if await guard_of(preparer, "preparer").run("may_prepare", ask):
+                return True
+        return False
 
     async def prepare(
         self, request: GenerateRequest, model: LoadedModel, num_excess: int | None = None
@@ -73,10 +79,73 @@ class Preparers:
             return request, reports
         access = _Access(model, self._manager, self._recovery, request.caller)
         for name, preparer in self._bound.items():
-            preparation = await preparer.prepare_request(request, access, num_excess)
+            guard = guard_of(preparer, "preparer")
+            seen = access if guard.loops is None else _ForeignAccess(access, CoreLoop())
+            prepare = partial(preparer.prepare_request, request, seen, num_excess)
+            preparation = await guard.run_async("prepare_request", prepare)
             if preparation is not None:
                 request, reports[name] = preparation.request, preparation.report
         return request, reports
+
+
+@frozen
+class _ForeignAccess:
+    """Access from another event loop than core's; implements :class:`enginehouse.contract.preparer.ModelAccess`."""
+
+    _access: ModelAccess
+    _core: CoreLoop
+
+    @property
+    def name(self) -> str:
+        return self._access.name
+
+    @property
+    def created(self) -> int:
+        return self._access.created
+
+    async def tokenize(self, text: str) -> Sequence[int]:
+        return await self._core.run(lambda: self._access.tokenize(text))
+
+    async def pieces(self, token_ids: Sequence[int]) -> list[bytes]:
+        return await self._core.run(lambda: self._access.pieces(token_ids))
+
+    async def generate(self, request: EngineRequest) -> EngineStream:
+        return _ForeignStream(await self._core.run(lambda: self._access.generate(request)), self._core)
+
+    @contextlib.asynccontextmanager
+    async def other(self, name: str) -> AsyncIterator[ModelAccess]:
+        async with contextlib.AsyncExitStack() as stack:
+            model = self._access.other(name)
+            access = await self._core.run(model.__aenter__)
+            stack.push_async_exit(lambda *error: self._core.run(lambda: model.__aexit__(*error)))
+            yield _ForeignAccess(access, self._core)
+
+
+@frozen
+class _ForeignStream:
+    """A stream for another event loop than core's; implements :class:`enginehouse.contract.engine.EngineStream`."""
+
+    _stream: EngineStream
+    _core: CoreLoop
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return self._stream.num_prompt_tokens
+
+    @property
+    def num_waiting_events(self) -> int:
+        return self._stream.num_waiting_events
+
+    @property
+    def prompt_token_ids(self) -> Sequence[int] | None:
+        return self._stream.prompt_token_ids
+
+    async def __aiter__(self) -> AsyncIterator[Sequence[Event]]:
+        async for batch in self._core.iterate(aiter(self._stream)):
+            yield batch
+
+    def cancel(self) -> None:
+        self._core.call(self._stream.cancel)
 
 
 @frozen

@@ -20,7 +20,7 @@ from enginehouse.pipeline.prompt.chat_prompt import ChatPrompt, ModelTemplates
 from enginehouse.pipeline.prompt.renderer import Renderer
 from enginehouse.recovery import Recovery
 from enginehouse.serving import LoadedModel
-from enginehouse.serving.background import run_in_thread
+from enginehouse.serving.background import run_in_thread, run_with_plugins
 from enginehouse.settings.config import ModelSettings
 
 NO_INFILL = "this model does not support infill: its vocabulary has no tokens that mark prefix, suffix and middle"
@@ -159,12 +159,15 @@ class PromptMaker:
             )
         template = self._templates.choose(model.name, model.info, with_tools=request.tool_use is not None)
         chat = ChatFormat(template, model.info.special_tokens)
-        formats = self._formats.of(model.name, chat)
-        # Tools are serialised for prompt and constraint, which takes about 20 ms per megabyte.
-        plan = await run_in_thread(request.is_large, lambda: plan_chat(request, formats, request.constraint))
+        formats = await self._formats.find(model.name, chat)
+        if formats.are_foreign:
+            plan = await run_with_plugins(True, lambda: plan_chat(request, formats, request.constraint))
+        else:  # tools are serialised for prompt and constraint, which takes about 20 ms per megabyte
+            plan = await run_in_thread(request.is_large, lambda: plan_chat(request, formats, request.constraint))
         began = time.perf_counter()
-        segments = await self._render(template, plan, model.info, request)
+        rendered = await self._render(template, plan, model.info, request)
         render_s = time.perf_counter() - began
+        segments, reasoning = await run_with_plugins(plan.are_foreign, lambda: _opened(plan, rendered))
         return Prompt(
             model=model,
             segments=segments,
@@ -172,7 +175,7 @@ class PromptMaker:
             add_special=False,
             written=_written(request),
             plan=plan,
-            reasoning=plan.reasoning_params(segments),
+            reasoning=reasoning,
             render_s=render_s,
         )
 
@@ -205,7 +208,13 @@ class PromptMaker:
             add_generation_prompt=request.opens_turn,
             extra=plan.variables,
         )
-        return plan.opened(await self._renderer.render(prompt))
+        return await self._renderer.render(prompt)
+
+
+def _opened(plan: ChatPlan, rendered: tuple[Segment, ...]) -> tuple[tuple[Segment, ...], ReasoningParams | None]:
+    """Return the whole prompt, and the reasoning parameters for the engine."""
+    segments = plan.opened(rendered)
+    return segments, plan.reasoning_params(segments)
 
 
 def _written(request: GenerateRequest) -> tuple[str, ...]:

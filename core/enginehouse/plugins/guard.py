@@ -1,9 +1,8 @@
 """The guard around every call into a plugin: it names the plugin that fails, and keeps its failure from spreading.
 
-A :class:`Guard` belongs to one object of a plugin. :func:`guarded` returns that object with the guard around each
-method of its contract; what such a method returns is guarded in turn if its type is in :data:`_GUARDED`, so a format is
-guarded as its parser is. The registry holds guarded objects. In the decode loop plain objects are called, inside a
-``try`` whose handler asks their guard.
+A :class:`Guard` belongs to one object of a plugin, and the registry holds objects with the guard around each method of
+their contract (see ``guarded``). In the decode loop plain objects are called, inside a ``try`` whose handler asks their
+guard.
 
 A guarded call
 
@@ -11,114 +10,48 @@ A guarded call
 - turns any other exception, ``SystemExit`` included, into :class:`PluginFailed`, which names the plugin and nothing
   else; the traceback is in the log, once per plugin, kind, place and minute;
 - checks the type of the result (``results``);
-- warns, once a minute, if it blocks longer than it may.
+- warns, once a minute, if it takes longer than it should.
+
+Plugins of the distribution of Enginehouse are called where core is, on the event loop. What others do while requests
+are served runs in threads of each object, with a time limit, so that no other request waits for it;
+:meth:`Guard.run` and :meth:`Guard.run_async` call it from the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import inspect
 import logging
+import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
-from typing import Any, TypeVar, cast, get_type_hints
+from typing import Any, TypeVar
 
 from attrs import define, evolve, field, frozen
 
-from enginehouse.contract.backend import Backend, CutPlanner, DeviceSampler, Drawn, Runner, StateKeeper
-from enginehouse.contract.compressor import CompressionTask, Compressor, Range, cut
-from enginehouse.contract.drafter import BoundDrafter, Drafter, LayerBackend, LayerDrafter
-from enginehouse.contract.errors import ConfigError, EnginehouseError, PluginFailed, RequestError
-from enginehouse.contract.exit_policy import ExitPolicy, LayerAccess
-from enginehouse.contract.model_hub import ModelHub
-from enginehouse.contract.parsers import (
-    ReasoningFormat,
-    ReasoningParser,
-    ReasoningSession,
-    ToolFormat,
-    ToolParser,
-    ToolSession,
-)
-from enginehouse.contract.preparer import BoundPreparer, Preparer
-from enginehouse.contract.router import ChecksModels, Router
-from enginehouse.contract.sampler import SamplerPlugin
-from enginehouse.contract.structured import Grammar, GrammarCompiler, StructuredDecoder
+from enginehouse.contract.errors import EnginehouseError, PluginFailed
 from enginehouse.plugins.call_notes import CallNotes, NotedCall
-from enginehouse.plugins.results import Expectation
+from enginehouse.plugins.plugin_loops import PluginLoop, PluginLoops
+from enginehouse.plugins.threads import Abandoned, PluginThreads
 
 _log = logging.getLogger("enginehouse.plugins")
 
 _T = TypeVar("_T")
 
-PASSED = (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit)
-"""Exceptions that are never a plugin's failure: they end the task, the process or the generator."""
+PASSED = (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit, Abandoned)
+"""Exceptions that are never a plugin's failure: they end the task, the process, the generator or an abandoned call."""
+
+_OWN_PACKAGES = re.compile(r"enginehouse(_\w+)?(\.|$)")
+_OWN_DISTRIBUTIONS = ("enginehouse", "enginehouse_testkit")
 
 current_request: ContextVar[Callable[[], str] | None] = ContextVar("current_request", default=None)
 """Returns the id of the request that the current task of the server works on."""
 
 _LOG_EVERY_S = 60.0
-
-_GUARDED: dict[type[Any], tuple[type[Any], ...]] = {
-    Backend: (LayerBackend,),
-    BoundDrafter: (),
-    BoundPreparer: (),
-    Compressor: (),
-    Drafter: (LayerDrafter,),
-    Drawn: (),
-    ExitPolicy: (),
-    Grammar: (),
-    GrammarCompiler: (),
-    ModelHub: (),
-    Preparer: (),
-    ReasoningFormat: (),
-    ReasoningParser: (),
-    ReasoningSession: (),
-    Router: (ChecksModels,),
-    Runner: (CutPlanner, DeviceSampler, LayerAccess, StateKeeper),
-    SamplerPlugin: (),
-    StructuredDecoder: (),
-    ToolFormat: (),
-    ToolParser: (),
-    ToolSession: (),
-}
-"""Interfaces whose objects are guarded, each with its optional interfaces."""
-
-_GUARDED_BY_CALLER = frozenset({(Runner, "forward")})
-"""Methods whose failures the engine distributes among the requests of a batch."""
-
-_NOTHING_PASSES = (BoundDrafter, ReasoningSession, ToolSession)
-_ONLY_REQUEST_ERRORS: tuple[type[Any], ...] = (Router, ToolParser, ToolFormat, ReasoningParser, ReasoningFormat)
-
-_MAX_S = {
-    (Router, "route"): 0.01,
-    (ToolSession, "push"): 0.05,
-    (ToolSession, "flush"): 0.05,
-    (ReasoningSession, "push"): 0.05,
-    (ReasoningSession, "flush"): 0.05,
-}
-"""Seconds after which a call is reported as slow."""
-
-
-def _check_ranges(kept: Sequence[Sequence[Range]], task: CompressionTask, *_: Any) -> str | None:
-    """Return what is wrong with the ranges of a compressor."""
-    if len(kept) != len(task.texts):
-        return f"says what to keep of {len(kept)} texts, not of {len(task.texts)}"
-    try:
-        for text, ranges in zip(task.texts, kept, strict=True):
-            cut(text, ranges)
-    except (TypeError, ValueError) as error:
-        return f"gave ranges that cannot be kept: {error}"
-    return None
-
-
-_CHECKS: dict[tuple[type[Any], str], Callable[..., str | None]] = {(Compressor, "compress"): _check_ranges}
-"""Checks of results beyond their type: called with the result and the arguments, they return what is wrong."""
 
 
 @define(eq=False)
@@ -128,10 +61,12 @@ class PluginFailures:
     Attributes:
         counts: number of failures by plugin and kind.
         notes: where the calls of a worker process are noted; None in other processes.
+        max_call_s: time limit of calls that run in threads of a plugin (``limits.plugin_timeout_s``).
     """
 
     counts: Counter[tuple[str, str]] = field(factory=Counter)
     notes: CallNotes | None = None
+    max_call_s: float = 10.0
     clock: Callable[[], float] = time.monotonic
     _logged_s: dict[tuple[str, ...], float] = field(factory=dict)
     _lock: threading.Lock = field(factory=threading.Lock)
@@ -144,11 +79,27 @@ class PluginFailures:
             request = f" (request {request_id})" if (request_id := guard.find_request()) else ""
             _log.error("%s%s; for a minute, more of this is only counted%s", text, request, more, exc_info=error)
 
-    def slow(self, guard: Guard, place: str, seconds: float, max_s: float, consequence: str) -> None:
-        """Warn of a call that took too long."""
+    def slow(
+        self,
+        guard: Guard,
+        place: str,
+        seconds: float,
+        *,
+        max_s: float,
+        consequence: str,
+        cpu_s: float | None = None,
+    ) -> None:
+        """Warn of a call that took too long.
+
+        Args:
+            seconds: elapsed time.
+            consequence: who waits for it.
+            cpu_s: processor time of its thread; far less than ``seconds`` if it waited, or the machine was busy.
+        """
         if self._is_new(guard.plugin, guard.kind, guard.name, place, "slow"):
-            text = "%s took %.0f ms in %s, longer than %.0f ms: %s"
-            _log.warning(text, guard, 1000 * seconds, place, 1000 * max_s, consequence)
+            computing = f" ({1000 * cpu_s:.0f} ms of processor time)" if cpu_s is not None else ""
+            text = "%s took %.0f ms%s in %s, longer than %.0f ms: %s"
+            _log.warning(text, guard, 1000 * seconds, computing, place, 1000 * max_s, consequence)
 
     def _is_new(self, *key: str) -> bool:
         with self._lock:
@@ -168,8 +119,10 @@ class Guard:
         kind: noun of the kind of object.
         name: name of the object.
         failures: where failures are counted and logged.
-        is_own: the plugin belongs to the distribution of Enginehouse.
+        is_own: the plugin belongs to the distribution of Enginehouse, see :func:`is_own`.
         request_id: the request for which it is called, if that is always the same one.
+        threads: where the object is called while requests are served; None for our own plugins.
+        loops: where its coroutines run; None for our own plugins.
     """
 
     plugin: str
@@ -178,7 +131,15 @@ class Guard:
     failures: PluginFailures = field(factory=PluginFailures, repr=False)
     is_own: bool = True
     request_id: str = ""
+    threads: PluginThreads | None = field(default=None, repr=False)
+    loops: PluginLoops | None = field(default=None, repr=False)
     _packed: dict[str, bytes] = field(factory=dict, init=False, repr=False)
+
+    @classmethod
+    def of_plugin(cls, plugin: str, kind: str, name: str, failures: PluginFailures, *, is_own: bool) -> Guard:
+        """Create the guard of an object, with threads if it is not our own."""
+        guard = cls(plugin, kind, name, failures, is_own)
+        return guard if is_own else evolve(guard, threads=PluginThreads(guard), loops=PluginLoops(guard))
 
     def __str__(self) -> str:
         """Name the object, as in "the sampler 'xtc' of the plugin 'samplers'"."""
@@ -233,14 +194,57 @@ class Guard:
         return PluginFailed(f"{text[0].upper()}{text[1:]}.", self.plugin, self.kind)
 
     def call(self, place: str, function: Callable[..., _T], *arguments: Any) -> _T:
-        """Call a function of the plugin that is not a method of a guarded object.
+        """Call a function of the plugin that is not a method of a guarded object, such as one of the decode loop.
 
         Raises:
             EnginehouseError: raised by the plugin.
             PluginFailed: the plugin raised anything else.
         """
-        with self.calling(place):
+        self.enter(place)
+        try:
             return function(*arguments)
+        except (*PASSED, EnginehouseError):
+            raise
+        except BaseException as error:
+            raise self.failed(place, error) from error
+        finally:
+            self.leave()
+
+    async def run(self, place: str, work: Callable[[], _T]) -> _T:
+        """Return ``work()``, which calls the object: directly if it is our own, else in one of its threads.
+
+        Called on the event loop, which is free meanwhile.
+
+        Raises:
+            PluginFailed: it took longer than ``limits.plugin_timeout_s``, or too many of its calls do.
+        """
+        return work() if self.threads is None else await self.threads.run(place, work, self.failures.max_call_s)
+
+    async def run_async(self, place: str, start: Callable[[], Awaitable[_T]], on: PluginLoop | None = None) -> _T:
+        """Return ``await start()``, a coroutine of the object: here if it is our own, else on a loop of its own.
+
+        Called on the event loop, which is free meanwhile.
+
+        Args:
+            on: that loop, chosen by its ``loops``.
+
+        Raises:
+            PluginFailed: it failed, or its loop was held for longer than ``limits.plugin_timeout_s``.
+        """
+        if self.loops is None:
+            return await start()
+
+        async def guarded_start() -> _T:
+            with self.calling(place):
+                return await start()
+
+        return await self.loops.run(place, guarded_start, self.failures.max_call_s, on)
+
+    def wait_for(self, place: str, work: Callable[[], _T], max_s: float | None = None) -> _T:
+        """Like :meth:`run`, for other threads than that of the event loop; ``max_s`` replaces the usual limit."""
+        if self.threads is None:
+            return work()
+        return self.threads.call(place, work, self.failures.max_call_s if max_s is None else max_s)
 
     @contextmanager
     def calling(self, place: str, passes: type[EnginehouseError] = EnginehouseError) -> Iterator[None]:
@@ -256,170 +260,36 @@ class Guard:
             self.leave()
 
 
-def guarded(candidate: _T, interface: Any, guard: Guard) -> _T:
-    """Return an object of a plugin with the guard around the methods of its interface.
-
-    Further attributes are those of the object. Unchanged are objects that are guarded already, and those of interfaces
-    that are called in the decode loop, or only by plugins.
-    """
-    if interface not in _GUARDED or isinstance(candidate, _Guarded):
-        return candidate
-    implementation: Any = type(candidate)
-    present, absent = _members(implementation, interface)
-    if absent:  # a method may be an attribute of the object
-        present = (*present, *((declared, name) for declared, name in absent if hasattr(candidate, name)))
-    return cast(_T, _class_of(interface, present)(candidate, guard))
-
-
-def guarded_function(function: Callable[..., Any], guard: Guard) -> Callable[..., Any]:
-    """Return a function that a plugin registered, with the guard around it; its result is not checked."""
-
-    @functools.wraps(function)
-    def call(*arguments: Any, **named: Any) -> Any:
-        with guard.calling("its function"):
-            return function(*arguments, **named)
-
-    return call
+def is_own(distribution: str) -> bool:
+    """Return True if a plugin of that distribution is our own: it is called on the event loop, without a time limit."""
+    return distribution in _OWN_DISTRIBUTIONS
 
 
 def guard_of(candidate: Any, kind: str, name: str = "") -> Guard:
     """Return the guard of a guarded object; for another one, a guard that names its module as the plugin."""
-    guard = getattr(candidate, "_enginehouse_guard", None)
+    guard = _guard_at(candidate)
     if guard is None:
-        module = getattr(candidate, "__module__", type(candidate).__module__)
-        guard = Guard(module, kind, name or str(getattr(candidate, "name", type(candidate).__name__)))
+        module = str(getattr(candidate, "__module__", type(candidate).__module__))
+        name = name or str(getattr(candidate, "name", type(candidate).__name__))
+        of_us = _OWN_PACKAGES.match(module) is not None
+        guard = Guard.of_plugin(module, kind, name, PluginFailures(), is_own=of_us)
     return guard
 
 
-def plain(candidate: _T) -> _T:
+def are_foreign(*objects: Any) -> bool:
+    """Return True if one of these guarded objects is not our own, so that calling it could hold the event loop."""
+    return any(guard is not None and guard.threads is not None for guard in map(_guard_at, objects))
+
+
+def plain(candidate: Any) -> Any:
     """Return the plugin's own object of a guarded one."""
-    return cast(_T, getattr(candidate, "_enginehouse_object", candidate))
+    return candidate._enginehouse_object if _guard_at(candidate) is not None else candidate
 
 
-class _Guarded:
-    """Base class of guarded objects."""
-
-    __slots__ = ("_enginehouse_guard", "_enginehouse_object")
-
-    def __init__(self, candidate: Any, guard: Guard) -> None:
-        self._enginehouse_object = candidate
-        self._enginehouse_guard = guard
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._enginehouse_object, name)
-
-    def __eq__(self, other: object) -> bool:
-        return plain(other) is self._enginehouse_object
-
-    def __hash__(self) -> int:
-        return id(self._enginehouse_object)
-
-    def __repr__(self) -> str:
-        return f"<{self._enginehouse_guard}>"
-
-
-_Members = tuple[tuple[type[Any], str], ...]
-"""Names of methods, each after the interface that declares it."""
-
-
-@cache
-def _members(implementation: Any, interface: Any) -> tuple[_Members, _Members]:
-    """Return the methods of an interface and its optional ones that a class has, and those that it lacks."""
-    found: dict[str, type[Any]] = {}
-    for declared in (interface, *_GUARDED[interface]):
-        for name, _ in inspect.getmembers(declared, inspect.isfunction):
-            if not name.startswith("_") and (interface, name) not in _GUARDED_BY_CALLER:
-                found.setdefault(name, declared)
-    pairs = [(declared, name) for name, declared in found.items()]
-    present = tuple(pair for pair in pairs if hasattr(implementation, pair[1]))
-    return present, tuple(pair for pair in pairs if pair not in present)
-
-
-@cache
-def _class_of(interface: Any, members: _Members) -> type[_Guarded]:
-    """Create the class of guarded objects that have these methods; ``isinstance`` finds the attributes as well."""
-    attributes: dict[str, Any] = {"__slots__": ()}
-    for declared in (interface, *_GUARDED[interface]):
-        for name in (*declared.__annotations__, *(name for name, _ in inspect.getmembers(declared, _is_property))):
-            attributes[name] = _attribute(name)
-    for declared, name in members:
-        attributes[name] = _method(interface, declared, name)
-    return type(f"Guarded{interface.__name__}", (_Guarded,), attributes)
-
-
-def _attribute(name: str) -> property:
-    def read(self: _Guarded) -> Any:
-        return getattr(self._enginehouse_object, name)
-
-    return property(read)
-
-
-def _is_property(member: Any) -> bool:
-    return isinstance(member, property)
-
-
-def _method(interface: type[Any], declared: type[Any], name: str) -> Callable[..., Any]:
-    """Return the guarded method of that name."""
-    function = getattr(declared, name)
-    result = get_type_hints(function)["return"]
-    expectation = Expectation(result, is_share=name == "match" and result is float)
-    inner = result if isinstance(result, type) and result in _GUARDED else None
-    passed, check = _passed(interface), _CHECKS.get((interface, name))
-    max_s = _MAX_S.get((interface, name))
-    consequence = "it runs on the event loop, so every other request waits" if max_s is not None else ""
-
-    def finish(self: _Guarded, value: Any, arguments: tuple[Any, ...]) -> Any:
-        guard = self._enginehouse_guard
-        found = expectation.check(value)
-        if found is None and check is not None:
-            found = check(value, *arguments)
-        if found is not None:
-            raise guard.mistake(name, found, getattr(type(self._enginehouse_object), name, None))
-        return guarded(value, inner, guard) if inner is not None else value
-
-    def call(self: _Guarded, *arguments: Any, **named: Any) -> Any:
-        guard = self._enginehouse_guard
-        guard.enter(name)
-        try:
-            value = getattr(self._enginehouse_object, name)(*arguments, **named)
-        except passed:
-            raise
-        except BaseException as error:
-            raise guard.failed(name, error) from error
-        finally:
-            guard.leave()
-        return finish(self, value, arguments)
-
-    def timed(self: _Guarded, *arguments: Any, **named: Any) -> Any:
-        began = time.perf_counter()
-        value = call(self, *arguments, **named)
-        assert max_s is not None
-        if (seconds := time.perf_counter() - began) > max_s:
-            guard = self._enginehouse_guard
-            guard.failures.slow(guard, name, seconds, max_s, consequence)
-        return value
-
-    async def call_async(self: _Guarded, *arguments: Any, **named: Any) -> Any:
-        try:
-            value = await getattr(self._enginehouse_object, name)(*arguments, **named)
-        except passed:
-            raise
-        except BaseException as error:
-            raise self._enginehouse_guard.failed(name, error) from error
-        return finish(self, value, arguments)
-
-    chosen: Callable[..., Any] = call_async if inspect.iscoroutinefunction(function) else timed if max_s else call
-    chosen.__name__, chosen.__doc__ = name, function.__doc__
-    return chosen
-
-
-def _passed(interface: type[Any]) -> tuple[type[BaseException], ...]:
-    """Return the exceptions of an interface that are propagated unchanged."""
-    if interface in _NOTHING_PASSES:
-        return PASSED
-    if interface in _ONLY_REQUEST_ERRORS:
-        return (*PASSED, RequestError, ConfigError, PluginFailed)
-    return (*PASSED, EnginehouseError)
+def _guard_at(candidate: Any) -> Guard | None:
+    """Return the guard of a guarded object; a plugin's object may have any attribute."""
+    guard = getattr(candidate, "_enginehouse_guard", None)
+    return guard if isinstance(guard, Guard) else None
 
 
 def _location(function: Callable[..., Any] | None) -> str:

@@ -207,6 +207,9 @@ class Registration:
             declared = fields_of(candidate.request_fields, candidate.name, plugin, is_sampled=is_sampled)
         except ValueError as error:
             raise PluginError(f"{candidate.name!r}: {error}", plugin) from error
+        if declared and (other := next((f for f in self.request_fields.values() if f.owner == candidate.name), None)):
+            owner = f"the plugin {other.plugin!r} has request fields under the name {candidate.name!r}"
+            raise PluginError(f"{owner} already; use another name", plugin)
         for declaration in declared:
             if declaration.name in NAMES:
                 raise PluginError(f"the request field {declaration.name!r} is core's own", plugin)

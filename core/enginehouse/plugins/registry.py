@@ -13,7 +13,15 @@ from enginehouse.contract.errors import ConfigError
 from enginehouse.contract.logits_processor import ProcessorSampler
 from enginehouse.contract.rows import RequestField
 from enginehouse.plugins.authenticator import Authenticator
-from enginehouse.plugins.guard import Guard, PluginFailures, guard_of, guarded, guarded_function, plain
+from enginehouse.plugins.guard import (
+    Guard,
+    PluginFailures,
+    are_foreign,
+    guard_of,
+    is_own,
+    plain,
+)
+from enginehouse.plugins.guarded import guarded, guarded_function
 from enginehouse.plugins.kinds import KINDS, Kind, PluginObjects
 from enginehouse.plugins.loader import TEST_BACKENDS, PluginLoader, installed_versions
 from enginehouse.plugins.registration import PluginRecord
@@ -21,7 +29,6 @@ from enginehouse.settings.config import PluginsSettings, Settings
 from enginehouse.settings.structuring import closest
 
 _MAX_SHOWN = 6
-_OWN = ("enginehouse", "enginehouse_testkit")
 
 
 @frozen(kw_only=True)
@@ -68,8 +75,18 @@ class PluginRegistry(PluginObjects):
         if isinstance(plain(candidate), ProcessorSampler):
             noun = KINDS["logits_processors"].noun
         record = next((one for one in self.plugins if one.name == plugin), None)
-        is_own = record is None or record.distribution in _OWN
-        return Guard(plugin, noun, name, self.failures, is_own)
+        own = is_own(record.distribution) if record is not None else not are_foreign(candidate)
+        return Guard.of_plugin(plugin, noun, name, self.failures, is_own=own)
+
+    @cached_property
+    def foreign_fields(self) -> Mapping[str, Guard]:
+        """Guards of the objects that are not our own, by name of the request fields that they declare."""
+        found: dict[str, Guard] = {}
+        for name, declared in self.request_fields.items():
+            owner = getattr(self, "samplers" if declared.is_sampled else "preparers")[declared.owner]
+            if are_foreign(owner):
+                found[name] = guard_of(owner, "sampler")
+        return MappingProxyType(found)
 
     @classmethod
     def load(cls, settings: PluginsSettings, builtin: Iterable[str] = ()) -> PluginRegistry:
@@ -121,6 +138,7 @@ class PluginRegistry(PluginObjects):
         backends = [model.backend for model in settings.models.values() if model.backend]
         registry = cls.load(settings.plugins, builtin=[*backends, *also])
         registry.check_authenticators(settings.auth.authenticators)
+        registry.failures.max_call_s = settings.limits.plugin_timeout_s
         return registry
 
     def check_authenticators(self, names: Iterable[str]) -> None:

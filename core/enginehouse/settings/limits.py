@@ -132,6 +132,8 @@ class LimitsSettings:
             "8GiB", "cuda:0" = "70GiB"}``). Unset is the memory of this machine, without a limit on GPUs.
         load_wait_s: maximum time in seconds that a request waits for its model to be loaded; then it gets status 503.
         drain_s: time in seconds for running requests of a model to finish before it is unloaded.
+        plugin_timeout_s: maximum time in seconds of a call into a plugin that is not part of Enginehouse while a
+            request is served, and for which a coroutine of it may block.
     """
 
     max_body_bytes: int = field(default=16 * 1024 * 1024, validator=gt(0), metadata=LIVE)
@@ -162,3 +164,4 @@ class LimitsSettings:
     memory_budget: MemoryBudget | None = field(default=None, metadata=LIVE)
     load_wait_s: float = field(default=60.0, validator=ge(0), metadata=LIVE)
     drain_s: float = field(default=30.0, validator=ge(0), metadata=LIVE)
+    plugin_timeout_s: float = field(default=10.0, validator=gt(0), metadata=LIVE)

@@ -230,7 +230,7 @@ class WorkerHost:
 
     def _open(self, message: Load) -> tuple[Runner, StepEngine]:
         registry = PluginRegistry.load(message.plugins, builtin=[message.backend])
-        registry.failures.notes = self._notes
+        registry.failures.notes, registry.failures.max_call_s = self._notes, message.plugin_timeout_s
         self._failures = registry.failures
         runner = open_runner(find_backend(registry, message.backend), message, self._report)
         with contextlib.ExitStack() as undo:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from queue import SimpleQueue
 
+import numpy as np
+
 from enginehouse.contract.backend import Tokenizer
 from enginehouse.contract.errors import EnginehouseError, GenerationFailed, InvalidRequest
-from enginehouse.contract.types import EngineRequest, Resume
+from enginehouse.contract.types import EngineRequest, Resume, Segment
 from enginehouse.engine.loop import StepEngine
 from enginehouse.engine.text.segments import encode_segments, min_tokens
 from enginehouse.plugins import Guard, guard_of
@@ -175,7 +177,14 @@ class Intake:
             return list(request.token_ids)
         # A prompt that cannot fit is refused by its text length, which saves the time of tokenizing it.
         self._engine.check_length(min_tokens(self._tokenizer, request.segments), is_lower_bound=True)
-        return encode_segments(self._tokenizer, request.segments, request.add_special)
+        return self._encode(request.segments, request.add_special)
+
+    def _encode(self, segments: Sequence[Segment], add_special: bool) -> list[int]:
+        token_ids = encode_segments(self._tokenizer, segments, add_special)
+        if wrong := [kind for kind in set(map(type, token_ids)) if not issubclass(kind, int | np.integer)]:
+            what = f"gave {wrong[0].__name__} as a token id"
+            raise self._guard.mistake("encode of its tokenizer", what, self._tokenizer.encode)
+        return token_ids
 
     def _answer(self, message: Tokenize | Detokenize) -> None:
         if message.call != NO_CALL:
@@ -183,7 +192,7 @@ class Intake:
         try:
             with self._guard.calling("its tokenizer"):
                 if isinstance(message, Tokenize):
-                    token_ids = encode_segments(self._tokenizer, message.segments, message.add_special)
+                    token_ids = self._encode(message.segments, message.add_special)
                     answer: FromWorker = Tokenized(message.call, token_ids)
                 else:
                     answer = Detokenized(message.call, self._pieces(message.token_ids))

@@ -105,6 +105,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
         drafters: drafters of the model, in order of preference.
         exit_policy: early-exit policy of the model.
         prefix_disk: disk tier of its prefix cache; None disables it.
+        plugin_timeout_s: time limit for compiling a constraint by a decoder that is not our own.
     """
 
     backend: str
@@ -117,6 +118,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     drafters: tuple[DrafterLoad, ...] = ()
     exit_policy: ExitPolicyLoad | None = None
     prefix_disk: PrefixDiskLoad | None = None
+    plugin_timeout_s: float = 10.0
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):

@@ -352,7 +352,7 @@ def test_a_stream_names_its_events(client: httpx.Client) -> None:
         "",
     ]
     event, data = broken.text.strip().split("\n\n")[1].split("\n")
-    assert (event, json.loads(data.removeprefix("data: "))["note"]) == ("event: error", "internal_error")
+    assert (event, json.loads(data.removeprefix("data: "))["note"]) == ("event: error", "plugin_failed")
 
 
 @pytest.mark.parametrize(

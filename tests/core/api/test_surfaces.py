@@ -19,7 +19,7 @@ from enginehouse.api.generation.server_access import ServerAccess
 from enginehouse.api.http.app import build_app
 from enginehouse.api.http.callers import Caller
 from enginehouse.api.http.errors import http_error
-from enginehouse.api.http.security import written_error
+from enginehouse.api.http.security import error_at_once
 from enginehouse.api.http.sse import write_chunks
 from enginehouse.api.http.surfaces import Surfaces
 from enginehouse.api.openapi.document import build_document
@@ -289,7 +289,7 @@ def test_a_header_of_the_id_that_cannot_be_sent_is_a_load_error(header: Any) -> 
 def test_a_surface_that_fails_does_not_hide_an_error(caplog: pytest.LogCaptureFixture) -> None:
     scope = {"enginehouse.surface": Failing("failing")}
 
-    status, _, body = written_error(http_error(404, "Nothing."), scope)
+    status, _, body = error_at_once(http_error(404, "Nothing."), scope)
 
     assert (status, json.loads(body)["error"]["code"]) == (404, "not_found")
     assert "the surface 'failing' of the plugin" in caplog.text

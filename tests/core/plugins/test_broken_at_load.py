@@ -134,6 +134,14 @@ CASES = {
         + "register(Sampler(request_fields=Fields))\n",
         "the request field 'top_p' is core's own",
     ),
+    "same_owner": Case(
+        HEADER
+        + "@frozen\nclass Fields:\n    prepared: bool = False\n"
+        + "class Preparer:\n    name, api_version, request_fields = 'typical_p', 1, Fields\n"
+        + "    def bind(self, settings, objects): return self\n"
+        + "\n@hookimpl\ndef register_preparers(register):\n    register(Preparer())\n",
+        "the plugin 'samplers' has request fields under the name 'typical_p' already; use another name",
+    ),
     "a_thief": Case(
         samplers("register(Sampler(name='the_owner'))"),
         "the sampler name 'the_owner' is taken by the plugin 'the_owner'",

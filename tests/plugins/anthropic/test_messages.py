@@ -177,6 +177,26 @@ def test_reasoning_that_is_not_shown_comes_back_in_its_signature(client: httpx.C
     assert opened["input_tokens"] - without["input_tokens"] == len("plan A")
 
 
+def test_signatures_of_another_server_are_those_of_a_stranger(
+    client: httpx.Client, models: dict[str, ModelSettings]
+) -> None:
+    """As after a restart: what is shown is taken as text, and what only a signature carries is left out."""
+    shown, sealed = (
+        whole(client, model="thinker", thinking={"type": "adaptive", **more}) for more in ({}, {"display": "omitted"})
+    )
+    with served(Settings(models={"thinker": models["thinker"]})) as other:
+
+        def count(server: httpx.Client, message: dict[str, Any]) -> int:
+            turns = [user("Hi"), {"role": "assistant", "content": message["content"]}, user("And?")]
+            counted = post(server, {"model": "thinker", "messages": turns}, "/v1/messages/count_tokens")
+            assert counted.status_code == 200, counted.text
+            return counted.json()["input_tokens"]
+
+        assert count(other, shown) == count(client, shown) == count(client, sealed)
+        assert count(client, sealed) - count(other, sealed) == len("plan A")
+        assert whole(other, messages=[user("Hi"), assistant(*sealed["content"]), user("And?")], model="thinker")
+
+
 def test_a_budget_ends_the_reasoning(client: httpx.Client) -> None:
     message = whole(client, model="thinker", thinking={"type": "enabled", "budget_tokens": 1})
 

@@ -116,7 +116,7 @@ def test_failure_is_told_and_the_answer_comes(client: httpx.Client) -> None:
     assert answer.status_code == 200
     assert "'failing'" in answer.json()["enginehouse"]["compression"]["failed"]
     deadline = time.monotonic() + 60
-    while 'enginehouse_failed_compressions_total{model="m"} ' not in client.get("/metrics").text:
+    while 'enginehouse_failed_compressions_total{compressor="failing",model="m"} ' not in client.get("/metrics").text:
         assert time.monotonic() < deadline
         time.sleep(0.01)
 

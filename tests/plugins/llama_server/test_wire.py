@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from attrs import evolve
 
 from enginehouse.settings.auth import AuthSettings, KeySettings
 from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings
@@ -36,6 +37,10 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
         for name, script in scripts.items()
     }
     models["fake"] = ModelSettings(source=str(folder), backend="fake", isolation="thread")
+    (folder / "open.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}<think>\n", encoding="utf-8")
+    models["reasoner"] = evolve(
+        models["fake"], chat_template=str(folder / "open.jinja"), context=4096, options={"step_delay_s": 0.01}
+    )
     settings = Settings(
         auth=AuthSettings(keys=(KeySettings(name="alice", key="alice"), KeySettings(name="bob", key="bob"))),
         models=models,
@@ -223,3 +228,21 @@ def test_slots_and_control_are_those_of_the_caller(client: httpx.Client) -> None
         assert slots() == [True] and slots(BOB) == [False]
         assert control(BOB).status_code == 404
         assert control().status_code in (200, 409)  # a script's engine may not be able to
+
+
+def test_control_ends_the_reasoning_and_the_answer_follows(client: httpx.Client) -> None:
+    body = {"model": "reasoner", "stream": True, "messages": [{"role": "user", "content": "Hi"}], "ignore_eos": True}
+
+    def control(request_id: str, **more: Any) -> httpx.Response:
+        asked = {"id": request_id, "action": "reasoning_end"}
+        return client.post("/v1/chat/completions/control", json=asked, **more)
+
+    with client.stream("POST", "/v1/chat/completions", json=body) as response:
+        lines = response.iter_lines()
+        chunks = (json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: "))
+        first = next(chunk for chunk in chunks if chunk["choices"][0]["delta"].get("reasoning_content"))
+        assert control(first["id"], headers=BOB).status_code == 404
+        assert control(first["id"]).json() == {"success": True}
+        assert next(chunk for chunk in chunks if chunk["choices"][0]["delta"].get("content"))
+        assert control(first["id"]).status_code == 409
+    assert control("chatcmpl-none").status_code == 404

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from attrs import define, field
@@ -34,6 +36,7 @@ from enginehouse.contract.types import (
 )
 from enginehouse.contract.usage import Usage
 from enginehouse.pipeline.pipeline import RunningRequest
+from enginehouse.serving.background import run_with_plugins
 from enginehouse.settings.profiles import PROFILES
 
 
@@ -97,6 +100,10 @@ class Choice:
         return "".join(self.reasonings)
 
 
+_Ask = Callable[[str, Callable[[], None]], Awaitable[None]]
+"""Runs a call of the assembler, given its name."""
+
+
 class PromptWriter(Protocol):
     """Writes the log-probabilities of prompts in the format of a surface."""
 
@@ -128,6 +135,7 @@ class Assembly:
         is_complete: True once everything has ended normally.
         num_tokens: visible tokens received, if the engine reports ids.
         ended: choices that have ended, by index.
+        are_foreign: a parser is not our own.
     """
 
     id: str
@@ -146,11 +154,13 @@ class Assembly:
     is_complete: bool = False
     num_tokens: int = 0
     ended: dict[int, ChoiceFinished] = field(factory=dict)
+    are_foreign: bool = False
     _parsers: list[ChoiceParser | None] = field(factory=list)
     _unsent: dict[int, tuple[int, ...]] = field(factory=dict)  # tokens without a piece yet, by index of their choice
     _with_calls: set[int] = field(factory=set)  # choices whose calls were reported by the engine itself
 
     def __attrs_post_init__(self) -> None:
+        self.are_foreign = any(running.parsing.are_foreign for running in self.running)
         self.prompt_logprobs = [[] for _ in self.running]
         self.shows_token_ids = self.running[0].request.return_token_ids
         for prompt, running in enumerate(self.running):
@@ -265,19 +275,38 @@ class Assembly:
         most = self.running[index // self.num_choices].parameters.stopping.max_tokens
         return "context" if most is None or event.usage.completion_tokens < most else "max_tokens"
 
-    async def fold(self, batches: AsyncIterator[tuple[int, Sequence[Event]]], assembler: Assembler) -> None:
-        """Collect every choice for a whole response, until the last one has ended."""
+    async def read(self, prompt: int, events: Sequence[Event]) -> list[Piece]:
+        """Return :meth:`pieces`, off the event loop if a parser is not our own."""
+        return await run_with_plugins(self.are_foreign, lambda: self.pieces(prompt, events))
+
+    def pieces(self, prompt: int, events: Sequence[Event]) -> list[Piece]:
+        """Return the pieces that a batch of events adds."""
+        pieces: list[Piece] = []
+        for event in events:
+            self.push(prompt, event, pieces)
+        return pieces
+
+    async def fold(
+        self, batches: AsyncIterator[tuple[int, Sequence[Event]]], assembler: Assembler, ask: _Ask | None = None
+    ) -> None:
+        """Collect every choice for a whole response, until the last one has ended.
+
+        Args:
+            ask: calls the assembler of a surface that is not our own.
+        """
         mark = self.record.pace.mark
         async for prompt, events in batches:
-            pieces: list[Piece] = []
-            for event in events:
-                self.push(prompt, event, pieces)
+            pieces = await self.read(prompt, events) if self.are_foreign else self.pieces(prompt, events)
             if pieces and pieces[-1].scores is None and pieces[-1].progress is None:
                 mark()
             for piece in pieces:
                 if piece.scores is None and piece.progress is None:
                     self.choices[piece.index].add(piece)
-                assembler.push(piece)
+            if ask is not None:
+                await ask("push", partial(_push_all, assembler, pieces))
+            else:
+                for piece in pieces:
+                    assembler.push(piece)
 
     def sent(self, pieces: Sequence[Piece]) -> None:
         """Record the time and content of pieces that a stream has sent."""
@@ -350,6 +379,12 @@ class Assembly:
                 if isinstance(event, TextDelta):
                     prediction.push(event.token_ids)
             yield prompt, events
+
+
+def _push_all(assembler: Assembler, pieces: Sequence[Piece]) -> None:
+    """Add pieces to a whole response."""
+    for piece in pieces:
+        deque(assembler.push(piece), maxlen=0)  # which may be a generator
 
 
 async def event_batches(running: Sequence[RunningRequest]) -> AsyncIterator[tuple[int, Sequence[Event]]]:

@@ -29,6 +29,7 @@ from enginehouse.contract.refusals import REFUSED, Refusal, refuse
 from enginehouse.contract.rows import RequestField, classes_of, details_class, row_of
 from enginehouse.contract.types import GenerateRequest
 from enginehouse.pipeline.parameters import read_extensions, request_converter
+from enginehouse.plugins import Guard
 from enginehouse.serving.background import run_in_thread
 from enginehouse.settings.config import LimitsSettings
 from enginehouse.settings.structuring import Problem, converting, find_wide_integer
@@ -40,6 +41,7 @@ MAX_TOKEN_IDS = 2**20
 
 _LARGE_BYTES = 262_144  # decoded in about 10 ms
 _MAX_HEADER_CHARS = 1000
+_FIELDS = "reading of its request fields"
 _MAX_MEMBERS = 65_536
 """Maximum number of members of an object such as ``logit_bias``: collecting all their errors takes time."""
 
@@ -94,6 +96,8 @@ class Decoded(Generic[_B_co]):
         unsupported: paths of unsupported fields; empty unless the settings say ``report``.
         rejects: unsupported fields are refused.
         is_large: True if processing the body may take long, so that it runs off the event loop.
+        are_foreign: some fields may be those of plugins that are not our own.
+        guards: guards of the objects that declare such fields, by name of the field.
     """
 
     body: _B_co
@@ -103,6 +107,8 @@ class Decoded(Generic[_B_co]):
     ignored: list[str] = field(factory=list)
     unsupported: list[str] = field(factory=list)
     is_large: bool = False
+    are_foreign: bool = False
+    guards: Mapping[str, Guard] = MappingProxyType({})
     rejects: bool = True
 
     @property
@@ -137,10 +143,19 @@ class Decoded(Generic[_B_co]):
             read: ParameterFields = converter.structure(
                 {name: value for name, value in values.items() if name in own}, ParameterFields
             )
-            extensions = read_extensions(converter, values, classes_of(plugin_fields.values()))
+            extensions = self._read_extensions(values, plugin_fields)
         for owner, fields in extensions.items():
             self.extensions.setdefault(owner, {}).update(fields)
         return read
+
+    def _read_extensions(
+        self, values: Mapping[str, Any], declared: Mapping[str, RequestField]
+    ) -> dict[str, dict[str, Any]]:
+        def read() -> dict[str, dict[str, Any]]:
+            return read_extensions(request_converter(), values, classes_of(declared.values()))
+
+        guard = next((self.guards[name] for name in values if name in self.guards), None)
+        return read() if guard is None else guard.wait_for(_FIELDS, read)
 
     def ignore(self, path: str) -> None:
         """List the field at a path as ignored."""
@@ -184,6 +199,7 @@ class BodyDecoder(Generic[_B_co]):
         unsupported: ``reject`` refuses known but unsupported fields, ``report`` lists them.
         logs_prompts: the server may log prompts; otherwise ``log_prompt`` is listed as ignored.
         absences: why installed plugins do not work, by name. A field or sampling step of such a name is refused.
+        foreign: guards of the plugin objects that are not our own, by their fields; their validators run in threads.
     """
 
     def __init__(
@@ -195,7 +211,10 @@ class BodyDecoder(Generic[_B_co]):
         *,
         logs_prompts: bool = False,
         absences: Mapping[str, str] = MappingProxyType({}),
+        foreign: Mapping[str, Guard] = MappingProxyType({}),
     ) -> None:
+        self._guards = foreign
+        self._foreign = {name.encode(): guard for name, guard in foreign.items()}
         self._body_class = body_class
         self._plugin_classes = classes_of(plugin_fields.values())
         self._limits = limits
@@ -213,7 +232,10 @@ class BodyDecoder(Generic[_B_co]):
         self._declared = {name: details_class(declared.attribute.type) for name, declared in plugin_fields.items()}
 
     async def read(self, body: bytes, server: ServerAccess) -> Decoded[_B_co]:
-        """Run :meth:`decode`, off the event loop for a large body."""
+        """Run :meth:`decode`, off the event loop for a large body and for one that names fields of other plugins."""
+        for name, guard in self._foreign.items():
+            if name in body:
+                return await guard.run(_FIELDS, lambda: self.decode(body, server))
         return await run_in_thread(len(body) >= _LARGE_BYTES, lambda: self.decode(body, server))
 
     def decode(self, body: bytes, server: ServerAccess) -> Decoded[_B_co]:
@@ -254,6 +276,8 @@ class BodyDecoder(Generic[_B_co]):
             ignored=[*self._find_ignored(data), *inner],
             unsupported=unsupported,
             is_large=len(body) >= _LARGE_BYTES,
+            are_foreign=any(name in body for name in self._foreign),
+            guards=self._guards,
             rejects=self._rejects,
             server=server,
         )

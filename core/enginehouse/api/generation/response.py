@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
@@ -24,6 +24,7 @@ from enginehouse.api.generation.open_answers import OpenAnswer, estimate_tokens,
 from enginehouse.api.generation.prediction_count import PredictionCount
 from enginehouse.api.generation.reports import report_headers
 from enginehouse.api.generation.stream import ReplyResponse, ResponseStream
+from enginehouse.api.generation.surface_calls import SurfaceCalls
 from enginehouse.api.http.access import AccessRecord, record_of
 from enginehouse.api.http.admission import Ticket
 from enginehouse.api.http.callers import check_model, check_priority, may_see_prompts, ticket_of
@@ -35,7 +36,7 @@ from enginehouse.api.http.state import ApiState
 from enginehouse.contract.surface import Assembler, DetachedAssembler, GenerationRoute, Reply
 from enginehouse.contract.types import Event, GenerateRequest
 from enginehouse.pipeline.pipeline import RunningRequest
-from enginehouse.serving.background import run_in_thread
+from enginehouse.serving.background import run_in_thread, run_with_plugins
 from enginehouse.settings.limits import Timeouts
 
 _prompt_log = logging.getLogger("enginehouse.prompts")
@@ -54,23 +55,23 @@ class GenerationResponse:
 
     state: ApiState
     route: GenerationRoute
+    surface: SurfaceCalls
     call: Decoded[Any]
     requests: Sequence[GenerateRequest]
 
     @classmethod
     async def make(
-        cls, state: ApiState, route: GenerationRoute, call: Decoded[Any]
+        cls, state: ApiState, route: GenerationRoute, surface: SurfaceCalls, call: Decoded[Any]
     ) -> GenerationResponse | ReplyResponse:
         """Return the response to a call; prepares the requests of a large one off the event loop.
 
         Raises:
             RequestError: the body is invalid.
         """
-        made = await run_in_thread(call.is_large, lambda: route.requests(call))
-        requests = await made if isinstance(made, Awaitable) else made
+        requests = await surface.requests(route, call)
         if isinstance(requests, Reply):
             return ReplyResponse(state, call, requests)
-        return cls(state, route, call, [call.identify(one) for one in requests])
+        return cls(state, route, surface, call, [call.identify(one) for one in requests])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Start the request, and send the response as it is generated.
@@ -124,9 +125,18 @@ class GenerationResponse:
         if server.log_prompts:
             _log_prompts(self.requests)
         first = self.requests[0]
-        assembly = Assembly(first.request_id, running, first.num_choices, record, self.call.body.stream, has_details)
+        begin = partial(Assembly, first.request_id, running, first.num_choices, record, self.call.body.stream)
+        are_foreign = any(one.parsing.are_foreign for one in running)
+        if are_foreign:
+            opening = run_with_plugins(True, lambda: begin(has_details=has_details))
+            assembly: Assembly | None = await exchange.until_ended(opening)
+        else:
+            assembly = begin(has_details=has_details)
+        if assembly is None:
+            _give_up(exchange, record)
+            return
         answer.assembly = assembly
-        assembler = await exchange.until_ended(self.route.assemble(self.call, assembly))
+        assembler = await exchange.until_ended(self.surface.assemble(self.route, self.call, assembly))
         if exchange.is_ended:
             _give_up(exchange, record)
             return
@@ -135,24 +145,30 @@ class GenerationResponse:
         headers = self.call.notices(left_out) + routed_headers(running, profile)
         headers += report_headers(running, profile)
         details = self._details(assembly, scope)
-        is_detached = self.route.detached is not None and self.route.detached(self.call)
+        is_detached = await self.surface.is_detached(self.route, self.call)
         if is_detached:
             exchange.detach()
             if not assembly.is_streamed:
-                body = encode_json(cast(DetachedAssembler, assembler).early())
+                early = cast(DetachedAssembler, assembler).early
+                body = await self.surface.ask("early", lambda: encode_json(early()))
                 await send_body(send, body, [("content-type", "application/json"), *headers])
                 send = _to_nobody
         if assembly.is_streamed or is_detached:
-            stream = ResponseStream(send, exchange, self.route.frame, assembler, profile=profile, headers=headers)
+            stream = ResponseStream(
+                send, exchange, self.route.frame, assembler, self.surface, profile=profile, headers=headers
+            )
             await stream.write(assembly, _batches(assembly), details)
             return
-        await assembly.fold(_batches(assembly), assembler)
+        await assembly.fold(_batches(assembly), assembler, self.surface.ask if self.surface.is_foreign else None)
         if exchange.is_ended:
             _give_up(exchange, record)
             return
         assembly.complete()
         headers += optimization_headers(assembly.total(), profile)
-        written = await run_in_thread(_is_long(assembly), lambda: _whole(assembly, assembler, details))
+        if self.surface.is_foreign:
+            written = await self.surface.ask("whole", lambda: _whole(assembly, assembler, details))
+        else:
+            written = await run_in_thread(_is_long(assembly), lambda: _whole(assembly, assembler, details))
         await send_body(send, written, [("content-type", "application/json"), *headers])
 
     def _begin_record(self, scope: Scope) -> AccessRecord:

@@ -7,7 +7,8 @@ mistake a truncated response for a complete one.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ from litestar.types import Receive, Scope, Send
 from enginehouse.api.generation.assembly import Assembly
 from enginehouse.api.generation.decoding import Decoded
 from enginehouse.api.generation.details import AnswerDetails
+from enginehouse.api.generation.surface_calls import SurfaceCalls
 from enginehouse.api.http.access import record_of
 from enginehouse.api.http.errors import describe, error_body, for_client
 from enginehouse.api.http.exchange import Exchange
@@ -26,7 +28,6 @@ from enginehouse.api.http.state import ApiState
 from enginehouse.contract.errors import EnginehouseError, PluginFailed
 from enginehouse.contract.surface import Assembler, Chunk, Frame, Piece, Reply
 from enginehouse.contract.types import Event
-from enginehouse.plugins import guard_of
 from enginehouse.settings.profiles import Profile
 
 
@@ -34,6 +35,7 @@ class ResponseStream:
     """Writes one streamed response.
 
     Args:
+        surface: calls the assembler.
         profile: determines the error codes.
         headers: further response headers.
     """
@@ -44,6 +46,7 @@ class ResponseStream:
         exchange: Exchange,
         frame: Frame,
         assembler: Assembler,
+        surface: SurfaceCalls,
         *,
         profile: Profile,
         headers: Sequence[tuple[str, str]],
@@ -52,6 +55,7 @@ class ResponseStream:
         self._exchange = exchange
         self._frame = frame
         self._assembler = assembler
+        self._surface = surface
         self._profile = profile
 
     async def write(
@@ -64,11 +68,12 @@ class ResponseStream:
         writer = self._writer
         await writer.begin()
         try:
-            await writer.write(write_chunks(self._frame, self._assembler.opening()) or self._frame.ping)
+            opening = await self._written("opening", self._assembler.opening)
+            await writer.write(opening or self._frame.ping)
             writer.ping_when_idle()
             tail = await self._write_pieces(assembly, batches, details)
         except Exception as error:  # noqa: BLE001 - request guard: the status is sent, so it becomes a chunk
-            tail = self._failure(assembly, error)
+            tail = await self._failure(assembly, error)
         await writer.end(tail)
 
     async def _write_pieces(
@@ -78,17 +83,18 @@ class ResponseStream:
         details: AnswerDetails | None,
     ) -> bytes:
         """Write the pieces as they arrive; returns the last bytes of the body."""
-        push, sent, chunks_of = assembly.push, assembly.sent, self._assembler.push
-        write, written_of = self._writer.write, chunk_writer(self._frame)
+        read, sent, chunks_of = assembly.pieces, assembly.sent, self._assembler.push
+        write, written_of, is_foreign = self._writer.write, chunk_writer(self._frame), self._surface.is_foreign
         async for prompt, events in batches:
-            pieces: list[Piece] = []
-            for item in events:
-                push(prompt, item, pieces)
+            pieces = await assembly.read(prompt, events) if assembly.are_foreign else read(prompt, events)
             if pieces:
-                written = b""
-                for piece in pieces:  # plain loops: this runs for every token
-                    for chunk in chunks_of(piece):
-                        written += written_of(chunk)
+                if is_foreign:
+                    written = await self._written("push", partial(_chunks, chunks_of, pieces))
+                else:
+                    written = b""
+                    for piece in pieces:  # plain loops: this runs for every token
+                        for chunk in chunks_of(piece):
+                            written += written_of(chunk)
                 if written:
                     await write(written)
                 if pieces[-1].scores is None and pieces[-1].progress is None:
@@ -99,10 +105,14 @@ class ResponseStream:
             assembly.record.outcome = "cancelled"
             return b""
         assembly.complete()
-        last = self._assembler.close(assembly.usage(), None if details is None else details.to_plain())
-        return write_chunks(self._frame, last) + self._frame.last
+        usage, plain = assembly.usage(), None if details is None else details.to_plain()
+        return await self._written("close", lambda: self._assembler.close(usage, plain)) + self._frame.last
 
-    def _failure(self, assembly: Assembly, error: Exception) -> bytes:
+    async def _written(self, place: str, chunks: Callable[[], Iterable[Chunk | msgspec.Raw]]) -> bytes:
+        """Return the chunks that the assembler gives, as bytes."""
+        return await self._surface.ask(place, lambda: write_chunks(self._frame, chunks()))
+
+    async def _failure(self, assembly: Assembly, error: Exception) -> bytes:
         """Return the chunk with the error. Other choices of the request are stopped, as their output is lost."""
         self._exchange.cancel()
         if self._exchange.disconnected and isinstance(error, EnginehouseError):
@@ -111,10 +121,17 @@ class ResponseStream:
         answer = describe(error, assembly.record.identify())
         assembly.record.outcome = answer.code
         told = for_client(answer, self._profile)
-        guard = guard_of(self._assembler, "assembler")
-        with contextlib.suppress(PluginFailed), guard.calling("fail", PluginFailed):
-            return write_chunks(self._frame, self._assembler.fail(told)) + self._frame.last_failed
+        with contextlib.suppress(PluginFailed), self._surface.guard.calling("fail", PluginFailed):
+            return await self._written("fail", lambda: self._assembler.fail(told)) + self._frame.last_failed
         return write_chunks(self._frame, [error_body(told)])
+
+
+def _chunks(
+    push: Callable[[Piece], Iterable[Chunk | msgspec.Raw]], pieces: Sequence[Piece]
+) -> Iterator[Chunk | msgspec.Raw]:
+    """Yield the chunks of pieces."""
+    for piece in pieces:
+        yield from push(piece)
 
 
 @frozen(eq=False)
@@ -154,7 +171,7 @@ class ReplyResponse:
             except Exception as error:  # noqa: BLE001 - request guard: the status is sent, so it becomes a chunk
                 answer = describe(error, record_of(scope).identify())
                 record_of(scope).outcome = answer.code
-                *_, body = written_error(answer, scope)
+                *_, body = await written_error(answer, scope)
                 tail = write_chunks(frame, [msgspec.Raw(body)])
             finally:
                 if (close := getattr(stream, "aclose", None)) is not None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from litestar import Litestar, Request, Response, Router, get
 from litestar.handlers import HTTPRouteHandler
+from litestar.types import Receive, Scope, Send
 
 from enginehouse.api.admin.models import admin_model_routes, event_route, reload_route
 from enginehouse.api.admin.requests import request_routes, slot_route
@@ -19,12 +20,14 @@ from enginehouse.api.http.callers import Callers, caller_of, check_permissions, 
 from enginehouse.api.http.errors import describe
 from enginehouse.api.http.listeners import request_ended
 from enginehouse.api.http.security import Guard, note_outcome, written_error
+from enginehouse.api.http.sse import send_body
 from enginehouse.api.http.state import ApiState
 from enginehouse.api.http.surfaces import Surfaces
 from enginehouse.api.metrics.server_metrics import metrics_route
 from enginehouse.api.openai.surface import openai_surface
 from enginehouse.api.openapi.document import schema_route
 from enginehouse.contract.errors import ModelLoadError
+from enginehouse.contract.surface import ErrorAnswer
 from enginehouse.serving import ModelStatus
 
 
@@ -122,12 +125,27 @@ def _on_end(state: ApiState) -> Callable[[AccessRecord], None]:
     return count_and_tell
 
 
+class _ErrorResponse(Response[bytes]):
+    """A response whose body is that of the surface of its address, which may take time to write it."""
+
+    def __init__(self, answer: ErrorAnswer) -> None:
+        super().__init__(b"", status_code=answer.status)
+        self._answer = answer
+
+    def to_asgi_response(self, app: Any, request: Any, **more: Any) -> Any:
+        """Return the ASGI application that writes the response."""
+
+        async def send_error(scope: Scope, receive: Receive, send: Send) -> None:
+            status, headers, body = await written_error(self._answer, scope)
+            await send_body(send, body, headers, status)
+
+        return send_error
+
+
 def _answer_error(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     """Return the JSON response for an exception raised before the first byte was sent."""
     concerns_manager = isinstance(error, ModelLoadError) or request.scope["path"].startswith("/admin/")
     shows_details = concerns_manager and may_manage(request.scope)
     answer = describe(error, record_of(request.scope).identify(), shows_details=shows_details)
     note_outcome(request.scope, answer.code)
-    status, headers, body = written_error(answer, request.scope)
-    fields = dict(headers)
-    return Response(body, status_code=status, media_type=fields.pop("content-type"), headers=fields)
+    return _ErrorResponse(answer)

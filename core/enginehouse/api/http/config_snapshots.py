@@ -109,6 +109,7 @@ class ConfigSnapshots:
             # No await from here on: a request sees either the old snapshot or the new one.
             state.manager.check_open()
             state.admission.change(settings.limits)
+            state.registry.failures.max_call_s = settings.limits.plugin_timeout_s
             state.manager.check_with(state.pipeline.check_model)
             changes = self._changer.apply(planned)
             self._state, self._app = state, app
@@ -138,11 +139,15 @@ class ConfigSnapshots:
         return state, build_app(state)
 
     async def _check_templates(self, state: ApiState) -> None:
-        """Refuse chat templates that cannot be compiled, for models that stay loaded."""
+        """Refuse chat templates that cannot be compiled, for models that stay loaded; choose their parsers."""
         for status in state.manager.statuses():
             settings = state.settings.models.get(status.name)
-            if status.info is not None and settings is not None and settings.chat_template is not None:
+            if status.info is None or settings is None:
+                continue
+            if settings.chat_template is not None:
                 await state.pipeline.check_model(status.name, status.info)
+            else:
+                await state.pipeline.prepare_profile(status.name, status.info)
 
 
 def keep_fixed(old: Settings, new: Settings) -> tuple[Settings, tuple[str, ...]]:

@@ -22,7 +22,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from enginehouse.api.http.access import AccessRecord, new_request_id
 from enginehouse.api.http.config_snapshots import ConfigSnapshots
 from enginehouse.api.http.errors import describe, http_error
-from enginehouse.api.http.security import CONNECTION_KEY, written_error
+from enginehouse.api.http.security import CONNECTION_KEY, error_at_once
 from enginehouse.contract.errors import EnginehouseError
 from enginehouse.contract.surface import ErrorAnswer
 from enginehouse.settings.config import Settings
@@ -374,7 +374,7 @@ class HttpProtocol(HttpToolsProtocol):
             self.cycle.message_event.set()
         record = AccessRecord(method="-", path="-", status=answer.status, outcome=answer.code)
         record.request_id = new_request_id()
-        status, headers, body = written_error(evolve(answer, request_id=record.request_id), self.scope or {})
+        status, headers, body = error_at_once(evolve(answer, request_id=record.request_id), self.scope or {})
         head = f"HTTP/1.1 {status} {_phrase(status)}\r\nx-request-id: {record.request_id}\r\n"
         head += "".join(f"{name}: {value}\r\n" for name, value in headers)
         head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"

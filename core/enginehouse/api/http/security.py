@@ -43,7 +43,7 @@ from enginehouse.api.http.origins import Headers, Origins, host_name, is_preflig
 from enginehouse.contract.errors import EnginehouseError, InvalidRequest, PluginFailed
 from enginehouse.contract.identity import Identity
 from enginehouse.contract.surface import ErrorAnswer, Reply, Surface
-from enginehouse.plugins import guard_of
+from enginehouse.plugins import are_foreign, guard_of
 from enginehouse.plugins.guard import current_request
 from enginehouse.settings.config import Settings, is_loopback
 from enginehouse.settings.profiles import DEFAULT_PROFILE, PROFILES
@@ -63,23 +63,50 @@ def note_outcome(scope: Scope, outcome: str) -> None:
     record_of(scope).outcome = outcome
 
 
-def written_error(answer: ErrorAnswer, scope: Any) -> tuple[int, list[tuple[str, str]], bytes]:
+_Written = tuple[int, list[tuple[str, str]], bytes]
+"""Status, headers and body of a response."""
+
+
+async def written_error(answer: ErrorAnswer, scope: Any) -> _Written:
     """Return status, headers and body of the response to an error.
 
     They are those of the surface of the address, with the codes of the caller's profile.
     """
-    profile = caller_of(scope).profile if CALLER_KEY in scope else DEFAULT_PROFILE
     surface = _surface_of(scope)
+    if surface is None or not are_foreign(surface):
+        return error_at_once(answer, scope)
+    told = _told(answer, scope)
+    try:
+        return await guard_of(surface, "surface").run("error", lambda: _error_of(surface, told))
+    except PluginFailed:
+        return _plain_error(told)
+
+
+def error_at_once(answer: ErrorAnswer, scope: Any) -> _Written:
+    """Return the same without waiting: the body is core's on addresses of surfaces that are not our own."""
+    surface, told = _surface_of(scope), _told(answer, scope)
+    if surface is not None and not are_foreign(surface):
+        with contextlib.suppress(PluginFailed):
+            return _error_of(surface, told)
+    return _plain_error(told)
+
+
+def _error_of(surface: Surface, told: ErrorAnswer) -> _Written:
+    with guard_of(surface, "surface").calling("error", PluginFailed):
+        reply = surface.error(told)
+        body = reply.body if isinstance(reply.body, bytes) else msgspec.json.encode(reply.body)
+    return reply.status or told.status, [("content-type", reply.media_type), *told.headers, *reply.headers], body
+
+
+def _plain_error(told: ErrorAnswer) -> _Written:
+    return told.status, [("content-type", Reply().media_type), *told.headers], msgspec.json.encode(error_body(told))
+
+
+def _told(answer: ErrorAnswer, scope: Any) -> ErrorAnswer:
+    """Return an error with the codes of the caller's profile and the id of the request."""
+    profile = caller_of(scope).profile if CALLER_KEY in scope else DEFAULT_PROFILE
     answer = for_client(answer, profile)
-    if RECORD_KEY in scope:
-        answer = evolve(answer, request_id=record_of(scope).identify())
-    reply, body = Reply(), msgspec.json.encode(error_body(answer))
-    if surface is not None:
-        with contextlib.suppress(PluginFailed), guard_of(surface, "surface").calling("error", PluginFailed):
-            reply = surface.error(answer)
-            body = reply.body if isinstance(reply.body, bytes) else msgspec.json.encode(reply.body)
-    headers = [("content-type", reply.media_type), *answer.headers, *reply.headers]
-    return reply.status or answer.status, headers, body
+    return evolve(answer, request_id=record_of(scope).identify()) if RECORD_KEY in scope else answer
 
 
 class Guard:
@@ -378,7 +405,7 @@ def _request_ids(scope: HTTPScope) -> Iterator[tuple[bytes, bytes]]:
 
 
 async def _send_error(send: Send, answer: ErrorAnswer, scope: HTTPScope) -> None:
-    status, headers, body = written_error(answer, scope)
+    status, headers, body = await written_error(answer, scope)
     fields = [*headers, ("content-length", str(len(body)))]
     encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in fields]
     await send({"type": "http.response.start", "status": status, "headers": encoded})

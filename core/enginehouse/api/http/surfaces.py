@@ -16,6 +16,7 @@ from enginehouse.api.generation.decoding import BodyDecoder, Decoded
 from enginehouse.api.generation.response import GenerationResponse
 from enginehouse.api.generation.server_access import ServerAccess
 from enginehouse.api.generation.stream import ReplyResponse
+from enginehouse.api.generation.surface_calls import SurfaceCalls
 from enginehouse.api.http.body import read_body
 from enginehouse.api.http.origins import Headers
 from enginehouse.api.http.state import ApiState
@@ -93,7 +94,9 @@ class Surfaces:
         for (method, path), shared in self._routes.items():
             _, first = next(iter(shared.values()))
             handler = HTTPRouteHandler(path, http_method=HttpMethod(method), status_code=200, limits=first.limits)
-            by_header = {header: _handle(route, state) for header, (_, route) in shared.items()}
+            by_header = {
+                header: _handle(route, SurfaceCalls.of(surface), state) for header, (surface, route) in shared.items()
+            }
             handlers.setdefault(first.scope, []).append(handler(_by_header(by_header)))
         return [Router("/", route_handlers=of_scope, opt={"scope": scope}) for scope, of_scope in handlers.items()]
 
@@ -121,7 +124,7 @@ def _by_header(handles: Mapping[str | None, _Handle]) -> _Handle:
     return only if set(handles) == {None} else choose
 
 
-def _handle(route: Route, state: ApiState) -> _Handle:
+def _handle(route: Route, surface: SurfaceCalls, state: ApiState) -> _Handle:
     server, limits = state.settings.server, state.settings.limits
     decoder: BodyDecoder[Any] | None = None
     if route.body is not None:
@@ -132,24 +135,25 @@ def _handle(route: Route, state: ApiState) -> _Handle:
             server.unsupported_parameters,
             logs_prompts=server.log_prompts and isinstance(route, GenerationRoute),
             absences=state.registry.absences,
+            foreign=state.registry.foreign_fields,
         )
 
     async def call_of(request: _Request) -> Decoded[Any]:
         access = ServerAccess.of(state, request.scope)
         if decoder is None:
             return Decoded(body=None, server=access)
-        return await decoder.read(await read_body(request.receive, limits.max_body_bytes), access)
+        return await surface.decode(decoder, await read_body(request.receive, limits.max_body_bytes), access)
 
     if isinstance(route, GenerationRoute):
 
         async def generate(request: _Request) -> ASGIApp:
-            return await GenerationResponse.make(state, route, await call_of(request))
+            return await GenerationResponse.make(state, route, surface, await call_of(request))
 
         return generate
     assert isinstance(route, AnswerRoute), "plugins register routes of these two classes"
 
     async def answer(request: _Request) -> ASGIApp:
         call = await call_of(request)
-        return ReplyResponse(state, call, await route.handle(call))
+        return ReplyResponse(state, call, await surface.handle(route, call))
 
     return answer

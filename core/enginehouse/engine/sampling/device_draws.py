@@ -111,8 +111,7 @@ def _rows_on_host(computed: Computed, fail: Fail, guard: Guard) -> Rows:
     assert computed.output is not None
     parts = [part for part in computed.on_device if part[0].handle is not None]
     try:
-        with guard.calling("host of its logits"):
-            rows = read_rows(computed.output, [(sequence, rows) for sequence, rows, _ in parts], guard)
+        rows = read_rows(computed.output, [(sequence, rows) for sequence, rows, _ in parts], guard)
     except EnginehouseError as error:
         for sequence, _, _ in parts:
             fail(sequence.owner, error)

@@ -202,14 +202,14 @@ class Speculation:
             if not asked:
                 continue
             tasks = [_task(sequence, session) for sequence, session in asked]
-            began = self._clock()
+            began, cpu_began = self._clock(), time.thread_time()
             checked = None
             with contextlib.suppress(PluginFailed):
                 checked = self._check(bound, bound.drafter.propose(tasks), tasks)
             if checked is None:
                 self._abandon(asked)
                 continue
-            self._note_proposing(bound, checked, self._clock() - began)
+            self._note_proposing(bound, checked, self._clock() - began, time.thread_time() - cpu_began)
             for (sequence, session), draft in zip(asked, checked, strict=True):
                 drafts = sequence.speculation
                 assert drafts is not None
@@ -258,11 +258,11 @@ class Speculation:
             raise guard.mistake("propose", "gave a draft with token ids outside the vocabulary")
         return Draft(token_ids, _grade(draft)) if token_ids else None
 
-    def _note_proposing(self, bound: _Bound, drafts: Sequence[Draft | None], seconds: float) -> None:
+    def _note_proposing(self, bound: _Bound, drafts: Sequence[Draft | None], seconds: float, cpu_s: float) -> None:
         guard = guard_of(bound.drafter, "drafter")
         if self._costs.is_known and not guard.is_own and seconds > (step_s := self._costs.estimate(len(drafts))):
             consequence = "as long as a step without drafts, and all sequences wait for it"
-            guard.failures.slow(guard, "propose", seconds, step_s, consequence)
+            guard.failures.slow(guard, "propose", seconds, max_s=step_s, consequence=consequence, cpu_s=cpu_s)
         num_tokens = sum(len(draft.token_ids) for draft in drafts if draft is not None)
         if num_tokens and not bound.drafter.is_free:
             if self._costs.is_known:

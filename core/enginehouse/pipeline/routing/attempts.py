@@ -86,6 +86,9 @@ OnDiscarded = Callable[[int], None]
 """Called with the number of computed tokens that are not part of any answer, as soon as that is known."""
 
 
+_JUDGE = "is_good of its route"
+
+
 def _with_logprobs(request: GenerateRequest) -> GenerateRequest:
     """Return the request with log-probabilities enabled; if not requested, they are removed from its answer again."""
     return evolve(request, sampling={"num_logprobs": 0, **request.sampling})
@@ -157,7 +160,9 @@ class Attempts(Generic[_A]):
                 return None
             undo.pop_all()
         # Models that might have done better may have an open circuit by now.
-        if probe is None or accept is None or accept.is_good(probe) or not self._may_be_better():
+        if probe is None or accept is None:
+            return accepted
+        if await self._is_good(accept, probe, accepted.generation) or not self._may_be_better():
             return accepted
         accepted.generation.cancel()
         num_tokens = _num_tokens_ahead(accepted.generation)
@@ -167,6 +172,19 @@ class Attempts(Generic[_A]):
         self._failed.append(FailedAttempt(attempt.model, "the beginning of its answer was not accepted"))
         self._left = deque(sorted(self._left, key=lambda other: other.model in self.plan.last_resorts))
         return None
+
+    async def _is_good(self, accept: Acceptance, probe: AnswerBeginning, generation: Generation) -> bool:
+        """Ask the router about the beginning of an answer, which is used if the router fails."""
+        guard = self.plan.router
+        if guard is None:
+            return accept.is_good(probe)
+        try:
+            return await guard.run(_JUDGE, lambda: guard.call(_JUDGE, accept.is_good, probe))
+        except EnginehouseError:
+            return True
+        except BaseException:
+            generation.cancel()
+            raise
 
     def _take(self) -> Attempt:
         """Return the next attempt; models with an open circuit, including those opened since planning, come last."""

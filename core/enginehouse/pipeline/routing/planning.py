@@ -27,7 +27,7 @@ from enginehouse.contract.types import GenerateRequest, ModelInfo
 from enginehouse.pipeline.capabilities import Capability, find_unsupported
 from enginehouse.pipeline.media import check_media
 from enginehouse.pipeline.routing.circuit_breaker import CircuitBreaker
-from enginehouse.plugins import PluginRegistry, guard_of
+from enginehouse.plugins import Guard, PluginRegistry, guard_of
 from enginehouse.serving import LoadedModel, ModelManager, ModelStatus
 from enginehouse.settings.config import Settings
 
@@ -124,6 +124,7 @@ class Plan:
         has_logprobs: the client has asked for log-probabilities.
         named: the model that the client named and that has fallbacks: features that it lacks are refused. None where
             the server chose: a model that lacks a feature is then skipped.
+        router: the guard of the router, whose attempts may judge the beginnings of answers.
     """
 
     strategy: str
@@ -134,6 +135,7 @@ class Plan:
     decision_s: float = 0.0
     has_logprobs: bool = False
     named: str | None = None
+    router: Guard | None = None
 
 
 class Planner:
@@ -194,7 +196,7 @@ class Planner:
             return ()
         return min((self._lacks(request, status) for status in self._usable(request)), key=len, default=())
 
-    def plan(self, request: GenerateRequest, too_long: TooLong = MappingProxyType({})) -> Plan | None:
+    async def plan(self, request: GenerateRequest, too_long: TooLong = MappingProxyType({})) -> Plan | None:
         """Return the plan; None for a named model without fallbacks.
 
         Args:
@@ -206,7 +208,7 @@ class Planner:
             ContextLengthExceeded: the prompt does not fit any of the supporting models.
         """
         if self.is_routed(request.model):
-            return self._ask_router(request, too_long)
+            return await self._ask_router(request, too_long)
         name = self._manager.find(request.model).name
         if name in too_long:
             raise too_long[name]
@@ -228,21 +230,22 @@ class Planner:
             named=name,
         )
 
-    def _ask_router(self, request: GenerateRequest, too_long: TooLong) -> Plan:
+    async def _ask_router(self, request: GenerateRequest, too_long: TooLong) -> Plan:
         """Plan by router. If the router fails, the default model is tried first, then the others."""
         router = self._router
         assert router is not None
         began = time.perf_counter()
         candidates, refused = self._candidates(request, too_long)
         default = next((one.name for one in candidates if one.name == self.default), candidates[0].name)
-        strategy = router.name
+        strategy, guard = router.name, guard_of(router, "router")
         try:
-            route = router.route(RouteQuestion(request=request, candidates=candidates, default=default))
+            question = RouteQuestion(request=request, candidates=candidates, default=default)
+            route = await guard.run("route", lambda: router.route(question))
             known = {candidate.name for candidate in candidates}
             strangers = [attempt.model for attempt in route.attempts if attempt.model not in known]
             if strangers or not route.attempts:
                 what = f"chose {', '.join(map(repr, strangers)) or 'no model'}, which is not among the candidates"
-                raise guard_of(router, "router").mistake("route", what)
+                raise guard.mistake("route", what)
         except PluginFailed as error:
             ordered = sorted(candidates, key=lambda one: one.name != default)
             attempts = tuple(Attempt(candidate.name) for candidate in ordered)
@@ -261,6 +264,7 @@ class Planner:
             last_resorts=hopeless.union(stand_ins),
             decision_s=decision_s,
             has_logprobs=_has_logprobs(request),
+            router=guard,
         )
 
     def _candidates(self, request: GenerateRequest, too_long: TooLong) -> tuple[tuple[Candidate, ...], dict[str, str]]:

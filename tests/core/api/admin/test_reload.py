@@ -214,7 +214,7 @@ def test_sighup_reloads_and_what_came_of_it_is_in_the_log(tmp_path: Path) -> Non
     model = '[models.{name}]\nsource = "{name}.json"\nbackend = "scripted"\n'
     config.write_text(model.format(name="a"))
     with started_server("--config", config) as server, httpx.Client(base_url=str(server.url), timeout=20) as client:
-        config.write_text(model.format(name="a") + model.format(name="b"))
+        config.write_text(model.format(name="a") + model.format(name="b") + 'aliases = ["claude-*"]\n')
         os.kill(server.process.pid, signal.SIGHUP)
         until_logged("configuration 2 is served now; models added: b")
         deadline = time.monotonic() + 60
@@ -222,6 +222,12 @@ def test_sighup_reloads_and_what_came_of_it_is_in_the_log(tmp_path: Path) -> Non
             assert time.monotonic() < deadline, "it is still loading"
             time.sleep(0.02)
         assert answer.json()["choices"][0]["text"] == "B"
+        alias = {"model": "claude-fable", "prompt": "x"}
+        assert client.post("/v1/completions", json=alias).json()["choices"][0]["text"] == "B"
+        config.write_text(model.format(name="a") + 'aliases = ["claude-*"]\n' + model.format(name="b"))
+        os.kill(server.process.pid, signal.SIGHUP)
+        until_logged("configuration 3 is served now")
+        assert client.post("/v1/completions", json=alias).json()["choices"][0]["text"] == "A"
         config.write_text("nonsense")
         os.kill(server.process.pid, signal.SIGHUP)
         until_logged("The configuration was not reloaded; the old one stays in use")

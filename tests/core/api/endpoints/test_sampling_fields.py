@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
@@ -45,6 +46,28 @@ def test_samplers_of_several_choices_do_not_mix(fake: Endpoints, fields: dict[st
 
     assert texts[0] == text(fake, **fields)
     assert len(set(texts)) == 3
+
+
+def test_penalties_count_the_last_tokens_only(model: Endpoints) -> None:
+    def penalised(**fields: object) -> str:
+        return text(model, **{"temperature": 0, "max_tokens": 24, "repetition_penalty": 3.0, **fields})
+
+    whole, none = penalised(), penalised(repetition_penalty=1.0)
+
+    assert penalised(repeat_last_n=-1) == penalised(repeat_last_n=1000) == whole != none
+    assert penalised(repeat_last_n=0) == none
+    assert penalised(repeat_last_n=12) not in (whole, none)
+
+
+def test_log_probabilities_are_those_of_the_draw_on_request(model: Endpoints) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 6, "seed": 3, "temperature": 1.5, "top_k": 2, "logprobs": 5}
+    before, after = (
+        model.complete(**body, post_sampling_probs=is_after)["choices"][0]["logprobs"] for is_after in (False, True)
+    )
+
+    assert before["tokens"] == after["tokens"] and min(len(one) for one in before["top_logprobs"]) == 5
+    for ranked in after["top_logprobs"]:
+        assert len(ranked) == 2 and sum(map(math.exp, ranked.values())) == pytest.approx(1, abs=1e-3)
 
 
 def test_order_changes_what_is_drawn(fake: Endpoints) -> None:

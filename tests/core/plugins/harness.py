@@ -1,0 +1,152 @@
+"""A server with the plugin ``flaky_kit``, and what its clients and its author see when it breaks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+import pytest
+from attrs import define, field, frozen
+
+from enginehouse_testkit.server import ServerProcess
+from enginehouse_testkit.waiting import wait_until
+
+MODELS = """
+[models.calm]
+source = "."
+backend = "fake"
+"""
+MESSAGES = [{"role": "user", "content": "Hello"}]
+
+
+@define(eq=False)
+class FlakyServer:
+    """A running server.
+
+    Attributes:
+        deed: the file that tells the plugin where and how to break.
+        text: the answer of each model to :data:`MESSAGES`.
+    """
+
+    server: ServerProcess
+    client: httpx.Client
+    deed: Path
+    text: str = ""
+
+    def chat(self, model: str = "broken", **fields: Any) -> httpx.Response:
+        """Ask a model; the headers are those of a request with details."""
+        body = {"model": model, "messages": MESSAGES, "max_tokens": 6, "temperature": 0, **fields}
+        return self.client.post("/v1/chat/completions", json=body, headers={"X-Enginehouse-Details": "true"})
+
+    def text_of(self, model: str = "broken", **fields: Any) -> str:
+        answer = self.chat(model, **fields)
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["choices"][0]["message"]["content"])
+
+    def break_at(self, place: str, deed: str, ask: Callable[[], httpx.Response]) -> httpx.Response:
+        """Return the response to a request during which the plugin breaks; one to another model is not affected."""
+        self.deed.write_text(f"{place} {deed}")
+        try:
+            with ThreadPoolExecutor(2) as pool:
+                asked, beside = pool.submit(ask), pool.submit(self.text_of, "calm")
+                assert beside.result() == self.text, "another request is affected"
+                response = asked.result()
+        finally:
+            self.deed.write_text("")
+        assert self.server.process.poll() is None, self.server.output
+        return response
+
+    def check_named(self, place: str, deed: str, name: str = "flaky") -> None:
+        """The log names plugin, kind, object and method, and the file and line in the plugin.
+
+        It has a line a minute for each place, so it may be that of an earlier deed.
+        """
+        kind, _, method = place.partition(".")
+        owner = rf"the {kind} '{name}' of the plugin 'flaky_kit'"
+        line = rf"({owner}(: {method} | failed in {method})|in {method} of {owner})"
+        wait_until(lambda: re.search(line, self.server.output), lambda: f"{line} in:\n{self.server.output}", 20)
+        if deed != "end":
+            assert re.search(r"flaky\.py[\"']?[,:]( line )?\d+", self.server.output), self.server.output
+
+    def check_response(self, response: httpx.Response, place: Place, deed: str, expected: str) -> None:
+        """The client learns whose failure it was, or sees nothing of it; the author reads the rest in the log."""
+        fails = place.outcome == "fails" or deed in ("end", "hang")
+        if deed == "slow" or not fails:
+            assert response.status_code == 200, response.text
+            assert response.json()["choices"][0]["message"]["content"] == expected
+        else:
+            assert "error" in response.json(), response.text
+            error = response.json()["error"]
+            codes = ("plugin_failed", "request_kills_worker" if deed in ("end", "hang") else place.code)
+            assert error["code"] in codes, error
+            kind = place.name.partition(".")[0]
+            if error["code"] != "request_kills_worker":
+                assert f"he {kind} {place.owner!r} of the plugin 'flaky_kit'" in error["message"]
+            assert "a secret" not in response.text
+        if deed != "slow":
+            self.check_named(place.name, deed, place.owner)
+
+    def check_cell(self, place: Place, deed: str) -> None:
+        """Break the plugin during a request with a prompt of its own, and ask again."""
+        fields = {**place.fields, "messages": [{"role": "user", "content": f"{place.name} {deed}"}]}
+        expected = self.text_of(**fields)
+        response = self.break_at(place.name, deed, lambda: self.chat(**fields))
+
+        self.check_response(response, place, deed, expected)
+        if "request_kills_worker" in response.text:  # it is blamed, so that only other ones may follow
+            fields["messages"] = [{"role": "user", "content": f"after {place.name} {deed}"}]
+            assert self.text_of(**fields), "the next request"
+        else:
+            assert self.text_of(**fields) == expected, "the next request"
+
+    def check_load(self, response: httpx.Response, place: Place, deed: str) -> None:
+        """An operator who loads a model learns whose failure it was."""
+        if deed == "slow" or place.outcome == "goes on":
+            assert response.status_code == 200, response.text
+        else:
+            assert response.status_code >= 400
+            kind = place.name.partition(".")[0]
+            assert f"he {kind} {place.owner!r} of the plugin 'flaky_kit'" in response.text
+        if deed != "slow":
+            self.check_named(place.name, deed, place.owner)
+
+    def load(self, model: str = "broken") -> httpx.Response:
+        """Load a model again."""
+        self.client.post(f"/admin/models/{model}/unload", json={"force": True})
+        return self.client.post(f"/admin/models/{model}/load")
+
+
+@frozen(kw_only=True)
+class Place:
+    """A method of a kind of plugin object.
+
+    Attributes:
+        name: kind and method, with a dot between them.
+        outcome: what the request for which it breaks does: it fails with the plugin's name, or goes on.
+        fields: of that request; ``model`` is the model that it asks.
+        code: another code of the error.
+        owner: name of the object.
+        deeds: what it does when it breaks.
+        quick: those of the default run.
+    """
+
+    name: str
+    outcome: Literal["fails", "goes on"] = "fails"
+    fields: Mapping[str, Any] = field(factory=dict)
+    code: str = ""
+    owner: str = "flaky"
+    deeds: Sequence[str] = ("raise", "type", "exit", "slow")
+    quick: Sequence[str] = ("raise", "type")
+
+
+def cells(places: Iterable[Place]) -> list[Any]:
+    """Return the parameters of a test: each place with each of its deeds; all but a few are marked as slow."""
+    return [
+        pytest.param(place, deed, id=f"{place.name} {deed}", marks=() if deed in place.quick else pytest.mark.slow)
+        for place in places
+        for deed in place.deeds
+    ]
