@@ -169,8 +169,9 @@ class _Calls:
         kept: list[AnswerPart] = []
         for part in parts:
             if isinstance(part, AnswerText):
-                self._held = self._held.partition(part.text)[2]  # before it were tags
-                self._show(part.text, kept)
+                if part.text:
+                    self._held = self._held.partition(part.text)[2]  # before it were tags
+                    self._show(part.text, kept)
                 continue
             self._held = ""
             if isinstance(part, CallStarted):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Protocol
 
 import msgspec
@@ -12,9 +12,14 @@ import msgspec
 from enginehouse.contract.engine import EngineStream
 from enginehouse.contract.errors import EnginehouseError, WorkerDied
 from enginehouse.contract.types import Event, TextDelta
+from enginehouse.plugins import Guard
+from enginehouse.plugins.guard import PASSED
+from enginehouse.plugins.results import Expectation
 from enginehouse.recovery.request import RecoverableRequest
 from enginehouse.serving import LoadedModel
 from enginehouse.serving.leases import Lease
+
+_BATCH = Expectation(Sequence[Event])
 
 
 class OutcomeObserver(Protocol):
@@ -36,6 +41,7 @@ class Generation:
     Args:
         attempt: the events of the engine that has accepted the request.
         request: continues the request in the next worker; None if the answer ends with the engine.
+        guard: the guard of an engine that a plugin has opened; None for those in workers.
 
     Attributes:
         ahead: batches that were read ahead of the reader.
@@ -43,7 +49,10 @@ class Generation:
         outcome_observer: receives the outcome.
     """
 
-    def __init__(self, attempt: EngineStream, request: RecoverableRequest | None = None) -> None:
+    def __init__(
+        self, attempt: EngineStream, request: RecoverableRequest | None = None, guard: Guard | None = None
+    ) -> None:
+        self._guard = guard
         self.ahead: deque[Sequence[Event]] = deque()
         self.hides_logprobs = False
         self.outcome_observer: OutcomeObserver | None = None
@@ -119,7 +128,7 @@ class Generation:
             while attempt is not None and not self._is_cancelled:
                 self._attempt = attempt
                 try:
-                    async for batch in attempt:
+                    async for batch in attempt if self._guard is None else _guarded(attempt, self._guard):
                         if not self._has_begun:
                             self._begin()
                         yield batch
@@ -170,3 +179,28 @@ class Generation:
 
 def _without_logprobs(batch: Sequence[Event]) -> Sequence[Event]:
     return [msgspec.structs.replace(event, logprobs=None) if isinstance(event, TextDelta) else event for event in batch]
+
+
+async def _guarded(attempt: EngineStream, guard: Guard) -> AsyncIterator[Sequence[Event]]:
+    """Yield the batches of an engine's stream.
+
+    Raises:
+        PluginFailed: the engine raised anything but an error of the contract, or gave something else than events.
+    """
+    batches = aiter(attempt)
+    try:
+        while True:
+            try:
+                batch = await anext(batches)
+            except StopAsyncIteration:
+                return
+            except (*PASSED, EnginehouseError):
+                raise
+            except BaseException as error:
+                raise guard.failed("its stream", error) from error
+            if found := _BATCH.check(batch):
+                raise guard.mistake("its stream", found, type(attempt).__aiter__)
+            yield batch
+    finally:
+        if isinstance(batches, AsyncGenerator):
+            await batches.aclose()

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 from enginehouse.contract.errors import EnginehouseError, WorkerDied
 from enginehouse.contract.inspection import EngineView, Inspectable
 from enginehouse.contract.types import EngineRequest, Segment
+from enginehouse.plugins import guard_of
 from enginehouse.recovery.generation import Generation
 from enginehouse.recovery.model_work import ModelWork
 from enginehouse.recovery.request import RecoverableRequest
@@ -84,7 +85,8 @@ class Recovery:
         """
         model_work = self._model_work(model)
         if model_work is None:
-            return Generation(await model.engine.submit(request))
+            stream = await model.engine.submit(request)
+            return Generation(stream, guard=guard_of(model.engine, "backend"))
         recoverable = RecoverableRequest(request, model_work, model.settings.replay_timeout_s, written)
         model_work.add(model, recoverable)
         return Generation(await recoverable.begin(), recoverable)

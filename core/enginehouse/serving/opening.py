@@ -13,7 +13,7 @@ from enginehouse.contract.backend import Backend, ModelSource, Progress, Runner
 from enginehouse.contract.engine import Engine
 from enginehouse.contract.errors import ConfigError, EngineDead, ModelLoadError
 from enginehouse.contract.types import EngineSettings
-from enginehouse.plugins import PluginRegistry
+from enginehouse.plugins import PluginRegistry, guard_of, guarded
 from enginehouse.serving.background import run_in_daemon_thread
 from enginehouse.serving.model_parts import DrafterPlan, plan_drafters, plan_exit_policy, plan_prefix_disk
 from enginehouse.serving.sources import check_backend, choose_backend, find_source, no_such_model, suits
@@ -197,7 +197,8 @@ async def _open_here(plan: ModelPlan, progress: Progress, timeout_s: float) -> O
     if not opening.done():
         opening.add_done_callback(lambda _: asyncio.ensure_future(_close_opened(opening)))
         raise ModelLoadError(f"{stuck.result()}; if it needs longer, raise {plan.options_path}.load_timeout_s")
-    return OpenEngine(cast(Engine, opening.result()), loop.create_future())
+    engine = guarded(cast(Engine, opening.result()), Engine, guard_of(plan.backend, "backend"))
+    return OpenEngine(engine, loop.create_future())
 
 
 async def _close_opened(opening: asyncio.Future[Runner | Engine]) -> None:

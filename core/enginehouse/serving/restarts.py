@@ -6,6 +6,7 @@ Part of ``served``, which knows how to open an engine and the errors of its requ
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -13,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from attrs import define, field, frozen
 
 from enginehouse.contract.engine import Engine
-from enginehouse.contract.errors import EngineDead, EnginehouseError, ModelLoadError, ResourcesExhausted
+from enginehouse.contract.errors import EngineDead, EnginehouseError, ModelLoadError, PluginFailed, ResourcesExhausted
 from enginehouse.serving.lifecycle import Lifecycle
 from enginehouse.serving.opening import OpenEngine
 from enginehouse.workers.client import WorkerEngine
@@ -144,7 +145,8 @@ class Supervisor:
         finally:
             ready_s = time.monotonic() - began
             self.on_gone()
-            await opened.engine.close()
+            with contextlib.suppress(PluginFailed):
+                await opened.engine.close()
         return death, ready_s, isinstance(opened.engine, WorkerEngine) and opened.engine.has_died_working
 
     async def _open(self) -> OpenEngine:

@@ -45,6 +45,8 @@ class Bracketed:
             return WRONG_ORDER[text]
         if text == "<":
             return []
+        if text == "nothing":
+            return [AnswerText("")]
         if text.startswith("("):
             return [CallStarted(text[1:-1]), CallArguments("{}"), CallFinished()]
         return [AnswerText(text)]
@@ -150,6 +152,10 @@ def test_a_tool_parser_that_fails_inside_a_call_fails_the_request_by_name(texts:
 
     limited = AnswerParsing(tool_format=Bracketed(), max_calls=1)  # type: ignore[arg-type]
     assert shown(limited, "(f)", *texts).startswith("(f{})"), "a call beyond the limit is not shown"
+
+
+def test_an_empty_text_is_not_shown() -> None:
+    assert shown(CALLS, "a", "nothing", "(f)") == "a(f{})"
 
 
 @pytest.mark.parametrize("text", WRONG_ORDER)

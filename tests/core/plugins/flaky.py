@@ -24,6 +24,7 @@ from enginehouse.contract.router import Attempt, RoutingDecision
 from enginehouse.contract.surface import NDJSON, AnswerRoute, GenerationRoute, Reply, new_id
 from enginehouse.contract.types import Constraint, GenerateRequest, Message
 from enginehouse_testkit.fake_runner import FakeBackend, FakeOptions, FakeRunner
+from enginehouse_testkit.inline_engine import InlineEngine
 
 FILE = Path(os.environ["FLAKY_DEED"])
 SLOW_S = 0.3
@@ -340,6 +341,7 @@ async def handle(call):
 
 
 class Surface(Flaky):
+    request_id_header, takes_any_type = None, False
     routes = (
         GenerationRoute(
             path="/say", name="say", summary="Say", body=Body, requests=requests, assemble=assemble, frame=NDJSON
@@ -428,15 +430,47 @@ class Backend(FakeBackend):
         return runner
 
 
-def registering(made):
+class Stream:
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    async def __aiter__(self):
+        if act("backend.its stream"):
+            yield WRONG
+        async for batch in self.inner:
+            yield batch
+
+
+class OwnEngine(InlineEngine):
+    @breaks("backend.submit")
+    async def submit(self, request):
+        return Stream(await super().submit(request))
+
+    @breaks("backend.tokenize")
+    async def tokenize(self, segments, add_special):
+        return await super().tokenize(segments, add_special)
+
+
+class EngineBackend(FakeBackend):
+    name, options, opens = "flaky_engine", BackendOptions, "engine"
+
+    def open(self, source, options, progress):
+        return OwnEngine(FakeRunner(options))
+
+
+def registering(*made):
     def hook(register):
-        register(made())
+        for one in made:
+            register(one())
 
     return hook
 
 
 _KINDS = {
-    "backends": Backend,
+    "backends": (Backend, EngineBackend),
     "samplers": Sampler,
     "logits_processors": Processor,
     "structured_decoders": Decoder,
@@ -450,7 +484,9 @@ _KINDS = {
     "surfaces": Surface,
 }
 for _kind, _made in _KINDS.items():
-    globals()[f"register_{_kind}"] = enginehouse.hookimpl(specname=f"register_{_kind}")(registering(_made))
+    globals()[f"register_{_kind}"] = enginehouse.hookimpl(specname=f"register_{_kind}")(
+        registering(*(_made if isinstance(_made, tuple) else (_made,)))
+    )
 
 
 @enginehouse.hookimpl

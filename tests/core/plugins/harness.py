@@ -67,7 +67,7 @@ class FlakyServer:
         """
         kind, _, method = place.partition(".")
         owner = rf"the {kind} '{name}' of the plugin 'flaky_kit'"
-        line = rf"in {method} of {owner}" if deed in ("end", "hang") else rf"{owner}(: {method} | failed in {method})"
+        line = rf"({owner}(: {method} | failed in {method})|in {method} of {owner})"
         wait_until(lambda: re.search(line, self.server.output), lambda: f"{line} in:\n{self.server.output}", 20)
         if deed != "end":
             assert re.search(r"flaky\.py[\"']?[,:]( line )?\d+", self.server.output), self.server.output
@@ -84,10 +84,24 @@ class FlakyServer:
             codes = ("plugin_failed", "request_kills_worker" if deed in ("end", "hang") else place.code)
             assert error["code"] in codes, error
             kind = place.name.partition(".")[0]
-            assert f"he {kind} {place.owner!r} of the plugin 'flaky_kit'" in error["message"]
+            if error["code"] != "request_kills_worker":
+                assert f"he {kind} {place.owner!r} of the plugin 'flaky_kit'" in error["message"]
             assert "a secret" not in response.text
         if deed != "slow":
             self.check_named(place.name, deed, place.owner)
+
+    def check_cell(self, place: Place, deed: str) -> None:
+        """Break the plugin during a request with a prompt of its own, and ask again."""
+        fields = {**place.fields, "messages": [{"role": "user", "content": f"{place.name} {deed}"}]}
+        expected = self.text_of(**fields)
+        response = self.break_at(place.name, deed, lambda: self.chat(**fields))
+
+        self.check_response(response, place, deed, expected)
+        if "request_kills_worker" in response.text:  # it is blamed, so that only other ones may follow
+            fields["messages"] = [{"role": "user", "content": f"after {place.name} {deed}"}]
+            assert self.text_of(**fields), "the next request"
+        else:
+            assert self.text_of(**fields) == expected, "the next request"
 
     def check_load(self, response: httpx.Response, place: Place, deed: str) -> None:
         """An operator who loads a model learns whose failure it was."""

@@ -20,6 +20,9 @@ backend = "flaky"
 slots = 4
 prefix_cache = false
 load = "lazy"
+[models.own]
+source = "."
+backend = "flaky_engine"
 [models.matched]
 source = "fake"
 load = "lazy"
@@ -36,6 +39,11 @@ PLACES = [
     Place(name="backend.free_tokens", deeds=("raise", "type", "exit", "slow")),
     Place(name="backend.encode of its tokenizer", deeds=ALL),
 ]
+OWN = {"model": "own"}
+ENGINE = [
+    Place(name="backend.submit", fields=OWN, owner="flaky_engine"),
+    Place(name="backend.its stream", fields=OWN, owner="flaky_engine"),
+]
 LOADS = [
     Place(name="backend.probe", quick=RAISES),
     Place(name="backend.match", quick=RAISES, outcome="goes on", fields={"model": "matched"}),
@@ -49,13 +57,9 @@ def flaky(start_flaky: Callable[[str], FlakyServer]) -> FlakyServer:
     return start_flaky(CONFIG)
 
 
-@pytest.mark.parametrize(("place", "deed"), cells(PLACES))
+@pytest.mark.parametrize(("place", "deed"), cells([*PLACES, *ENGINE]))
 def test_backend_that_breaks(flaky: FlakyServer, place: Place, deed: str) -> None:
-    expected = flaky.text_of(**place.fields)
-    response = flaky.break_at(place.name, deed, lambda: flaky.chat(**place.fields))
-
-    flaky.check_response(response, place, deed, expected)
-    assert flaky.text_of(**place.fields) == expected, "the next request"
+    flaky.check_cell(place, deed)
 
 
 @pytest.mark.parametrize("deed", NO_RESULT[:2])

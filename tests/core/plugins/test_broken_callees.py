@@ -1,4 +1,4 @@
-"""Routers, compressors, preparers, authenticators and listeners that break, in the server process."""
+"""Routers, compressors, preparers, surfaces, authenticators and listeners that break, in the server process."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from enginehouse_testkit.waiting import wait_until
 from .harness import FlakyServer, Place, cells
 
 CONFIG = """
+[limits]
+plugin_timeout_s = 1.0
 [auth]
 authenticators = ["flaky_kit"]
 [[auth.keys]]
@@ -35,10 +37,18 @@ compressor = { method = "flaky", min_tokens = 0 }
 """
 AUTO = {"model": "auto"}
 
+DEEDS = ("raise", "type", "exit", "slow", "hang")
+
 PLACES = [
-    Place(name="router.route", fields=AUTO, outcome="goes on"),
+    Place(name="router.route", fields=AUTO, outcome="goes on", deeds=DEEDS),
     Place(name="compressor.compress", fields={"compression": True}, outcome="goes on"),
-    Place(name="preparer.prepare_request", fields={"flaky_prepare": True}, owner="flaky_preparer"),
+    Place(name="preparer.prepare_request", fields={"flaky_prepare": True}, owner="flaky_preparer", deeds=DEEDS),
+]
+
+
+SURFACE = [
+    *(Place(name=f"surface.{name}", deeds=DEEDS) for name in ("requests", "assemble", "handle")),
+    *(Place(name=f"surface.{name}", deeds=("raise", "exit", "slow", "hang")) for name in ("push", "whole")),
 ]
 
 
@@ -58,6 +68,25 @@ def test_object_that_breaks(flaky: FlakyServer, place: Place, deed: str) -> None
 
     flaky.check_response(response, place, deed, expected)
     assert flaky.chat(**fields).status_code == 200, "the next request"
+
+
+@pytest.mark.parametrize(("place", "deed"), cells(SURFACE))
+def test_surface_that_breaks(flaky: FlakyServer, place: Place, deed: str) -> None:
+    def ask() -> httpx.Response:
+        if place.name.endswith("handle"):
+            return flaky.client.get("/flaky")
+        return flaky.client.post("/say", json={"model": "broken"})
+
+    expected = ask().text
+    response = flaky.break_at(place.name, deed, ask)
+
+    if deed == "slow":
+        assert response.text == expected
+    else:
+        assert '"plugin_failed"' in response.text, response.text
+        assert "he surface 'flaky' of the plugin 'flaky_kit'" in response.text and "a secret" not in response.text
+        flaky.check_named(place.name, deed)
+    assert ask().text == expected, "the next request"
 
 
 @pytest.mark.parametrize(("place", "deed"), cells([Place(name="authenticator.authenticate")]))
