@@ -27,7 +27,7 @@ from .record import Comparison, Key, Record
 
 __all__ = ["measure_plugins"]
 
-_NUM_REQUESTS = 15
+_NUM_REQUESTS = 40
 _LATENCY = "median of a request, ms"
 _ALONE = "no other client"
 _STRANGERS = 60
@@ -136,7 +136,7 @@ def _ask(client: httpx.Client, what: str) -> None:
     if what == "strangers":
         client.get("/v1/models", headers={"Authorization": f"Bearer {time.monotonic()}"})
     elif what == "parser":
-        client.post("/v1/chat/completions", json=_chat("tools", tools=_TOOLS), headers=_KEY)
+        client.post("/v1/chat/completions", json={**_chat("tools", tools=_TOOLS), "max_tokens": 4}, headers=_KEY)
     elif what == "router":
         client.post("/v1/chat/completions", json=_chat("auto"), headers=_KEY)
     else:
