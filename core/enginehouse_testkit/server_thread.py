@@ -96,13 +96,18 @@ def server_thread(
     Args:
         reread: returns the settings for a reload.
     """
-    limits = settings.limits
-    if limits.render_timeout_s == LimitsSettings().render_timeout_s:
-        limits = evolve(limits, render_timeout_s=_RENDER_TIMEOUT_S)
-    settings = evolve(settings, server=evolve(settings.server, port=0), limits=limits)
-    server = ServerThread(settings, reread)
+    settings = _with_patience(settings)
+    server = ServerThread(settings, reread and (lambda: _with_patience(reread())))
     server.start(registry or PluginRegistry.for_settings(settings))
     try:
         yield server
     finally:
         server.stop()
+
+
+def _with_patience(settings: Settings) -> Settings:
+    """Return the settings with a free port, and with more time for chat templates unless it is set."""
+    limits = settings.limits
+    if limits.render_timeout_s == LimitsSettings().render_timeout_s:
+        limits = evolve(limits, render_timeout_s=_RENDER_TIMEOUT_S)
+    return evolve(settings, server=evolve(settings.server, port=0), limits=limits)
