@@ -11,6 +11,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from itertools import islice
 from types import MappingProxyType
 from typing import Any
@@ -167,13 +168,16 @@ class StepEngine:
         now = self._clock()
         for owner in self._scheduler.overdue(now):
             self._fail(owner, _overdue(owner))
-        for sequence in self._scheduler.admit():
+        for sequence in self._scheduler.admit(partial(self._start, now)):
             self._speculation.open(sequence)
-            if sequence.owner.started_s is None:
-                sequence.owner.started_s = now
-                self._on_started(sequence.owner)
         for owner, error in self._scheduler.take_refused():
             self._fail(owner, error)
+
+    def _start(self, now: float, owner: ActiveRequest) -> None:
+        """Report the start of a request, before the runner works on it: it may end the process."""
+        if owner.started_s is None:
+            owner.started_s = now
+            self._on_started(owner)
 
     # -- one token ---------------------------------------------------------------------------------
 

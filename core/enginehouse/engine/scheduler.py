@@ -7,7 +7,7 @@ callers, so idle time earns no credit. Called by the loop. Does not know tensors
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import numpy as np
 from attrs import frozen
@@ -138,14 +138,18 @@ class Scheduler:
 
     # -- admission ---------------------------------------------------------------------------------
 
-    def admit(self) -> list[Sequence]:
-        """Start waiting sequences while slots and KV positions are free; return those started."""
+    def admit(self, on_start: Callable[[ActiveRequest], None]) -> list[Sequence]:
+        """Start waiting sequences while slots and KV positions are free; return those started.
+
+        Args:
+            on_start: called before the runner opens a sequence of a request.
+        """
         started: list[Sequence] = []
         while len(self.running) < self.slots and self.waiting:
             several = len(self._waiting_callers()) > 1
             if several:
                 self._put_in_line()
-            if not self._start_next(started, only_one=several):
+            if not self._start_next(started, on_start, only_one=several):
                 break
         return started
 
@@ -160,7 +164,9 @@ class Scheduler:
             self._count_generated(sequence)
         self.waiting.sort(key=self._place)
 
-    def _start_next(self, started: list[Sequence], *, only_one: bool) -> bool:
+    def _start_next(
+        self, started: list[Sequence], on_start: Callable[[ActiveRequest], None], *, only_one: bool
+    ) -> bool:
         """Start queued sequences, or one with ``only_one`` (the queue is then sorted again); True if more may start."""
         for sequence in list(self.waiting):
             if len(self.running) >= self.slots:
@@ -170,7 +176,7 @@ class Scheduler:
             try:
                 if self._recall is not None and self._waits_for_disk(sequence, self._recall):
                     continue
-                if not self._start(sequence):
+                if not self._start(sequence, on_start):
                     return False
             except PluginFailed as error:
                 self._refused.append((sequence.owner, error))
@@ -203,7 +209,7 @@ class Scheduler:
             return False
         return not recall.is_over(read, request.namespace, len(self.running), waits=not self.running)
 
-    def _start(self, sequence: Sequence) -> bool:
+    def _start(self, sequence: Sequence, on_start: Callable[[ActiveRequest], None]) -> bool:
         """Open a runner handle for the sequence that reuses as many computed tokens as possible."""
         source = self._reuse.find(sequence, self.running)
         self._explain(sequence.owner)
@@ -212,6 +218,7 @@ class Scheduler:
                 return False
             self.cache.clear()  # a single sequence fits into an empty cache
             source = Source()
+        on_start(sequence.owner)
         sequence.handle, sequence.num_computed = self._reuse.open(source)
         owner, usage = sequence.owner, sequence.owner.usage
         if not owner.has_source:

@@ -34,7 +34,7 @@ RAISES = ("raise",)
 PLACES = [
     Place(name="backend.forward", deeds=ALL),
     Place(name="backend.host of its logits", deeds=ALL),
-    Place(name="backend.open_sequence", deeds=ALL, fields={"cache_prompt": False}),
+    Place(name="backend.open_sequence", deeds=ALL, fields={"cache_prompt": False}, quick=("raise", "end")),
     Place(name="backend.fork", deeds=ALL, outcome="goes on"),
     Place(name="backend.free_tokens", deeds=("raise", "type", "exit", "slow")),
     Place(name="backend.encode of its tokenizer", deeds=ALL),
