@@ -17,6 +17,7 @@ PRIVATE = {
     "tests/core/recovery/test_model_work.py": "an engine that pushes events by itself; constants",
     "tests/core/recovery/test_quarantine.py": "constants",
     "tests/core/recovery/test_recovery.py": "looks into recovery while it goes on",
+    "tests/core/plugins/flaky.py": "ends its process with os._exit",
     "tests/core/serving/models/test_loading.py": "downloads that nobody asks for over HTTP",
     "tests/plugins/compress/test_preparer.py": "unloads the scorer of a pipeline",
     "tests/plugins/hf/test_cuda.py": "takes a kernel away",

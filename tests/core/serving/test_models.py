@@ -274,7 +274,8 @@ async def test_model_that_does_not_come_up_again_fails_after_a_few_starts(breaki
     async with open_models({"m": evolve(fake_model("process"), python=str(breaking_python))}) as manager:
         os.kill(worker_pid(manager.get("m")), signal.SIGKILL)
         async with asyncio.timeout(60):
-            await asyncio.sleep(0.05)
+            while manager.statuses()[0].state == "ready":
+                await asyncio.sleep(0.01)
             with pytest.raises(ModelLoadError, match=r"given up after 3 failed starts.*code 3"):
                 await manager.wait("m")
 
