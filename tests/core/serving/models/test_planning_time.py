@@ -35,13 +35,13 @@ class _Hanging(TinyBackend):
 
 
 async def test_planning_that_hangs_fails_its_model_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "PLAN_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(opening, "PLAN_TIMEOUT_S", 3.0)
     backend = _Hanging(hangs_over="slow")
     models = {"slow": tiny(load="eager"), "m": tiny(load="eager")}
 
     async with open_tiny(settings_of(models), backend) as manager:
         assert states(manager) == {"slow": "failed", "m": "ready"}
-        assert "could not be read within 0.2 s" in str(manager.statuses()[0].error)
+        assert "could not be read within 3 s" in str(manager.statuses()[0].error)
         backend.may_go_on.set()
 
 
