@@ -34,6 +34,7 @@ from enginehouse.serving.restarts import RestartPolicy, Restarts
 from enginehouse.serving.sources import choose_backend, download, find_source, missing_download, no_such_model
 from enginehouse.settings.config import LimitsSettings, ModelSettings, ServerSettings, Settings
 from enginehouse_testkit.fake_runner import FakeBackend
+from enginehouse_testkit.waiting import until
 
 FAST = RestartPolicy(first_delay_s=0.01, max_delay_s=0.02, max_failed_starts=3)
 NO_PLUGINS = PluginRegistry(request_fields={}, plugins=())
@@ -274,8 +275,7 @@ async def test_model_that_does_not_come_up_again_fails_after_a_few_starts(breaki
     async with open_models({"m": evolve(fake_model("process"), python=str(breaking_python))}) as manager:
         os.kill(worker_pid(manager.get("m")), signal.SIGKILL)
         async with asyncio.timeout(60):
-            while manager.statuses()[0].state == "ready":
-                await asyncio.sleep(0.01)
+            await until(lambda: manager.statuses()[0].state != "ready")
             with pytest.raises(ModelLoadError, match=r"given up after 3 failed starts.*code 3"):
                 await manager.wait("m")
 
