@@ -124,6 +124,7 @@ class Generation:
 
     async def _read(self) -> AsyncIterator[Sequence[Event]]:
         """Yield the batches of all attempts."""
+        foreign = None if self._guard is None or self._guard.is_own else self._guard
         try:
             attempt: EngineStream | None = self._attempt
             while attempt is not None and not self._is_cancelled:
@@ -131,8 +132,8 @@ class Generation:
                 try:
                     with self._guard.calling("its stream") if self._guard is not None else nullcontext():
                         async for batch in attempt:
-                            if self._guard is not None:
-                                _check(batch, attempt, self._guard)
+                            if foreign is not None:
+                                _check(batch, attempt, foreign)
                             if not self._has_begun:
                                 self._begin()
                             yield batch
