@@ -103,6 +103,8 @@ class AnthropicSurface:
         if body.stop_sequences:
             stopping["stop"] = body.stop_sequences
         progress = body.return_progress and body.stream
+        if body.return_progress and not progress:
+            call.ignore("return_progress")
         return [self._request(call, sampling=body.sampling(), stopping=stopping, return_progress=progress)]
 
     def _request(self, call: Call, **parameters: object) -> GenerateRequest:

@@ -104,6 +104,8 @@ async def _requests(call: Call, prompts: list[dict[str, Any]]) -> list[GenerateR
         raise InvalidRequest(f"n_predict: must be -1 (no limit) or at least 0, not {limit}", "n_predict")
     read = call.parameters(values, {name: FIELD_NAMES.get(name, name) for name in values})
     stopping = {**read.stopping(), **({"max_tokens": 0} if limit == 0 else {})}
+    if body.return_progress and not body.stream:
+        call.ignore("return_progress")
     num_probs, first_id = _num_probs(call), new_id("cmpl-")
     return [
         GenerateRequest(

@@ -93,6 +93,8 @@ def _request(call: Call, **prompt: Any) -> GenerateRequest:
     values = {_FIELDS.get(option, option): value for option, value in _options(call, name).items()}
     read = call.parameters(values, {field: f"options.{OPTION_NAMES.get(field, field)}" for field in values})
     num_logprobs = {"num_logprobs": body.top_logprobs} if body.logprobs else {}
+    if body.return_progress and not body.stream:
+        call.ignore("return_progress")
     return GenerateRequest(
         request_id=new_id("ollama-"),
         model=name,

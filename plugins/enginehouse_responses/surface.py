@@ -138,6 +138,8 @@ class ResponsesSurface:
             raise InvalidRequest("background: only allowed for responses that are stored", "background")
         if body.store and self._kept is None:
             call.ignore("store")
+        if body.return_progress and not body.stream:
+            call.ignore("return_progress")
         conversation = await self._conversation(call, body)
         prompt = prompt_request(body, conversation, self._seal)
         if body.truncation == "auto":

@@ -202,7 +202,9 @@ class Surface:
                     yield json.loads(data)
 
 
-PARAMETERS = {"seed": 1, "stop": ["stop"], "stop_regex": "st.p", "repeat_last_n": 9, "typical_p": 0.9}
+PARAMETERS = {"seed": 1, "stop": ["stop"], "stop_regex": "st.p", "repeat_last_n": 9, "typical_p": 0.9} | {
+    "post_sampling_probs": True
+}
 COMMON = {**PARAMETERS, "compression": False} | {
     "cache_prompt": True,
     "prompt_cache_key": "k",
@@ -273,7 +275,6 @@ SURFACES = {
         words={**PARAMETERS, "compression": False, "cache_prompt": True}
         | {
             "n_probs": 1,
-            "post_sampling_probs": True,
             "n_cmpl": 1,
             "return_progress": False,
             "timings_per_token": True,
@@ -360,6 +361,21 @@ def test_streams_report_the_prefill_and_say_the_same(client: httpx.Client, name:
     assert timed == plain
     assert [one["processed"] for one in progress] == sorted({one["processed"] for one in progress})
     assert progress[-1]["processed"] == progress[-1]["total"] > progress[-1]["cache"]
+
+
+@pytest.mark.parametrize("name", SURFACES)
+def test_progress_without_a_stream_is_refused_or_listed_as_ignored(client: httpx.Client, name: str) -> None:
+    surface = SURFACES[name]
+    answer = client.post(
+        surface.path, json={**surface.usual, "model": "script", "stream": False, "return_progress": True}
+    )
+
+    if name in ("chat", "completions"):
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "return_progress"
+    else:
+        assert answer.status_code == 200
+        assert answer.headers["x-enginehouse-ignored"] == "return_progress"
 
 
 @either_way
