@@ -71,7 +71,7 @@ def chat(
 def _answer_once(conversation: Conversation) -> None:
     question = sys.stdin.read().strip()
     if not question:
-        raise click.UsageError("there is no question: standard input is empty")
+        raise click.UsageError("the question is missing: standard input is empty")
     try:
         _show(conversation.ask(question), is_terminal=sys.stdout.isatty())
     except ChatFailed as error:

@@ -29,7 +29,7 @@ def run_command(line: str, conversation: Conversation) -> str | None:
     if name in _LEAVE:
         return None
     command = _COMMANDS.get(name)
-    return command(rest.strip(), conversation) if command else f"There is no command {name}.\n{_ALL}"
+    return command(rest.strip(), conversation) if command else f"Unknown command {name}.\n{_ALL}"
 
 
 def _help(_: str, __: Conversation) -> str:

@@ -60,7 +60,7 @@ def conform(
     checks = _chosen(CHECKS_BY_API[api], numbers)
     for file in (json_file, markdown_file):
         if file is not None and not file.absolute().parent.is_dir():  # report the error now instead of after all checks
-            raise ConfigError(f"there is no folder {file.absolute().parent} for {file.name}")
+            raise ConfigError(f"the folder {file.absolute().parent} for {file.name} does not exist")
     target = connect(url, model, key, origin)
     console = Console()
     console.print(Text(f"{target.url}, model {target.model}: {len(checks)} checks"), soft_wrap=True)
@@ -78,7 +78,7 @@ def _chosen(checks: tuple[Check, ...], numbers: tuple[str, ...]) -> tuple[Check,
     known = {check.behaviour for check in checks}
     unknown = [number for number in numbers if number.upper() not in known]
     if unknown:
-        raise ConfigError(f"there is no check of {unknown[0]!r}; there are: {', '.join(sorted(known))}")
+        raise ConfigError(f"unknown check {unknown[0]!r}; the checks are {', '.join(sorted(known))}")
     wanted = {number.upper() for number in numbers}
     return tuple(check for check in checks if not wanted or check.behaviour in wanted)
 

@@ -72,7 +72,7 @@ def key_for(header: dict[str, Any], options: JwtOptions) -> Any:
     secret = options.secret if options.secret_env is None else os.environ.get(options.secret_env)
     if not secret:
         where = options.secret_env or "one of secret, secret_env, public_key_file and jwks_file in [plugins.jwt]"
-        raise PluginError(f"there is no key to verify tokens with: set {where}", "jwt")
+        raise PluginError(f"no key to verify tokens with: set {where}", "jwt")
     if len(secret.encode()) < options.min_secret_bytes:
         raise PluginError(f"{options.secret_env} must have at least {options.min_secret_bytes} bytes", "jwt")
     return secret

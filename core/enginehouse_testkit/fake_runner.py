@@ -260,7 +260,7 @@ class FakeRunner:
         try:
             return self._sequences[sequence]
         except KeyError:
-            raise InvalidSpan(f"there is no open sequence {sequence}") from None
+            raise InvalidSpan(f"sequence {sequence} is not open") from None
 
     def _release(self, cells: Sequence[_Cell]) -> None:
         for cell in cells:

@@ -170,9 +170,9 @@ class ToolParserContract(FormContract):
         text = _with_long_argument([*enforced, *(text for text, _, calls in self.answers if calls)], self._arguments())
         if text is None:
             pytest.skip("no call has a text argument: list a longer entry in answers, such as say with a text")
-        begun = text[: text.rindex(_MORE) + len(_MORE)]  # the end of the argument has not arrived
+        beginning = text[: text.rindex(_MORE) + len(_MORE)]  # the end of the argument has not arrived
         session = tool_format.open(TOOLS)
-        parts = [part for start in range(0, len(begun), 4) for part in session.push(begun[start : start + 4])]
+        parts = [part for start in range(0, len(beginning), 4) for part in session.push(beginning[start : start + 4])]
 
         given = "".join(part.text for part in parts if isinstance(part, CallArguments))
         what = f"of {text!r}, pushed in fours, the argument of which {_NUM_MORE} times {_MORE!r} had arrived"

@@ -29,7 +29,7 @@ class MessageOptions:
     """What the request says about the form of its answer.
 
     Attributes:
-        counts_kept: prompt tokens that the prefix cache keeps since this request are counted apart.
+        counts_kept: prompt tokens that the prefix cache keeps since this request are counted separately.
     """
 
     thinking: ThinkingDisplay

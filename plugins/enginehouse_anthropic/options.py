@@ -46,7 +46,7 @@ def read_tool_use(call: Call) -> ToolUse | None:
     mode = _MODES[choice.type]
     if not tools:
         if mode == "required":
-            raise InvalidRequest("tool_choice: a call is required, but there are no tools", "tool_choice")
+            raise InvalidRequest("tool_choice: a call is required, but tools is empty or missing", "tool_choice")
         return None
     parallel = False if choice.disable_parallel_tool_use else None
     only = choice.name if choice.type == "tool" else None

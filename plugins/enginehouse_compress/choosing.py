@@ -58,8 +58,8 @@ def choose(
         raise InvalidRequest(f"{param}: is required, as this model has none by itself", param)
     compressor = compressors.get(method)
     if compressor is None:
-        there = f"; there are: {', '.join(compressors)}" if compressors else "; no plugin brings one"
-        raise InvalidRequest(f"compression.method: there is no method {method!r}{there}", "compression.method")
+        there = f"; the methods are {', '.join(compressors)}" if compressors else "; no plugin brings one"
+        raise InvalidRequest(f"compression.method: unknown method {method!r}{there}", "compression.method")
     if asked.ratio is not None and not compressor.is_budgeted:
         raise InvalidRequest(f"compression.ratio: the method {method!r} has no ratio", "compression.ratio")
     own_ratio = settings.ratio if settings is not None else None

@@ -42,7 +42,7 @@ def _message(response: Response, reference: HubReference, endpoint: str, has_tok
             said = f"{model} has no branch, tag or commit {reference.revision!r}"
         case ("RepoNotFound", _) | (_, 404):
             unseen = "or this token may not see it" if has_token else "or it is private and HF_TOKEN must be set"
-            said = f"there is no model {model!r} at {endpoint}, {unseen}"
+            said = f"model {model!r} not found at {endpoint}, {unseen}"
         case _, 401 if has_token:
             said = f"{endpoint} refuses the token that was sent (HF_TOKEN, or the stored one)"
         case _, 401:

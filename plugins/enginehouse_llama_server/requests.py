@@ -139,7 +139,7 @@ def _num_probs(call: Call) -> int:
 
 
 async def _biases(call: Call) -> dict[str, float]:
-    """Return the biases by token id. A text stands for each of its tokens, ``false`` bans."""
+    """Return the biases by token id. A text applies to each of its tokens, ``false`` bans."""
     given = call.body.logit_bias
     pairs = list(given.items()) if isinstance(given, dict) else given
     if not isinstance(pairs, list) or not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):

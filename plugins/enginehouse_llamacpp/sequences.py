@@ -85,7 +85,7 @@ class SequenceTable:
         """Return the cells of an open sequence. Raises InvalidSpan for an unknown handle."""
         held = self._open.get(sequence)
         if held is None:
-            raise InvalidSpan(f"there is no open sequence {sequence}")
+            raise InvalidSpan(f"sequence {sequence} is not open")
         return held
 
     def free(self, sequence: int) -> None:

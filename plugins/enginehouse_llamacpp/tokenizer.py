@@ -163,7 +163,9 @@ class _DeepThread(threading.Thread):
             try:
                 self.start()
             except (RuntimeError, MemoryError) as error:
-                message = f"There is no memory for a stack of {size // 2**20} MiB, which tokenizing this text needs."
+                message = (
+                    f"The memory does not suffice for a stack of {size // 2**20} MiB, which tokenizing this text needs."
+                )
                 raise GenerationFailed(message) from error
             finally:
                 threading.stack_size(before)

@@ -40,7 +40,7 @@ def _groups(count: int) -> str:
     return f"{_GROUP}(?::{_GROUP}){{{count - 1}}}" if count else ""
 
 
-# "::" stands for at least one group.
+# "::" replaces at least one group.
 _IPV6 = "(?:{})".format(
     "|".join([_groups(8), *(f"{_groups(left)}::{_groups(right)}" for left in range(7) for right in range(7 - left))])
 )

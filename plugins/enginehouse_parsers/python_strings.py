@@ -39,7 +39,7 @@ def read_escape(text: str, quote: str) -> tuple[str, int] | None:
         quote: that of the string; JSON's ``\\/`` is known in double quotes only.
 
     Returns:
-        What it stands for, and its length; None if more text is needed.
+        Its text, and its length; None if more text is needed.
     """
     kind = text[1:2]
     if not kind:

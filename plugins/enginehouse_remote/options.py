@@ -75,7 +75,7 @@ class RemoteOptions:
                 raise ModelLoadError("api_key and api_key_env: give one of them")
             key = env.get(self.api_key_env)
             if not key:
-                raise ModelLoadError(f"api_key_env: there is no environment variable {self.api_key_env!r}")
+                raise ModelLoadError(f"api_key_env: the environment variable {self.api_key_env!r} is not set")
         if key is not None and not (key.isascii() and key.isprintable()):
             raise ModelLoadError("the API key holds characters that no header can carry")
         return {} if key is None else {"authorization": f"Bearer {key}"}

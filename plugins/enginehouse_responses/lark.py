@@ -172,7 +172,7 @@ class _Reader:
         alias = self._need("name", "a name") if self._take("->") else None
         for name in names:
             if name not in _COMMON:
-                raise LarkProblem(f"line {self._line}: there is no terminal common.{name}")
+                raise LarkProblem(f"line {self._line}: unknown terminal common.{name}")
             self.rules[alias or name] = _Leaf(_COMMON[name])
 
     def _rule(self) -> None:
@@ -264,7 +264,7 @@ class _Grammar:
         if name in self._done:
             return self._done[name]
         if name not in self._rules:
-            raise LarkProblem(f"there is no rule {name!r}")
+            raise LarkProblem(f"unknown rule {name!r}")
         if name in self._open:
             raise LarkProblem(
                 f"the rule {name!r} refers to itself: only regular grammars can be enforced in a call, in which a rule "

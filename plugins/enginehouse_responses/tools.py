@@ -89,7 +89,7 @@ class Toolbox:
         mode, names, is_single = self._read_choice(choice)
         if not self._known:
             if mode == "required" and not self.left_out:
-                raise invalid("tool_choice", "a call is required, but there are no tools")
+                raise invalid("tool_choice", "a call is required, but tools is empty or missing")
             return None
         tools = tuple(known.tool for known in self._known.values())
         only = names[0] if names and is_single else None

@@ -14,7 +14,7 @@ __all__ = ["RouterOptions", "Rule"]
 def _check_weights(_: object, attribute: object, value: dict[str, float]) -> None:
     unknown = sorted(set(value) - set(WEIGHTS))
     if unknown:
-        raise ValueError(f"there is no feature {unknown[0]!r}; there are: {', '.join(WEIGHTS)}")
+        raise ValueError(f"unknown feature {unknown[0]!r}; the features are {', '.join(WEIGHTS)}")
 
 
 def _check_thresholds(_: object, attribute: object, value: tuple[float, ...]) -> None:

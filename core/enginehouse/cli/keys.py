@@ -131,7 +131,7 @@ def _find(key_file: Path | None, config_file: Path | None) -> Path:
         return key_file
     found = read_settings(config_file).auth.key_file
     if found is None:
-        raise click.UsageError("there is no auth.key_file in the configuration; name the file with --file")
+        raise click.UsageError("the configuration has no auth.key_file; name the file with --file")
     return Path(found).expanduser()
 
 

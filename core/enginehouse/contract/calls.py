@@ -36,7 +36,7 @@ class Caller(Protocol):
 
     @property
     def scopes(self) -> frozenset[Scope]:
-        """What it may do."""
+        """Its permissions."""
         ...
 
 
@@ -82,7 +82,7 @@ class ModelEntry:
 
 
 class Server(Protocol):
-    """What a surface may ask of core. Provided by core. A model's name may be an alias; None is the first model.
+    """The functions of core for surfaces. Provided by core. A model's name may be an alias; None is the first one.
 
     Methods that name a model raise ModelNotFound if it does not exist for the caller.
     """
@@ -146,7 +146,7 @@ class Server(Protocol):
     def download(self, model: str) -> AsyncGenerator[tuple[float, str]]:
         """Download the source of a served model, or another model by its id at a hub. Needs the scope ``admin``.
 
-        Yields the completed share, 0 to 1, and the current activity, some times per second; nothing if the served
+        Yields the completed share, 0 to 1, and the current activity, several times per second; nothing if the served
         model's files do not come from a hub. Closing the generator stops the download; data that has arrived is kept.
         A model that is not served becomes available once it is added to the configuration.
 

@@ -53,7 +53,7 @@ def model_in(path: Path, wanted: str | None, text: str) -> Path:
         return path
     file = choose_gguf(path, wanted, text)
     if file is None and wanted is not None:
-        raise ModelLoadError(f"{text!r}: there are no GGUF files of which to pick {wanted!r}")
+        raise ModelLoadError(f"{text!r}: no GGUF files of which to pick {wanted!r}")
     return file or path
 
 

@@ -342,7 +342,7 @@ class Surface(Protocol):
         name: identifies it in settings.
         api_version: version of this contract.
         routes: its addresses.
-        request_id_header: a further response header with the id in ``X-Request-Id``; None if there is none.
+        request_id_header: a further response header with the id in ``X-Request-Id``; None: only that one.
         takes_any_type: bodies of any Content-Type are accepted, except from web pages.
 
     Calls:

@@ -1,4 +1,4 @@
-"""What the loop reports: events of sequences with tokens and log-probabilities, request summaries, and snapshots.
+"""Reports of the loop: events of sequences with tokens and log-probabilities, request summaries, and snapshots.
 
 Snapshots and statistics are taken between steps. Decides and changes nothing.
 """

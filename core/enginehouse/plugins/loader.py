@@ -230,7 +230,7 @@ class PluginLoader:
         known = tuple(kind.hook for kind in KINDS.values())
         for name in hooks:
             if name not in known:
-                raise PluginError(f"there is no hook {name!r}{closest(name, known)}")
+                raise PluginError(f"unknown hook {name!r}{closest(name, known)}")
         if not hooks:
             raise PluginError("it implements no hook; mark functions with @enginehouse.hookimpl")
         for caller in self._manager.get_hookcallers(plugin) or ():

@@ -155,7 +155,7 @@ class PluginRegistry(PluginObjects):
             noun: kind of the object.
             known: names of that kind that exist.
         """
-        text = f"there is no {noun} {name!r}"
+        text = f"unknown {noun} {name!r}"
         if record := next((record for record in self.plugins if record.name == name), None):
             if record.skipped:
                 return f"{text}: {self.absences[name]}"

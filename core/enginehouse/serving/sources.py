@@ -56,9 +56,9 @@ def find_source(text: str, registry: PluginRegistry) -> ModelSource:
 def no_such_model(text: str, registry: PluginRegistry) -> ModelLoadError:
     """Return the error for a text that names no file and that no backend understands."""
     if not _is_path(text) and (hub := hub_of(text, registry)) is not None:
-        return ModelLoadError(f"there is no file or folder {text!r}; {hub.advice(text)}")
+        return ModelLoadError(f"file or folder not found: {text!r}; {hub.advice(text)}")
     names = ", ".join(sorted(registry.model_sources)) or "none are installed"
-    return ModelLoadError(f"there is no file or folder {text!r}; named model sources: {names}")
+    return ModelLoadError(f"file or folder not found: {text!r}; named model sources: {names}")
 
 
 def missing_download(text: str, registry: PluginRegistry) -> ModelHub | None:
@@ -228,7 +228,7 @@ def _wanted(name: str, backends: Mapping[str, Backend], probe: bool) -> BackendC
     backend = backends.get(name)
     if backend is None:
         known = ", ".join(sorted(backends)) or "none"
-        raise ModelLoadError(f"there is no backend {name!r}; installed backends: {known}")
+        raise ModelLoadError(f"unknown backend {name!r}; installed backends: {known}")
     if probe:
         found = backend.probe()
         if not found.available:

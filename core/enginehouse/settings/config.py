@@ -102,7 +102,7 @@ class ModelSettings:
         replay: resume running requests when their worker dies; otherwise they end with an error.
         replay_timeout_s: maximum time in seconds that a request waits for its worker to restart before it ends with an
             error.
-        aliases: alternative names of this model. ``*`` in a name stands for any characters, so that ``claude-*`` is
+        aliases: alternative names of this model. ``*`` in a name matches any characters, so that ``claude-*`` is
             every name that begins so; names without one take precedence, then the first model in the file.
         defaults: default values of request fields, such as ``temperature``.
         alias_defaults: alias to default values for requests by that alias; they override ``defaults``.

@@ -9,7 +9,7 @@ from enginehouse_llguidance.schemas.problems import join_pointer
 __all__ = ["Place", "ValuePath"]
 
 ValuePath = tuple[str | None, ...]
-"""Property names that lead to a value; None stands for any name or index."""
+"""Property names that lead to a value; None is any name or index."""
 
 
 @frozen

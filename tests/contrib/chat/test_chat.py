@@ -210,7 +210,7 @@ def test_conversation_in_a_terminal(url: str, folder: Path) -> None:
         screen.write("/save talk.json\n")
         screen.wait_for("holds 2 messages")
         screen.write("/nonsense\n")
-        screen.wait_for("There is no command /nonsense")
+        screen.wait_for("Unknown command /nonsense")
         screen.wait_for("> ")  # typed before the prompt, Ctrl-D would end nothing
         screen.write("\x04")
         code = screen.process.wait(30)

@@ -201,7 +201,7 @@ def test_command_says_before_its_checks_where_nothing_can_be_written(tmp_path: P
     done = CliRunner().invoke(main, ["conform", "http://127.0.0.1:9", option, str(tmp_path / "no" / "results")])
 
     assert done.exit_code == 2
-    assert f"no folder {tmp_path / 'no'}" in " ".join(done.output.split())
+    assert f"the folder {tmp_path / 'no'}" in " ".join(done.output.split())
 
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://host", "http://"])

@@ -77,7 +77,7 @@ def test_settings_that_cannot_be_used_are_one_problem_among_others() -> None:
 @pytest.mark.parametrize(
     ("config", "problem"),
     [
-        ('[router]\nstrategy = "dificulty"\n', "there is no router 'dificulty'"),
+        ('[router]\nstrategy = "dificulty"\n', "unknown router 'dificulty'"),
         ('[models.x]\nsource = "."\nbackend = "fake"\ntool_parser = "nope"\n', "models.x.tool_parser"),
         ('[models.x]\nsource = "."\nbackend = "fake"\ncompressor = "nope"\n', "models.x.compressor"),
         ('[models.x]\nsource = "."\nbackend = "fake"\ndefaults = { heat = 1 }\n', "models.x.defaults.heat"),

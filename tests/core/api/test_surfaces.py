@@ -364,7 +364,7 @@ def test_surfaces_can_be_left_out(registry: PluginRegistry) -> None:
 
 
 def test_an_unknown_surface_stops_the_start() -> None:
-    with pytest.raises(ConfigError, match=r"server\.surfaces: there is no surface 'opena'"):
+    with pytest.raises(ConfigError, match=r"server\.surfaces: unknown surface 'opena'"):
         addresses("opena")
 
 

@@ -70,7 +70,7 @@ def test_a_command_of_an_excluded_plugin_says_why(folder: Path) -> None:
     result = run("doctor")
 
     assert result.exit_code == 2
-    assert "there is no command 'doctor': the plugin 'doctor' is installed, but plugins.deny names it" in result.output
+    assert "unknown command 'doctor': the plugin 'doctor' is installed, but plugins.deny names it" in result.output
 
 
 def test_plugins_lists_what_each_plugin_brings() -> None:
@@ -110,7 +110,7 @@ def test_plugins_are_listed_in_spite_of_wrong_settings(folder: Path) -> None:
 
     assert result.exit_code == 2
     assert {record["name"] for record in json.loads(result.stdout)} >= {"jwt", "samplers"}
-    assert "no authenticator 'jwt': the plugin 'jwt' is installed, but plugins.deny names it" in result.stderr
+    assert "unknown authenticator 'jwt': the plugin 'jwt' is installed, but plugins.deny names it" in result.stderr
 
 
 def test_plugins_new_writes_a_plugin_with_its_own_name(folder: Path) -> None:
@@ -219,7 +219,7 @@ def test_wrong_settings_are_one_line_and_exit_code_2(folder: Path, command: str,
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["no-such-model.gguf"], "no file or folder 'no-such-model.gguf'"),
+        (["no-such-model.gguf"], "file or folder not found: 'no-such-model.gguf'"),
         (["--host", "0.0.0.0"], "auth.keys"),
         (["--config", "none.toml"], "cannot read none.toml"),
         (["--port", "99999"], "0<=x<=65535"),
@@ -376,9 +376,9 @@ def test_choose_models_refuses_what_no_backend_opens(folder: Path) -> None:
 
     with pytest.raises(ModelLoadError, match=r"notes\.txt"):
         choose_models(["notes.txt"], None, {}, registry())
-    with pytest.raises(ModelLoadError, match="no backend 'none'"):
+    with pytest.raises(ModelLoadError, match="unknown backend 'none'"):
         choose_models(["notes.txt"], "none", {}, registry())
-    with pytest.raises(ModelLoadError, match="no file or folder"):
+    with pytest.raises(ModelLoadError, match="file or folder not found"):
         choose_models(["missing.gguf"], None, {}, registry())
 
 

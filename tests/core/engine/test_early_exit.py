@@ -255,7 +255,7 @@ def test_models_with_early_exit_draft_nothing_by_themselves(plan: Plan) -> None:
 
 
 def test_wrong_settings_are_refused_before_the_model_is_loaded(plan: Plan) -> None:
-    with pytest.raises(ConfigError, match=r"there is no exit policy 'margn'.*margin"):
+    with pytest.raises(ConfigError, match=r"unknown exit policy 'margn'.*margin"):
         plan(ExitPolicySettings(name="margn"))
     with pytest.raises(ConfigError, match=r"models\.m\.exit_policy\.treshold: unknown setting"):
         plan(ExitPolicySettings(name="margin", options={"treshold": 0.5}))

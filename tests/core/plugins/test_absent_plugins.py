@@ -55,7 +55,7 @@ def client(site: Path) -> Iterator[httpx.Client]:
         ({"banlist": ["x"]}, "banlist: " + DENIED.format("banlist")),
         ({"broken": 1}, "broken: the plugin 'broken' has an error; `enginehouse plugins` shows it"),
         ({"typical_p": 0.5}, "typical_p: " + DENIED.format("samplers")),
-        ({"samplers": ["banlist"]}, "samplers: there is no step 'banlist': " + DENIED.format("banlist")),
+        ({"samplers": ["banlist"]}, "samplers: unknown step 'banlist': " + DENIED.format("banlist")),
     ],
     ids=lambda value: str(value)[:20],
 )
@@ -85,19 +85,19 @@ MODEL = {"source": "fake", "backend": "fake"}
     [
         (
             {"auth": AuthSettings(authenticators=("jwt",))},
-            "auth.authenticators: there is no authenticator 'jwt': " + DENIED.format("jwt"),
+            "auth.authenticators: unknown authenticator 'jwt': " + DENIED.format("jwt"),
         ),
         (
             {"auth": AuthSettings(authenticators=("parsers",))},
-            "auth.authenticators: there is no authenticator 'parsers': the plugin 'parsers' brings tool parser hermes",
+            "auth.authenticators: unknown authenticator 'parsers': the plugin 'parsers' brings tool parser hermes",
         ),
         (
             {"models": {"m": ModelSettings(**MODEL)}, "router": RouterSettings(strategy="router")},
-            "router.strategy: there is no router 'router': " + DENIED.format("router"),
+            "router.strategy: unknown router 'router': " + DENIED.format("router"),
         ),
         (
             {"models": {"m": ModelSettings(**MODEL, tool_parser="broken")}},
-            "models.m.tool_parser: there is no tool parser 'broken': the plugin 'broken' has an error: KeyError: ",
+            "models.m.tool_parser: unknown tool parser 'broken': the plugin 'broken' has an error: KeyError: ",
         ),
         (
             {"models": {"m": ModelSettings(**MODEL, defaults={"banlist": ["x"]})}},
@@ -105,7 +105,7 @@ MODEL = {"source": "fake", "backend": "fake"}
         ),
         (
             {"server": ServerSettings(surfaces=("banlist",))},
-            "server.surfaces: there is no surface 'banlist': " + DENIED.format("banlist"),
+            "server.surfaces: unknown surface 'banlist': " + DENIED.format("banlist"),
         ),
     ],
     ids=lambda value: str(value)[:40],
@@ -120,15 +120,15 @@ def test_a_setting_that_names_an_absent_plugin_says_why(settings: dict, message:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ({"backend": "banlist"}, "there is no backend 'banlist': " + DENIED.format("banlist")),
-        ({"backend": "nothere"}, "there is no backend 'nothere'; plugins that are excluded or have errors: "),
+        ({"backend": "banlist"}, "unknown backend 'banlist': " + DENIED.format("banlist")),
+        ({"backend": "nothere"}, "unknown backend 'nothere'; plugins that are excluded or have errors: "),
         (
             {"backend": "fake", "drafters": (DrafterSettings(name="banlist"),)},
-            "models.m.drafters[0]: there is no drafter 'banlist': " + DENIED.format("banlist"),
+            "models.m.drafters[0]: unknown drafter 'banlist': " + DENIED.format("banlist"),
         ),
         (
             {"backend": "fake", "exit_policy": ExitPolicySettings(name="broken")},
-            "models.m.exit_policy: there is no exit policy 'broken': the plugin 'broken' has an error: KeyError: ",
+            "models.m.exit_policy: unknown exit policy 'broken': the plugin 'broken' has an error: KeyError: ",
         ),
     ],
     ids=lambda value: str(value)[:40],

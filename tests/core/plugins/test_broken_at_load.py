@@ -74,7 +74,7 @@ CASES = {
     "raises_at_import": Case("\n\n{}['weights']\n", "KeyError: 'weights' (broken_raises_at_import.py:3)"),
     "wrong_hook": Case(
         HEADER + "\n@hookimpl\ndef register_sampler(register): pass\n",
-        "there is no hook 'register_sampler' (did you mean 'register_samplers'?)",
+        "unknown hook 'register_sampler' (did you mean 'register_samplers'?)",
     ),
     "no_hook": Case(HEADER, "it implements no hook; mark functions with @enginehouse.hookimpl"),
     "argument": Case(

@@ -72,7 +72,7 @@ def test_a_model_that_is_missing_is_named_at_once(env: Mapping[str, str]) -> Non
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
 
     assert done.returncode == 2
-    assert "there is no file or folder 'missing'" in done.stderr
+    assert "file or folder not found: 'missing'" in done.stderr
     assert "passed" not in done.stdout
 
 

@@ -230,7 +230,7 @@ def test_doctor_finds_what_cannot_be_opened_and_says_so_with_its_exit_code(
     shown = CliRunner().invoke(main, ["doctor"])
 
     assert shown.exit_code == 1
-    assert "there is no file or folder" in shown.output
+    assert "file or folder not found" in shown.output
     assert "llamacpp" in shown.output
 
 

@@ -165,8 +165,8 @@ async def test_model_that_cannot_load_fails_with_the_reason_and_the_others_serve
 
         assert await answer(manager.get("good"))
     assert errors["refused"] == "damaged file"
-    assert "no file or folder './nowhere.gguf'" in errors["missing"]
-    assert "no backend 'nonsense'" in errors["no-backend"]
+    assert "file or folder not found: './nowhere.gguf'" in errors["missing"]
+    assert "unknown backend 'nonsense'" in errors["no-backend"]
     assert set(errors) == {"refused", "missing", "no-backend"}
 
 

@@ -48,5 +48,5 @@ def test_download_says_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_other_commands_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
-    assert "no file or folder './model.gguf'; named model sources" in run("serve", "./model.gguf").stderr
+    assert "file or folder not found: './model.gguf'; named model sources" in run("serve", "./model.gguf").stderr
     assert "pull" in run("--help").stdout

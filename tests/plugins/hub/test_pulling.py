@@ -220,10 +220,10 @@ def test_two_at_a_time_fetch_everything_once(hub: StandIn) -> None:
 @pytest.mark.parametrize(
     ("text", "token", "message"),
     [
-        ("owner/absent", None, "there is no model 'owner/absent' at http.*HF_TOKEN"),
-        ("owner/absent", "hf_right", "there is no model 'owner/absent' at http.*token may not see it"),
-        ("owner/private", None, "there is no model 'owner/private'"),
-        ("owner/private", "hf_other", "there is no model 'owner/private'"),
+        ("owner/absent", None, "model 'owner/absent' not found at http.*HF_TOKEN"),
+        ("owner/absent", "hf_right", "model 'owner/absent' not found at http.*token may not see it"),
+        ("owner/private", None, "model 'owner/private' not found"),
+        ("owner/private", "hf_other", "model 'owner/private' not found"),
         ("owner/plain@v9", None, "owner/plain has no branch, tag or commit 'v9'"),
         ("owner/gated", None, r"is gated: accept its terms at http\S+/owner/gated, and set HF_TOKEN"),
         ("owner/gated", "hf_other", r"is gated: the account of the token that was sent must accept its terms"),

@@ -439,7 +439,7 @@ async def test_opening_needs_a_server_that_answers_and_has_the_model(small_serve
     server.stop()
     with pytest.raises(EngineDead, match="no server of this model answers"):
         await open_engine(server)
-    with pytest.raises(ModelLoadError, match="no environment variable 'NOWHERE'"):
+    with pytest.raises(ModelLoadError, match="the environment variable 'NOWHERE' is not set"):
         await open_engine(server, api_key_env="NOWHERE")
 
 

@@ -126,7 +126,7 @@ def _read_unload_body(body: bytes) -> UnloadBody:
     known = {attribute.name for attribute in attrs.fields(UnloadBody)}
     for name in data:
         if name not in known:
-            raise InvalidRequest(f"{name}: there is no such field; there are {', '.join(sorted(known))}", name)
+            raise InvalidRequest(f"{name}: unknown field; the fields are {', '.join(sorted(known))}", name)
     with converting(refusal_of):
         return strict_converter(whole_floats=True).structure(data, UnloadBody)
 

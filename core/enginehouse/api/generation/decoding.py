@@ -318,7 +318,7 @@ class BodyDecoder(Generic[_B_co]):
     def _check_steps(self, samplers: Any) -> None:
         for name in samplers if isinstance(samplers, list) else ():
             if isinstance(name, str) and name in self._absences:
-                raise UnsupportedParameter(f"samplers: there is no step {name!r}: {self._absences[name]}", "samplers")
+                raise UnsupportedParameter(f"samplers: unknown step {name!r}: {self._absences[name]}", "samplers")
 
     def _find_ignored(self, data: Mapping[str, Any]) -> Iterable[str]:
         for name in data:
@@ -338,7 +338,7 @@ class BodyDecoder(Generic[_B_co]):
 
 @frozen
 class _Shape:
-    """What the JSON of a type may hold.
+    """The members and items that the JSON of a type may hold.
 
     Attributes:
         members: types of the members of its attrs classes, by name; None if it has none.

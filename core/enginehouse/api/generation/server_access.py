@@ -28,7 +28,7 @@ from enginehouse.serving.sources import downloading, hub_of
 
 @frozen(eq=False)
 class ServerAccess:
-    """What the surface of one request may ask: a :class:`enginehouse.contract.calls.Server`.
+    """Core as seen by the surface of one request: a :class:`enginehouse.contract.calls.Server`.
 
     Attributes:
         scope: ASGI scope of the request.

@@ -63,7 +63,7 @@ class Caller:
 
     @property
     def scopes(self) -> frozenset[Scope]:
-        """What the caller may do."""
+        """The caller's permissions."""
         if self.key is not None:
             return self.key.scopes
         return frozenset({"infer", "metrics", "admin"} if self.is_local else {"infer", "metrics"})

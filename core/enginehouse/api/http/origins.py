@@ -1,4 +1,4 @@
-"""Where a request comes from: web origins with their CORS headers, and the server's own machine.
+"""Origins of requests: web origins with their CORS headers, and the server's own machine.
 
 A web page must not reach a server without keys on loopback, so foreign origins are refused unless the settings list
 them. Every response to an allowed origin has CORS headers, including errors and streams; Litestar's ``CORSConfig`` adds

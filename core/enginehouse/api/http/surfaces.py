@@ -43,7 +43,7 @@ class Surfaces:
         for name in chosen or ():
             if name not in by_name:
                 hint = f": {absences[name]}" if name in absences else closest(name, by_name)
-                raise ConfigError(f"there is no surface {name!r}{hint}", "server.surfaces")
+                raise ConfigError(f"unknown surface {name!r}{hint}", "server.surfaces")
         self._surfaces = [by_name[name] for name in (by_name if chosen is None else dict.fromkeys(chosen))]
         self._by_address: dict[str, dict[str | None, Surface]] = {}  # by the header that its requests need
         self._routes: dict[tuple[str, str], dict[str | None, tuple[Surface, Route]]] = {}

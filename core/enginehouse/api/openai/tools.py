@@ -25,7 +25,7 @@ def read_tool_use(tools: Sequence[ToolBody], choice: Any, parallel: bool | None)
     mode, allowed = _read_choice(choice)
     if not tools:
         if mode == "required":
-            raise InvalidRequest("tool_choice: a call is required, but there are no tools", "tool_choice")
+            raise InvalidRequest("tool_choice: a call is required, but tools is empty or missing", "tool_choice")
         if allowed is not None:
             path, name = allowed[0]
             raise InvalidRequest(f"{path}: no tool has the name {name[:100]!r}", path)

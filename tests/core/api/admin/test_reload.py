@@ -128,7 +128,7 @@ def test_defaults_aliases_keys_and_limits_hold_for_the_next_request(operate: Ope
         ("[limits]\nmax_tokns = 5", "limits.max_tokns", "did you mean 'max_tokens'?"),
         ("[limits\n", None, "is not valid TOML"),
         ('[models.m]\nsource = "plain.json"\nbackend = "scripted"\nslotz = 5', "models.m.slotz", "'slots'"),
-        ('[models.m]\nsource = "gone.gguf"', None, "no file or folder 'gone.gguf'"),
+        ('[models.m]\nsource = "gone.gguf"', None, "file or folder not found: 'gone.gguf'"),
         (
             '[models.m]\nsource = "plain.json"\nbackend = "scripted"\ndefaults = {temperature = 9}',
             "models.m.defaults.temperature",

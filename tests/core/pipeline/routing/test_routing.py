@@ -210,7 +210,7 @@ def test_router_that_fails_is_as_one_without_an_opinion(serve: Serve, router: Fi
 @pytest.mark.parametrize(
     ("router", "message"),
     [
-        (RouterSettings(strategy="dificulty"), r"there is no router 'dificulty'.*difficulty"),
+        (RouterSettings(strategy="dificulty"), r"unknown router 'dificulty'.*difficulty"),
         (RouterSettings(models=("smal",)), r"router\.models: no model 'smal' is served.*small"),
         (RouterSettings(default="x"), r"router\.default: no model 'x'"),
         (RouterSettings(fallbacks={"small": ("y",)}), r"router\.fallbacks\.small: no model 'y'"),

@@ -506,7 +506,7 @@ async def test_plans_that_cannot_be_made_refuse_the_whole_change() -> None:
         wrong = {"m": tiny(), "new": evolve(tiny(), options={"sise": 1})}
         with pytest.raises(ConfigError, match=r"models\.new\.sise.*'size'"):
             await changer.plan(settings_of(wrong))
-        with pytest.raises(ModelLoadError, match="no backend 'none'"):
+        with pytest.raises(ModelLoadError, match="unknown backend 'none'"):
             await changer.plan(settings_of({"new": evolve(tiny(), backend="none")}))
 
         assert states(manager) == {"m": "ready"}
