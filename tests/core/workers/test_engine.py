@@ -367,7 +367,7 @@ async def test_failing_forward_fails_its_request_and_the_next_is_served():
     ("load", "error", "reason"),
     [
         (load_message(faults={"refuse_to_open": "damaged file"}), ModelLoadError, "damaged file"),
-        (load_message("nonsense"), ModelLoadError, "unknown backend 'nonsense'"),
+        (load_message("nonsense"), ModelLoadError, "no backend 'nonsense'"),
         (load_message(slotz=3), ConfigError, r"models\.m\.slotz.*'slots'"),
         (load_message(vocab_size=3), ModelLoadError, "vocab"),
     ],
