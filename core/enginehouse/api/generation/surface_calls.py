@@ -19,9 +19,12 @@ from enginehouse.contract.surface import Answer, AnswerRoute, Assembler, Chunk, 
 from enginehouse.contract.types import GenerateRequest
 from enginehouse.plugins import Guard, guard_of
 from enginehouse.plugins.plugin_loops import CoreLoop, OnCoreLoop, PluginLoop
+from enginehouse.plugins.results import Expectation
 from enginehouse.serving.background import run_in_thread, run_with_plugins
 
 _T = TypeVar("_T")
+
+_ASSEMBLER = Expectation(Assembler)
 
 
 @frozen
@@ -75,7 +78,11 @@ class SurfaceCalls:
     async def assemble(self, route: GenerationRoute, call: Decoded[Any], answer: Answer) -> Assembler:
         """Return the writer of a response."""
         seen = _from_elsewhere(call) if self.is_foreign else call
-        return await self.guard.run_async("assemble", lambda: route.assemble(seen, answer))
+        assembler = await self.guard.run_async("assemble", lambda: route.assemble(seen, answer))
+        wrong = _ASSEMBLER.check(assembler) if self.is_foreign else None
+        if wrong is not None:
+            raise self.guard.mistake("assemble", wrong, route.assemble)
+        return assembler
 
     async def is_detached(self, route: GenerationRoute, call: Decoded[Any]) -> bool:
         """Return True if the response goes on when its client disconnects."""
