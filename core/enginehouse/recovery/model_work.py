@@ -191,6 +191,7 @@ class ModelWork:
         held = [work for work in self._works if work.engine is engine]
         if held:
             _log.warning("model %s: %s; its requests (%d) continue in the next worker", self._name, error, len(held))
+        # If none was reported as begun, the cause is among all: without suspects the model would restart without end.
         working = [work for work in held if work.stage != "waiting"] or held
         if engine.ended_by is not None:
             self._refuse_plugin(engine.ended_by, working)
