@@ -35,7 +35,9 @@ BLAMED = "request_kills_worker"
 PLACES = [
     Place(name="backend.forward", deeds=ALL, ended=BLAMED),
     Place(name="backend.host of its logits", deeds=ALL, ended=BLAMED),
-    Place(name="backend.open_sequence", deeds=ALL, fields={"cache_prompt": False}, quick=("raise", "end"), ended=BLAMED),
+    Place(
+        name="backend.open_sequence", deeds=ALL, fields={"cache_prompt": False}, quick=("raise", "end"), ended=BLAMED
+    ),
     Place(name="backend.fork", deeds=ALL, outcome="goes on"),
     Place(name="backend.free_tokens", deeds=("raise", "type", "exit", "slow")),
     Place(name="backend.encode of its tokenizer", deeds=ALL, ended=BLAMED),
