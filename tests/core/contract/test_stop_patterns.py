@@ -94,6 +94,7 @@ _EXPRESSIONS = st.recursive(
     parts=st.lists(st.text(CHARACTERS, max_size=3), max_size=3),
 )
 @example(["a+b"], ["aa", "b"])
+@example(["(?i)s"], ["\u017f"])
 @example(["(?m)b\n^a"], ["b\n", "a"])
 def test_search_in_parts_finds_the_first_match_that_re_finds(patterns: list[str], parts: list[str]) -> None:
     """The end that comes first, and the longest match that has it."""
