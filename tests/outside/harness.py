@@ -6,6 +6,7 @@ million parameters. What is greedy fails every time, so these are strict.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any
 
 import pytest
@@ -39,9 +40,9 @@ class _Suite(ChatModelIntegrationTests):
         cls.served = served
 
     @property
+    @abstractmethod
     def client_params(self) -> dict[str, Any]:
         """The client's parameters but for the name of the model."""
-        raise NotImplementedError
 
     @property
     def supports_model_override(self) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,8 @@ from attrs import frozen
 
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.server import started_server
+
+from .commands import run
 
 pytestmark = pytest.mark.slow
 
@@ -41,18 +42,7 @@ class Agent:
             "DISABLE_AUTOUPDATER": "1",
         }
         command = [str(CLAUDE), "-p", prompt, "--output-format", "json", "--allowedTools", "Bash,Edit,Read", *options]
-        done = subprocess.run(
-            command,
-            cwd=self.work,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return json.loads(done.stdout)
+        return json.loads(run(command, cwd=self.work, env=environment, limit_s=LIMIT_S).stdout)
 
     @property
     def work(self) -> Path:

@@ -64,18 +64,10 @@ EXPLAINED: dict[str, dict[str, str]] = {
 
 
 @pytest.fixture(scope="module")
-def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def suite(llama_cpp_archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the suite."""
     folder = tmp_path_factory.mktemp("llama")
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", "llama-cpp-python"]
-    done = subprocess.run(
-        [*command, "--dest", str(folder), "llama-cpp-python"], capture_output=True, text=True, timeout=600, check=False
-    )
-    archives = list(folder.glob("*.tar.gz"))
-    if not archives:
-        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        pytest.skip(f"the source archive of llama-cpp-python could not be downloaded: {reason}")
-    with tarfile.open(archives[0]) as archive:
+    with tarfile.open(llama_cpp_archive) as archive:
         for member in archive:
             name = member.name.partition(FOLDER)[2]
             if name == "utils.py" or name.removeprefix("unit/test_").removesuffix(".py") in EXPLAINED:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from .commands import run
 from .conftest import Served
 
 pytestmark = [pytest.mark.slow, pytest.mark.llamacpp, pytest.mark.llguidance]
@@ -30,14 +30,12 @@ def drive(served: Served) -> Drive:
     if not (FOLDER / "node_modules").is_dir():
         pytest.skip("npm's packages are not installed; run: npm install --prefix tests/outside/node")
 
-    def run(script: str, case: str, model: str = served.starter, *more: str) -> Any:
+    def ask(script: str, case: str, model: str = served.starter, *more: str) -> Any:
         url = served.url if script == "ollama" else f"{served.url}/v1"
         command = [node, f"{script}.mjs", url, model, case, *more]
-        done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, timeout=NODE_LIMIT_S, check=False)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        return json.loads(run(command, cwd=FOLDER, limit_s=NODE_LIMIT_S).stdout)
 
-    return run
+    return ask
 
 
 def of_type(parts: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:

@@ -25,6 +25,8 @@ from pydantic import BaseModel
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.server import started_server
 
+from .commands import run
+
 pytestmark = [pytest.mark.slow, pytest.mark.llamacpp, pytest.mark.llguidance]
 
 CODEX_LIMIT_S = 100
@@ -225,23 +227,14 @@ def codex(url: str, tmp_path: Path) -> Codex:
     work.mkdir()
     provider = '[model_providers.enginehouse]\nname = "Enginehouse"\nwire_api = "responses"\n'
 
-    def run(model: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def ask(model: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         text = f'model = "{model}"\nmodel_provider = "enginehouse"\n{provider}base_url = "{url}/v1"\n'
         (home / "config.toml").write_text(text, encoding="utf-8")
-        done = subprocess.run(
-            [str(found), "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", *arguments],
-            cwd=work,
-            env={**os.environ, "CODEX_HOME": str(home)},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=CODEX_LIMIT_S,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done
+        command = [str(found), "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
+        environment = {**os.environ, "CODEX_HOME": str(home)}
+        return run([*command, *arguments], cwd=work, env=environment, limit_s=CODEX_LIMIT_S)
 
-    return run
+    return ask
 
 
 def test_codex_runs_a_command_edits_a_file_and_answers(codex: Codex, tmp_path: Path) -> None:

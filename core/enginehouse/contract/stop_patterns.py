@@ -65,10 +65,11 @@ _ESCAPE = re.compile(
     r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|N\{[^}]*\}|0[0-7]{0,2}|.)", re.ASCII | re.DOTALL
 )
 _BRACES = re.compile(r"\{(?:(\d+)(?:(,)(\d*))?|(,)(\d*))\}", re.ASCII)
-_FLAGS = re.compile(r"\(\?([imsau]+)(?:-([ims]+))?([:)])", re.ASCII)
+_FLAGS = re.compile(r"\(\?([imsau]*)(?:-([ims]+))?([:)])", re.ASCII)
 _NAME = re.compile(r"\(\?P<\w+>")
 _COMMENT = re.compile(r"\(\?#[^)]*\)")
 _FLAG_VALUES = {"i": re.IGNORECASE, "m": re.MULTILINE, "s": re.DOTALL, "a": re.ASCII, "u": re.UNICODE}
+_ALPHABETS = re.ASCII | re.UNICODE
 _CLASS = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
 _DOUBTFUL = re.compile(r"(\\.)|([\[&~|])", re.DOTALL)  # characters that a later version of ``re`` may read otherwise
 
@@ -85,7 +86,7 @@ class _Parser:
         """Return the expression."""
         flags = 0
         start = _FLAGS.match(self._pattern)
-        if start is not None and start[3] == ")" and start[2] is None:
+        if start is not None and start[1] and start[3] == ")" and start[2] is None:
             flags, self._place = self._flags(start[1]), start.end()
         part = self._choice(flags)
         if self._place < len(self._pattern):
@@ -149,6 +150,8 @@ class _Parser:
         most = least if found[1] and not found[2] else (int(found[3] or found[5]) if found[3] or found[5] else None)
         if most is not None and most < least:
             raise ValueError(f"{found[0]!r} repeats at most less often than at least")
+        if most == 0:  # parts that are never built would be read, which takes time, and not be counted
+            raise ValueError(f"{found[0]!r} allows nothing of what it follows; leave both out")
         return least, most
 
     def _atom(self, flags: int) -> _Part:
@@ -176,9 +179,9 @@ class _Parser:
             if scoped is not None:
                 if scoped[3] == ")":
                     raise ValueError("flags such as '(?i)' must begin the expression")
-                flags = (flags | self._flags(scoped[1])) & ~self._flags(scoped[2] or "")
-            elif self._pattern.startswith("(?:", self._place):
-                self._place += 3
+                added = self._flags(scoped[1])
+                replaced = _ALPHABETS if added & _ALPHABETS else 0
+                flags = flags & ~replaced & ~self._flags(scoped[2] or "") | added
             elif self._take(_NAME) is None:
                 found = self._pattern[self._place : self._place + 4]
                 raise ValueError(f"{found!r}: lookarounds, backreferences, conditions, other flags are not supported")

@@ -11,7 +11,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from itertools import islice
 from types import MappingProxyType
 from typing import Any
@@ -65,7 +64,9 @@ class StepEngine:
         decoders: plugins that enforce ``EngineRequest.constraint``.
         clock: seconds, monotonic.
         drafters: drafters by name, in order of preference; shut down by ``close``.
-        on_started: called when a request leaves the queue, before any of it is computed.
+        on_start: called before the runner works on a request: it may end the process.
+        on_started: called when a request has left the queue and its cached tokens are known, before any of it is
+            computed.
         disk: disk tier that saves finished sequences; closed by ``close``.
 
     Attributes:
@@ -81,6 +82,7 @@ class StepEngine:
         *,
         clock: Callable[[], float] = time.monotonic,
         drafters: Mapping[str, BoundDrafter] = MappingProxyType({}),
+        on_start: Callable[[ActiveRequest], None] = lambda request: None,
         on_started: Callable[[ActiveRequest], None] = lambda request: None,
         disk: DiskTier | None = None,
     ) -> None:
@@ -89,6 +91,7 @@ class StepEngine:
         self._tokenizer = runner.tokenizer
         self._settings = settings
         self._clock = clock
+        self._on_start = on_start
         self._on_started = on_started
         self._masks = Masks()
         self._scheduler = Scheduler(runner, settings, disk)
@@ -168,16 +171,13 @@ class StepEngine:
         now = self._clock()
         for owner in self._scheduler.overdue(now):
             self._fail(owner, _overdue(owner))
-        for sequence in self._scheduler.admit(partial(self._start, now)):
+        for sequence in self._scheduler.admit(self._on_start):
             self._speculation.open(sequence)
+            if sequence.owner.started_s is None:
+                sequence.owner.started_s = now
+                self._on_started(sequence.owner)
         for owner, error in self._scheduler.take_refused():
             self._fail(owner, error)
-
-    def _start(self, now: float, owner: ActiveRequest) -> None:
-        """Report the start of a request, before the runner works on it: it may end the process."""
-        if owner.started_s is None:
-            owner.started_s = now
-            self._on_started(owner)
 
     # -- one token ---------------------------------------------------------------------------------
 

@@ -142,7 +142,7 @@ class Scheduler:
         """Start waiting sequences while slots and KV positions are free; return those started.
 
         Args:
-            on_start: called before the runner opens a sequence of a request.
+            on_start: called before the runner opens the first sequence of a request.
         """
         started: list[Sequence] = []
         while len(self.running) < self.slots and self.waiting:
@@ -218,9 +218,10 @@ class Scheduler:
                 return False
             self.cache.clear()  # a single sequence fits into an empty cache
             source = Source()
-        on_start(sequence.owner)
-        sequence.handle, sequence.num_computed = self._reuse.open(source)
         owner, usage = sequence.owner, sequence.owner.usage
+        if not owner.has_source:
+            on_start(owner)
+        sequence.handle, sequence.num_computed = self._reuse.open(source)
         if not owner.has_source:
             owner.has_source = True
             usage.cached_tokens = min(sequence.num_computed, len(owner.prompt) - 1)

@@ -31,6 +31,7 @@ class PluginLoop:
 
     Attributes:
         failure: set if the loop did not react within the time limit.
+        is_over: core has ended it.
         calls: places of the calls that have not returned.
         is_silent: it does not react at the moment.
     """
@@ -38,9 +39,15 @@ class PluginLoop:
     loop: asyncio.AbstractEventLoop
     failure: asyncio.Future[PluginFailed]
     thread: threading.Thread
+    is_over: threading.Event
     calls: list[str] = field(factory=list)
     is_silent: bool = False
     watch: asyncio.Task[None] | None = None
+
+    def end(self) -> None:
+        """Let the thread end, once the loop reacts."""
+        self.is_over.set()
+        self.loop.call_soon_threadsafe(self.loop.stop)
 
 
 @define(eq=False)
@@ -96,17 +103,16 @@ class PluginLoops:
         core = asyncio.get_running_loop()
         for other in [one for one in self._loops if one.failure.get_loop() is not core]:  # of a former loop of core
             self._loops.remove(other)
-            other.loop.call_soon_threadsafe(other.loop.stop)
+            other.end()
         self._abandoned = [one for one in self._abandoned if one.thread.is_alive()]
         best = min(self._loops, key=lambda one: (one.is_silent, len(one.calls)), default=None)
         if best is not None and not best.is_silent and not best.calls:
             return best
         if len(self._loops) + len(self._abandoned) < self.max_loops:
-            loop = asyncio.new_event_loop()
+            loop, is_over = asyncio.new_event_loop(), threading.Event()
             name = f"loop of {self.guard.kind} {self.guard.name}"
-            best = PluginLoop(
-                loop, core.create_future(), threading.Thread(target=_serve, args=(loop,), name=name, daemon=True)
-            )
+            thread = threading.Thread(target=_serve, args=(loop, is_over), name=name, daemon=True)
+            best = PluginLoop(loop, core.create_future(), thread, is_over)
             best.thread.start()
             self._loops.append(best)
         if best is None:
@@ -140,15 +146,17 @@ class PluginLoops:
         if held in self._loops:
             self._loops.remove(held)
         self._abandoned.append(held)
-        held.loop.call_soon_threadsafe(held.loop.stop)
+        held.end()
         stop_thread(held.thread.ident)
 
 
-def _serve(loop: asyncio.AbstractEventLoop) -> None:
-    """Run a loop until it is stopped; the work of a thread."""
+def _serve(loop: asyncio.AbstractEventLoop, is_over: threading.Event) -> None:
+    """Run a loop until core has ended it; the work of a thread."""
     asyncio.set_event_loop(loop)
     with contextlib.suppress(Abandoned):
-        loop.run_forever()
+        while not is_over.is_set():
+            with contextlib.suppress(SystemExit, KeyboardInterrupt):  # in a task of the plugin, which may also stop it
+                loop.run_forever()
         loop.close()
 
 

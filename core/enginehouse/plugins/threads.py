@@ -122,11 +122,11 @@ class PluginThreads:
         call = self._submit(place, work)
         try:
             result: _T = call.outcome.result(timeout_s)
-            return result
         except TimeoutError:
-            if call.outcome.done():
-                raise
-            raise self._abandon(call, place, timeout_s) from None
+            if not call.outcome.done():
+                raise self._abandon(call, place, timeout_s) from None
+            result = call.outcome.result()  # it has returned at this moment, or the error is its own
+        return result
 
     def _submit(self, place: str, work: Callable[[], _T]) -> _Call:
         context = contextvars.copy_context()  # the guard finds the request in it

@@ -191,11 +191,13 @@ class ModelWork:
         held = [work for work in self._works if work.engine is engine]
         if held:
             _log.warning("model %s: %s; its requests (%d) continue in the next worker", self._name, error, len(held))
-        working = [work for work in held if work.stage != "waiting"] or held
+        begun = [work for work in held if work.stage != "waiting"]
+        # If none has begun, the cause is among all: without suspects the model would restart without end.
+        suspects = begun or held
         if engine.ended_by is not None:
-            self._refuse_plugin(engine.ended_by, working)
-            working = []  # no request is blamed
-        culprit = self._quarantine.died(working, from_outside=engine.is_killed_from_outside)
+            self._refuse_plugin(engine.ended_by, begun)
+            suspects = []
+        culprit = self._quarantine.died(suspects, from_outside=engine.is_killed_from_outside)
         if culprit is not None:
             self._refuse(culprit, error)
         for work in held:
@@ -207,12 +209,12 @@ class ModelWork:
                 work.lost()
         self._notify()
 
-    def _refuse_plugin(self, call: NotedCall, working: list[Work]) -> None:
+    def _refuse_plugin(self, call: NotedCall, begun: list[Work]) -> None:
         """End the request for which a plugin was called, or those that have seen two deaths in calls for several."""
         text = (
             f"The {call.kind} {call.name!r} of the plugin {call.plugin!r} ended the model's worker, or did not return."
         )
-        for work in working:
+        for work in begun:
             work.num_plugin_deaths += 1
             if work.request.request_id == call.request_id or (not call.request_id and work.num_plugin_deaths > 1):
                 work.refusal = PluginFailed(text, call.plugin, call.kind)

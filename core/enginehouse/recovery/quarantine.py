@@ -1,9 +1,9 @@
 """Identifies the work items that kill workers, with certainty and without refusing any other.
 
-After a death, everything on which the worker was working is quarantined. Such items return one at a time, each alone in
-the worker (its *isolation run*), until one has progressed well past the point where it was. It then leaves the worker
-to the next item; when all have passed, all continue together. If a worker dies in an isolation run, the item in it is
-the culprit.
+After a death, everything on which the worker was working is quarantined, or all that it held if it was working on none.
+Such items return one at a time, each alone in the worker (its *isolation run*), until one has progressed well past the
+point where it was. It then leaves the worker to the next item; when all have passed, all continue together. If a worker
+dies in an isolation run, the item in it is the culprit.
 
 ``TRANSITIONS`` is the table of docs/recovery.md ("Finding the cause"). A work item is excused from its first two
 deaths from outside (``kill -9`` without a shortage of memory); after that it is quarantined, because a watcher that

@@ -250,11 +250,15 @@ class WorkerHost:
                 registry.samplers,
                 registry.structured_decoders.values(),
                 drafters=drafters,
+                on_start=self._report_start,
                 on_started=self._report_started,
                 disk=self._disk,
             )
             undo.pop_all()
         return runner, engine
+
+    def _report_start(self, request: ActiveRequest) -> None:
+        self._send(StageBegan(request.request.request_id, "request"))
 
     def _report_started(self, request: ActiveRequest) -> None:
         self._send(Started(request.request.request_id, request.usage.snapshot(), request.cache_miss))

@@ -20,6 +20,7 @@ from enginehouse_testkit.scripted import ScriptedBackend, ScriptedEngine
 from enginehouse_testkit.served import wait_ready
 from enginehouse_testkit.server import ServerProcess, started_server
 from enginehouse_testkit.server_thread import ServerThread, server_thread
+from enginehouse_testkit.waiting import wait_until
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
@@ -278,12 +279,18 @@ def test_sigterm_during_four_streams_exits_with_0(process: ServerProcess) -> Non
     async def main() -> list[bytes]:
         async with httpx.AsyncClient(base_url=process.url, timeout=30) as client:
 
-            async def read() -> bytes:
-                response = await client.post("/v1/chat/completions", json=CHAT | {"stream": True})
-                return response.content
+            async def read(is_begun: asyncio.Event) -> bytes:
+                body = b""
+                async with client.stream("POST", "/v1/chat/completions", json=CHAT | {"stream": True}) as response:
+                    async for data in response.aiter_bytes():
+                        body += data
+                        if b"tick" in body:
+                            is_begun.set()
+                return body
 
-            streams = [asyncio.create_task(read()) for _ in range(4)]
-            await asyncio.sleep(0.5)
+            begun = [asyncio.Event() for _ in range(4)]
+            streams = [asyncio.create_task(read(event)) for event in begun]
+            await asyncio.gather(*(event.wait() for event in begun))
             process.process.terminate()
             return await asyncio.gather(*streams)
 
@@ -317,7 +324,7 @@ def test_a_killed_worker_without_replay_ends_its_requests_and_the_next_one_is_se
     settings = Settings(models={"m": model}, plugins=PluginsSettings(allow=()))
     with _serving(settings, PluginRegistry.for_settings(settings), True) as (_, client):
         connection = open_request(client, CHAT | {"stream": stream, "ignore_eos": True, "max_tokens": 4000})
-        time.sleep(0.5)
+        wait_until(lambda: 'running_sequences{model="m"} 1.0' in client.get("/metrics").text, "the request runs")
         (pid,) = worker_pids()
         os.kill(pid, signal.SIGKILL)
         answer = b""

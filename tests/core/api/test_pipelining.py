@@ -18,6 +18,7 @@ from enginehouse.settings.config import ModelSettings, PluginsSettings, ServerSe
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.server import ServerProcess, started_server
 from enginehouse_testkit.server_thread import server_thread
+from enginehouse_testkit.waiting import wait_until
 
 GET = b"GET / HTTP/1.1\r\nHost:localhost\r\n\r\n"
 MIB = 1024 * 1024
@@ -57,7 +58,7 @@ def read_answers(connection: socket.socket, number: int) -> list[tuple[int, byte
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.URL]:
     folder = tmp_path_factory.mktemp("scripts")
-    scripts = {"fast": ["Hel", "lo"], "slow": ["a", {"delay_s": 0.5}, "b"]}
+    scripts = {"fast": ["Hel", "lo"], "slow": ["a", {"delay_s": 0.5}, "b"], "held": ["a", {"delay_s": 600.0}, "b"]}
     settings = Settings(
         models={
             name: ModelSettings(source=write_script(folder / f"{name}.json", script), backend="scripted")
@@ -113,12 +114,13 @@ def test_more_requests_than_are_kept_are_all_answered(url: httpx.URL) -> None:
 
 def test_a_client_that_leaves_with_requests_waiting_is_noticed(url: httpx.URL) -> None:
     with connect(url) as connection:
-        connection.sendall(post(chat(model="slow")) + GET * 10)
-        time.sleep(0.1)
-    time.sleep(0.2)
+        connection.sendall(post(chat(model="held")) + GET * 10)
+        wait_until(lambda: 'enginehouse_open_requests{model="held"} 1.0' in metrics(url), "the request runs")
+    wait_until(lambda: 'enginehouse_disconnects_total{model="held"} 1.0' in metrics(url), "it is counted")
 
-    text = httpx.get(url.join("/metrics"), timeout=60).text
-    assert 'enginehouse_disconnects_total{model="slow"} 1.0' in text
+
+def metrics(url: httpx.URL) -> str:
+    return httpx.get(url.join("/metrics"), timeout=60).text
 
 
 def test_what_follows_a_request_does_not_break_its_answer(url: httpx.URL) -> None:

@@ -147,6 +147,39 @@ def test_kill_in_the_middle_of(server, fields, turn):
     check_same(answer, expected)
 
 
+def test_stop_regex_token_ids_and_cached_tokens_are_those_of_an_undisturbed_answer() -> None:
+    """The prefix cache of the next worker is empty; what counts is that of the first."""
+    fields = {
+        "stop_regex": r"\s+[a-z]+x.",
+        "repeat_last_n": 6,
+        "repetition_penalty": 1.5,
+        "temperature": 0.9,
+        "seed": 11,
+        "return_token_ids": True,
+        "max_tokens": 60,
+    }
+    with rig({"m": fake()}) as server:
+        undisturbed(server, **fields)
+        expected = undisturbed(server, **fields)
+        assert len(expected.chunks) > 12, "there is time for a kill"
+        answer = server.ask(**fields)
+        answer.wait_chunks(5)
+        server.kill()
+        check_same(answer, expected)
+
+    told, expected_ids = (
+        [token_id for chunk in one.chunks for choice in chunk["choices"] for token_id in choice.get("token_ids") or ()]
+        for one in (answer, expected)
+    )
+    assert told == expected_ids
+    assert len(told) == answer.usage["completion_tokens"]
+    assert [choice["finish_reason"] for choice in answer.choices] == ["stop"]
+    assert answer.text.endswith("toku in")
+    assert answer.chunks[0]["choices"][0]["prompt_token_ids"]
+    assert answer.usage["prompt_tokens_details"] == expected.usage["prompt_tokens_details"]
+    assert expected.usage["prompt_tokens_details"]["cached_tokens"] > 0
+
+
 def test_kill_again_and_again(server):
     """A stream that goes on after each death is no culprit, however many there are."""
     expected = undisturbed(server, max_tokens=400)

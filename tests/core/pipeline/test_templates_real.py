@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import mmap
-import subprocess
-import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -46,19 +44,10 @@ def prompt(template: str, messages: tuple[Message, ...]) -> ChatPrompt:
 
 
 @pytest.fixture(scope="module")
-def templates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def templates(llama_cpp_archive: Path) -> dict[str, str]:
     """About 70 templates that llama.cpp tests with; read from llama-cpp-python's source archive."""
-    folder = tmp_path_factory.mktemp("download")
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", "llama-cpp-python"]
-    done = subprocess.run(
-        [*command, "--dest", str(folder), "llama-cpp-python"], capture_output=True, text=True, timeout=600, check=False
-    )
-    archives = list(folder.glob("*.tar.gz"))
-    if not archives:
-        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        pytest.skip(f"the source archive of llama-cpp-python could not be downloaded: {reason}")
     found = {}
-    with tarfile.open(archives[0]) as archive:
+    with tarfile.open(llama_cpp_archive) as archive:
         for member in archive:
             if member.name.endswith(".jinja") and "/vendor/llama.cpp/models/templates/" in member.name:
                 file = archive.extractfile(member)

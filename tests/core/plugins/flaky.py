@@ -291,6 +291,7 @@ class Preparer(Flaky):
 class Body:
     model: str | None = None
     stream: bool = False
+    max_tokens: int = 6
 
 
 class Assembler:
@@ -322,7 +323,7 @@ class Assembler:
 @breaks("surface.requests")
 def requests(call):
     messages = (Message(role="user", content="Hello"),)
-    stopping, sampling = {"max_tokens": 6}, {"temperature": 0}
+    stopping, sampling = {"max_tokens": call.body.max_tokens}, {"temperature": 0}
     return [
         GenerateRequest(
             request_id=new_id("x-"), model=call.body.model, messages=messages, stopping=stopping, sampling=sampling
@@ -340,6 +341,15 @@ async def handle(call):
     return Reply({"fine": True})
 
 
+async def chunks():
+    yield {"n": 1}
+    yield WRONG if act("surface.stream of its reply") else {"n": 2}
+
+
+async def stream(call):
+    return Reply(stream=chunks(), frame=NDJSON)
+
+
 class Surface(Flaky):
     request_id_header, takes_any_type = None, False
     routes = (
@@ -347,6 +357,7 @@ class Surface(Flaky):
             path="/say", name="say", summary="Say", body=Body, requests=requests, assemble=assemble, frame=NDJSON
         ),
         AnswerRoute(path="/flaky", name="flaky", summary="Answer", method="GET", handle=handle),
+        AnswerRoute(path="/stream", name="stream", summary="Stream", method="GET", handle=stream),
     )
 
     @breaks("surface.error")

@@ -74,18 +74,15 @@ class FlakyServer:
 
     def check_response(self, response: httpx.Response, place: Place, deed: str, expected: str) -> None:
         """The client learns whose failure it was, or sees nothing of it; the author reads the rest in the log."""
-        may_fail = deed in ("end", "hang")  # a worker that it stops answers in the next one, or not
-        fails = place.outcome == "fails" or (may_fail and response.status_code != 200)
-        if deed == "slow" or not fails:
+        code = place.code_of(deed)
+        if not code:
             assert response.status_code == 200, response.text
             assert response.json()["choices"][0]["message"]["content"] == expected
         else:
-            assert "error" in response.json(), response.text
-            error = response.json()["error"]
-            codes = ("plugin_failed", "request_kills_worker" if deed in ("end", "hang") else place.code)
-            assert error["code"] in codes, error
+            error = response.json().get("error")
+            assert error and error["code"] == code, response.text
             kind = place.name.partition(".")[0]
-            if error["code"] != "request_kills_worker":
+            if code != "request_kills_worker":
                 assert f"he {kind} {place.owner!r} of the plugin 'flaky_kit'" in error["message"]
             assert "a secret" not in response.text
         if deed != "slow":
@@ -131,7 +128,8 @@ class Place:
         name: kind and method, with a dot between them.
         outcome: what the request for which it breaks does: it fails with the plugin's name, or goes on.
         fields: of that request; ``model`` is the model that it asks.
-        code: another code of the error.
+        code: of the error.
+        ended: the code when it ends or stops the worker; empty: as for the other deeds.
         owner: name of the object.
         deeds: what it does when it breaks.
         quick: those of the default run.
@@ -140,10 +138,17 @@ class Place:
     name: str
     outcome: Literal["fails", "goes on"] = "fails"
     fields: Mapping[str, Any] = field(factory=dict)
-    code: str = ""
+    code: str = "plugin_failed"
+    ended: str = ""
     owner: str = "flaky"
     deeds: Sequence[str] = ("raise", "type", "exit", "slow")
     quick: Sequence[str] = ("raise", "type")
+
+    def code_of(self, deed: str) -> str:
+        """Return the code of the error that the client gets; empty if it gets an answer."""
+        if deed in ("end", "hang") and self.ended:
+            return self.ended
+        return "" if deed == "slow" or self.outcome == "goes on" else self.code
 
 
 def cells(places: Iterable[Place]) -> list[Any]:

@@ -30,14 +30,17 @@ load = "lazy"
 ALL = ("raise", "type", "exit", "slow", "end", "hang")
 NO_RESULT = ("raise", "exit", "slow", "end", "hang")
 RAISES = ("raise",)
+BLAMED = "request_kills_worker"
 
 PLACES = [
-    Place(name="backend.forward", deeds=ALL),
-    Place(name="backend.host of its logits", deeds=ALL),
-    Place(name="backend.open_sequence", deeds=ALL, fields={"cache_prompt": False}, quick=("raise", "end")),
+    Place(name="backend.forward", deeds=ALL, ended=BLAMED),
+    Place(name="backend.host of its logits", deeds=ALL, ended=BLAMED),
+    Place(
+        name="backend.open_sequence", deeds=ALL, fields={"cache_prompt": False}, quick=("raise", "end"), ended=BLAMED
+    ),
     Place(name="backend.fork", deeds=ALL, outcome="goes on"),
     Place(name="backend.free_tokens", deeds=("raise", "type", "exit", "slow")),
-    Place(name="backend.encode of its tokenizer", deeds=ALL),
+    Place(name="backend.encode of its tokenizer", deeds=ALL, ended=BLAMED),
 ]
 OWN = {"model": "own"}
 ENGINE = [

@@ -6,6 +6,8 @@ file: the tests create it, or never do.
 
 from __future__ import annotations
 
+import http.client
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -180,6 +182,12 @@ class Surface:
             hold("error", "error")
         return Reply({"problem": error.message, "code": error.code})
 
+class Compressor:
+    name, api_version, is_budgeted, is_idempotent, needs_scores = "held", 1, True, True, False
+    def compress(self, task, tools):
+        hold("compress")
+        return [text.protected for text in task.texts]
+
 class Decoder:
     name, api_version, kinds = "held", 1, frozenset({"json_object", "json_schema"})
     def bind(self, tokenizer):
@@ -220,13 +228,17 @@ def register_surfaces(register):
     register(Surface())
 
 @enginehouse.hookimpl
+def register_compressors(register):
+    register(Compressor())
+
+@enginehouse.hookimpl
 def register_structured_decoders(register):
     register(Decoder())
 """
 
 CONFIG = """
 [plugins]
-allow = ["held_kit"]
+allow = ["held_kit", "compress"]
 [limits]
 plugin_timeout_s = {limit}
 [router]
@@ -242,6 +254,13 @@ source = "."
 backend = "fake"
 isolation = "thread"
 tool_parser = "held"
+[models.compressed]
+source = "."
+backend = "fake"
+isolation = "thread"
+[models.compressed.compressor]
+method = "held"
+min_tokens = 0
 [models.decoder]
 source = "."
 backend = "fake"
@@ -383,9 +402,14 @@ def test_other_requests_are_answered_while_a_plugin_is_held(patient: tuple[Serve
 
 
 @pytest.fixture(scope="module")
-def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProcess, dict[str, httpx.Response]]]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of ``strict``."""
+    return tmp_path_factory.mktemp("strict")
+
+
+@pytest.fixture(scope="module")
+def strict(folder: Path) -> Iterator[tuple[ServerProcess, dict[str, httpx.Response]]]:
     """A server with a short time limit whose plugin never returns, and the responses to all cases."""
-    folder = tmp_path_factory.mktemp("strict")
     with serve(folder, 3.0, HELD_FOREVER="1") as running:
         (folder / "armed").touch()
         with ThreadPoolExecutor(len(CASES)) as pool:
@@ -420,7 +444,7 @@ def name_of(case: Case) -> str:
 
 
 def test_server_counts_plugins_that_hang_lives_and_stops(
-    strict: tuple[ServerProcess, dict[str, httpx.Response]],
+    strict: tuple[ServerProcess, dict[str, httpx.Response]], folder: Path
 ) -> None:
     server, _ = strict
     check_others(server)
@@ -432,4 +456,10 @@ def test_server_counts_plugins_that_hang_lives_and_stops(
     for kind in dict.fromkeys(case.kind for case in CASES):
         line = f'enginehouse_plugin_failures_total{{kind="{kind}",plugin="held_kit"}}'
         wait_until(lambda line=line: line in counts(), line)
+    path, body = chat("compressed", compression=True)
+    body["messages"].insert(0, {"role": "user", "content": "A text to compress. " * 40})
+    client = http.client.HTTPConnection("127.0.0.1", int(server.url.rpartition(":")[2]))
+    client.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+    wait_until((folder / "compress.entered").exists)
+    client.close()
     assert server.stop() == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -149,6 +150,23 @@ async def test_coroutine_may_await_longer_than_the_limit(guard: Guard) -> None:
         return "awaited"
 
     assert await loops.run("handle", wait, 0.2) == "awaited"
+
+
+async def test_plugin_that_stops_its_event_loop_stops_no_call(guard: Guard) -> None:
+    loops = PluginLoops(guard, max_loops=1)
+
+    async def leave() -> None:
+        sys.exit(3)
+
+    async def stop() -> str:
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(leave())
+        loop.stop()
+        await asyncio.wait([task])
+        return "answered"
+
+    for _ in range(2):
+        assert await loops.run("handle", stop, 60.0) == "answered"
 
 
 async def test_cancellation_reaches_a_coroutine(guard: Guard) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import attrs
+import pytest
 from attrs import define, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,6 +26,7 @@ from enginehouse.contract.types import (
     TextDelta,
 )
 from enginehouse.contract.usage import Usage
+from enginehouse.plugins.call_notes import NotedCall
 from enginehouse.recovery.generation import Generation
 from enginehouse.recovery.model_work import ModelWork
 from enginehouse.recovery.recovery import Question
@@ -352,6 +354,31 @@ def test_constraint_that_kills_costs_two_workers_whatever_the_prompt():
         assert [client.outcome for client in hostile] == ["refused"] * 5
         assert stream.token_ids == list(range(100))
         assert model.num_deaths == 2
+
+    simulate(scene())
+
+
+@pytest.mark.parametrize(
+    "ended_by", [None, NotedCall("p", "drafter", "d", "propose")], ids=["from outside", "by a plugin"]
+)
+def test_requests_that_only_waited_outlive_two_deaths(ended_by: NotedCall | None) -> None:
+    async def scene() -> None:
+        model = Model()
+        model.start()
+        place = ModelWork(model)  # type: ignore[arg-type]
+        asked = [Client("alice", f"text {number}", 25) for number in range(3)]
+        running = [asyncio.create_task(one.ask(number, model, place)) for number, one in enumerate(asked)]
+        for _ in range(2):
+            await asyncio.sleep(_STEP_S / 2)  # the worker begins them after a step
+            worker = model.engine
+            assert len(worker._inside) == 3
+            worker.ended_by = ended_by
+            worker.die(from_outside=ended_by is None)
+            await asyncio.sleep(_RESTART_S)
+        await asyncio.gather(*running)
+
+        assert model.num_deaths == 2
+        assert [one.outcome for one in asked] == ["answered"] * 3
 
     simulate(scene())
 

@@ -109,13 +109,15 @@ async def test_killed_worker_ends_every_request():
         await anext(batches)
         others = [asyncio.create_task(drain(engine, make_request())) for _ in range(6)]
         await asyncio.sleep(0.05)
+        os.kill(pid_of(engine), signal.SIGSTOP)  # it answers nothing of what comes now
         others += [asyncio.create_task(drain(engine, make_request()))]
         calls = [asyncio.create_task(engine.stats())]
         await asyncio.sleep(0)
         os.kill(pid_of(engine), signal.SIGKILL)
-        results = await asyncio.gather(*others, *calls, return_exceptions=True)
-        with pytest.raises(EngineDead, match="SIGKILL"):
-            _ = [batch async for batch in batches]
+        async with asyncio.timeout(60):
+            results = await asyncio.gather(*others, *calls, return_exceptions=True)
+            with pytest.raises(EngineDead, match="SIGKILL"):
+                _ = [batch async for batch in batches]
 
         assert [type(result) for result in results] == [WorkerDied] * 8
         assert "SIGKILL" in (await engine.died).message

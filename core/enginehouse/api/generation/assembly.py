@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from functools import partial
 from typing import Any, Protocol
 
 from attrs import define, field
@@ -98,10 +96,6 @@ class Choice:
     def reasoning(self) -> str:
         """All reasoning so far."""
         return "".join(self.reasonings)
-
-
-_Ask = Callable[[str, Callable[[], None]], Awaitable[None]]
-"""Runs a call of the assembler, given its name."""
 
 
 class PromptWriter(Protocol):
@@ -287,12 +281,15 @@ class Assembly:
         return pieces
 
     async def fold(
-        self, batches: AsyncIterator[tuple[int, Sequence[Event]]], assembler: Assembler, ask: _Ask | None = None
+        self,
+        batches: AsyncIterator[tuple[int, Sequence[Event]]],
+        assembler: Assembler,
+        push: Callable[[Assembler, Piece], Awaitable[None]] | None = None,
     ) -> None:
         """Collect every choice for a whole response, until the last one has ended.
 
         Args:
-            ask: calls the assembler of a surface that is not our own.
+            push: calls the assembler of a surface that is not our own.
         """
         mark = self.record.pace.mark
         async for prompt, events in batches:
@@ -302,10 +299,10 @@ class Assembly:
             for piece in pieces:
                 if piece.scores is None and piece.progress is None:
                     self.choices[piece.index].add(piece)
-            if ask is not None:
-                await ask("push", partial(_push_all, assembler, pieces))
-            else:
-                for piece in pieces:
+            for piece in pieces:
+                if push is not None:
+                    await push(assembler, piece)
+                else:
                     assembler.push(piece)
 
     def sent(self, pieces: Sequence[Piece]) -> None:
@@ -379,12 +376,6 @@ class Assembly:
                 if isinstance(event, TextDelta):
                     prediction.push(event.token_ids)
             yield prompt, events
-
-
-def _push_all(assembler: Assembler, pieces: Sequence[Piece]) -> None:
-    """Add pieces to a whole response."""
-    for piece in pieces:
-        deque(assembler.push(piece), maxlen=0)  # which may be a generator
 
 
 async def event_batches(running: Sequence[RunningRequest]) -> AsyncIterator[tuple[int, Sequence[Event]]]:

@@ -149,8 +149,8 @@ class GenerationResponse:
         if is_detached:
             exchange.detach()
             if not assembly.is_streamed:
-                early = cast(DetachedAssembler, assembler).early
-                body = await self.surface.ask("early", lambda: encode_json(early()))
+                early = cast(DetachedAssembler, assembler)
+                body = await self.surface.ask("early", lambda: encode_json(self.surface.early(early)))
                 await send_body(send, body, [("content-type", "application/json"), *headers])
                 send = _to_nobody
         if assembly.is_streamed or is_detached:
@@ -159,17 +159,22 @@ class GenerationResponse:
             )
             await stream.write(assembly, _batches(assembly), details)
             return
-        await assembly.fold(_batches(assembly), assembler, self.surface.ask if self.surface.is_foreign else None)
+        await assembly.fold(_batches(assembly), assembler, self.surface.push if self.surface.is_foreign else None)
         if exchange.is_ended:
             _give_up(exchange, record)
             return
         assembly.complete()
         headers += optimization_headers(assembly.total(), profile)
         if self.surface.is_foreign:
-            written = await self.surface.ask("whole", lambda: _whole(assembly, assembler, details))
+            written = await self.surface.ask("whole", lambda: self._whole(assembly, assembler, details))
         else:
-            written = await run_in_thread(_is_long(assembly), lambda: _whole(assembly, assembler, details))
+            written = await run_in_thread(_is_long(assembly), lambda: self._whole(assembly, assembler, details))
         await send_body(send, written, [("content-type", "application/json"), *headers])
+
+    def _whole(self, assembly: Assembly, assembler: Assembler, details: AnswerDetails | None) -> bytes:
+        """Return a response that is not streamed."""
+        plain = None if details is None else details.to_plain()
+        return encode_json(self.surface.whole(assembler, assembly.usage(), plain))
 
     def _begin_record(self, scope: Scope) -> AccessRecord:
         """Store everything known before submission in the access record."""
@@ -253,11 +258,6 @@ def _batches(assembly: Assembly) -> AsyncIterator[tuple[int, Sequence[Event]]]:
     batches = event_batches(assembly.running)
     predicted = assembly.running[0].prediction_token_ids
     return batches if predicted is None else assembly.counting(batches, PredictionCount(predicted))
-
-
-def _whole(assembly: Assembly, assembler: Assembler, details: AnswerDetails | None) -> bytes:
-    """Return a response that is not streamed."""
-    return encode_json(assembler.whole(assembly.usage(), None if details is None else details.to_plain()))
 
 
 def _give_up(exchange: Exchange, record: AccessRecord) -> None:

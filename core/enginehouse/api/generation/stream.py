@@ -7,7 +7,7 @@ mistake a truncated response for a complete one.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,7 +26,7 @@ from enginehouse.api.http.security import written_error
 from enginehouse.api.http.sse import FrameWriter, chunk_writer, encode_json, send_body, write_chunks
 from enginehouse.api.http.state import ApiState
 from enginehouse.contract.errors import EnginehouseError, PluginFailed
-from enginehouse.contract.surface import Assembler, Chunk, Frame, Piece, Reply
+from enginehouse.contract.surface import Assembler, Chunk, Frame, Reply
 from enginehouse.contract.types import Event
 from enginehouse.settings.profiles import Profile
 
@@ -88,13 +88,13 @@ class ResponseStream:
         async for prompt, events in batches:
             pieces = await assembly.read(prompt, events) if assembly.are_foreign else read(prompt, events)
             if pieces:
-                if is_foreign:
-                    written = await self._written("push", partial(_chunks, chunks_of, pieces))
-                else:
-                    written = b""
-                    for piece in pieces:  # plain loops: this runs for every token
-                        for chunk in chunks_of(piece):
-                            written += written_of(chunk)
+                written = b""
+                for piece in pieces:  # plain loops: this runs for every token
+                    if is_foreign:
+                        written += await self._written("push", chunks_of, piece)
+                        continue
+                    for chunk in chunks_of(piece):
+                        written += written_of(chunk)
                 if written:
                     await write(written)
                 if pieces[-1].scores is None and pieces[-1].progress is None:
@@ -106,10 +106,13 @@ class ResponseStream:
             return b""
         assembly.complete()
         usage, plain = assembly.usage(), None if details is None else details.to_plain()
-        return await self._written("close", lambda: self._assembler.close(usage, plain)) + self._frame.last
+        return await self._written("close", self._assembler.close, usage, plain) + self._frame.last
 
-    async def _written(self, place: str, chunks: Callable[[], Iterable[Chunk | msgspec.Raw]]) -> bytes:
-        """Return the chunks that the assembler gives, as bytes."""
+    async def _written(
+        self, place: str, function: Callable[..., Iterable[Chunk | msgspec.Raw]], *arguments: Any
+    ) -> bytes:
+        """Return the chunks that a function of the assembler gives, as bytes."""
+        chunks = partial(self._surface.chunks, place, function, *arguments)
         return await self._surface.ask(place, lambda: write_chunks(self._frame, chunks()))
 
     async def _failure(self, assembly: Assembly, error: Exception) -> bytes:
@@ -122,16 +125,8 @@ class ResponseStream:
         assembly.record.outcome = answer.code
         told = for_client(answer, self._profile)
         with contextlib.suppress(PluginFailed), self._surface.guard.calling("fail", PluginFailed):
-            return await self._written("fail", lambda: self._assembler.fail(told)) + self._frame.last_failed
+            return await self._written("fail", self._assembler.fail, told) + self._frame.last_failed
         return write_chunks(self._frame, [error_body(told)])
-
-
-def _chunks(
-    push: Callable[[Piece], Iterable[Chunk | msgspec.Raw]], pieces: Sequence[Piece]
-) -> Iterator[Chunk | msgspec.Raw]:
-    """Yield the chunks of pieces."""
-    for piece in pieces:
-        yield from push(piece)
 
 
 @frozen(eq=False)

@@ -6,7 +6,7 @@ own (:mod:`enginehouse.plugins.guard`). What they ask of core runs on core's loo
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -14,14 +14,33 @@ from attrs import evolve, field, frozen
 
 from enginehouse.api.generation.decoding import BodyDecoder, Decoded
 from enginehouse.api.generation.server_access import ServerAccess
+from enginehouse.api.http.sse import encode_json
 from enginehouse.contract.errors import PluginFailed
-from enginehouse.contract.surface import Answer, AnswerRoute, Assembler, Chunk, GenerationRoute, Reply, Surface
+from enginehouse.contract.surface import (
+    Answer,
+    AnswerRoute,
+    Assembler,
+    Chunk,
+    DetachedAssembler,
+    GenerationRoute,
+    Piece,
+    Reply,
+    Surface,
+)
 from enginehouse.contract.types import GenerateRequest
+from enginehouse.contract.usage import Usage
 from enginehouse.plugins import Guard, guard_of
 from enginehouse.plugins.plugin_loops import CoreLoop, OnCoreLoop, PluginLoop
+from enginehouse.plugins.results import Expectation
 from enginehouse.serving.background import run_in_thread, run_with_plugins
 
 _T = TypeVar("_T")
+
+_ASSEMBLER, _REPLY = Expectation(Assembler), Expectation(Reply)
+_CHUNK, _CHUNKS = Expectation(Chunk | msgspec.Raw), Expectation(Sequence[Chunk | msgspec.Raw])
+_WHOLE = Expectation(Chunk | list[Chunk])
+_EARLY = Expectation(Chunk)
+_STREAM = "stream of its reply"
 
 
 @frozen
@@ -64,9 +83,9 @@ class SurfaceCalls:
             waiting, loop = found, self.guard.loops.choose("requests")
             found = await self.guard.run_async("requests", lambda: waiting, loop)
             if isinstance(found, Reply):
-                return self._checked(found, "requests", route.requests, loop)
+                return self._reply(found, "requests", route.requests, loop)
         if isinstance(found, Reply):
-            return self._checked(found, "requests", route.requests, self.guard.loops.choose("requests"))
+            return self._reply(found, "requests", route.requests, self.guard.loops.choose("requests"))
         if not isinstance(found, Sequence) or not found or not all(isinstance(one, GenerateRequest) for one in found):
             what = f"gave {type(found).__name__}, a Reply or a sequence of GenerateRequest was expected"
             raise self.guard.mistake("requests", what, route.requests)
@@ -75,12 +94,38 @@ class SurfaceCalls:
     async def assemble(self, route: GenerationRoute, call: Decoded[Any], answer: Answer) -> Assembler:
         """Return the writer of a response."""
         seen = _from_elsewhere(call) if self.is_foreign else call
-        return await self.guard.run_async("assemble", lambda: route.assemble(seen, answer))
+        assembler = await self.guard.run_async("assemble", lambda: route.assemble(seen, answer))
+        return self.checked(_ASSEMBLER, assembler, "assemble", route.assemble)
 
     async def is_detached(self, route: GenerationRoute, call: Decoded[Any]) -> bool:
         """Return True if the response goes on when its client disconnects."""
         detached = route.detached
-        return detached is not None and await self.ask("detached", lambda: detached(call))
+        if detached is None:
+            return False
+        seen = _from_elsewhere(call) if self.is_foreign else call
+        return await self.ask("detached", lambda: detached(seen))
+
+    async def push(self, assembler: Assembler, piece: Piece) -> None:
+        """Add a piece to a response that is not streamed."""
+        await self.ask("push", lambda: self.chunks("push", assembler.push, piece))
+
+    def chunks(
+        self, place: str, function: Callable[..., Iterable[Chunk | msgspec.Raw]], *arguments: Any
+    ) -> Iterable[Chunk | msgspec.Raw]:
+        """Return the chunks that a function of the assembler gives; called by the work of :meth:`ask`."""
+        given = function(*arguments)
+        if not self.is_foreign:
+            return given
+        listed: Any = given if isinstance(given, str | bytes | Mapping) else list(given)
+        return self.checked(_CHUNKS, listed, place, function)
+
+    def whole(self, assembler: Assembler, usage: Usage, details: dict[str, Any] | None) -> Chunk | list[Chunk]:
+        """Return a response that is not streamed; called by the work of :meth:`ask`."""
+        return self.checked(_WHOLE, assembler.whole(usage, details), "whole", assembler.whole)
+
+    def early(self, assembler: DetachedAssembler) -> Chunk:
+        """Return the first response to a client of a detached one; called by the work of :meth:`ask`."""
+        return self.checked(_EARLY, assembler.early(), "early", assembler.early)
 
     async def handle(self, route: AnswerRoute, call: Decoded[Any]) -> Reply:
         """Return the response of a route that does not generate."""
@@ -88,7 +133,7 @@ class SurfaceCalls:
             return await route.handle(call)
         seen, loop = _from_elsewhere(call), self.guard.loops.choose("handle")
         reply = await self.guard.run_async("handle", lambda: route.handle(seen), loop)
-        return self._checked(reply, "handle", route.handle, loop)
+        return self._reply(reply, "handle", route.handle, loop)
 
     async def ask(self, place: str, work: Callable[[], _T]) -> _T:
         """Return ``work()``, which calls the surface or its assembler.
@@ -100,33 +145,51 @@ class SurfaceCalls:
             return work()
         return await self.guard.run(place, lambda: self.guard.call(place, work))
 
-    def _checked(self, reply: Any, place: str, function: Callable[..., Any], loop: PluginLoop) -> Reply:
-        """Return a reply whose stream is read on ``loop``."""
-        if not isinstance(reply, Reply):
-            raise self.guard.mistake(place, f"gave {type(reply).__name__}, a Reply was expected", function)
-        return reply if reply.stream is None else evolve(reply, stream=_ForeignChunks(self.guard, reply.stream, loop))
+    def checked(
+        self, expectation: Expectation, value: _T, place: str, function: Callable[..., Any] | None = None
+    ) -> _T:
+        """Return a result; that of a foreign surface is checked.
+
+        Raises:
+            PluginFailed: its type is wrong.
+        """
+        if self.is_foreign and (found := expectation.check(value)) is not None:
+            raise self.guard.mistake(place, found, function)
+        return value
+
+    def _reply(self, given: Reply, place: str, function: Callable[..., Any], loop: PluginLoop) -> Reply:
+        """Return a reply of a foreign surface with its body encoded, or its stream read on ``loop``."""
+        reply = self.checked(_REPLY, given, place, function)
+        if reply.stream is not None:
+            return evolve(reply, stream=_ForeignChunks(self, reply.stream, loop))
+        with self.guard.calling(place):
+            return evolve(reply, body=encode_json(reply.body)) if isinstance(reply.body, dict | list) else reply
 
 
 @frozen
 class _ForeignChunks(AsyncIterator[Chunk | msgspec.Raw]):
     """The chunks of a stream that another event loop produces."""
 
-    _guard: Guard
+    _surface: SurfaceCalls
     _stream: AsyncIterator[Chunk | msgspec.Raw]
     _loop: PluginLoop
 
     async def __anext__(self) -> Chunk | msgspec.Raw:
-        chunk = await self._guard.run_async("stream of its reply", lambda: anext(self._stream, None), self._loop)
+        chunk = await self._surface.guard.run_async(_STREAM, self._next, self._loop)
         if chunk is None:
             raise StopAsyncIteration
         return chunk
+
+    async def _next(self) -> msgspec.Raw | None:
+        chunk = await anext(self._stream, None)
+        return None if chunk is None else msgspec.Raw(encode_json(self._surface.checked(_CHUNK, chunk, _STREAM)))
 
     async def aclose(self) -> None:
         """End the stream; a failure is logged."""
         close = getattr(self._stream, "aclose", None)
         try:
             if close is not None:
-                await self._guard.run_async("stream of its reply", close, self._loop)
+                await self._surface.guard.run_async(_STREAM, close, self._loop)
         except PluginFailed:
             pass
 

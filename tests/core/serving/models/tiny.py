@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
+from functools import cache
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -107,9 +108,14 @@ def settings_of(models: Mapping[str, ModelSettings], budget: int | None = None, 
     return Settings(models=models, limits=LimitsSettings(memory_budget=given, **limits))
 
 
+@cache
+def _no_plugins() -> PluginRegistry:
+    return PluginRegistry.load(PluginsSettings(allow=()))
+
+
 def registry_of(backend: TinyBackend) -> PluginRegistry:
     """No plugin but this backend."""
-    return evolve(PluginRegistry.load(PluginsSettings(allow=())), backends={"tiny": backend})
+    return evolve(_no_plugins(), backends={"tiny": backend})
 
 
 @contextlib.asynccontextmanager
