@@ -124,7 +124,7 @@ def test_settings_name_a_parser_or_none() -> None:
 
 @pytest.mark.parametrize("name", ["tool_parser", "reasoning_parser"])
 def test_settings_that_name_an_unknown_parser_are_wrong(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"no (tool|reasoning) parser 'x'.*; known: a, none") as caught:
+    with pytest.raises(ConfigError, match=r"unknown (tool|reasoning) parser 'x'.*; known: a, none") as caught:
         formats(Parser("a"), **{name: "x"})
     assert caught.value.path == f"models.m.{name}"
 
