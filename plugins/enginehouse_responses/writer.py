@@ -28,6 +28,7 @@ _ENDS = {
     "failed": "response.failed",
     "incomplete": "response.incomplete",
 }
+_TEXT_HEAD = b'{"type":"response.output_text.delta","item_id":"%b","output_index":%d,"content_index":0,"delta":'
 
 _RENAMED: dict[Dialect, dict[str, str]] = {
     "openai": {},
@@ -67,6 +68,7 @@ class ResponseWriter:
         self._renamed = _RENAMED[dialect]
         self._items: list[OutputItem] = []
         self._current: OutputItem | None = None
+        self._text_head = b""  # of the events of its text
         self._call_index: int | None = None  # of the open call
         self._reason: str | None = None
         self._num_events = 0
@@ -163,6 +165,7 @@ class ResponseWriter:
         yield from self._close_item("completed")
         self._items.append(item)
         self._current = item
+        self._text_head = _TEXT_HEAD % (item.id.encode(), len(self._items) - 1)
         yield self._event("response.output_item.added", output_index=len(self._items) - 1, item=item.to_plain())
         yield from self._of_item(item.opened())
 
@@ -192,10 +195,8 @@ class ResponseWriter:
         """Return the event of a text without log-probabilities, as prepared JSON."""
         item.add(text)
         number = self._num_events
-        self._num_events += 1
-        where = b'","output_index":%d,"content_index":0,"delta":' % (len(self._items) - 1)
-        head = b'{"type":"response.output_text.delta","item_id":"' + item.id.encode() + where
-        return msgspec.Raw(head + _encode(text) + b',"logprobs":[],"sequence_number":%d}' % number)
+        self._num_events = number + 1
+        return msgspec.Raw(b'%b%b,"logprobs":[],"sequence_number":%d}' % (self._text_head, _encode(text), number))
 
     def _end(self) -> Chunk:
         return self._event(_ENDS[self.resource.status], response=self.to_plain())
