@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from enginehouse.contract.surface import CallPiece, Chunk, ErrorAnswer, Piece
-from enginehouse.contract.timings import progress_object
+from enginehouse.contract.timings import progress_object, timings
 from enginehouse.contract.usage import Usage
 from enginehouse_responses.options import Dialect
 from enginehouse_responses.output import CallItem, CustomCallItem, MessageItem, OutputItem, ReasoningItem, Status
@@ -44,6 +44,7 @@ class ResponseWriter:
         has_logprobs: the client asks for log-probabilities.
         keeps_prompt: the prompt is added to the prefix cache.
         dialect: determines the names of events.
+        usage: returns the usage so far, for requests with ``timings_per_token``.
 
     Attributes:
         is_cancelled: the client has cancelled the response; set before :meth:`fail`.
@@ -58,6 +59,7 @@ class ResponseWriter:
         has_logprobs: bool = False,
         keeps_prompt: bool = True,
         dialect: Dialect = "openai",
+        usage: Callable[[], Usage] | None = None,
     ) -> None:
         self.is_cancelled = False
         self.resource = resource
@@ -65,6 +67,7 @@ class ResponseWriter:
         self._seal = seal
         self._has_logprobs = has_logprobs
         self._keeps_prompt = keeps_prompt
+        self._usage = usage
         self._renamed = _RENAMED[dialect]
         self._items: list[OutputItem] = []
         self._current: OutputItem | None = None
@@ -87,7 +90,8 @@ class ResponseWriter:
     def push(self, piece: Piece) -> Sequence[Chunk | msgspec.Raw]:
         """Return the events of a piece."""
         item = self._current
-        if type(item) is MessageItem and piece.logprobs is None and piece.text and piece.finish_reason is None:
+        is_text = piece.text and piece.logprobs is None and piece.finish_reason is None
+        if is_text and type(item) is MessageItem and self._usage is None:
             return (self._text_event(item, piece.text),)  # the usual case; this runs for every token
         events = self._begin()
         if piece.progress is not None:
@@ -101,12 +105,16 @@ class ResponseWriter:
             events += self._add_text(piece)
         if piece.finish_reason is not None:
             self._reason = piece.finish_reason
-        return events
+        if self._usage is None:
+            return events
+        measured = timings(self._usage())
+        return [{**event, "timings": measured} for event in events]
 
     def close(self, usage: Usage, details: dict[str, Any] | None) -> list[Chunk]:
         """Return the events that end the open item and the response."""
         events = [*self._begin(), *self._end_items()]
         self.resource.usage, self.resource.details = usage_of(usage, is_kept=self._keeps_prompt), details
+        self.resource.timings = None if self._usage is None else timings(usage)
         self.resource.finish(self._reason)
         return [*events, self._end()]
 

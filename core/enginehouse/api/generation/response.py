@@ -71,6 +71,7 @@ class GenerationResponse:
         requests = await surface.requests(route, call)
         if isinstance(requests, Reply):
             return ReplyResponse(state, call, requests)
+        call.ignore_unused(requests[0])
         return cls(state, route, surface, call, [call.identify(one) for one in requests])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
