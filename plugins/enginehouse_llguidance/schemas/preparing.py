@@ -22,7 +22,7 @@ from enginehouse_llguidance.schemas.arrays import array_keywords
 from enginehouse_llguidance.schemas.disjoint import find_overlap
 from enginehouse_llguidance.schemas.finite import find_endless
 from enginehouse_llguidance.schemas.joins import Joins
-from enginehouse_llguidance.schemas.keywords import KEYWORDS, TYPES, meant_keyword
+from enginehouse_llguidance.schemas.keywords import KEYWORDS, TYPES
 from enginehouse_llguidance.schemas.numbers import (
     ANY_INTEGER,
     EXACT_DIGITS,
@@ -172,10 +172,8 @@ class _Preparer:
         for name, value in schema.items():
             keyword = KEYWORDS.get(name)
             if keyword is None:
-                meant = meant_keyword(name)
-                if meant is not None:
-                    raise SchemaProblem(place.at(name), f"unknown keyword; did you mean {meant!r}?")
-            elif keyword.status == "refused" and not _ASKS_NOTHING.get(name, lambda _: False)(value):
+                continue  # an annotation
+            if keyword.status == "refused" and not _ASKS_NOTHING.get(name, lambda _: False)(value):
                 reason = f": {keyword.note}" if keyword.note else ""
                 raise SchemaProblem(place.at(name), f"the keyword {name!r} is not supported{reason}")
 

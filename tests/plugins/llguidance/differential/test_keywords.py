@@ -11,10 +11,12 @@ from jsonschema import Draft7Validator, Draft202012Validator
 from jsonschema_specifications import REGISTRY
 
 from enginehouse.contract.errors import GenerationFailed, InvalidRequest
+from enginehouse.contract.schema_keywords import FORMAT_NAMES, KEYWORD_NAMES
 from enginehouse.contract.structured import GrammarCompiler
 from enginehouse.contract.types import Constraint
 from enginehouse_llguidance.formats import STRING_FORMATS
 from enginehouse_llguidance.schemas.keywords import KEYWORDS
+from enginehouse_llguidance.schemas.numbers import NUMBER_FORMATS
 from enginehouse_testkit.fake_tokenizer import FakeTokenizer
 
 from .walks import ENFORCED, NEEDS, allowed_ids, walk
@@ -38,7 +40,12 @@ def test_the_table_knows_every_keyword_of_every_draft() -> None:
     known = {name for uri in REGISTRY for name in REGISTRY[uri].contents.get("properties", {})}
 
     assert {"unevaluatedItems", "prefixItems", "dependentSchemas", "contentSchema", "disallow"} <= known
-    assert known <= set(KEYWORDS)
+    assert known <= set(KEYWORDS) == KEYWORD_NAMES
+
+
+def test_core_knows_the_formats_that_are_enforced() -> None:
+    """The others are of schema generators, for any string; core lists unknown ones as ignored."""
+    assert {*STRING_FORMATS, *NUMBER_FORMATS} < FORMAT_NAMES
 
 
 def test_every_keyword_of_the_table_has_an_example_here() -> None:
@@ -90,6 +97,7 @@ def test_annotations_change_nothing(compiler: GrammarCompiler, tokenizer: FakeTo
 
 
 FORMATS = {
+    "byte": ("YWI=", "YWI"),
     "date": ("0004-02-29", "1900-02-29"),
     "date-time": ("2024-12-31T23:59:59.5+05:30", "2024-12-31 23:59:59Z"),
     "duration": ("P1Y2M3DT4H5M6S", "P1S"),
@@ -102,9 +110,12 @@ FORMATS = {
     "iri": ("http://example.org/a?b#c", "no iri"),
     "iri-reference": ("urn:a:b", "\\\\"),
     "json-pointer": ("/a~0b/c", "a"),
+    "regex": ("^[a-z]+x?$", "("),
+    "relative-json-pointer": ("1/a~1b", "/a"),
     "time": ("12:00:00Z", "24:00:00Z"),
     "uri": ("https://example.org:8080/a%20b", "//example.org"),
     "uri-reference": ("mailto:a@example.org", "a b"),
+    "uri-template": ("/a/{b}", "/a/{b"),
     "uuid": ("01234567-89ab-cdef-0123-456789abcdef", "01234567-89ab-cdef-0123"),
 }
 

@@ -125,6 +125,26 @@ def test_every_keyword_is_enforced_or_refused_as_the_table_says(fake: httpx.Clie
         ask(fake, ENFORCED[keyword][0], seed=seed, stream=bool(seed % 2), max_tokens=80, dialect=dialect)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_members_that_are_no_keywords_are_listed_as_ignored(fake: httpx.Client, stream: bool) -> None:
+    """By the standard they are annotations; one that looks misspelt is listed with a hint."""
+    schema = {
+        "type": "object",
+        "x-order": 1,
+        "properties": {"a": {"type": "integer", "minimun": 1, "readonly": True}, "b": {"format": "phone"}},
+    }
+    response = fake.post("/v1/chat/completions", json=body_of(schema, max_tokens=4, stream=stream))
+
+    path = "response_format.json_schema.schema"
+    assert response.status_code == 200
+    assert response.headers["x-enginehouse-ignored"].split(", ") == [
+        f"{path}.x-order",
+        f"{path}.properties.a.minimun (did you mean minimum?)",
+        f"{path}.properties.a.readonly (did you mean readOnly?)",
+        f"{path}.properties.b.format (unknown: phone)",
+    ]
+
+
 @settings(unhurried, max_examples=100)
 @given(schema=schemas(), seed=st.integers(0, 2**32), stream=st.booleans())
 @example(schema=PERSON, seed=1, stream=True)
