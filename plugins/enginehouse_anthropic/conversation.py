@@ -15,7 +15,7 @@ from attrs import define, field
 
 from enginehouse.contract.call_arguments import arguments_text
 from enginehouse.contract.calls import Call
-from enginehouse.contract.errors import InvalidRequest, UnsupportedParameter
+from enginehouse.contract.errors import InvalidRequest, UnsupportedParameter, quoted
 from enginehouse.contract.types import MediaPart, Message, ToolCall
 from enginehouse_anthropic.blocks import (
     HOSTED_BLOCKS,
@@ -147,7 +147,7 @@ def _read_blocks(call: Call, role: str, content: str | list[Any], path: str) -> 
         where = f"{path}[{index}]"
         kind = data.get("type") if isinstance(data, dict) else None
         if isinstance(kind, str) and HOSTED_BLOCKS.fullmatch(kind):
-            call.leave_out(where, f"blocks of the type {kind[:100]!r} are of tools on Anthropic's servers")
+            call.leave_out(where, f"blocks of the type {quoted(kind)} are of tools on Anthropic's servers")
             continue
         block: Block = convert(data, Block, where)
         if _OF_ROLE.get(type(block), role) != role:

@@ -13,6 +13,7 @@ import msgspec
 from attrs import define, field
 
 from enginehouse.contract.call_arguments import arguments_text
+from enginehouse.contract.errors import quoted
 from enginehouse.contract.types import MediaPart, Message, ToolCall
 from enginehouse_responses.reading import Node, invalid, node_of
 from enginehouse_responses.sealed import Seal
@@ -118,11 +119,11 @@ class _Chat:
             case "additional_tools":
                 pass  # read with the tools
             case "item_reference":
-                raise invalid(item.at("id"), f"no stored item has the id {str(item.data.get('id'))[:100]!r}")
+                raise invalid(item.at("id"), f"no stored item has the id {quoted(item.data.get('id'))}")
             case "compaction":
                 raise invalid(item.path, "this server cannot read compacted conversations")
             case _:
-                raise invalid(item.at("type"), f"items of the type {str(kind)[:100]!r} are not known here")
+                raise invalid(item.at("type"), f"items of the type {quoted(kind)} are not known here")
 
     def _message(self, item: Node) -> None:
         role = item.one_of("role", *_ROLES)
@@ -145,7 +146,7 @@ class _Chat:
     def _output(self, item: Node) -> None:
         call_id = item.text("call_id")
         if call_id not in self._names:
-            raise invalid(item.at("call_id"), f"no call before it has the id {call_id[:100]!r}")
+            raise invalid(item.at("call_id"), f"no call before it has the id {quoted(call_id)}")
         content, parts = _read_content(item, "output")
         self._close()
         self._messages.append(
@@ -215,4 +216,4 @@ def _read_part(part: Node) -> str | MediaPart:
         return MediaPart(kind="image_url", value=value, param=part.path)
     if kind == "input_file":
         raise invalid(part.path, "models of this server read no files; send their text")
-    raise invalid(part.at("type"), f"parts of the type {str(kind)[:100]!r} are not known here")
+    raise invalid(part.at("type"), f"parts of the type {quoted(kind)} are not known here")

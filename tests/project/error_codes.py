@@ -145,7 +145,7 @@ HELP = {
         "A web page of another origin called the server.", "Add its origin to `server.cors_origins`."
     ),
     "plugin_failed": Help(
-        "A plugin raised an exception or gave a wrong result; the message names it. Others are not affected.",
+        "A plugin raised an exception, gave a wrong result, did not return or ended the worker; the message names it.",
         "Read the traceback in the server's log, and report it to the plugin's author; try without its field.",
     ),
     "queue_full": Help(

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from enginehouse.contract.errors import InvalidRequest
+from enginehouse.contract.errors import InvalidRequest, quoted
 
 __all__ = ["arguments_text"]
 
@@ -36,7 +36,7 @@ def arguments_text(value: Any, path: str) -> str:
             return "{}" if text in _NOTHING else _unquoted(text) or value
     except UnicodeEncodeError:
         raise InvalidRequest(f"{path}: holds a lone surrogate", path) from None
-    kind = "a list" if isinstance(value, list) else f"{value!r}"[:100]
+    kind = "a list" if isinstance(value, list) else quoted(value)
     raise InvalidRequest(f"{path}: must be an object, or a string that holds the JSON of one, not {kind}", path)
 
 

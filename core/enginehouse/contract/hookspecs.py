@@ -83,8 +83,8 @@ def register_backends(register: Callable[[Backend], None], options: Any, add_plu
     """Register backends, which open models.
 
     A backend opens either a runner, which core's engine drives in a worker process, or an engine of its own, which
-    lives in the server process. An engine with ``takes_messages`` in its ``info.engine`` gets unrendered chats
-    (:class:`enginehouse.contract.types.Chat`), and reports reasoning and tool calls itself.
+    lives in the server process, on an event loop of its own. An engine with ``takes_messages`` in its ``info.engine``
+    gets unrendered chats (:class:`enginehouse.contract.types.Chat`), and reports reasoning and tool calls itself.
 
     An exception in ``open`` fails the load of that model. After one in a forward pass, its sequences are run one by
     one, and the requests of those that fail again fail.
