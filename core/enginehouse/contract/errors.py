@@ -104,7 +104,19 @@ __all__ = [
     "WorkerDied",
     "WorkerNotBack",
     "error_from_fields",
+    "quoted",
 ]
+
+
+def quoted(text: object, max_chars: int = 100) -> str:
+    """Return the beginning of a client's text in quotes, for a message: as it was sent, backslashes included.
+
+    Only characters that cannot be printed are escaped.
+    """
+    shown = str(text)[:max_chars]
+    if not shown.isprintable():
+        shown = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in shown)
+    return f'"{shown}"' if "'" in shown and '"' not in shown else f"'{shown}'"
 
 
 class EnginehouseError(Exception):

@@ -95,6 +95,7 @@ class Decoded(Generic[_B_co]):
         ignored: paths of unknown fields, and of others without effect.
         unsupported: paths of unsupported fields; empty unless the settings say ``report``.
         rejects: unsupported fields are refused.
+        paths: places of parameters that the body has elsewhere, by field.
         is_large: True if processing the body may take long, so that it runs off the event loop.
         are_foreign: some fields may be those of plugins that are not our own.
         guards: guards of the objects that declare such fields, by name of the field.
@@ -110,6 +111,7 @@ class Decoded(Generic[_B_co]):
     are_foreign: bool = False
     guards: Mapping[str, Guard] = MappingProxyType({})
     rejects: bool = True
+    paths: dict[str, str] = field(factory=dict)
 
     @property
     def caller(self) -> Caller:
@@ -138,6 +140,7 @@ class Decoded(Generic[_B_co]):
         """Read parameters that the body has elsewhere; those of plugins are added to :attr:`extensions`."""
         plugin_fields, converter = self.server.state.registry.request_fields, request_converter()
         own = {attribute.name for attribute in attrs.fields(ParameterFields)}
+        self.paths.update(paths)
         self.ignored.extend(paths[name] for name in values if name not in own and name not in plugin_fields)
         with converting(lambda problems: _at(refusal_of(problems), paths)):
             read: ParameterFields = converter.structure(
@@ -156,6 +159,12 @@ class Decoded(Generic[_B_co]):
 
         guard = next((self.guards[name] for name in values if name in self.guards), None)
         return read() if guard is None else guard.wait_for(_FIELDS, read)
+
+    def ignore_unused(self, request: GenerateRequest) -> None:
+        """List parameters of a request of the body as ignored that only act together with another one."""
+        given = request.sampling
+        if given.get("post_sampling_probs") and "num_logprobs" not in given:
+            self.ignore(self.paths.get("post_sampling_probs", "post_sampling_probs"))
 
     def ignore(self, path: str) -> None:
         """List the field at a path as ignored."""

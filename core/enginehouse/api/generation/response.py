@@ -73,6 +73,7 @@ class GenerationResponse:
         requests = await surface.requests(route, call)
         if isinstance(requests, Reply):
             return ReplyResponse(state, call, requests)
+        call.ignore_unused(requests[0])
         for constraint in dict.fromkeys(one.constraint for one in requests):
             if constraint is not None and constraint.kind == "json_schema":
                 await run_in_thread(call.is_large, partial(_note_annotations, call, constraint))
