@@ -32,19 +32,21 @@ _BOUND = "to 15 digits, for integers to what a float holds; more are tightened t
 
 KEYWORDS: dict[str, Keyword] = {
     # Core
-    "$ref": Keyword("enforced", "JSON pointers into the schema itself; recursive ones without sibling keywords"),
+    "$ref": Keyword(
+        "enforced", "into the schema itself, also by `$id` and `$anchor`; recursive ones without sibling keywords"
+    ),
     "$defs": Keyword("annotation", "what is referred to is checked"),
     "definitions": Keyword("annotation", "what is referred to is checked"),
-    "$anchor": Keyword("annotation", "a `$ref` to it is refused"),
-    "$dynamicAnchor": Keyword("annotation", "a reference to it is refused"),
-    "$recursiveAnchor": Keyword("annotation", "a reference to it is refused"),
-    "$id": Keyword("annotation", "a `$ref` below an inner one is refused"),
+    "$anchor": Keyword("annotation", "a reference may name it"),
+    "$dynamicAnchor": Keyword("annotation", "a reference may name it"),
+    "$recursiveAnchor": Keyword("annotation", "as `$dynamicAnchor`"),
+    "$id": Keyword("annotation", "the base of references below it"),
     "id": Keyword("annotation"),
     "$schema": Keyword("annotation", "2020-12 is what is enforced, with the array forms of earlier drafts"),
     "$vocabulary": Keyword("annotation"),
     "$comment": Keyword("annotation"),
-    "$dynamicRef": Keyword("refused", "use `$ref`"),
-    "$recursiveRef": Keyword("refused", "use `$ref`"),
+    "$dynamicRef": Keyword("enforced", "where every path to it leads to the same anchor"),
+    "$recursiveRef": Keyword("enforced", "as `$dynamicRef`"),
     # Any type
     "type": Keyword("enforced"),
     "enum": Keyword(
@@ -55,12 +57,15 @@ KEYWORDS: dict[str, Keyword] = {
     "allOf": Keyword("enforced"),
     "anyOf": Keyword("enforced"),
     "oneOf": Keyword(
-        "enforced", "when no value can match two of the schemas: other types, constants, or a required property tells"
+        "enforced", "where no value can match two of the schemas, or the complement of those is supported (see `not`)"
     ),
-    "not": Keyword("refused", "no grammar for the complement of a schema"),
-    "if": Keyword("refused", "use `anyOf`"),
-    "then": Keyword("refused", "without `if` it asks for nothing"),
-    "else": Keyword("refused", "without `if` it asks for nothing"),
+    "not": Keyword(
+        "enforced",
+        "of types, constants, bounds, lengths, patterns, `required`, properties, items, `contains` and what joins them",
+    ),
+    "if": Keyword("enforced", "where its complement is supported (see `not`)"),
+    "then": Keyword("enforced", "without `if` it asks for nothing"),
+    "else": Keyword("enforced", "without `if` it asks for nothing"),
     # Numbers
     "minimum": Keyword("enforced", _BOUND),
     "maximum": Keyword("enforced", _BOUND),
@@ -84,11 +89,11 @@ KEYWORDS: dict[str, Keyword] = {
     "additionalItems": Keyword("enforced", "beside the array form of `items`"),
     "minItems": Keyword("enforced"),
     "maxItems": Keyword("enforced"),
-    "uniqueItems": Keyword("refused", "`false`, and `true` where there is at most one item, pass"),
-    "contains": Keyword("refused"),
-    "minContains": Keyword("refused", "without `contains` it asks for nothing"),
-    "maxContains": Keyword("refused", "without `contains` it asks for nothing"),
-    "unevaluatedItems": Keyword("enforced", "without `$ref`, `allOf`, `anyOf` and `oneOf` beside or around it"),
+    "uniqueItems": Keyword("enforced", "where there is at most one item"),
+    "contains": Keyword("enforced", "the items asked for are among the first 8"),
+    "minContains": Keyword("enforced", "up to 8, with `maxContains` up to 4"),
+    "maxContains": Keyword("enforced", "where the complement of `contains` is supported (see `not`)"),
+    "unevaluatedItems": Keyword("enforced", "what one combination of branches evaluates"),
     # Objects
     "properties": Keyword("enforced", "in the order of the schema"),
     "required": Keyword("enforced"),
@@ -101,10 +106,10 @@ KEYWORDS: dict[str, Keyword] = {
     ),
     "minProperties": Keyword("enforced", "up to 1, or as far as `required` and `properties` settle it"),
     "maxProperties": Keyword("enforced", "0, 1, or where all `properties` are required"),
-    "dependentRequired": Keyword("refused"),
-    "dependentSchemas": Keyword("refused"),
-    "dependencies": Keyword("refused"),
-    "unevaluatedProperties": Keyword("enforced", "without `$ref`, `allOf`, `anyOf` and `oneOf` beside or around it"),
+    "dependentRequired": Keyword("enforced"),
+    "dependentSchemas": Keyword("enforced"),
+    "dependencies": Keyword("enforced"),
+    "unevaluatedProperties": Keyword("enforced", "what one combination of branches evaluates"),
     # Annotations
     **_annotations("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"),
     **_annotations("discriminator", "example", "externalDocs", "nullable", "xml"),  # OpenAPI
