@@ -143,7 +143,7 @@ def _think(call: Call) -> Thinking:
     think = call.body.think
     if think is None or think == "":
         return Thinking()
-    if not isinstance(think, bool) and think not in _LEVELS:
+    if not isinstance(think, bool) and (not isinstance(think, str) or think not in _LEVELS):
         levels = ", ".join(map(repr, _LEVELS))
         raise InvalidRequest(f"think: must be true, false or one of {levels}", "think")
     entry = call.server.model(known_name(call, call.body.model))
