@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from enginehouse.contract.call_arguments import arguments_text
 from enginehouse.contract.calls import Call
 from enginehouse.contract.errors import InvalidRequest, ModelNotFound
 from enginehouse.contract.surface import new_id
@@ -142,7 +143,7 @@ def _think(call: Call) -> Thinking:
     think = call.body.think
     if think is None or think == "":
         return Thinking()
-    if not isinstance(think, bool) and think not in _LEVELS:
+    if not isinstance(think, bool) and (not isinstance(think, str) or think not in _LEVELS):
         levels = ", ".join(map(repr, _LEVELS))
         raise InvalidRequest(f"think: must be true, false or one of {levels}", "think")
     entry = call.server.model(known_name(call, call.body.model))
@@ -192,6 +193,7 @@ def _messages(call: Call) -> tuple[Message, ...]:
                 reasoning=body.thinking if role == "assistant" else None,
                 tool_calls=calls,
                 tool_call_id=(body.tool_call_id or (answered.id if answered else None)) if role == "tool" else None,
+                param=path,
             )
         )
     return tuple(messages)
@@ -211,13 +213,11 @@ def _call(call: Mapping[str, Any], message: int, number: int, path: str) -> Tool
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise InvalidRequest(f"{where}: must be an object with a name", where)
-    arguments = function.get("arguments", {})
-    if not isinstance(arguments, dict):
-        raise InvalidRequest(f"{where}.arguments: must be an object", f"{where}.arguments")
+    arguments = arguments_text(function.get("arguments"), f"{where}.arguments")
     call_id = call.get("id") or f"call_{message}_{number}"
     if not isinstance(call_id, str):
         raise InvalidRequest(f"{path}.tool_calls[{number}].id: must be a string", f"{path}.tool_calls[{number}].id")
-    return ToolCall(id=call_id, name=function["name"], arguments=json.dumps(arguments, ensure_ascii=False))
+    return ToolCall(id=call_id, name=function["name"], arguments=arguments)
 
 
 def _parts(content: str, images: Sequence[str], path: str) -> tuple[str | MediaPart, ...]:

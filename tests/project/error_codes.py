@@ -182,7 +182,8 @@ HELP = {
     ),
     "server_stopping": Help("The server is shutting down.", "Try again on another server, or later."),
     "template_error": Help(
-        "The model's chat template refused the messages, failed, or exceeded its limits of time and size.",
+        "The model's chat template refused a message, failed, or exceeded its limits of time and size; `param` is the "
+        "message, or what the template needs.",
         "Check roles and their order; another template: `chat_template` of the model.",
     ),
     "total_timeout": Help(

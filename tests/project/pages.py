@@ -46,6 +46,7 @@ __all__ = ["COMMAND", "TUTORIALS", "fill", "hook_names", "page_parts", "settings
 TUTORIALS = {
     "compressor": "compressor",
     "drafter": "drafter",
+    "engine": "engine",
     "parser": "tool-parser",
     "router": "router",
     "sampler": "sampler",

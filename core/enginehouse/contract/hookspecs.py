@@ -159,7 +159,8 @@ def register_structured_decoders(
     """Register decoders, which make answers follow a JSON Schema, a regular expression or a grammar.
 
     A decoder is bound to the model's tokenizer in each worker process. If several decoders enforce the same kind of
-    constraint, the first one registered serves it.
+    constraint, the first one serves it: Enginehouse's own, then by plugin name. Exclude another one with
+    ``plugins.deny``.
 
     An exception while binding or compiling refuses the request, one while decoding fails it; a constrained request
     never continues without its constraint.

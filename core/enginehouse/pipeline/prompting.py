@@ -157,7 +157,7 @@ class PromptMaker:
                 add_special=request.text is not None,
                 written=_written(request),
             )
-        template = self._templates.choose(model.name, model.info, with_tools=request.tool_use is not None)
+        template = self._templates.choose(model.name, model.info, with_tools=_offers_tools(request))
         chat = ChatFormat(template, model.info.special_tokens)
         formats = await self._formats.find(model.name, chat)
         if formats.are_foreign:
@@ -209,6 +209,11 @@ class PromptMaker:
             extra=plan.variables,
         )
         return await self._renderer.render(prompt)
+
+
+def _offers_tools(request: GenerateRequest) -> bool:
+    """Return True if the model is shown tools; a template made for them may not work without."""
+    return request.tool_use is not None and bool(request.tool_use.callable)
 
 
 def _opened(plan: ChatPlan, rendered: tuple[Segment, ...]) -> tuple[tuple[Segment, ...], ReasoningParams | None]:
