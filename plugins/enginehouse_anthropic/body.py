@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from attrs import NOTHING, field, frozen
-from attrs.validators import and_, deep_iterable, max_len, min_len
+from attrs import NOTHING, frozen
 
 from enginehouse.contract.errors import InvalidRequest
 from enginehouse.contract.fields import MAX_STOP_CHARS, ParameterFields
@@ -16,6 +15,13 @@ __all__ = ["CountTokensBody", "MessagesBody"]
 _MAX_STOPS = 64
 _NO_EFFECT = "Accepted so that clients work; has no effect."
 _OBJECT = {"type": ["object", "null"]}
+
+
+def _check_stops(_: Any, attribute: Any, value: tuple[str, ...]) -> None:
+    if len(value) > _MAX_STOPS:
+        raise ValueError(f"'{attribute.name}' must hold at most {_MAX_STOPS} strings, not {len(value)}")
+    if any(not 1 <= len(text) <= MAX_STOP_CHARS for text in value):
+        raise ValueError(f"'{attribute.name}' must hold strings of 1 to {MAX_STOP_CHARS} characters")
 
 
 @frozen(kw_only=True, slots=False)  # so that the whole body can have a second base class
@@ -72,9 +78,11 @@ class MessagesBody(CountTokensBody, ParameterFields):
         bounds=(0, INT64_MAX),
     )
     stream: bool = row("Send the answer as events, while it is made.", default=False)
-    stop_sequences: tuple[str, ...] = field(
+    stop_sequences: tuple[str, ...] = row(
+        "Strings before which the text ends; the one that has ended it is in the response.",
         default=(),
-        validator=[max_len(_MAX_STOPS), deep_iterable(and_(min_len(1), max_len(MAX_STOP_CHARS)))],
+        check=_check_stops,
+        schema={"maxItems": _MAX_STOPS, "items": {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}},
     )
     return_progress: bool = row(
         "Report the progress of the prefill, as `prompt_progress` in events `ping` of a stream.", default=False

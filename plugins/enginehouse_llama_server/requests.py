@@ -43,6 +43,8 @@ async def read_prompts(call: Call) -> list[dict[str, Any]]:
     prompts = asked if has_many(asked) else [asked]
     if not prompts:
         raise InvalidRequest("prompt: must not be empty", "prompt")
+    if len(prompts) > (most := call.server.max_prompts):
+        raise InvalidRequest(f"prompt: at most {most} prompts are allowed, not {len(prompts)}", "prompt")
     return [await _prompt(call, prompt, is_one_of_many=len(prompts) > 1) for prompt in prompts]
 
 
@@ -136,8 +138,9 @@ def _first_of(call: Call, *names: str) -> int | None:
 def _num_choices(call: Call) -> int:
     found = _first_of(call, "n_cmpl", "n")
     found = 1 if found is None else found
-    if found < 1:
-        raise InvalidRequest(f"n_cmpl: must be at least 1, not {found}", "n_cmpl")
+    most = call.server.max_choices
+    if not 1 <= found <= most:
+        raise InvalidRequest(f"n_cmpl: must be from 1 to {most}, not {found}", "n_cmpl")
     return found
 
 

@@ -114,9 +114,11 @@ class ResponseWriter:
         """Return the events that end the open item and the response."""
         events = [*self._begin(), *self._end_items()]
         self.resource.usage, self.resource.details = usage_of(usage, is_kept=self._keeps_prompt), details
-        self.resource.timings = None if self._usage is None else timings(usage)
         self.resource.finish(self._reason)
-        return [*events, self._end()]
+        if self._usage is None:
+            return [*events, self._end()]
+        self.resource.timings = timings(usage)
+        return [*events, {**self._end(), "timings": self.resource.timings}]
 
     def fail(self, error: ErrorAnswer) -> list[Chunk]:
         """Return the events of a response that breaks off."""

@@ -196,7 +196,7 @@ class UnsupportedTask(RequestError):
 
     def __init__(self, model: str, task: str, asked: str) -> None:
         super().__init__(
-            f"The model {model!r} is for the task {task!r}; this request needs one for {asked!r}.", "model"
+            f"The model {quoted(model)} is for the task {task!r}; this request needs one for {asked!r}.", "model"
         )
         self.task = task
 
@@ -230,7 +230,7 @@ class ModelNotFound(RequestError):
     """No model is served under that name."""
 
     def __init__(self, model: str) -> None:
-        super().__init__(f"The model {model!r} does not exist on this server.", "model")
+        super().__init__(f"The model {quoted(model)} does not exist on this server.", "model")
         self.model = model
         self.fields = {"model": model}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from enginehouse_llguidance.schemas.distinct import UNIQUE
 from enginehouse_llguidance.schemas.evaluated import BRANCHING
 from enginehouse_llguidance.schemas.objects import Prepare
 from enginehouse_llguidance.schemas.places import Place
@@ -40,5 +41,5 @@ def array_keywords(schema: dict[str, Any], place: Place, prepare: Prepare) -> di
     if not isinstance(unique, bool):
         raise SchemaProblem(place.at("uniqueItems"), "must be true or false")
     if unique and keywords.get("maxItems", 2) > 1:
-        raise SchemaProblem(place.at("uniqueItems"), "is not supported where there may be more than one item")
+        keywords[UNIQUE] = True
     return keywords

@@ -9,6 +9,7 @@ from attrs import frozen
 
 from enginehouse_llguidance.schemas.document import Document, Pointer
 from enginehouse_llguidance.schemas.problems import SchemaProblem
+from enginehouse_llguidance.schemas.values import key_of
 
 __all__ = ["find_overlaps"]
 
@@ -90,20 +91,10 @@ def _types(schema: dict[str, Any]) -> frozenset[str]:
 
 def _values(schema: dict[str, Any]) -> frozenset[Any] | None:
     if "const" in schema:
-        return frozenset({_key(schema["const"])})
+        return frozenset({key_of(schema["const"])})
     if isinstance(schema.get("enum"), list):
-        return frozenset(map(_key, schema["enum"]))
+        return frozenset(map(key_of, schema["enum"]))
     return None
-
-
-def _key(value: Any) -> Any:
-    """Return a key that is equal for equal JSON values: 1 and 1.0 are equal, 1 and true are not."""
-    if isinstance(value, dict):
-        return ("object", frozenset((name, _key(item)) for name, item in value.items()))
-    if isinstance(value, list):
-        return ("array", tuple(map(_key, value)))
-    kind = {bool: "boolean", str: "string", type(None): "null"}.get(type(value), "number")
-    return (kind, value)
 
 
 def _properties(schema: dict[str, Any]) -> tuple[tuple[str, Any], ...]:

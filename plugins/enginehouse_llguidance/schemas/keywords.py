@@ -89,7 +89,7 @@ KEYWORDS: dict[str, Keyword] = {
     "additionalItems": Keyword("enforced", "beside the array form of `items`"),
     "minItems": Keyword("enforced"),
     "maxItems": Keyword("enforced"),
-    "uniqueItems": Keyword("enforced", "where there is at most one item"),
+    "uniqueItems": Keyword("enforced", "in arguments of enforced calls where there is at most one item"),
     "contains": Keyword("enforced", "the items asked for are among the first 8"),
     "minContains": Keyword("enforced", "up to 8, with `maxContains` up to 4"),
     "maxContains": Keyword("enforced", "where the complement of `contains` is supported (see `not`)"),

@@ -20,6 +20,7 @@ from attrs import define, field, frozen
 from enginehouse_llguidance.options import LlguidanceOptions
 from enginehouse_llguidance.schemas.arrays import array_keywords
 from enginehouse_llguidance.schemas.derived import derived_schemas, exclusive_options
+from enginehouse_llguidance.schemas.distinct import UNIQUE, check_distinct
 from enginehouse_llguidance.schemas.document import REFERENCES, Document
 from enginehouse_llguidance.schemas.finite import find_endless
 from enginehouse_llguidance.schemas.joins import Joins
@@ -36,6 +37,7 @@ from enginehouse_llguidance.schemas.places import Place, ValuePath
 from enginehouse_llguidance.schemas.problems import SchemaProblem, join_pointer
 from enginehouse_llguidance.schemas.references import find_cycle
 from enginehouse_llguidance.schemas.strings import check_text, string_keywords
+from enginehouse_llguidance.schemas.values import key_of
 
 __all__ = ["PreparedSchema", "prepare_schema", "read_schema"]
 
@@ -51,10 +53,12 @@ class PreparedSchema:
     Attributes:
         schema: the schema with all definitions.
         parts: pointer in the original and prepared form of every subschema, inner ones first.
+        has_unique: some array must have different items, which the library does not enforce.
     """
 
     schema: Any
     parts: tuple[tuple[str, Any], ...]
+    has_unique: bool
 
 
 def read_schema(text: str) -> Any:
@@ -130,7 +134,8 @@ class _Preparer:
         if endless is not None:
             raise SchemaProblem(endless, "every value that satisfies the schema would have to contain another one")
         parts = tuple((pointer, _with_definitions(part, definitions)) for pointer, part in self.parts)
-        return PreparedSchema(_with_definitions(schema, definitions), parts)
+        has_unique = check_distinct(self.parts, definitions)
+        return PreparedSchema(_with_definitions(schema, definitions), parts, has_unique)
 
     def _check_references(self) -> None:
         looping = find_cycle(self.same_value, list(self.same_value))
@@ -178,6 +183,8 @@ class _Preparer:
             prepared["type"] = types[0] if len(types) == 1 else types
         prepared |= self._of_types(schema, types, own)
         prepared |= self._constants(schema, place)
+        if prepared.pop(UNIQUE, False):
+            _require_unique(prepared)
         if branches:
             is_only = len(branches) == 1 and not prepared and not derived
             self._add_branches(schema, branches, prepared, place if is_only else place.beside())
@@ -275,6 +282,20 @@ class _Preparer:
 
 def _with_definitions(schema: Any, definitions: dict[str, Any]) -> Any:
     return {**schema, "$defs": definitions} if definitions and isinstance(schema, dict) else schema
+
+
+def _require_unique(prepared: dict[str, Any]) -> None:
+    """Enforce ``uniqueItems``: on constants here, on other arrays while they are written."""
+    if "const" in prepared and not _has_unique_items(prepared["const"]):
+        prepared["enum"] = []
+    elif "enum" in prepared:
+        prepared["enum"] = [value for value in prepared["enum"] if _has_unique_items(value)]
+    elif "const" not in prepared:
+        prepared[UNIQUE] = True
+
+
+def _has_unique_items(value: Any) -> bool:
+    return not isinstance(value, list) or len(set(map(key_of, value))) == len(value)
 
 
 def _types(schema: Mapping[str, Any], place: Place) -> list[str]:

@@ -46,7 +46,8 @@ REFUSED: list[tuple[Any, str]] = [
     ({"dependencies": {"a": [1]}}, "'/dependencies/a'"),
     ({"not": {"properties": 3}}, "'/not/properties': is malformed"),
     ({"allOf": [{"anyOf": [{}, {}, {}]}] * 4, "unevaluatedItems": False}, "'/unevaluatedItems': is not supported"),
-    ({"type": "array", "uniqueItems": True}, "'/uniqueItems'"),
+    ({"uniqueItems": True, "items": {"type": "boolean"}, "minItems": 3}, "'/uniqueItems': there may be fewer"),
+    ({"anyOf": [{"type": "array", "uniqueItems": True}, {"items": {"type": "null"}}]}, "uniqueItems is not supported"),
     ({"type": "array", "uniqueItems": 1, "maxItems": 1}, "'/uniqueItems': must be true or false"),
     # Malformed values
     ({"type": "strnig"}, "'/type': 'strnig' is not a type"),

@@ -24,6 +24,7 @@ from enginehouse.api.generation.details import (
 from enginehouse.api.generation.open_answers import OpenAnswer, estimate_tokens, used_tokens
 from enginehouse.api.generation.prediction_count import PredictionCount
 from enginehouse.api.generation.reports import report_headers
+from enginehouse.api.generation.request_sizes import check_request_sizes
 from enginehouse.api.generation.stream import ReplyResponse, ResponseStream
 from enginehouse.api.generation.surface_calls import SurfaceCalls
 from enginehouse.api.http.access import AccessRecord, record_of
@@ -73,6 +74,7 @@ class GenerationResponse:
         requests = await surface.requests(route, call)
         if isinstance(requests, Reply):
             return ReplyResponse(state, call, requests)
+        check_request_sizes(requests, state.settings.limits)
         call.ignore_unused(requests[0])
         for constraint in dict.fromkeys(one.constraint for one in requests):
             if constraint is not None and constraint.kind == "json_schema":

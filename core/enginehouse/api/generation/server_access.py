@@ -50,6 +50,16 @@ class ServerAccess:
         """Most tokens of an answer that the server allows."""
         return self.state.settings.limits.max_tokens
 
+    @property
+    def max_choices(self) -> int:
+        """Most choices of an answer."""
+        return self.state.settings.limits.max_choices
+
+    @property
+    def max_prompts(self) -> int:
+        """Most prompts of one body."""
+        return self.state.settings.limits.max_prompts
+
     # -- models ------------------------------------------------------------------------------------
 
     def statuses(self) -> Iterator[tuple[ModelStatus, list[str]]]:

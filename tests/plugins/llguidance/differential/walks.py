@@ -84,7 +84,7 @@ ENFORCED: dict[str, tuple[Any, Any, Any]] = {
     "if": ({"if": {"type": "string"}, "then": {"const": "a"}, "else": {"type": "null"}}, None, "b"),
     "then": ({"type": "string", "if": {"minLength": 2}, "then": {"pattern": "^a"}}, "ab", "bb"),
     "else": ({"type": "integer", "if": {"minimum": 3}, "else": {"const": 1}}, 1, 2),
-    "uniqueItems": ({"uniqueItems": True, "maxItems": 1}, [1], [1, 1]),
+    "uniqueItems": ({"uniqueItems": True}, [1, True, "1"], [1, 2, 1.0]),
     "contains": ({"items": {"type": ["integer", "null"]}, "contains": {"type": "null"}}, [1, None], [1]),
     "minContains": ({"items": {"enum": [1, 2]}, "contains": {"const": 2}, "minContains": 2}, [2, 1, 2], [2, 1]),
     "maxContains": ({"items": {"enum": [1, 2]}, "contains": {"const": 2}, "maxContains": 1}, [1, 2], [2, 2]),
