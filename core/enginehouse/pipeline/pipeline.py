@@ -342,7 +342,7 @@ class Pipeline:
             raise ModelNotFound(model.name)
         if request.messages is not None and model.info.engine.takes_messages:
             message = (
-                "messages: this model's engine renders chats itself; its prompts can be neither shown nor counted here"
+                "messages: this model's engine renders chats itself; its prompts are neither shown nor counted"
             )
             raise UnsupportedParameter(message, "messages")
         unsupported: tuple[str, ...] = ()
