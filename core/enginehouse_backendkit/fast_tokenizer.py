@@ -18,6 +18,7 @@ import msgspec
 from enginehouse.contract.errors import ModelLoadError
 from enginehouse.contract.regular_files import read_regular
 from enginehouse.engine.text.segments import bytes_per_token
+from enginehouse_backendkit.folder_files import read_object
 
 __all__ = ["BackendTokenizer", "FastTokenizer", "chat_templates", "check_tokenizer_file"]
 
@@ -113,8 +114,11 @@ class FastTokenizer:
             end_token_ids: end tokens from the model's files; the conventional ones are added.
 
         Raises:
-            ModelLoadError: the tokenizer's decoder has an unsupported type, so token bytes are unknown.
+            ModelLoadError: the tokenizer's decoder has an unsupported type, so token bytes are unknown; or it has no
+                vocabulary, as transformers makes one where it cannot read the files.
         """
+        if not tokenizer.get_vocab(with_added_tokens=False):
+            raise ModelLoadError("its tokenizer has an empty vocabulary")
         spec = json.loads(tokenizer.to_str())
         spec.update(truncation=None, padding=None)
         added = spec["added_tokens"] = [entry for entry in spec["added_tokens"] if entry["id"] < vocab_size]
@@ -190,9 +194,15 @@ class FastTokenizer:
         return ()
 
 
-def chat_templates(template: str | Mapping[str, str] | None) -> dict[str, str]:
-    """Convert a tokenizer's ``chat_template`` (one text, or several by name) to the form of ``ModelInfo``."""
-    if template is None:
+def chat_templates(template: str | Mapping[str, str] | None, folder: Path) -> dict[str, str]:
+    """Convert a tokenizer's ``chat_template`` (one text, or several by name) to the form of ``ModelInfo``.
+
+    Libraries leave out ``chat_template.json``, in which older processors of images keep the template of their model.
+    """
+    if not template and (folder / "chat_template.json").is_file():
+        template = read_object(folder / "chat_template.json").get("chat_template")
+        template = template if isinstance(template, str) else None
+    if not template:
         return {}
     return {"default": template} if isinstance(template, str) else dict(template)
 

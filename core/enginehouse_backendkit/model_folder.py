@@ -6,7 +6,6 @@ knows names and sizes of files and a few keys of the configuration; it does not 
 
 from __future__ import annotations
 
-import json
 import math
 import stat
 from collections.abc import Mapping
@@ -17,7 +16,8 @@ from attrs import field, frozen
 
 from enginehouse.contract.backend import MemoryEstimate, ModelSource
 from enginehouse.contract.errors import ModelLoadError
-from enginehouse.contract.regular_files import open_regular, read_regular_text
+from enginehouse.contract.regular_files import open_regular
+from enginehouse_backendkit.folder_files import check_shards, check_texts, describe_folder, read_object
 
 __all__ = [
     "DEFAULT_CONTEXT",
@@ -25,6 +25,7 @@ __all__ = [
     "check_model_files",
     "check_weights",
     "describe_pickles",
+    "no_folder",
     "pickled_weights",
     "recommended_parameters",
     "served_context",
@@ -73,19 +74,16 @@ class ModelFolder:
         """Return the folder of ``source``, or None if it is anything else.
 
         Raises:
-            ModelLoadError: there is a ``config.json`` but it cannot be read, or see :func:`check_model_files`.
+            ModelLoadError: a file cannot be read or is missing: see :func:`check_model_files` and
+                :mod:`enginehouse_backendkit.folder_files`.
         """
         path = source.path
         if path is None or not (path / "config.json").is_file() or not any(path.glob("*.safetensors")):
             return None
         check_model_files(path)
-        try:
-            config = _read_json(path / "config.json")
-        except (OSError, ValueError, RecursionError) as error:
-            raise ModelLoadError(f"{path / 'config.json'} cannot be read: {error}") from error
-        if not isinstance(config, dict):
-            raise ModelLoadError(f"{path / 'config.json'} is not a JSON object")
-        folder = cls(path, config)
+        check_shards(path)
+        check_texts(path)
+        folder = cls(path, read_object(path / "config.json"))
         folder._check_modules()
         return folder
 
@@ -172,11 +170,6 @@ def check_weights(path: Path) -> None:
             raise ModelLoadError(f"{file}: its header would have {num_bytes} bytes; it is damaged")
 
 
-def _read_json(file: Path) -> Any:
-    """Read a JSON file of a model. Raises OSError, ValueError or RecursionError."""
-    return json.loads(read_regular_text(file, _MAX_FILE_BYTES["config.json"]))
-
-
 def pickled_weights(path: Path | None) -> tuple[str, ...]:
     """Return the names of pickled weight files in a model's folder, if it has no safetensors; else none.
 
@@ -193,6 +186,13 @@ def describe_pickles(names: tuple[str, ...]) -> str:
     return f"its weights ({shown}) are pickles, which run code when they are read; convert them to safetensors"
 
 
+def no_folder(source: ModelSource) -> str:
+    """Return why a source is not a :class:`ModelFolder`."""
+    if source.path is None or not source.path.is_dir():
+        return "not a folder with config.json and safetensors"
+    return describe_folder(source.path)
+
+
 def recommended_parameters(folder: Path) -> dict[str, Any]:
     """Return request fields that the folder's ``generation_config.json`` recommends; may be empty.
 
@@ -200,11 +200,9 @@ def recommended_parameters(folder: Path) -> dict[str, Any]:
     server and its clients decide the length of an answer.
     """
     try:
-        config = _read_json(folder / "generation_config.json")
-    except (OSError, ValueError, RecursionError):
+        config = read_object(folder / "generation_config.json")
+    except ModelLoadError:
         return {}  # the file is optional
-    if not isinstance(config, dict):
-        return {}
     names = ("repetition_penalty", *(() if config.get("do_sample") is False else _RECOMMENDED))
     return {name: config[name] for name in names if _is_number(config.get(name))}
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import attrs
+import click
 import pytest
 
 from enginehouse.contract.backend import Backend
@@ -25,7 +26,7 @@ from enginehouse.settings.config import PluginsSettings, structure_options
 from enginehouse_testkit.backend_contract import ModelUnderTest
 from enginehouse_testkit.runner_contract import RunnerContract
 
-__all__ = ["test_the_plugin_registers_something"]
+__all__ = ["test_targets_of_commands_exist", "test_the_plugin_registers_something"]
 
 _CHECKED: dict[str, Any] = json.loads(os.environ["ENGINEHOUSE_CHECKED"])
 _REGISTRY = PluginRegistry.load(PluginsSettings(allow=(_CHECKED["plugin"],)))
@@ -56,6 +57,16 @@ def test_the_plugin_registers_something() -> None:
 
     assert record.error is None
     assert record.hooks
+
+
+def test_targets_of_commands_exist() -> None:
+    """Each is a click command."""
+    for name, command in _REGISTRY.commands.items():
+        module, _, attribute = command.target.partition(":")
+        found = getattr(importlib.import_module(module), attribute, None)
+        if not isinstance(found, click.Command):
+            what = f"the command {name!r} has the target {command.target}, which is not a click command"
+            pytest.fail(what, pytrace=False)
 
 
 def _test_classes(kind: Kind) -> Iterator[type[Any]]:

@@ -73,7 +73,10 @@ class ReasoningParserContract(FormContract):
         text = f"plan A{reasoning_format.end}"
         for end in (len("plan A"), *range(len("plan A") + 2, len(text))):
             said = said_by(reasoning_format.open(True), [text[:end]], is_cut=True)
-            assert (said.content, said.reasoning.rstrip()) == ("", "plan A")
+            assert (said.content, said.reasoning.rstrip()) == ("", "plan A"), (
+                f"an answer that a limit cut after {text[:end]!r} has the content {said.content!r} and the reasoning "
+                f"{said.reasoning!r}: flush(is_cut=True) must drop an unfinished marker"
+            )
 
     def test_answers_without_reasoning_stay_as_they_are(self, reasoning_format: ReasoningFormat) -> None:
         """Also when pushed character by character."""

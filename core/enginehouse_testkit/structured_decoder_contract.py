@@ -9,25 +9,28 @@
             return MyDecoder()
 
 It is bound to a vocabulary in which characters are split over tokens. Texts are in the style of ``json.dumps``, with
-one space after colons and commas, since a decoder may allow no other white space.
+one space after colons and commas, since a decoder may allow no other white space. A decoder that enforces a part of a
+kind only, such as some regular expressions, sets ``examples`` (``enginehouse_testkit.contract.constraint_examples``)::
+
+    examples = {"regex": ConstraintExample(Constraint(kind="regex", text="[0-9]{2}"), ("12",), ("1", "1a"))}
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
-from enginehouse.contract.errors import GenerationFailed, InvalidRequest, UnsupportedParameter
+from enginehouse.contract.errors import GenerationFailed, InvalidRequest, RequestError, UnsupportedParameter
 from enginehouse.contract.structured import GrammarCompiler, Matcher, StructuredDecoder
-from enginehouse.contract.types import Constraint
+from enginehouse.contract.types import Constraint, ConstraintKind
 from enginehouse_testkit.contract.constraint_examples import EXAMPLES, MALFORMED, ConstraintExample
 from enginehouse_testkit.contract.engine_driver import EngineDriver
-from enginehouse_testkit.contract.form import FormContract, loader_problem
+from enginehouse_testkit.contract.form import FormContract, loader_problem, problem_of
 from enginehouse_testkit.contract.imports import packages_imported_by
 from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
 from enginehouse_testkit.fake_tokenizer import FakeTokenizer
@@ -44,15 +47,19 @@ class StructuredDecoderContract(FormContract):
 
     Attributes:
         light_packages: packages that the plugin may import before it is bound; its library is not one of them.
+        examples: constraints by kind, instead of those of the suite.
     """
 
     light_packages: ClassVar[frozenset[str]] = frozenset()
+    examples: ClassVar[Mapping[ConstraintKind, ConstraintExample]] = {}
 
     @pytest.fixture(scope="class")
     @classmethod
     def form(cls, structured_decoder: StructuredDecoder) -> str:
-        """Reason for which the loader refuses the structured decoder."""
-        return loader_problem("structured_decoders", structured_decoder)
+        """Reason for which the loader refuses the structured decoder, or the first example that it does not compile."""
+        return loader_problem("structured_decoders", structured_decoder) or problem_of(
+            lambda: _problem_of_examples(structured_decoder, {**EXAMPLES, **cls.examples})
+        )
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -65,7 +72,11 @@ class StructuredDecoderContract(FormContract):
         """A constraint of a kind that the decoder supports."""
         if kind not in structured_decoder.kinds:
             pytest.skip(f"optional: {kind} is not in the decoder's kinds")
-        return EXAMPLES[kind]
+        return self.of_kind(kind)
+
+    def of_kind(self, kind: ConstraintKind) -> ConstraintExample:
+        """Return the example of a kind."""
+        return self.examples.get(kind, EXAMPLES[kind])
 
     def test_creating_it_does_not_import_the_library(self, structured_decoder: StructuredDecoder) -> None:
         """The server process creates a decoder but never binds it."""
@@ -161,7 +172,7 @@ class StructuredDecoderContract(FormContract):
         self, structured_decoder: StructuredDecoder, grammars: GrammarCompiler
     ) -> None:
         """Requests arrive while others are compiled."""
-        constraints = [EXAMPLES[kind].constraint for kind in structured_decoder.kinds] * 4
+        constraints = [self.of_kind(kind).constraint for kind in structured_decoder.kinds] * 4
         with ThreadPoolExecutor(4) as pool:
             masks = list(pool.map(lambda constraint: _allowed(grammars.compile(constraint).start()), constraints))
 
@@ -183,7 +194,7 @@ class StructuredDecoderContract(FormContract):
         self, engine: EngineDriver, structured_decoder: StructuredDecoder, grammars: GrammarCompiler, kind: Any
     ) -> None:
         """Every answer satisfies the constraint; an unsupported kind is refused."""
-        constraint = EXAMPLES[kind].constraint
+        constraint = self.of_kind(kind).constraint
         assert set(engine.engine.info.engine.constraint_kinds) == set(structured_decoder.kinds)
         if kind not in structured_decoder.kinds:
             with pytest.raises(UnsupportedParameter):
@@ -193,6 +204,21 @@ class StructuredDecoderContract(FormContract):
             answer = engine.ask(constraint=constraint, temperature=1.5, seed=seed, max_tokens=80, ignore_eos=False)
             if answer.finished().finish_reason == "stop":
                 assert _follows(grammars, constraint, answer.text())
+
+
+def _problem_of_examples(decoder: StructuredDecoder, examples: Mapping[ConstraintKind, ConstraintExample]) -> str:
+    """Return which example the decoder does not compile, as a sentence; "" if none."""
+    compiler = decoder.bind(_TOKENIZER)
+    for kind in sorted(decoder.kinds):
+        constraint = examples[kind].constraint
+        try:
+            compiler.compile(constraint)
+        except RequestError as refused:
+            return (
+                f"compile refuses the suite's example of {kind}, {constraint.text!r}: {refused.message}; if the "
+                "decoder enforces a part of this kind only, set the attribute `examples` of the suite"
+            )
+    return ""
 
 
 def _after(grammars: GrammarCompiler, constraint: Constraint, token_ids: list[int]) -> Matcher:

@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 from attrs import define, evolve, field, frozen
 
 from enginehouse.contract.surface import Answer, CallPiece, Chunk, ErrorAnswer, Piece
-from enginehouse.contract.timings import progress_object
+from enginehouse.contract.timings import progress_object, timings
 from enginehouse.contract.usage import Usage
 from enginehouse_anthropic.errors import error_body
 from enginehouse_anthropic.partial_json import PartialObject
@@ -29,13 +29,17 @@ class MessageOptions:
     """What the request says about the form of its answer.
 
     Attributes:
+        has_stop_regex: regular expressions may end the answer; what they match is shown like a stop sequence.
+        has_timings: the message and the events of a stream have the member ``timings``.
         counts_kept: prompt tokens that the prefix cache keeps since this request are counted separately.
     """
 
     thinking: ThinkingDisplay
     signatures: Signatures
     stop_sequences: tuple[str, ...] = ()
+    has_stop_regex: bool = False
     counts_kept: bool = False
+    has_timings: bool = False
 
 
 class _Block(Protocol):
@@ -140,15 +144,20 @@ class MessageAssembler:
     def push(self, piece: Piece) -> list[Chunk]:
         """Return the events of a piece."""
         block = self._open
-        if type(block) is _Text and piece.text and piece.finish_reason is None:  # the usual case, for every token
+        is_text = piece.text and piece.finish_reason is None and not self._options.has_timings
+        if is_text and type(block) is _Text:  # the usual case, for every token
             return [{"type": "content_block_delta", "index": len(self._content), "delta": block.add(piece.text)}]
-        return list(self._push(piece))
+        events = self._push(piece)
+        if not self._options.has_timings:
+            return list(events)
+        measured = timings(self._answer.usage())
+        return [{**event, "timings": measured} for event in events]
 
     def close(self, usage: Usage, details: dict[str, Any] | None) -> list[Chunk]:
         """Return the events that end the stream."""
         events = list(self._finish())
         last = {"type": "message_delta", "delta": self._stop(), "usage": self._usage(usage)}
-        return [*events, _with_details(last, details), {"type": "message_stop"}]
+        return [*events, self._described(last, usage, details), {"type": "message_stop"}]
 
     def fail(self, error: ErrorAnswer) -> list[Chunk]:
         """Return the event that reports an error."""
@@ -159,7 +168,7 @@ class MessageAssembler:
         for _ in self._finish():
             pass
         message = {**self._head(), "content": self._content, "usage": self._usage(usage)}
-        return _with_details(message, details)
+        return self._described(message, usage, details)
 
     def _head(self) -> Chunk:
         return {
@@ -186,6 +195,10 @@ class MessageAssembler:
             "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
             "service_tier": "standard",
         }
+
+    def _described(self, chunk: Chunk, usage: Usage, details: dict[str, Any] | None) -> Chunk:
+        measured = {"timings": timings(usage)} if self._options.has_timings else {}
+        return {**chunk, **measured, **({} if details is None else {"enginehouse": details})}
 
     def _push(self, piece: Piece) -> Iterator[Chunk]:
         if piece.progress is not None:
@@ -261,11 +274,7 @@ class MessageAssembler:
             self._stop_reason = "model_context_window_exceeded" if piece.limit == "context" else "max_tokens"
         elif reason == "content_filter":
             self._stop_reason = "refusal"
-        elif isinstance(stop, str) and stop in self._options.stop_sequences:
+        elif isinstance(stop, str) and (self._options.has_stop_regex or stop in self._options.stop_sequences):
             self._stop_reason, self._stop_sequence = "stop_sequence", stop
         else:
             self._stop_reason = "end_turn"
-
-
-def _with_details(chunk: Chunk, details: dict[str, Any] | None) -> Chunk:
-    return chunk if details is None else {**chunk, "enginehouse": details}

@@ -125,11 +125,11 @@ class RedactedThinkingBlock(_Tagged, tag="redacted_thinking"):
 
 
 class ToolUseBlock(_Tagged, tag="tool_use"):
-    """A call of the assistant."""
+    """A call of the assistant. ``input`` is checked with the call."""
 
     id: str
     name: str
-    input: dict[str, Any]
+    input: Any = None
     caller: Any = None
     cache_control: Any = None
 

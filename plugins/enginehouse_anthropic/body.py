@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from attrs import NOTHING, field, frozen
-from attrs.validators import and_, deep_iterable, max_len, min_len
+from attrs import NOTHING, frozen
 
-from enginehouse.contract.fields import MAX_STOP_CHARS
+from enginehouse.contract.errors import InvalidRequest
+from enginehouse.contract.fields import MAX_STOP_CHARS, ParameterFields
 from enginehouse.contract.rows import INT64_MAX, row
 
 __all__ = ["CountTokensBody", "MessagesBody"]
@@ -17,7 +17,14 @@ _NO_EFFECT = "Accepted so that clients work; has no effect."
 _OBJECT = {"type": ["object", "null"]}
 
 
-@frozen(kw_only=True)
+def _check_stops(_: Any, attribute: Any, value: tuple[str, ...]) -> None:
+    if len(value) > _MAX_STOPS:
+        raise ValueError(f"'{attribute.name}' must hold at most {_MAX_STOPS} strings, not {len(value)}")
+    if any(not 1 <= len(text) <= MAX_STOP_CHARS for text in value):
+        raise ValueError(f"'{attribute.name}' must hold strings of 1 to {MAX_STOP_CHARS} characters")
+
+
+@frozen(kw_only=True, slots=False)  # so that the whole body can have a second base class
 class CountTokensBody:
     """The members that the prompt depends on."""
 
@@ -62,8 +69,8 @@ class CountTokensBody:
 
 
 @frozen(kw_only=True)
-class MessagesBody(CountTokensBody):
-    """The request body."""
+class MessagesBody(CountTokensBody, ParameterFields):
+    """The request body, with the parameters of all APIs, of which Anthropic's has three."""
 
     max_tokens: int = row(
         "Most tokens of the answer, reasoning included; more than the context has room for counts as the room.",
@@ -71,15 +78,17 @@ class MessagesBody(CountTokensBody):
         bounds=(0, INT64_MAX),
     )
     stream: bool = row("Send the answer as events, while it is made.", default=False)
-    stop_sequences: tuple[str, ...] = field(
+    stop_sequences: tuple[str, ...] = row(
+        "Strings before which the text ends; the one that has ended it is in the response.",
         default=(),
-        validator=[max_len(_MAX_STOPS), deep_iterable(and_(min_len(1), max_len(MAX_STOP_CHARS)))],
+        check=_check_stops,
+        schema={"maxItems": _MAX_STOPS, "items": {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARS}},
     )
-    temperature: float | None = row("Divides the logits. 0 is greedy.", bounds=(0, 2))
-    top_p: float | None = row("Keep the most probable tokens that together reach this probability.", bounds=(0, 1))
-    top_k: int | None = row("Keep this many of the most probable tokens. 0 is off.", bounds=(0, 2**31 - 1))
     return_progress: bool = row(
         "Report the progress of the prefill, as `prompt_progress` in events `ping` of a stream.", default=False
+    )
+    timings_per_token: bool = row(
+        "Add `timings`, as llama-server does, to the message and to the events of a stream.", default=False
     )
     metadata: Any = row(_NO_EFFECT)
     service_tier: Literal["auto", "standard_only"] | None = row(_NO_EFFECT)
@@ -88,7 +97,8 @@ class MessagesBody(CountTokensBody):
     user_profile_id: str | None = row(_NO_EFFECT)
     workspace_id: str | None = row(_NO_EFFECT)
 
-    def sampling(self) -> dict[str, Any]:
-        """Return the given sampling parameters."""
-        given = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
-        return {name: value for name, value in given.items() if value is not None}
+    def stopping(self) -> dict[str, Any]:
+        """Return the given stopping parameters. Raises InvalidRequest: there are two lists of stop strings."""
+        if self.stop_sequences and self.stop:
+            raise InvalidRequest("stop: not allowed together with stop_sequences; give one of them", "stop")
+        return {**super().stopping(), **({"stop": self.stop_sequences} if self.stop_sequences else {})}

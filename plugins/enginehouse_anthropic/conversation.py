@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 from attrs import define, field
 
+from enginehouse.contract.call_arguments import arguments_text
 from enginehouse.contract.calls import Call
-from enginehouse.contract.errors import InvalidRequest, UnsupportedParameter
+from enginehouse.contract.errors import InvalidRequest, UnsupportedParameter, quoted
 from enginehouse.contract.types import MediaPart, Message, ToolCall
 from enginehouse_anthropic.blocks import (
     HOSTED_BLOCKS,
@@ -62,9 +63,10 @@ class _MessageBody(msgspec.Struct, kw_only=True):
 
 @define
 class _Turn:
-    """Blocks of one role, each with its path in the request."""
+    """Blocks of one role, each with its path in the request; ``path`` is that of the first turn of the client."""
 
     role: str
+    path: str
     blocks: list[tuple[Block, str]] = field(factory=list)
 
     def of(self, *kinds: type[Any]) -> list[Any]:
@@ -83,7 +85,7 @@ def read_conversation(call: Call, signatures: Signatures) -> tuple[Message, ...]
     reader = _MessageReader(call, signatures)
     messages = [message for turn in turns for message in reader.messages(turn)]
     if system:
-        messages.insert(0, Message(role="system", content=_SEPARATOR.join(system)))
+        messages.insert(0, Message(role="system", content=_SEPARATOR.join(system), param="system"))
     return tuple(messages)
 
 
@@ -104,9 +106,9 @@ def _read_turns(call: Call) -> tuple[list[str], list[_Turn]]:
             if not turns:
                 system += texts
                 continue
-            turn = _Turn("user", [(_instruction(text), path) for text in texts])
+            turn = _Turn("user", path, [(_instruction(text), path) for text in texts])
         elif message.role in ("user", "assistant"):
-            turn = _Turn(message.role, list(_read_blocks(call, message.role, message.content, f"{path}.content")))
+            turn = _Turn(message.role, path, list(_read_blocks(call, message.role, message.content, f"{path}.content")))
         else:
             raise InvalidRequest(f"{path}.role: must be 'user', 'assistant' or 'system'", f"{path}.role")
         if turns and turns[-1].role == turn.role:
@@ -145,7 +147,7 @@ def _read_blocks(call: Call, role: str, content: str | list[Any], path: str) -> 
         where = f"{path}[{index}]"
         kind = data.get("type") if isinstance(data, dict) else None
         if isinstance(kind, str) and HOSTED_BLOCKS.fullmatch(kind):
-            call.leave_out(where, f"blocks of the type {kind[:100]!r} are of tools on Anthropic's servers")
+            call.leave_out(where, f"blocks of the type {quoted(kind)} are of tools on Anthropic's servers")
             continue
         block: Block = convert(data, Block, where)
         if _OF_ROLE.get(type(block), role) != role:
@@ -174,19 +176,22 @@ class _MessageReader:
             yield self._result(result, path)
         if others or not results:
             parts = [part for block, path in others for part in _parts(block, path)]
-            yield Message(role="user", **_content(parts))
+            yield Message(role="user", **_content(parts), param=turn.path)
 
     def _assistant(self, turn: _Turn) -> Message:
         calls = []
-        for block in turn.of(ToolUseBlock):
+        for block, path in turn.blocks:
+            if not isinstance(block, ToolUseBlock):
+                continue
             self._names[block.id] = block.name
-            arguments = msgspec.json.encode(block.input).decode()
+            arguments = arguments_text(block.input, f"{path}.input")
             calls.append(ToolCall(id=block.id, name=block.name, arguments=arguments))
         return Message(
             role="assistant",
             content=_SEPARATOR.join(block.text for block in turn.of(TextBlock)),
             reasoning=_SEPARATOR.join(filter(None, map(self._thinking, turn.blocks))) or None,
             tool_calls=tuple(calls),
+            param=turn.path,
         )
 
     def _thinking(self, placed: tuple[Block, str]) -> str:
@@ -208,7 +213,7 @@ class _MessageReader:
         if block.is_error:
             parts.insert(0, "Error:")
         name = self._names.get(block.tool_use_id)
-        return Message(role="tool", name=name, tool_call_id=block.tool_use_id, **_content(parts))
+        return Message(role="tool", name=name, tool_call_id=block.tool_use_id, **_content(parts), param=path)
 
 
 def _content(parts: Sequence[str | MediaPart]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from enginehouse.contract.calls import Call, ModelEntry
-from enginehouse.contract.errors import InvalidRequest
+from enginehouse.contract.errors import InvalidRequest, quoted
 from enginehouse.contract.surface import Chunk, Reply
 
 __all__ = ["list_models", "show_model"]
@@ -22,7 +22,7 @@ async def list_models(call: Call) -> Reply:
     models, query = list(call.server.models()), call.query
     limit = query.get("limit", str(_DEFAULT_LIMIT))
     if not limit.isdecimal() or not 1 <= int(limit) <= _MAX_LIMIT:
-        raise InvalidRequest(f"limit: must be a number from 1 to {_MAX_LIMIT}, not {limit[:100]!r}", "limit")
+        raise InvalidRequest(f"limit: must be a number from 1 to {_MAX_LIMIT}, not {quoted(limit)}", "limit")
     names = [model.name for model in models]
     if (before := query.get("before_id")) in names:
         models = models[: names.index(before)]

@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from enginehouse.contract.calls import Call
-from enginehouse.contract.errors import InvalidRequest
+from enginehouse.contract.errors import InvalidRequest, quoted
 from enginehouse.contract.types import Constraint, Thinking, Tool, ToolUse
 from enginehouse_anthropic.blocks import (
     CustomTool,
@@ -48,10 +48,12 @@ def read_tool_use(call: Call) -> ToolUse | None:
         if mode == "required":
             raise InvalidRequest("tool_choice: a call is required, but tools is empty or missing", "tool_choice")
         return None
+    if choice.name is not None and choice.type != "tool":
+        call.ignore("tool_choice.name")
     parallel = False if choice.disable_parallel_tool_use else None
     only = choice.name if choice.type == "tool" else None
     if only is not None and only not in (tool.name for tool in tools):
-        raise InvalidRequest(f"tool_choice.name: no tool has the name {only[:100]!r}", "tool_choice.name")
+        raise InvalidRequest(f"tool_choice.name: no tool has the name {quoted(only)}", "tool_choice.name")
     return ToolUse(tools=tools, choice=mode, only=only, parallel=parallel)
 
 
@@ -61,7 +63,7 @@ def _read_tools(call: Call) -> Iterator[Tool]:
         path = f"tools[{index}]"
         kind = data.get("type") if isinstance(data, dict) else None
         if isinstance(kind, str) and kind != "custom":
-            call.leave_out(path, f"this server runs no tools, and knows no schema of the type {kind[:100]!r}")
+            call.leave_out(path, f"this server runs no tools, and knows no schema of the type {quoted(kind)}")
             continue
         tool: CustomTool = convert(data, CustomTool, path)
         for name in unknown_members(data, tool, path):
@@ -123,6 +125,8 @@ def read_thinking(call: Call, effort: str | None) -> Thinking:
     if config.display not in (None, "summarized", "omitted"):
         raise InvalidRequest("thinking.display: must be 'summarized' or 'omitted'", "thinking.display")
     budget = config.budget_tokens if config.type == "enabled" else None
+    if config.budget_tokens is not None and config.type != "enabled":
+        call.ignore("thinking.budget_tokens")
     if config.type == "enabled" and (budget is None or budget < 1):
         message = "is required, and at least 1, for the type 'enabled'"
         raise InvalidRequest(f"thinking.budget_tokens: {message}", "thinking.budget_tokens")
@@ -144,6 +148,8 @@ def read_output(call: Call) -> tuple[str | None, Constraint | None]:
         raise InvalidRequest(f"{path}.effort: must be one of {', '.join(_EFFORTS)}", f"{path}.effort")
     effort = None if config.effort is None else _EFFORTS[config.effort]
     wanted, path = config.format, f"{path}.format"
+    if wanted is not None and call.body.output_format is not None:
+        call.ignore("output_format")
     if wanted is None and call.body.output_format is not None:
         path = "output_format"
         wanted = convert(call.body.output_format, OutputFormat, path)

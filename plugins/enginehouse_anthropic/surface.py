@@ -99,13 +99,15 @@ class AnthropicSurface:
         body, allowed = call.body, call.server.max_tokens
         if allowed is not None and body.max_tokens > allowed:
             call.ignore("max_tokens")
-        stopping = {"max_tokens": body.max_tokens if allowed is None else min(body.max_tokens, allowed)}
-        if body.stop_sequences:
-            stopping["stop"] = body.stop_sequences
+        limit = {"max_tokens": body.max_tokens if allowed is None else min(body.max_tokens, allowed)}
         progress = body.return_progress and body.stream
         if body.return_progress and not progress:
             call.ignore("return_progress")
-        return [self._request(call, sampling=body.sampling(), stopping=stopping, return_progress=progress)]
+        return [
+            self._request(
+                call, sampling=body.sampling(), stopping={**body.stopping(), **limit}, return_progress=progress
+            )
+        ]
 
     def _request(self, call: Call, **parameters: object) -> GenerateRequest:
         effort, constraint = read_output(call)
@@ -127,8 +129,10 @@ class AnthropicSurface:
         options = MessageOptions(
             thinking=_display(body),
             signatures=self._signatures,
-            stop_sequences=body.stop_sequences,
+            stop_sequences=body.stopping().get("stop", ()),
+            has_stop_regex=bool(body.stop_regex),
             counts_kept=body.is_marked,
+            has_timings=body.timings_per_token,
         )
         return MessageAssembler(answer, options)
 

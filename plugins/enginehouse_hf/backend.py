@@ -11,7 +11,15 @@ from attrs import evolve, field, frozen, validators
 
 from enginehouse.contract.backend import Match, MemoryEstimate, ModelSource, Probe, Progress, Runner
 from enginehouse.contract.errors import MissingDependency, ModelLoadError
-from enginehouse_backendkit.model_folder import DEFAULT_CONTEXT, ModelFolder, describe_pickles, pickled_weights
+from enginehouse.contract.gguf_names import parts_of
+from enginehouse_backendkit.gguf_files import find_problem
+from enginehouse_backendkit.model_folder import (
+    DEFAULT_CONTEXT,
+    ModelFolder,
+    describe_pickles,
+    no_folder,
+    pickled_weights,
+)
 from enginehouse_hf.gguf_estimate import estimate_gguf
 
 __all__ = ["HfBackend", "HfOptions"]
@@ -93,11 +101,11 @@ class HfBackend:
             if folder.is_mlx_quantized:
                 return Match(0.0, "quantised in MLX's own format")
             return Match(0.8, "a folder with config.json and safetensors")
-        if source.path is not None and source.path.is_file() and source.path.suffix == ".gguf":
+        if _is_gguf(source) and not _gguf_problem(source):
             return Match(0.2, "a GGUF file, dequantised to full size")
         if pickles := pickled_weights(source.path):
             return Match(0.1, f"{describe_pickles(pickles)}, or set trust_remote_code = true")
-        return Match(0.0, "neither a model folder nor a GGUF file")
+        return Match(0.0, no_model(source))
 
     def estimate(self, source: ModelSource, options: HfOptions) -> MemoryEstimate:
         """Estimate memory from ``config.json`` or the GGUF header."""
@@ -110,7 +118,7 @@ class HfBackend:
         if pickles := pickled_weights(source.path):
             raise ModelLoadError(f"{source.text}: {describe_pickles(pickles)}")
         if self.match(source).score == 0.0:
-            raise ModelLoadError(f"{source.text}: neither a model folder nor a GGUF file")
+            raise ModelLoadError(f"{source.text}: {self.match(source).reason}")
         assert source.path is not None
         return estimate_gguf(source.path, tokens, dtype)
 
@@ -123,6 +131,26 @@ class HfBackend:
         except ImportError as error:
             raise MissingDependency(error.name or "transformers", self.name) from error
         return open_runner(source, options, progress)
+
+
+def _is_gguf(source: ModelSource) -> bool:
+    return source.path is not None and source.path.is_file() and source.path.suffix == ".gguf"
+
+
+def _gguf_problem(source: ModelSource) -> str:
+    """Return why a GGUF file cannot be opened: transformers reads one file and draws missing weights at random."""
+    assert source.path is not None
+    if len(parts_of(source.path)) > 1:
+        return "a GGUF file in several parts, which transformers cannot read; llamacpp can"
+    return find_problem(source.path)
+
+
+def no_model(source: ModelSource) -> str:
+    """Return why a source is not a model that this backend opens."""
+    if _is_gguf(source):
+        return _gguf_problem(source)
+    is_folder = source.path is not None and source.path.is_dir()
+    return no_folder(source) if is_folder else "neither a model folder nor a GGUF file"
 
 
 def _likely_device() -> str:

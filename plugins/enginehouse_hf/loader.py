@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from enginehouse.contract.backend import ModelSource, Progress, Runner, RunnerCapabilities
 from enginehouse.contract.errors import EnginehouseError, MissingDependency, ModelLoadError
 from enginehouse.contract.types import ModelInfo
+from enginehouse_backendkit.folder_files import check_names
 from enginehouse_backendkit.gguf_reader import check_gguf
 from enginehouse_backendkit.model_folder import (
     ModelFolder,
@@ -25,7 +26,7 @@ from enginehouse_backendkit.model_folder import (
     served_context,
 )
 from enginehouse_hf.attention import ATTENTION_NAME, KvMemory, Segment, Step, UnsupportedAttention
-from enginehouse_hf.backend import HfOptions
+from enginehouse_hf.backend import HfOptions, no_model
 from enginehouse_hf.depth import exit_layers
 from enginehouse_hf.facts import ModelFacts
 from enginehouse_hf.runner import HfRunner, run_model
@@ -71,6 +72,8 @@ def _find_files(source: ModelSource, options: HfOptions) -> ModelFiles:
     if path is not None and (ModelFolder.find(source) is not None or _is_config(source, options)):
         check_model_files(path)
         check_weights(path)
+        if not options.random_weights:
+            check_names(path, "model.safetensors")
         return ModelFiles(path, trust_remote_code=trusts)
     if path is not None and (pickles := pickled_weights(path)):
         if not trusts:
@@ -78,10 +81,10 @@ def _find_files(source: ModelSource, options: HfOptions) -> ModelFiles:
             raise ModelLoadError(f"{source.text}: {describe_pickles(pickles)}, {hint}")
         check_model_files(path)
         return ModelFiles(path, trust_remote_code=trusts)
-    if path is not None and path.is_file() and path.suffix == ".gguf":
+    if path is not None and path.is_file() and path.suffix == ".gguf" and not no_model(source):
         check_gguf(path)
         return ModelFiles(path.parent, path.name, trusts)
-    raise ModelLoadError(f"{source.text}: not a folder with config.json and safetensors, nor a GGUF file")
+    raise ModelLoadError(f"{source.text}: {no_model(source)}")
 
 
 def _is_config(source: ModelSource, options: HfOptions) -> bool:

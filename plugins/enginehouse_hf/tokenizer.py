@@ -11,6 +11,7 @@ from transformers import AutoTokenizer
 
 from enginehouse.contract.errors import ModelLoadError
 from enginehouse_backendkit.fast_tokenizer import FastTokenizer, chat_templates, check_tokenizer_file
+from enginehouse_backendkit.folder_files import check_has_tokenizer
 
 __all__ = ["ModelFiles", "ModelText", "load_text"]
 
@@ -52,6 +53,8 @@ def load_text(files: ModelFiles, model: Any, vocab_size: int) -> ModelText:
         ModelLoadError: a fast tokenizer is missing, or its file cannot be read.
     """
     check_tokenizer_file(files.folder)
+    if files.gguf_file is None and not files.trust_remote_code:
+        check_has_tokenizer(files.folder)
     loaded = AutoTokenizer.from_pretrained(**files.arguments)
     if getattr(loaded, "backend_tokenizer", None) is None:
         raise ModelLoadError(f"{files.folder}: {type(loaded).__name__} is not a fast tokenizer")
@@ -64,7 +67,7 @@ def load_text(files: ModelFiles, model: Any, vocab_size: int) -> ModelText:
         bos, eos = (_name(tokenizer, getattr(model.config, f"{kind}_token_id", None)) for kind in ("bos", "eos"))
     else:
         bos, eos = str(loaded.bos_token or ""), str(loaded.eos_token or "")
-    return ModelText(tokenizer, chat_templates(loaded.chat_template), bos, eos)
+    return ModelText(tokenizer, chat_templates(loaded.chat_template, files.folder), bos, eos)
 
 
 def _ids(value: int | list[int] | None) -> Iterator[int]:

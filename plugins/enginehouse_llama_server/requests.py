@@ -43,6 +43,8 @@ async def read_prompts(call: Call) -> list[dict[str, Any]]:
     prompts = asked if has_many(asked) else [asked]
     if not prompts:
         raise InvalidRequest("prompt: must not be empty", "prompt")
+    if len(prompts) > (most := call.server.max_prompts):
+        raise InvalidRequest(f"prompt: at most {most} prompts are allowed, not {len(prompts)}", "prompt")
     return [await _prompt(call, prompt, is_one_of_many=len(prompts) > 1) for prompt in prompts]
 
 
@@ -97,7 +99,8 @@ async def _requests(call: Call, prompts: list[dict[str, Any]]) -> list[GenerateR
         del values["seed"]
     if body.logit_bias:
         values["logit_bias"] = await _biases(call)
-    limit = next((n for n in (body.n_predict, body.max_completion_tokens, body.max_tokens) if n is not None), -1)
+    limit = _first_of(call, "n_predict", "max_completion_tokens", "max_tokens")
+    limit = -1 if limit is None else limit
     if limit > 0:
         values["max_tokens"] = limit
     elif limit < -1:
@@ -123,16 +126,26 @@ async def _requests(call: Call, prompts: list[dict[str, Any]]) -> list[GenerateR
     ]
 
 
+def _first_of(call: Call, *names: str) -> int | None:
+    """Return the first given member of several names of one; others with another value are listed as ignored."""
+    given = {name: value for name in names if (value := getattr(call.body, name)) is not None}
+    first = next(iter(given.values()), None)
+    for name in [name for name, value in given.items() if value != first]:
+        call.ignore(name)
+    return first
+
+
 def _num_choices(call: Call) -> int:
-    found: int = call.body.n_cmpl or call.body.n or 1
-    if found < 1:
-        raise InvalidRequest(f"n_cmpl: must be at least 1, not {found}", "n_cmpl")
+    found = _first_of(call, "n_cmpl", "n")
+    found = 1 if found is None else found
+    most = call.server.max_choices
+    if not 1 <= found <= most:
+        raise InvalidRequest(f"n_cmpl: must be from 1 to {most}, not {found}", "n_cmpl")
     return found
 
 
 def _num_probs(call: Call) -> int:
-    body = call.body
-    found: int = body.n_probs if body.n_probs is not None else body.logprobs or 0
+    found = _first_of(call, "n_probs", "logprobs") or 0
     if not 0 <= found <= _MAX_PROBS:
         raise InvalidRequest(f"n_probs: must be from 0 to {_MAX_PROBS}, not {found}", "n_probs")
     return found
@@ -157,7 +170,9 @@ async def _biases(call: Call) -> dict[str, float]:
 
 def _constraint(call: Call) -> Constraint | None:
     body = call.body
-    if body.json_schema is not None and not body.grammar:
+    if body.json_schema is not None and body.grammar:
+        call.ignore("json_schema")
+    elif body.json_schema is not None:
         if not isinstance(body.json_schema, dict):
             raise InvalidRequest("json_schema: must be an object", "json_schema")
         if not body.json_schema:

@@ -8,7 +8,7 @@ from typing import Any
 from attrs import evolve
 
 from enginehouse.contract.calls import Call
-from enginehouse.contract.errors import InvalidRequest
+from enginehouse.contract.errors import InvalidRequest, quoted
 from enginehouse.contract.hookspecs import API_VERSION
 from enginehouse.contract.surface import SSE, Answer, AnswerRoute, ErrorAnswer, GenerationRoute, Reply, Route
 from enginehouse.contract.types import GenerateRequest
@@ -106,7 +106,7 @@ def _slot(number: int, n_ctx: int, request: Mapping[str, Any], choice: Mapping[s
 async def _control(call: Call) -> Reply:
     """End the reasoning of a running request of the caller."""
     if call.body.action != "reasoning_end":
-        raise InvalidRequest(f"action: must be 'reasoning_end', not {call.body.action[:100]!r}", "action")
+        raise InvalidRequest(f"action: must be 'reasoning_end', not {quoted(call.body.action)}", "action")
     return Reply({"success": await call.server.stop_thinking(call.body.id) > 0})
 
 

@@ -6,6 +6,7 @@ from typing import Literal
 
 from enginehouse.contract.backend import Match, MemoryEstimate, ModelSource, Probe, Progress, Runner
 from enginehouse.contract.errors import MissingDependency, ModelLoadError
+from enginehouse_backendkit.gguf_files import find_problem
 from enginehouse_llamacpp.estimate import estimate_memory
 from enginehouse_llamacpp.first_layers import count_layers, cut_layers
 from enginehouse_llamacpp.gguf import is_gguf, read_header
@@ -34,9 +35,10 @@ class LlamaCppBackend:
         """Return a high match for GGUF files, detected by their magic bytes."""
         if source.path is None or not source.path.is_file():
             return Match(0.0, "not a file")
-        if is_gguf(source.path):
-            return Match(1.0, "a GGUF file")
-        return Match(0.0, "not a GGUF file")
+        if not is_gguf(source.path):
+            return Match(0.0, "not a GGUF file")
+        problem = find_problem(source.path)
+        return Match(0.0, problem) if problem else Match(1.0, "a GGUF file")
 
     def estimate(self, source: ModelSource, options: LlamaCppOptions) -> MemoryEstimate:
         """Estimate memory from the file's metadata."""

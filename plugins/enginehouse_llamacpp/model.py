@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from enginehouse.contract.errors import ModelLoadError
+from enginehouse_backendkit.gguf_files import check_is_model
 from enginehouse_backendkit.gguf_reader import check_gguf
 from enginehouse_llamacpp.gguf import is_gguf, shard_paths
 from enginehouse_llamacpp.library import Library
@@ -30,6 +31,7 @@ def load_model(library: Library, path: Path, options: LlamaCppOptions, progress:
         raise ModelLoadError(f"{path}: no such file")
     if not is_gguf(path):
         raise ModelLoadError(f"{path}: not a GGUF file (its first bytes are not 'GGUF')")
+    check_is_model(path)
     for part in shard_paths(path):
         check_gguf(part)
     bindings = library.bindings

@@ -16,10 +16,12 @@ from enginehouse.contract.types import Constraint
 from enginehouse_llguidance.compositions import grammar_of_composition
 from enginehouse_llguidance.grammars import GrammarProblem, lark_of_gbnf, read_lark
 from enginehouse_llguidance.kept import KeptGrammars
-from enginehouse_llguidance.matcher import LlguidanceGrammar
+from enginehouse_llguidance.matcher import JsonRules, LlguidanceGrammar
 from enginehouse_llguidance.options import LlguidanceOptions
 from enginehouse_llguidance.patterns import PatternError, escape_text, translate_pattern
 from enginehouse_llguidance.schemas import PreparedSchema, SchemaProblem, prepare_schema, read_schema
+from enginehouse_llguidance.tokens import TokenTexts
+from enginehouse_llguidance.unique import UniqueSites
 
 __all__ = ["LlguidanceCompiler"]
 
@@ -52,6 +54,7 @@ class LlguidanceCompiler:
         self._vocabulary = vocabulary
         self._control_tokens = tokenizer.special_tokens
         self._text_tokens = _text_tokens(tokenizer)
+        self._tokens = TokenTexts(tokenizer.token_bytes, tokenizer.control_token_ids | tokenizer.end_token_ids)
         self._options = options
         self._limits = LLParserLimits(verbose_errors=False, initial_lexer_fuel=_LEXER_FUEL)
         self._kept = KeptGrammars(options.max_cached, options.max_cached_bytes)
@@ -79,14 +82,16 @@ class LlguidanceCompiler:
                 return self._schema(constraint.text)
             # The negation of a user's grammar also contains control tokens.
             allowed = self._text_tokens if constraint.kind in ("lark", "gbnf") else None
-            return self._start(self._grammar_of(constraint), allowed)
+            rules = JsonRules(self._tokens) if constraint.kind in ("json_object", "composition") else None
+            return self._start(self._grammar_of(constraint), allowed, rules)
         except (SchemaProblem, PatternError, GrammarProblem, _Refused) as error:
             raise InvalidRequest(f"{constraint.param}: {error}", constraint.param) from error
 
     def _schema(self, text: str) -> LlguidanceGrammar:
         prepared = prepare_schema(read_schema(text), self._options)
+        rules = JsonRules(self._tokens, UniqueSites(prepared.schema) if prepared.has_unique else None)
         try:
-            return self._start(_grammar_of_schema(prepared.schema))
+            return self._start(_grammar_of_schema(prepared.schema), rules=rules)
         except _Refused as error:
             raise SchemaProblem(self._locate(prepared), str(error)) from error
 
@@ -106,7 +111,10 @@ class LlguidanceCompiler:
             case "json_object":
                 grammar = _grammar_of_schema({"type": "object"})
             case "json_schema":
-                grammar = _grammar_of_schema(prepare_schema(read_schema(text), self._options).schema)
+                prepared = prepare_schema(read_schema(text), self._options)
+                if prepared.has_unique:
+                    raise SchemaProblem("", "uniqueItems is only supported in whole answers, not in arguments of calls")
+                grammar = _grammar_of_schema(prepared.schema)
             case "regex":
                 pattern = translate_pattern(text, search=False, max_depth=self._options.max_depth)
                 grammar = LLMatcher.grammar_from_regex(pattern.regex)
@@ -122,7 +130,10 @@ class LlguidanceCompiler:
     def _grammar_of_part(self, constraint: Constraint) -> str:
         """Return the grammar of a part, after compiling it by itself so that errors name its own request field."""
         self.compile(constraint)
-        return self._grammar_of(constraint)
+        try:
+            return self._grammar_of(constraint)
+        except SchemaProblem as error:
+            raise InvalidRequest(f"{constraint.param}: {error}", constraint.param) from error
 
     def _choice(self, text: str) -> str:
         choices = json.loads(text)
@@ -132,7 +143,9 @@ class LlguidanceCompiler:
             raise _Refused(f"more than {self._options.max_choices} choices are not supported")
         return "|".join(map(escape_text, dict.fromkeys(choices)))
 
-    def _start(self, grammar: str, allowed: NDArray[np.int32] | None = None) -> LlguidanceGrammar:
+    def _start(
+        self, grammar: str, allowed: NDArray[np.int32] | None = None, rules: JsonRules | None = None
+    ) -> LlguidanceGrammar:
         """Build a grammar and check that its first token can be chosen; ``allowed`` limits its text tokens."""
         matcher = LLMatcher(self._vocabulary, grammar, log_level=0, limits=self._limits)
         bitmask = np.zeros((self._vocabulary.vocab_size + 31) // 32, np.int32)
@@ -143,7 +156,7 @@ class LlguidanceCompiler:
         if not bitmask.any() or (matcher.is_stopped() and not matcher.is_accepting()):
             raise _Refused("no text satisfies this constraint")
         _check_forced(matcher)
-        return LlguidanceGrammar(matcher, self._vocabulary, allowed)
+        return LlguidanceGrammar(matcher, self._vocabulary, allowed, rules)
 
 
 def _check_forced(matcher: LLMatcher) -> None:

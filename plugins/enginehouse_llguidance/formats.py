@@ -51,7 +51,11 @@ _AUTHORITY = f"(?:{_HOSTNAME}|{_IPV4})(?::[1-9][0-9]{{0,3}})?"
 _SCHEME = "[A-Za-z][A-Za-z0-9+.-]{0,20}"
 _URI = f"{_SCHEME}:(?://{_AUTHORITY}(?:/{_PATH_CHAR}*)*|{_PATH_CHAR}+(?:/{_PATH_CHAR}*)*){_QUERY}"
 
+_BASE64 = "[A-Za-z0-9+/]"
+_QUANTIFIED = "(?:[A-Za-z0-9_ ]|\\.|\\\\[dws.]|\\[(?:a-z|A-Z|0-9|_){1,4}\\])(?:[*+?]|\\{[1-9]\\})?"
+
 STRING_FORMATS: dict[str, str] = {
+    "byte": f"(?:{_BASE64}{{4}})*(?:{_BASE64}[AQgw]==|{_BASE64}{{2}}[AEIMQUYcgkosw048]=)?",
     "date": _DATE,
     "date-time": f"{_DATE}T{_TIME}",
     "duration": _DURATION,
@@ -64,9 +68,12 @@ STRING_FORMATS: dict[str, str] = {
     "iri": _URI,
     "iri-reference": _URI,
     "json-pointer": "(?:/(?:[^~/]|~[01])*)*",
+    "regex": f"\\^?(?:{_QUANTIFIED})*\\$?",
+    "relative-json-pointer": "(?:0|[1-9][0-9]{0,3})(?:#|(?:/(?:[^~/]|~[01])*)*)",
     "time": _TIME,
     "uri": _URI,
     "uri-reference": _URI,
+    "uri-template": f"(?:/(?:{_PATH_CHAR}|\\{{[A-Za-z][A-Za-z0-9_]{{0,20}}\\}})+)+",
     "uuid": f"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}",
 }
-"""Expression of each format name. Other formats are refused."""
+"""Expression of each format name. Other formats ask for nothing."""

@@ -5,12 +5,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from attrs import frozen
 from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
 from enginehouse.contract.errors import GenerationFailed
+from enginehouse_llguidance.digits import DigitLimit
+from enginehouse_llguidance.tokens import TokenTexts
+from enginehouse_llguidance.unique import UniqueItems, UniqueSites
 
-__all__ = ["LlguidanceGrammar", "LlguidanceMatcher"]
+__all__ = ["JsonRules", "LlguidanceGrammar", "LlguidanceMatcher"]
+
+
+@frozen(eq=False)
+class JsonRules:
+    """Rules for JSON that no grammar says.
+
+    Attributes:
+        tokens: the vocabulary.
+        sites: the arrays that must not have equal items; None if there are none.
+    """
+
+    tokens: TokenTexts
+    sites: UniqueSites | None = None
 
 
 class LlguidanceGrammar:
@@ -20,24 +37,41 @@ class LlguidanceGrammar:
         origin: matcher at the beginning of the text.
         allowed: (ceil(vocab_size / 32),) int32, bitmask of the tokens its text may contain; None means no limit besides
             the grammar.
+        rules: what is enforced besides the grammar while JSON is written; None for texts of other kinds.
     """
 
-    def __init__(self, origin: LLMatcher, vocabulary: LLTokenizer, allowed: NDArray[np.int32] | None = None) -> None:
+    def __init__(
+        self,
+        origin: LLMatcher,
+        vocabulary: LLTokenizer,
+        allowed: NDArray[np.int32] | None = None,
+        rules: JsonRules | None = None,
+    ) -> None:
         self._origin = origin
         self._vocabulary = vocabulary
         self._allowed = allowed
+        self._rules = rules
 
     def start(self) -> LlguidanceMatcher:
         """Return a matcher at the beginning of the text; takes microseconds."""
-        return LlguidanceMatcher(self._origin.deep_copy(), self._vocabulary, self._allowed)
+        return LlguidanceMatcher(self._origin.deep_copy(), self._vocabulary, self._allowed, self._rules)
 
 
 class LlguidanceMatcher:
     """Implements :class:`enginehouse.contract.structured.Matcher`."""
 
-    def __init__(self, matcher: LLMatcher, vocabulary: LLTokenizer, allowed: NDArray[np.int32] | None) -> None:
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        vocabulary: LLTokenizer,
+        allowed: NDArray[np.int32] | None,
+        rules: JsonRules | None,
+    ) -> None:
         self._matcher = matcher
         self._allowed = allowed
+        self._token_bytes = rules.tokens.bytes_of if rules is not None else ()
+        self._digits = DigitLimit(rules.tokens) if rules is not None else None
+        self._unique = UniqueItems(rules.sites, rules.tokens) if rules is not None and rules.sites is not None else None
         self._end_ids = vocabulary.eos_tokens
 
     def fill_bitmask(self, bitmask: NDArray[np.int32]) -> None:
@@ -52,6 +86,10 @@ class LlguidanceMatcher:
             bitmask &= self._allowed
             if self._matcher.is_accepting():
                 self._allow_end(bitmask)
+        if self._digits is not None:
+            self._digits.restrict(bitmask)
+        if self._unique is not None:
+            self._unique.restrict(bitmask, self._matcher)
 
     def _allow_end(self, bitmask: NDArray[np.int32]) -> None:
         words = bitmask.view(np.uint32)
@@ -63,6 +101,11 @@ class LlguidanceMatcher:
         if not self._matcher.consume_token(token_id):
             self._check()
             raise GenerationFailed(f"The token {token_id} is not allowed by the constraint.", "llguidance")
+        if self._digits is not None:
+            text = self._token_bytes[token_id]
+            self._digits.accept(text)
+            if self._unique is not None and token_id not in self._end_ids:
+                self._unique.accept(text)
 
     def forced_token_ids(self) -> Sequence[int]:
         """Tokens of the only possible text, cut where the tokenizer could still choose another token."""

@@ -10,7 +10,7 @@ from attrs import field, frozen, validators
 
 from enginehouse.contract.backend import Match, MemoryEstimate, ModelSource, Probe, Progress, Runner
 from enginehouse.contract.errors import MissingDependency, ModelLoadError
-from enginehouse_backendkit.model_folder import DEFAULT_CONTEXT, ModelFolder
+from enginehouse_backendkit.model_folder import DEFAULT_CONTEXT, ModelFolder, no_folder
 
 __all__ = ["MlxBackend", "MlxOptions"]
 
@@ -53,7 +53,7 @@ class MlxBackend:
         """Return the highest match for folders quantised by MLX; lower for others, above average on a Mac."""
         folder = ModelFolder.find(source)
         if folder is None:
-            return Match(0.0, "not a folder with config.json and safetensors")
+            return Match(0.0, no_folder(source))
         if folder.is_mlx_quantized:
             return Match(1.0, "quantised in MLX's own format")
         if sys.platform == "darwin":
@@ -64,7 +64,7 @@ class MlxBackend:
         """Estimate memory from ``config.json`` and the sizes of the files."""
         folder = ModelFolder.find(source)
         if folder is None:
-            raise ModelLoadError(f"{source.text}: not a folder with config.json and safetensors")
+            raise ModelLoadError(f"{source.text}: {no_folder(source)}")
         return folder.estimate(options.slots * (options.context or DEFAULT_CONTEXT), options.dtype)
 
     def open(self, source: ModelSource, options: MlxOptions, progress: Progress) -> Runner:

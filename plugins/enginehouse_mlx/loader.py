@@ -12,10 +12,12 @@ from enginehouse.contract.backend import ModelSource, Progress, RunnerCapabiliti
 from enginehouse.contract.errors import EnginehouseError, MissingDependency, ModelLoadError
 from enginehouse.contract.types import ModelInfo
 from enginehouse_backendkit.fast_tokenizer import check_tokenizer_file
+from enginehouse_backendkit.folder_files import check_has_tokenizer, check_names
 from enginehouse_backendkit.model_folder import (
     ModelFolder,
     check_weights,
     describe_pickles,
+    no_folder,
     pickled_weights,
     recommended_parameters,
     served_context,
@@ -45,7 +47,7 @@ def open_runner(source: ModelSource, options: MlxOptions, progress: Progress) ->
     if folder is None and (pickles := pickled_weights(source.path)):
         raise ModelLoadError(f"{source.text}: {describe_pickles(pickles)}")
     if folder is None:
-        raise ModelLoadError(f"{source.text}: not a folder with config.json and safetensors")
+        raise ModelLoadError(f"{source.text}: {no_folder(source)}")
     try:
         progress(0.0, "loading weights")
         model, tokenizer = _load(folder)
@@ -68,7 +70,9 @@ def _load(folder: ModelFolder) -> tuple[Any, Any]:
     if code := folder.config.get("model_file"):
         raise ModelLoadError(f"{folder.path}: it brings Python code of its own ({code!r}), which is not run")
     check_tokenizer_file(folder.path)
+    check_has_tokenizer(folder.path)
     check_weights(folder.path)
+    check_names(folder.path, "model*.safetensors")
     loaded: Any = mlx_lm.load(
         str(folder.path), tokenizer_config={"trust_remote_code": False}, model_config=older_keys(folder.config)
     )
@@ -99,7 +103,7 @@ def _build(folder: ModelFolder, model: Any, tokenizer: Any, options: MlxOptions)
         exit_layers=layered.exit_layers,
         states=True,
     )
-    text = wrap_text(tokenizer, vocab_size)
+    text = wrap_text(tokenizer, vocab_size, folder.path)
     parameters = dict(tree_flatten(model.parameters()))
     info = ModelInfo(
         backend="mlx",

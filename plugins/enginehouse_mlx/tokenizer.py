@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from attrs import frozen
@@ -22,7 +23,7 @@ class ModelText:
     eos_token: str
 
 
-def wrap_text(loaded: Any, vocab_size: int) -> ModelText:
+def wrap_text(loaded: Any, vocab_size: int, folder: Path) -> ModelText:
     """Wrap mlx-lm's ``TokenizerWrapper``, which forwards to a transformers tokenizer and has all end ids.
 
     Raises:
@@ -32,5 +33,5 @@ def wrap_text(loaded: Any, vocab_size: int) -> ModelText:
     if backend_tokenizer is None:
         raise ModelLoadError("the model has no fast tokenizer")
     tokenizer = FastTokenizer(backend_tokenizer, vocab_size, loaded.eos_token_ids)
-    templates = chat_templates(loaded.chat_template)
+    templates = chat_templates(loaded.chat_template, folder)
     return ModelText(tokenizer, templates, str(loaded.bos_token or ""), str(loaded.eos_token or ""))

@@ -18,7 +18,7 @@ import msgspec
 from attrs import define, field
 
 from enginehouse.contract.surface import Answer, CallPiece, Chunk, ErrorAnswer, Piece
-from enginehouse.contract.timings import progress_object
+from enginehouse.contract.timings import progress_object, timings
 from enginehouse.contract.types import TokenLogprob
 from enginehouse.contract.usage import Usage
 
@@ -64,10 +64,14 @@ class OllamaAssembler:
     Args:
         model: name by which the client asked for the model.
         kind: ``message`` objects of chats, or ``response`` texts.
+        has_timings: the objects have the member ``timings``.
     """
 
-    def __init__(self, answer: Answer, model: str, kind: Literal["chat", "generate"]) -> None:
+    def __init__(
+        self, answer: Answer, model: str, kind: Literal["chat", "generate"], *, has_timings: bool = False
+    ) -> None:
         self._model, self._kind = model, kind
+        self._usage = answer.usage if has_timings else None
         self._load_s = answer.usage().total_s
         self._texts: list[str] = []
         self._thoughts: list[str] = []
@@ -76,6 +80,7 @@ class OllamaAssembler:
         self._open: _OpenCall | None = None
         self._reason = "stop"
         self._is_streamed = answer.is_streamed
+        self._is_usual = answer.is_streamed and not has_timings
         said = b'"message":{"role":"assistant","content":%b}' if kind == "chat" else b'"response":%b'
         head = b'{"model":%b,"created_at":"%%b",' % _encode(model).replace(b"%", b"%%")
         self._text_chunk = head + said + b',"done":false}'
@@ -95,7 +100,7 @@ class OllamaAssembler:
             progress = piece.progress  # comes alone
             return () if progress is None else (self._chunk("") | {"prompt_progress": progress_object(progress)},)
         self._texts.append(piece.text)
-        if self._is_streamed and not piece.reasoning and not piece.logprobs:  # the usual case, for every token
+        if self._is_usual and not piece.reasoning and not piece.logprobs:  # the usual case, for every token
             return (msgspec.Raw(self._text_chunk % (now().encode(), _encode(piece.text))),)
         logprobs = [_logprob(entry) for entry in piece.logprobs or ()]
         self._thoughts.append(piece.reasoning)
@@ -132,16 +137,18 @@ class OllamaAssembler:
         self, text: str, thinking: str = "", *, calls: Sequence[Chunk] = (), logprobs: Sequence[Chunk] = ()
     ) -> Chunk:
         said: Chunk
-        more: Chunk = {"thinking": thinking} if thinking else {}
+        thoughts: Chunk = {"thinking": thinking} if thinking else {}
         if self._kind == "chat":
-            message: Chunk = {"role": "assistant", "content": text, **more}
+            message: Chunk = {"role": "assistant", "content": text, **thoughts}
             if calls:
                 message["tool_calls"] = list(calls)
             said = {"message": message}
         else:
-            said = {"response": text, **more, **({"tool_calls": list(calls)} if calls else {})}
-        scored = {"logprobs": list(logprobs)} if logprobs else {}
-        return {"model": self._model, "created_at": now(), **said, **scored, "done": False}
+            said = {"response": text, **thoughts, **({"tool_calls": list(calls)} if calls else {})}
+        more: Chunk = {"logprobs": list(logprobs)} if logprobs else {}
+        if self._usage is not None:
+            more["timings"] = timings(self._usage())
+        return {"model": self._model, "created_at": now(), **said, **more, "done": False}
 
     def close(self, usage: Usage, details: dict[str, Any] | None) -> Sequence[Chunk]:
         """Return the last chunk of a stream."""

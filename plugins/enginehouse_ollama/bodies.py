@@ -53,6 +53,7 @@ class _GenerationBody:
         keep_alive: seconds, or a duration such as ``"5m"``; 0 and negative ones unload and pin the model.
         think: true, false or a level.
         return_progress: report the progress of the prefill, as ``prompt_progress`` in objects of a stream.
+        timings_per_token: add llama-server's ``timings`` to the objects.
     """
 
     model: str
@@ -63,6 +64,7 @@ class _GenerationBody:
     keep_alive: Any = None
     logprobs: bool = False
     return_progress: bool = False
+    timings_per_token: bool = False
     top_logprobs: int = field(default=0, validator=[ge(0), le(20)])
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from enginehouse.contract.call_arguments import arguments_text
 from enginehouse.contract.calls import Call
 from enginehouse.contract.errors import InvalidRequest, ModelNotFound
 from enginehouse.contract.surface import new_id
@@ -25,6 +27,8 @@ __all__ = ["OPTION_NAMES", "chat_request", "generate_request", "known_name"]
 
 _TAG = ":latest"
 _ROLES = ("system", "user", "assistant", "tool")
+_ONLY_OF = {"thinking": "assistant", "tool_name": "tool", "tool_call_id": "tool"}
+"""Members of messages of one role."""
 OPTION_NAMES = {"max_tokens": "num_predict", "repetition_penalty": "repeat_penalty"}
 """Request fields to Ollama's names of options; other options have the field's name, or no effect."""
 _FIELDS = {option: name for name, option in OPTION_NAMES.items()}
@@ -42,7 +46,7 @@ def chat_request(call: Call) -> GenerateRequest:
     body: ChatBody = call.body
     tools = tuple(_tool(tool, f"tools[{index}].function") for index, tool in enumerate(body.tools))
     return _request(
-        call, messages=_messages(body.messages), tool_use=ToolUse(tools=tools) if tools else None, thinking=_think(call)
+        call, messages=_messages(call), tool_use=ToolUse(tools=tools) if tools else None, thinking=_think(call)
     )
 
 
@@ -62,6 +66,8 @@ def generate_request(call: Call) -> GenerateRequest:
         for name in ("system", "images"):
             if getattr(body, name):
                 raise InvalidRequest(f"{name}: not together with {mode}", name)
+        if body.think not in (None, ""):
+            call.ignore("think")
         return _request(call, text=body.prompt, suffix=body.suffix or None)
     system = (Message(role="system", content=body.system),) if body.system else ()
     asked = Message(role="user", content=body.prompt, parts=_parts(body.prompt, body.images, "images"))
@@ -95,6 +101,8 @@ def _request(call: Call, **prompt: Any) -> GenerateRequest:
     num_logprobs = {"num_logprobs": body.top_logprobs} if body.logprobs else {}
     if body.return_progress and not body.stream:
         call.ignore("return_progress")
+    if body.top_logprobs and not body.logprobs:
+        call.ignore("top_logprobs")
     return GenerateRequest(
         request_id=new_id("ollama-"),
         model=name,
@@ -136,7 +144,7 @@ def _think(call: Call) -> Thinking:
     think = call.body.think
     if think is None or think == "":
         return Thinking()
-    if not isinstance(think, bool) and think not in _LEVELS:
+    if not isinstance(think, bool) and (not isinstance(think, str) or think not in _LEVELS):
         levels = ", ".join(map(repr, _LEVELS))
         raise InvalidRequest(f"think: must be true, false or one of {levels}", "think")
     entry = call.server.model(known_name(call, call.body.model))
@@ -162,19 +170,22 @@ def _tool(tool: ToolBody, path: str) -> Tool:
     )
 
 
-def _messages(bodies: Sequence[MessageBody]) -> tuple[Message, ...]:
+def _messages(call: Call) -> tuple[Message, ...]:
     """Read the messages; results of tools get the ids of the calls that they answer, by name or in order."""
     messages = []
-    open_calls: list[ToolCall] = []
-    for index, body in enumerate(bodies):
+    open_calls = _OpenCalls()
+    for index, body in enumerate(call.body.messages):
         path, role = f"messages[{index}]", body.role.lower()
         if role not in _ROLES:
             raise InvalidRequest(f"{path}.role: must be one of {', '.join(_ROLES)}", f"{path}.role")
         calls = tuple(_call(call, index, number, path) for number, call in enumerate(body.tool_calls))
         if calls and role != "assistant":
             raise InvalidRequest(f"{path}.tool_calls: only the assistant calls tools", f"{path}.tool_calls")
-        open_calls += calls
-        answered = _answered(body, open_calls) if role == "tool" else None
+        for made in calls:
+            open_calls.add(made)
+        for name in [name for name, only in _ONLY_OF.items() if role != only and getattr(body, name)]:
+            call.ignore(f"{path}.{name}")
+        answered = open_calls.take(body) if role == "tool" else None
         messages.append(
             Message(
                 role=role,
@@ -184,18 +195,37 @@ def _messages(bodies: Sequence[MessageBody]) -> tuple[Message, ...]:
                 reasoning=body.thinking if role == "assistant" else None,
                 tool_calls=calls,
                 tool_call_id=(body.tool_call_id or (answered.id if answered else None)) if role == "tool" else None,
+                param=path,
             )
         )
     return tuple(messages)
 
 
-def _answered(body: MessageBody, open_calls: list[ToolCall]) -> ToolCall | None:
-    """Take the call that a result answers out of ``open_calls``."""
-    for call in open_calls:
-        if body.tool_call_id == call.id or (body.tool_call_id is None and body.tool_name in (None, call.name)):
-            open_calls.remove(call)
-            return call
-    return None
+class _OpenCalls:
+    """Calls without a result, found by id or name in a time that does not depend on their number."""
+
+    def __init__(self) -> None:
+        self._calls: dict[int, ToolCall] = {}
+        self._numbers: defaultdict[tuple[str, str], deque[int]] = defaultdict(deque)
+        self._num_calls = 0
+
+    def add(self, call: ToolCall) -> None:
+        """Add a call."""
+        self._calls[self._num_calls] = call
+        for key in (("", ""), ("name", call.name), ("id", call.id)):
+            self._numbers[key].append(self._num_calls)
+        self._num_calls += 1
+
+    def take(self, body: MessageBody) -> ToolCall | None:
+        """Remove the first call that a result answers: of its id, else of its name, else of any; None without one."""
+        kinds = {"id": body.tool_call_id, "name": body.tool_name}
+        key = next(((kind, value) for kind, value in kinds.items() if value is not None), ("", ""))
+        waiting = self._numbers.get(key, deque())
+        while waiting:
+            call = self._calls.pop(waiting.popleft(), None)
+            if call is not None:
+                return call
+        return None
 
 
 def _call(call: Mapping[str, Any], message: int, number: int, path: str) -> ToolCall:
@@ -203,13 +233,11 @@ def _call(call: Mapping[str, Any], message: int, number: int, path: str) -> Tool
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise InvalidRequest(f"{where}: must be an object with a name", where)
-    arguments = function.get("arguments", {})
-    if not isinstance(arguments, dict):
-        raise InvalidRequest(f"{where}.arguments: must be an object", f"{where}.arguments")
+    arguments = arguments_text(function.get("arguments"), f"{where}.arguments")
     call_id = call.get("id") or f"call_{message}_{number}"
     if not isinstance(call_id, str):
         raise InvalidRequest(f"{path}.tool_calls[{number}].id: must be a string", f"{path}.tool_calls[{number}].id")
-    return ToolCall(id=call_id, name=function["name"], arguments=json.dumps(arguments, ensure_ascii=False))
+    return ToolCall(id=call_id, name=function["name"], arguments=arguments)
 
 
 def _parts(content: str, images: Sequence[str], path: str) -> tuple[str | MediaPart, ...]:

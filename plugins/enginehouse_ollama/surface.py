@@ -117,7 +117,7 @@ def _seconds(value: Any) -> float | None:
 
 def _generation(kind: _Kind, body: type[Any], read: Callable[[Call], GenerateRequest], summary: str) -> GenerationRoute:
     async def assemble(call: Call, answer: Answer) -> OllamaAssembler:
-        return OllamaAssembler(answer, call.body.model, kind)
+        return OllamaAssembler(answer, call.body.model, kind, has_timings=call.body.timings_per_token)
 
     return GenerationRoute(
         path=f"/api/{kind}",

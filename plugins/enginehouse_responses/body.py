@@ -121,6 +121,9 @@ class ResponsesBody(PromptBody, ParameterFields):
         "Report the progress of the prefill, as `prompt_progress` in further events `response.in_progress`.",
         default=False,
     )
+    timings_per_token: bool = row(
+        "Add `timings`, as llama-server does, to the response and to the events of a stream.", default=False
+    )
     cache_prompt: bool = row("Reuse cached prefixes, and keep the tokens of this request.", default=True)
 
     def check(self) -> None:

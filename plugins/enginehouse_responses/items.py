@@ -12,6 +12,8 @@ from typing import Any
 import msgspec
 from attrs import define, field
 
+from enginehouse.contract.call_arguments import arguments_text
+from enginehouse.contract.errors import quoted
 from enginehouse.contract.types import MediaPart, Message, ToolCall
 from enginehouse_responses.reading import Node, invalid, node_of
 from enginehouse_responses.sealed import Seal
@@ -78,8 +80,9 @@ def read_items(items: Sequence[Mapping[str, Any]], seal: Seal, num_before: int =
 
 @define
 class _Turn:
-    """The message of an assistant, while it is put together."""
+    """The message of an assistant, while it is put together; ``path`` is that of its first item."""
 
+    path: str
     reasoning: list[str] = field(factory=list)
     content: str | None = None
     calls: list[ToolCall] = field(factory=list)
@@ -106,9 +109,7 @@ class _Chat:
             case "message":
                 self._message(item)
             case "function_call":
-                arguments = item.data.get("arguments")
-                text = msgspec.json.encode(arguments).decode() if isinstance(arguments, dict) else None
-                self._call(item, item.text("arguments") if text is None else text)
+                self._call(item, arguments_text(item.data.get("arguments"), item.at("arguments")))
             case "custom_tool_call":
                 self._call(item, msgspec.json.encode({"input": item.text("input")}).decode())
             case "function_call_output" | "custom_tool_call_output":
@@ -118,38 +119,45 @@ class _Chat:
             case "additional_tools":
                 pass  # read with the tools
             case "item_reference":
-                raise invalid(item.at("id"), f"no stored item has the id {str(item.data.get('id'))[:100]!r}")
+                raise invalid(item.at("id"), f"no stored item has the id {quoted(item.data.get('id'))}")
             case "compaction":
                 raise invalid(item.path, "this server cannot read compacted conversations")
             case _:
-                raise invalid(item.at("type"), f"items of the type {str(kind)[:100]!r} are not known here")
+                raise invalid(item.at("type"), f"items of the type {quoted(kind)} are not known here")
 
     def _message(self, item: Node) -> None:
         role = item.one_of("role", *_ROLES)
         content, parts = _read_content(item, "content")
         if role != "assistant":
             self._close()
-            self._messages.append(Message(role=role, content=content, parts=parts))
+            self._messages.append(Message(role=role, content=content, parts=parts, param=item.path))
             return
         if parts:
             raise invalid(item.at("content"), "messages of the assistant hold text only")
         if self._turn is None or self._turn.content is not None or self._turn.calls:
             self._close()
-        self._open().content = content
+        self._open(item).content = content
 
     def _call(self, item: Node, arguments: str) -> None:
         call_id, name = item.text("call_id"), flat_name(item.optional_text("namespace"), item.text("name"))
         self._names[call_id] = name
-        self._open().calls.append(ToolCall(id=call_id, name=name, arguments=arguments))
+        self._open(item).calls.append(ToolCall(id=call_id, name=name, arguments=arguments))
 
     def _output(self, item: Node) -> None:
         call_id = item.text("call_id")
         if call_id not in self._names:
-            raise invalid(item.at("call_id"), f"no call before it has the id {call_id[:100]!r}")
+            raise invalid(item.at("call_id"), f"no call before it has the id {quoted(call_id)}")
         content, parts = _read_content(item, "output")
         self._close()
         self._messages.append(
-            Message(role="tool", content=content, parts=parts, tool_call_id=call_id, name=self._names[call_id])
+            Message(
+                role="tool",
+                content=content,
+                parts=parts,
+                tool_call_id=call_id,
+                name=self._names[call_id],
+                param=item.path,
+            )
         )
 
     def _reasoning(self, item: Node) -> None:
@@ -161,10 +169,10 @@ class _Chat:
             if not text and item.data.get(name):
                 text, _ = _read_content(item, name)
         if text:
-            self._open().reasoning.append(text)
+            self._open(item).reasoning.append(text)
 
-    def _open(self) -> _Turn:
-        self._turn = self._turn or _Turn()
+    def _open(self, item: Node) -> _Turn:
+        self._turn = self._turn or _Turn(item.path)
         return self._turn
 
     def _close(self) -> None:
@@ -176,6 +184,7 @@ class _Chat:
                     content=turn.content or "",
                     reasoning="\n".join(turn.reasoning) or None,
                     tool_calls=tuple(turn.calls),
+                    param=turn.path,
                 )
             )
 
@@ -207,4 +216,4 @@ def _read_part(part: Node) -> str | MediaPart:
         return MediaPart(kind="image_url", value=value, param=part.path)
     if kind == "input_file":
         raise invalid(part.path, "models of this server read no files; send their text")
-    raise invalid(part.at("type"), f"parts of the type {str(kind)[:100]!r} are not known here")
+    raise invalid(part.at("type"), f"parts of the type {quoted(kind)} are not known here")

@@ -15,6 +15,8 @@ from collections.abc import Iterator
 
 from attrs import frozen
 
+from enginehouse.contract.errors import quoted
+
 __all__ = ["LarkProblem", "regex_of_lark"]
 
 _TOKEN = re.compile(
@@ -140,7 +142,7 @@ class _Reader:
 
     def _need(self, kind: str, what: str) -> str:
         if self._kind != kind:
-            raise LarkProblem(f"line {self._line}: expected {what}, not {self._value.strip()[:40]!r}")
+            raise LarkProblem(f"line {self._line}: expected {what}, not {quoted(self._value.strip(), 40)}")
         self._at += 1
         return self._tokens[self._at - 1][1]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from attrs import frozen
 
-from enginehouse.contract.errors import InvalidRequest
+from enginehouse.contract.errors import InvalidRequest, quoted
 
 __all__ = ["Node", "invalid", "node_of", "nodes_of"]
 
@@ -51,7 +51,7 @@ class Node:
         value = self.data.get(name)
         value = default if value is None else value
         if value not in known:
-            raise invalid(self.at(name), f"must be one of {', '.join(map(repr, known))}, not {str(value)[:100]!r}")
+            raise invalid(self.at(name), f"must be one of {', '.join(map(repr, known))}, not {quoted(value)}")
         return str(value)
 
     def object(self, name: str) -> Node:

@@ -31,6 +31,7 @@ class Resource:
     incomplete_details: dict[str, Any] | None = None
     usage: dict[str, Any] | None = None
     details: dict[str, Any] | None = None
+    timings: dict[str, Any] | None = None
     created_at: int = field(factory=lambda: int(time.time()))
 
     @classmethod
@@ -95,7 +96,7 @@ class Resource:
 
     def to_plain(self, output: list[dict[str, Any]]) -> dict[str, Any]:
         """Return the response as it is now, with these items."""
-        details = {} if self.details is None else {"enginehouse": self.details}
+        more = {"enginehouse": self.details, "timings": self.timings}
         return {
             **self.head,
             "created_at": self.created_at,
@@ -105,7 +106,7 @@ class Resource:
             "incomplete_details": self.incomplete_details,
             "output": output,
             "usage": self.usage,
-            **details,
+            **{name: value for name, value in more.items() if value is not None},
         }
 
     def finish(self, reason: str | None) -> None:

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 from attrs import evolve
 
 from enginehouse.contract.calls import Call
-from enginehouse.contract.errors import EnginehouseError, InvalidRequest, UnsupportedParameter
+from enginehouse.contract.errors import EnginehouseError, InvalidRequest, UnsupportedParameter, quoted
 from enginehouse.contract.hookspecs import API_VERSION
 from enginehouse.contract.surface import (
     SSE,
@@ -168,6 +168,7 @@ class ResponsesSurface:
             has_logprobs=body.num_logprobs is not None,
             keeps_prompt=body.cache_prompt,
             dialect=self._dialect,
+            usage=answer.usage if body.timings_per_token else None,
         )
         if not is_stored:
             return writer
@@ -195,7 +196,7 @@ class ResponsesSurface:
             namespace = call.caller.key_namespace
             chain = await self._kept.store.chain(namespace, previous)
             if chain is None:
-                message = f"no stored response has the id {previous[:100]!r}, or one that it continues is gone"
+                message = f"no stored response has the id {quoted(previous)}, or one that it continues is gone"
                 raise InvalidRequest(f"previous_response_id: {message}", "previous_response_id")
             if self._kept.live(namespace, previous) is not None:
                 message = f"the response {previous!r} is not complete yet"
@@ -298,7 +299,7 @@ class ResponsesSurface:
         if after is not None:
             at = next((index for index, item in enumerate(items) if item["id"] == after), None)
             if at is None:
-                raise InvalidRequest(f"after: no item has the id {after[:100]!r}", "after")
+                raise InvalidRequest(f"after: no item has the id {quoted(after)}", "after")
             items = items[at + 1 :]
         shown = items[:limit]
         ends = (
@@ -335,5 +336,5 @@ def _number(query: Mapping[str, str], name: str, default: int, least: int) -> in
     if text is None:
         return default
     if not text.isascii() or not text.isdigit() or len(text) > 18 or int(text) < least:
-        raise InvalidRequest(f"{name}: must be an integer from {least} on, not {text[:100]!r}", name)
+        raise InvalidRequest(f"{name}: must be an integer from {least} on, not {quoted(text)}", name)
     return int(text)

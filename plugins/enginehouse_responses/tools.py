@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from attrs import frozen
 
+from enginehouse.contract.errors import quoted
 from enginehouse.contract.fields import MAX_TOOLS
 from enginehouse.contract.types import Tool, ToolUse
 from enginehouse_responses.lark import LarkProblem, regex_of_lark
@@ -112,7 +113,7 @@ class Toolbox:
         elif kind in HOSTED_TOOLS and namespace is None:
             self.left_out.append(tool.path)
         else:
-            raise invalid(tool.at("type"), f"no tools of the type {kind[:100]!r} are known here")
+            raise invalid(tool.at("type"), f"no tools of the type {quoted(kind)} are known here")
 
     def _keep(self, known: KnownTool, tool: Node) -> None:
         if self._known.setdefault(known.tool.name, known) is not known:
@@ -145,7 +146,7 @@ class Toolbox:
         name, namespace = node.text("name"), node.optional_text("namespace")
         found = self._known.get(flat_name(namespace, name))
         if found is None or found.kind != node.text("type"):
-            raise invalid(node.at("name"), f"no {node.text('type')[:20]} tool has the name {name[:100]!r}")
+            raise invalid(node.at("name"), f"no {node.text('type')[:20]} tool has the name {quoted(name)}")
         return found.tool.name
 
 

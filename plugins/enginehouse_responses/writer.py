@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from enginehouse.contract.surface import CallPiece, Chunk, ErrorAnswer, Piece
-from enginehouse.contract.timings import progress_object
+from enginehouse.contract.timings import progress_object, timings
 from enginehouse.contract.usage import Usage
 from enginehouse_responses.options import Dialect
 from enginehouse_responses.output import CallItem, CustomCallItem, MessageItem, OutputItem, ReasoningItem, Status
@@ -28,6 +28,7 @@ _ENDS = {
     "failed": "response.failed",
     "incomplete": "response.incomplete",
 }
+_TEXT_HEAD = b'{"type":"response.output_text.delta","item_id":"%b","output_index":%d,"content_index":0,"delta":'
 
 _RENAMED: dict[Dialect, dict[str, str]] = {
     "openai": {},
@@ -43,6 +44,7 @@ class ResponseWriter:
         has_logprobs: the client asks for log-probabilities.
         keeps_prompt: the prompt is added to the prefix cache.
         dialect: determines the names of events.
+        usage: returns the usage so far, for requests with ``timings_per_token``.
 
     Attributes:
         is_cancelled: the client has cancelled the response; set before :meth:`fail`.
@@ -57,6 +59,7 @@ class ResponseWriter:
         has_logprobs: bool = False,
         keeps_prompt: bool = True,
         dialect: Dialect = "openai",
+        usage: Callable[[], Usage] | None = None,
     ) -> None:
         self.is_cancelled = False
         self.resource = resource
@@ -64,9 +67,11 @@ class ResponseWriter:
         self._seal = seal
         self._has_logprobs = has_logprobs
         self._keeps_prompt = keeps_prompt
+        self._usage = usage
         self._renamed = _RENAMED[dialect]
         self._items: list[OutputItem] = []
         self._current: OutputItem | None = None
+        self._text_head = b""  # of the events of its text
         self._call_index: int | None = None  # of the open call
         self._reason: str | None = None
         self._num_events = 0
@@ -85,7 +90,8 @@ class ResponseWriter:
     def push(self, piece: Piece) -> Sequence[Chunk | msgspec.Raw]:
         """Return the events of a piece."""
         item = self._current
-        if type(item) is MessageItem and piece.logprobs is None and piece.text and piece.finish_reason is None:
+        is_text = piece.text and piece.logprobs is None and piece.finish_reason is None
+        if is_text and type(item) is MessageItem and self._usage is None:
             return (self._text_event(item, piece.text),)  # the usual case; this runs for every token
         events = self._begin()
         if piece.progress is not None:
@@ -99,14 +105,20 @@ class ResponseWriter:
             events += self._add_text(piece)
         if piece.finish_reason is not None:
             self._reason = piece.finish_reason
-        return events
+        if self._usage is None:
+            return events
+        measured = timings(self._usage())
+        return [{**event, "timings": measured} for event in events]
 
     def close(self, usage: Usage, details: dict[str, Any] | None) -> list[Chunk]:
         """Return the events that end the open item and the response."""
         events = [*self._begin(), *self._end_items()]
         self.resource.usage, self.resource.details = usage_of(usage, is_kept=self._keeps_prompt), details
         self.resource.finish(self._reason)
-        return [*events, self._end()]
+        if self._usage is None:
+            return [*events, self._end()]
+        self.resource.timings = timings(usage)
+        return [*events, {**self._end(), "timings": self.resource.timings}]
 
     def fail(self, error: ErrorAnswer) -> list[Chunk]:
         """Return the events of a response that breaks off."""
@@ -163,6 +175,7 @@ class ResponseWriter:
         yield from self._close_item("completed")
         self._items.append(item)
         self._current = item
+        self._text_head = _TEXT_HEAD % (item.id.encode(), len(self._items) - 1)
         yield self._event("response.output_item.added", output_index=len(self._items) - 1, item=item.to_plain())
         yield from self._of_item(item.opened())
 
@@ -192,10 +205,8 @@ class ResponseWriter:
         """Return the event of a text without log-probabilities, as prepared JSON."""
         item.add(text)
         number = self._num_events
-        self._num_events += 1
-        where = b'","output_index":%d,"content_index":0,"delta":' % (len(self._items) - 1)
-        head = b'{"type":"response.output_text.delta","item_id":"' + item.id.encode() + where
-        return msgspec.Raw(head + _encode(text) + b',"logprobs":[],"sequence_number":%d}' % number)
+        self._num_events = number + 1
+        return msgspec.Raw(b'%b%b,"logprobs":[],"sequence_number":%d}' % (self._text_head, _encode(text), number))
 
     def _end(self) -> Chunk:
         return self._event(_ENDS[self.resource.status], response=self.to_plain())

@@ -48,7 +48,7 @@ EXPLAINED: dict[str, dict[str, str]] = {
         "test_nocache_long_input_prompt": "The context is longer than that of the test's server.",
     },
     "compat_oai_responses": {
-        "test_responses_stream_with_llama_telemetry": "Times are in the response, not in each event.",
+        "test_responses_stream_with_llama_telemetry": "What a limit cuts off ends as incomplete, as OpenAI's does.",
     },
     "compat_anthropic": {
         "test_anthropic_tool_result_with_image": "A model without images is the client's error: 400, not 500.",

@@ -205,6 +205,7 @@ class Surface:
 PARAMETERS = {"seed": 1, "stop": ["stop"], "stop_regex": "st.p", "repeat_last_n": 9, "typical_p": 0.9} | {
     "post_sampling_probs": True
 }
+TIMED = {"timings_per_token": True}
 COMMON = {**PARAMETERS, "compression": False} | {
     "cache_prompt": True,
     "prompt_cache_key": "k",
@@ -226,7 +227,8 @@ SURFACES = {
         COMMON
         | {"logprobs": True, "top_logprobs": 1, "thinking_budget": 9, "n": 1, "parallel_tool_calls": False}
         | {"tools": [TOOL], "tool_choice": "auto", "return_progress": False, "grammar": None, "prediction": None}
-        | {"reasoning_effort": "low", "return_token_ids": True},
+        | {"reasoning_effort": "low", "return_token_ids": True}
+        | TIMED,
     ),
     "responses": Surface(
         "/v1/responses",
@@ -238,7 +240,8 @@ SURFACES = {
         COMMON
         | {"top_logprobs": 1, "include": ["message.output_text.logprobs"], "thinking_budget": 9, "instructions": "Go."}
         | {"parallel_tool_calls": False, "tools": [{"type": "function", **FUNCTION}], "tool_choice": "auto"}
-        | {"enable_thinking": True, "truncation": "auto"},
+        | {"enable_thinking": True, "truncation": "auto"}
+        | TIMED,
     ),
     "messages": Surface(
         "/v1/messages",
@@ -247,7 +250,9 @@ SURFACES = {
         {"tools": [{"name": "look", "description": "Look.", "input_schema": LOOK}]},
         {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
         {"thinking": {"type": "adaptive"}},
-        {"stop_sequences": ["stop"], "typical_p": 0.9, "compression": False, "system": "Go."}
+        {name: value for name, value in PARAMETERS.items() if name not in ("stop", "post_sampling_probs")}
+        | {"stop_sequences": ["stop"], "compression": False, "system": "Go."}
+        | TIMED
         | {"thinking": {"type": "enabled", "budget_tokens": 9}, "output_config": {"effort": "low"}}
         | {"tools": [{"name": "look", "input_schema": LOOK}]}
         | {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}},
@@ -259,7 +264,9 @@ SURFACES = {
         {"tools": [TOOL]},
         {"format": SCHEMA},
         {"think": True},
-        {"options": {**PARAMETERS, "num_predict": 8}, "compression": False} | {"logprobs": True, "top_logprobs": 1},
+        {"options": {**PARAMETERS, "num_predict": 8}, "compression": False}
+        | {"logprobs": True, "top_logprobs": 1}
+        | TIMED,
     ),
     "completions": Surface(
         "/v1/completions",
@@ -328,6 +335,7 @@ def test_thinking_and_a_call_come_out_equal(client: httpx.Client, name: str, mod
     [
         ("chat", {"stop_regex": "l.n|er? \\d"}),
         ("responses", {"stop_regex": ["l.n", "er? \\d"]}),
+        ("messages", {"stop_regex": ["l.n", "er? \\d"]}),
         ("ollama", {"options": {"stop_regex": "l.n|er? \\d"}}),
     ],
 )
@@ -376,6 +384,56 @@ def test_progress_without_a_stream_is_refused_or_listed_as_ignored(client: httpx
     else:
         assert answer.status_code == 200
         assert answer.headers["x-enginehouse-ignored"] == "return_progress"
+
+
+UNUSED: list[tuple[str, dict[str, Any], list[str]]] = [
+    ("chat", {"post_sampling_probs": True}, ["post_sampling_probs"]),
+    ("chat", {"post_sampling_probs": True, "logprobs": True}, []),
+    ("chat", {"post_sampling_probs": False}, []),
+    ("completions", {"post_sampling_probs": True}, ["post_sampling_probs"]),
+    ("responses", {"post_sampling_probs": True}, ["post_sampling_probs"]),
+    ("responses", {"post_sampling_probs": True, "top_logprobs": 1}, []),
+    ("messages", {"post_sampling_probs": True}, ["post_sampling_probs"]),
+    ("messages", {"thinking": {"type": "adaptive", "budget_tokens": 9}}, ["thinking.budget_tokens"]),
+    ("ollama", {"options": {"post_sampling_probs": True}}, ["options.post_sampling_probs"]),
+    ("ollama", {"top_logprobs": 3}, ["top_logprobs"]),
+    ("ollama", of_user("Hi", thinking="x", tool_name="y"), ["messages[0].thinking", "messages[0].tool_name"]),
+    ("llama-server", {"post_sampling_probs": True}, ["post_sampling_probs"]),
+    ("llama-server", {"n_predict": 4, "max_tokens": 5, "n_probs": 1, "logprobs": 1}, ["max_tokens"]),
+]
+"""What acts only together with another member, or gives way to one: an API, a body, and the members that it lists."""
+
+
+@pytest.mark.parametrize(("name", "fields", "unused"), UNUSED)
+def test_members_that_cannot_act_are_listed_as_ignored(
+    client: httpx.Client, name: str, fields: dict[str, Any], unused: list[str]
+) -> None:
+    surface = SURFACES[name]
+    answer = client.post(surface.path, json={**surface.usual, "model": "script", "stream": False, **fields})
+
+    assert answer.status_code == 200, answer.text
+    listed = answer.headers.get("x-enginehouse-ignored", "")
+    assert [one for one in listed.split(", ") if one] == unused
+
+
+@pytest.mark.parametrize("name", SURFACES)
+def test_streams_have_timings_and_say_the_same(client: httpx.Client, name: str) -> None:
+    surface = SURFACES[name]
+    body = {**surface.usual, "model": "fake", "stream": True}
+    plain, timed, counts, last = Said(), Said(), [], {}
+    for data in surface.events(client, body):
+        surface.read(plain, data)
+    for data in surface.events(client, {**body, **TIMED}):
+        before = len(timed.text)
+        surface.read(timed, data)
+        last = data.get("response", {}).get("timings") or data.get("timings") or last
+        if len(timed.text) > before:
+            counts.append(data["timings"]["predicted_n"])
+
+    assert timed == plain
+    assert counts == sorted(counts)
+    assert 0 < counts[0] < counts[-1] <= NUM_TOKENS
+    assert last["predicted_n"] == NUM_TOKENS
 
 
 @either_way

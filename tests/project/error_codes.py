@@ -145,7 +145,7 @@ HELP = {
         "A web page of another origin called the server.", "Add its origin to `server.cors_origins`."
     ),
     "plugin_failed": Help(
-        "A plugin raised an exception or gave a wrong result; the message names it. Others are not affected.",
+        "A plugin raised an exception, gave a wrong result, did not return or ended the worker; the message names it.",
         "Read the traceback in the server's log, and report it to the plugin's author; try without its field.",
     ),
     "queue_full": Help(
@@ -182,7 +182,8 @@ HELP = {
     ),
     "server_stopping": Help("The server is shutting down.", "Try again on another server, or later."),
     "template_error": Help(
-        "The model's chat template refused the messages, failed, or exceeded its limits of time and size.",
+        "The model's chat template refused a message, failed, or exceeded its limits of time and size; `param` is the "
+        "message, or what the template needs.",
         "Check roles and their order; another template: `chat_template` of the model.",
     ),
     "total_timeout": Help(

@@ -46,6 +46,7 @@ __all__ = ["COMMAND", "TUTORIALS", "fill", "hook_names", "page_parts", "settings
 TUTORIALS = {
     "compressor": "compressor",
     "drafter": "drafter",
+    "engine": "engine",
     "parser": "tool-parser",
     "router": "router",
     "sampler": "sampler",
@@ -235,7 +236,7 @@ def _keywords() -> str:
 
 def _formats() -> str:
     texts, numbers = (", ".join(f"`{name}`" for name in sorted(names)) for names in (STRING_FORMATS, NUMBER_FORMATS))
-    neutral = "`binary`, `password`, `path`, `file-path` and `directory-path` ask for nothing; others are refused."
+    neutral = "Others ask for nothing; unknown ones are listed as ignored."
     return f"{texts}. Of numbers: {numbers}.\n{neutral}\n"
 
 

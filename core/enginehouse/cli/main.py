@@ -60,11 +60,11 @@ class _Group(click.Group):
         registry = _plugins()
         offered = registry.commands
         if cmd_name in offered:
-            return _import(offered[cmd_name].target)
+            return _import_from_plugin(registry, cmd_name)
         members = {name.partition(" ")[2]: one for name, one in offered.items() if name.startswith(f"{cmd_name} ")}
         if not members and cmd_name in registry.absences:
             ctx.fail(f"unknown command {cmd_name!r}: {registry.absences[cmd_name]}")
-        return _Members(cmd_name, members) if members else None
+        return _Members(cmd_name, members, registry) if members else None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write one line per command, without importing those of plugins."""
@@ -86,9 +86,9 @@ class _Group(click.Group):
 class _Members(click.Group):
     """A group of commands from plugins; a member is imported when it is used."""
 
-    def __init__(self, name: str, members: Mapping[str, Command]) -> None:
+    def __init__(self, name: str, members: Mapping[str, Command], registry: PluginRegistry) -> None:
         super().__init__(name, help="; ".join(command.summary.rstrip(".") for command in members.values()) + ".")
-        self._members = members
+        self._members, self._registry = members, registry
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the members, sorted."""
@@ -97,7 +97,12 @@ class _Members(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return the member of that name."""
         found = self._members.get(cmd_name)
-        return None if found is None else _import(found.target)
+        return None if found is None else _import_from_plugin(self._registry, found.name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write one line per member, without importing any."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, self._members[name].summary) for name in self.list_commands(ctx)])
 
 
 def _plugins() -> PluginRegistry:
@@ -111,6 +116,16 @@ def _plugins() -> PluginRegistry:
     except ConfigError:  # `doctor` is a command of a plugin, and reports problems of the settings
         settings = PluginsSettings()
     return PluginRegistry.load(settings)
+
+
+def _import_from_plugin(registry: PluginRegistry, name: str) -> click.Command:
+    """Import a command of a plugin.
+
+    Raises:
+        PluginFailed: it cannot be imported; the traceback is logged.
+    """
+    with registry.guard("commands", name).calling("its import"):
+        return _import(registry.commands[name].target)
 
 
 def _import(target: str) -> click.Command:

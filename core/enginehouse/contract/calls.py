@@ -92,6 +92,16 @@ class Server(Protocol):
         """Most tokens of an answer that the server allows (``limits.max_tokens``); None is the rest of the context."""
         ...
 
+    @property
+    def max_choices(self) -> int:
+        """Most choices of an answer that the server allows (``limits.max_choices``)."""
+        ...
+
+    @property
+    def max_prompts(self) -> int:
+        """Most prompts of one body that the server allows: as many as may wait (``limits.max_queue``)."""
+        ...
+
     def models(self) -> Sequence[ModelEntry]:
         """Return the models that the caller may use, in the order of the settings."""
         ...

@@ -1,6 +1,6 @@
 """The contract of engines, which serve whole requests: core's own for runners, and those that backends open.
 
-Used from the server's event loop. Users of an engine cannot tell the two apart.
+Used from one event loop. Users of an engine cannot tell the two apart.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class EngineStream(Protocol):
     :class:`enginehouse.contract.types.RequestFinished`; it raises an EnginehouseError if the request fails.
 
     Calls:
-        __aiter__: once per request; server, event loop; must not block.
-        cancel: when the client disconnects, and after the end; server, event loop; must not block.
+        __aiter__: once per request; server, event loop of the engine; must not block.
+        cancel: when the client disconnects, and after the end; server, event loop of the engine; must not block.
     """
 
     @property
@@ -44,15 +44,20 @@ class EngineStream(Protocol):
 
 
 class Engine(Protocol):
-    """An engine that serves whole requests. Used only from the server's event loop.
+    """An engine that serves whole requests. Its methods are called on one event loop.
+
+    It is a loop of this engine alone, in a thread of its own: a call that blocks delays the engine's own requests only.
+    If the loop is blocked for longer than ``limits.plugin_timeout_s``, these requests fail with the plugin's name, and
+    the model is opened again. What is awaited is not limited. Engines of the distribution ``enginehouse`` run on the
+    server's event loop.
 
     Calls:
-        submit: for each request; server, event loop; must not block.
-        tokenize: for ``/tokenize``, and to count prompts; server, event loop; must not block.
-        detokenize: for ``/detokenize``; server, event loop; must not block.
-        pieces: for token texts in responses; server, event loop; must not block.
-        stats: when metrics are read; server, event loop; must not block.
-        close: once; server, event loop; must not block.
+        submit: for each request; server, event loop of the engine; must not block.
+        tokenize: for ``/tokenize``, and to count prompts; server, event loop of the engine; must not block.
+        detokenize: for ``/detokenize``; server, event loop of the engine; must not block.
+        pieces: for token texts in responses; server, event loop of the engine; must not block.
+        stats: when metrics are read; server, event loop of the engine; must not block.
+        close: once; server, event loop of the engine; must not block.
     """
 
     info: ModelInfo

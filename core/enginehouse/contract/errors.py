@@ -104,7 +104,19 @@ __all__ = [
     "WorkerDied",
     "WorkerNotBack",
     "error_from_fields",
+    "quoted",
 ]
+
+
+def quoted(text: object, max_chars: int = 100) -> str:
+    """Return the beginning of a client's text in quotes, for a message: as it was sent, backslashes included.
+
+    Only characters that cannot be printed are escaped.
+    """
+    shown = str(text)[:max_chars]
+    if not shown.isprintable():
+        shown = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in shown)
+    return f'"{shown}"' if "'" in shown and '"' not in shown else f"'{shown}'"
 
 
 class EnginehouseError(Exception):
@@ -184,7 +196,7 @@ class UnsupportedTask(RequestError):
 
     def __init__(self, model: str, task: str, asked: str) -> None:
         super().__init__(
-            f"The model {model!r} is for the task {task!r}; this request needs one for {asked!r}.", "model"
+            f"The model {quoted(model)} is for the task {task!r}; this request needs one for {asked!r}.", "model"
         )
         self.task = task
 
@@ -218,7 +230,7 @@ class ModelNotFound(RequestError):
     """No model is served under that name."""
 
     def __init__(self, model: str) -> None:
-        super().__init__(f"The model {model!r} does not exist on this server.", "model")
+        super().__init__(f"The model {quoted(model)} does not exist on this server.", "model")
         self.model = model
         self.fields = {"model": model}
 

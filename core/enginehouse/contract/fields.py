@@ -17,6 +17,7 @@ import attrs
 from attrs import frozen
 
 from enginehouse.contract import shapes
+from enginehouse.contract.errors import quoted
 from enginehouse.contract.rows import INT64_MAX, Row, int64, row, row_of
 from enginehouse.contract.shapes import NO_EFFECT, Effort, MessageBody, StreamOptions, ToolBody
 from enginehouse.contract.stop_patterns import MAX_PATTERN_CHARS, stop_patterns
@@ -49,7 +50,7 @@ _PATTERN = {**shapes.SOME_TEXT, "maxLength": MAX_PATTERN_CHARS}
 def _check_logit_bias(_: Any, attribute: Any, value: dict[str, float]) -> None:
     wrong = [key for key, bias in value.items() if not -100 <= bias <= 100]
     if wrong:
-        named = ", ".join(map(repr, wrong[:20]))
+        named = ", ".join(map(quoted, wrong[:20]))
         raise ValueError(f"'{attribute.name}' values must be from -100 to 100; wrong for {named}")
 
 
@@ -129,7 +130,8 @@ class ParameterFields:
         },
     )
     post_sampling_probs: bool | None = _parameter(
-        "Log-probabilities are those of the draw, after penalties, temperature and truncation, instead of the model's."
+        "Log-probabilities are those of the draw, after penalties, temperature and truncation, instead of the model's. "
+        "Only with log-probabilities."
     )
     samplers: tuple[str, ...] | None = _parameter(
         "Names of the steps that draw a token, in order; a step that is not listed does not run."

@@ -8,9 +8,10 @@ from pathlib import Path, PurePath
 
 from enginehouse.contract.errors import ModelLoadError
 
-__all__ = ["choose_gguf", "choose_name", "is_quantization", "model_in", "parts_of", "quantization_of"]
+__all__ = ["choose_gguf", "choose_name", "is_quantization", "model_in", "part_number", "parts_of", "quantization_of"]
 
 _PART = re.compile(r"-(\d{5})-of-(\d{5})$")
+_BESIDE = re.compile(r"(?<![a-z])(mmproj|imatrix)(?![a-z])|^ggml-vocab-")  # projectors of images, statistics
 _QUANTIZATION = re.compile(r"(?<![0-9A-Za-z])(I?Q\d+(?:_[0-9A-Za-z]+)*|TQ\d_\d|MXFP4|BF16|F16|F32)$", re.IGNORECASE)
 
 
@@ -59,8 +60,10 @@ def model_in(path: Path, wanted: str | None, text: str) -> Path:
 
 def choose_name(names: Iterable[PurePath], wanted: str | None, text: str) -> PurePath | None:
     """Choose among names, like :func:`choose_gguf`."""
+    names = list(names)
     files = sorted(name for name in names if _is_model(name))
     if not files:
+        _check_parts(names, text)
         return None
     matching = [file for file in files if wanted is None or _is_of(file, wanted.upper())]
     if len(matching) == 1:
@@ -85,12 +88,23 @@ def parts_of(first: PurePath) -> list[PurePath]:
     ]
 
 
-def _is_model(file: PurePath) -> bool:
-    """True if a file is a model or its first part; False for projectors of vision models beside them."""
-    if file.suffix.lower() != ".gguf":
-        return False
+def part_number(file: PurePath) -> int:
+    """Return the number of a part of a model, from 1; 1 for a file that is not a part."""
     part = _PART.search(file.stem)
-    return (part is None or int(part[1]) == 1) and not file.name.lower().startswith("mmproj")
+    return 1 if part is None else int(part[1])
+
+
+def _is_model(file: PurePath) -> bool:
+    """True if a file is a model or its first part; False for the files beside them that are not models."""
+    return file.suffix.lower() == ".gguf" and part_number(file) == 1 and _BESIDE.search(file.stem.lower()) is None
+
+
+def _check_parts(names: Iterable[PurePath], text: str) -> None:
+    """Raise ModelLoadError if the files are parts of models without their first parts."""
+    for name in sorted(names):
+        if name.suffix.lower() == ".gguf" and part_number(name) > 1:
+            first = parts_of(name)[0].name
+            raise ModelLoadError(f"{text!r}: it has parts of a model, but the first one is missing ({first})")
 
 
 def _is_of(file: PurePath, wanted: str) -> bool:

@@ -83,8 +83,8 @@ def register_backends(register: Callable[[Backend], None], options: Any, add_plu
     """Register backends, which open models.
 
     A backend opens either a runner, which core's engine drives in a worker process, or an engine of its own, which
-    lives in the server process. An engine with ``takes_messages`` in its ``info.engine`` gets unrendered chats
-    (:class:`enginehouse.contract.types.Chat`), and reports reasoning and tool calls itself.
+    lives in the server process, on an event loop of its own. An engine with ``takes_messages`` in its ``info.engine``
+    gets unrendered chats (:class:`enginehouse.contract.types.Chat`), and reports reasoning and tool calls itself.
 
     An exception in ``open`` fails the load of that model. After one in a forward pass, its sequences are run one by
     one, and the requests of those that fail again fail.
@@ -159,7 +159,8 @@ def register_structured_decoders(
     """Register decoders, which make answers follow a JSON Schema, a regular expression or a grammar.
 
     A decoder is bound to the model's tokenizer in each worker process. If several decoders enforce the same kind of
-    constraint, the first one registered serves it.
+    constraint, the first one serves it: Enginehouse's own, then by plugin name. Exclude another one with
+    ``plugins.deny``.
 
     An exception while binding or compiling refuses the request, one while decoding fails it; a constrained request
     never continues without its constraint.

@@ -105,7 +105,7 @@ class EngineMetrics(msgspec.Struct, frozen=True, array_like=True):
 
 @runtime_checkable
 class Inspectable(Protocol):
-    """An engine that supports inspection. Used only from the server's event loop."""
+    """An engine that supports inspection. Its methods are called where those of the engine are."""
 
     metrics: EngineMetrics
     """The last counters received; reading them never blocks."""

@@ -207,7 +207,11 @@ class ReasoningSession(Protocol):
         ...
 
     def flush(self, is_cut: bool) -> Sequence[ReasoningPart]:
-        """Return the remaining parts at the end of the text; ``is_cut``: a limit has ended it."""
+        """Return the remaining parts at the end of the text.
+
+        Args:
+            is_cut: True if a token limit cut the text: drop an unfinished marker of two or more characters.
+        """
         ...
 
 

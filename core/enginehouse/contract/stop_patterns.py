@@ -19,6 +19,8 @@ from functools import lru_cache
 
 from attrs import define, frozen
 
+from enginehouse.contract.errors import quoted
+
 __all__ = ["MAX_PATTERN_CHARS", "PatternSearch", "StopPatterns", "stop_patterns"]
 
 MAX_PATTERN_CHARS = 1000
@@ -146,7 +148,7 @@ class _Parser:
             return None
         least = int(found[1] or 0)
         if max(least, int(found[3] or found[5] or 0)) > _MAX_NODES:
-            raise ValueError(f"{found[0][:20]!r} repeats more than {_MAX_NODES} times")
+            raise ValueError(f"{quoted(found[0], 20)} repeats more than {_MAX_NODES} times")
         most = least if found[1] and not found[2] else (int(found[3] or found[5]) if found[3] or found[5] else None)
         if most is not None and most < least:
             raise ValueError(f"{found[0]!r} repeats at most less often than at least")
@@ -183,8 +185,8 @@ class _Parser:
                 replaced = _ALPHABETS if added & _ALPHABETS else 0
                 flags = flags & ~replaced & ~self._flags(scoped[2] or "") | added
             elif self._take(_NAME) is None:
-                found = self._pattern[self._place : self._place + 4]
-                raise ValueError(f"{found!r}: lookarounds, backreferences, conditions, other flags are not supported")
+                found = quoted(self._pattern[self._place : self._place + 4])
+                raise ValueError(f"{found}: lookarounds, backreferences, conditions, other flags are not supported")
         else:
             self._place += 1
         self._depth += 1
@@ -202,7 +204,7 @@ class _Parser:
         if found is None:
             raise ValueError("a '[' is not closed")
         if "--" in found[0]:
-            raise ValueError(f"{found[0]!r}: write a hyphen as '\\-'")
+            raise ValueError(f"{quoted(found[0])}: write a hyphen as '\\-'")
         inner = _DOUBTFUL.sub(lambda one: one[1] or f"\\{one[2]}", found[0][1:-1])
         return _one_of(f"[{inner}]", flags)
 
@@ -214,9 +216,9 @@ class _Parser:
         if letter == "A":
             return _Assertion(is_line=False)
         if letter in "bBZz":
-            raise ValueError(f"{found[0]!r} is not supported: it depends on text that does not exist yet")
+            raise ValueError(f"{quoted(found[0])} is not supported: it depends on text that does not exist yet")
         if letter in "123456789":
-            raise ValueError(f"{found[0]!r} is not supported: no backreferences")
+            raise ValueError(f"{quoted(found[0])} is not supported: no backreferences")
         return _one_of(found[0], flags)
 
 
@@ -224,7 +226,7 @@ def _one_of(text: str, flags: int) -> _Char:
     try:
         return _Char(re.compile(text, flags).match)
     except (re.error, OverflowError) as error:
-        raise ValueError(f"{text!r}: {error}") from error
+        raise ValueError(f"{quoted(text)}: {error}") from error
 
 
 @define(eq=False)
@@ -260,7 +262,7 @@ class StopPatterns:
                 if self.end in _reach([first], set(), at_text=True, at_line=True):
                     raise ValueError("matches the empty text")
             except ValueError as error:
-                raise ValueError(f"{pattern[:100]!r}: {error}") from error
+                raise ValueError(f"{quoted(pattern)}: {error}") from error
             self.start.following.append(first)
 
     def _add(self, following: list[_Node], test: _Test | None = None, is_line: bool | None = None) -> _Node:

@@ -13,7 +13,7 @@ import attrs
 from attrs import field, frozen
 from cattrs import Converter
 
-from enginehouse.contract.errors import ConfigError, InvalidRequest
+from enginehouse.contract.errors import ConfigError, InvalidRequest, quoted
 from enginehouse.contract.fields import FIELDS, ParameterFields, StopField
 from enginehouse.contract.rows import details_class
 from enginehouse.contract.sampler import CORE_ORDER, SamplerPlugin, role_of
@@ -43,7 +43,7 @@ def step_names(names: Sequence[str], samplers: Mapping[str, SamplerPlugin]) -> t
     for name in names:
         if name not in known:
             all_names = ", ".join(sorted(set(known.values())))
-            message = f"samplers: no such step: {name[:100]!r}{closest(name, known)}; there are {all_names}"
+            message = f"samplers: no such step: {quoted(name)}{closest(name, known)}; there are {all_names}"
             raise InvalidRequest(message, "samplers")
     found = tuple(known[name] for name in names)
     twice = next((name for name in found if found.count(name) > 1), None)
@@ -270,7 +270,7 @@ def read_defaults(
         extensions = read_extensions(converter, data, declared)
     wrong = [key for key in fields.logit_bias or () if not _TOKEN_ID.fullmatch(key)]
     if wrong:
-        problem = f"keys must be token ids; wrong: {', '.join(map(repr, wrong[:20]))}"
+        problem = f"keys must be token ids; wrong: {', '.join(map(quoted, wrong[:20]))}"
         raise ConfigError(f"{path}.logit_bias: {problem}", f"{path}.logit_bias")
     try:
         step_names(fields.samplers or (), samplers)

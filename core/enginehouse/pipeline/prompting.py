@@ -18,6 +18,7 @@ from enginehouse.pipeline.answer_parser import AnswerParsing
 from enginehouse.pipeline.chat_formats import ChatFormats, ChatPlan, plan_chat
 from enginehouse.pipeline.prompt.chat_prompt import ChatPrompt, ModelTemplates
 from enginehouse.pipeline.prompt.renderer import Renderer
+from enginehouse.pipeline.prompt.trial import find_template_problem
 from enginehouse.pipeline.template_examples import render_examples
 from enginehouse.recovery import Recovery
 from enginehouse.serving import LoadedModel
@@ -158,7 +159,7 @@ class PromptMaker:
                 add_special=request.text is not None,
                 written=_written(request),
             )
-        template = self._templates.choose(model.name, model.info, with_tools=request.tool_use is not None)
+        template = self._templates.choose(model.name, model.info, with_tools=_offers_tools(request))
         chat = ChatFormat(template, model.info.special_tokens)
         formats = await self._formats.find(model.name, chat)
         if formats.are_foreign:
@@ -197,6 +198,17 @@ class PromptMaker:
                 raise ModelLoadError(f"{message} (set chat_template to a file to use another one)") from error
             self._formats.learn(name, await render_examples(self._renderer, template, info))
 
+    async def try_templates(self, name: str, info: ModelInfo) -> list[str]:
+        """Return problems of templates that no chat can use; such a model may still serve raw prompts."""
+        problems = []
+        for template_name, template in self._templates.all(name, info).items() if info.task == "generate" else ():
+            if problem := await find_template_problem(self._renderer, template, info):
+                problems.append(
+                    f"no chat can use its chat template {template_name!r} (set chat_template to a file to use another "
+                    f"one): {problem}"
+                )
+        return problems
+
     async def _render(
         self, template: str, plan: ChatPlan, info: ModelInfo, request: GenerateRequest
     ) -> tuple[Segment, ...]:
@@ -211,6 +223,11 @@ class PromptMaker:
             extra=plan.variables,
         )
         return await self._renderer.render(prompt)
+
+
+def _offers_tools(request: GenerateRequest) -> bool:
+    """Return True if the model is shown tools; a template made for them may not work without."""
+    return request.tool_use is not None and bool(request.tool_use.callable)
 
 
 def _opened(plan: ChatPlan, rendered: tuple[Segment, ...]) -> tuple[tuple[Segment, ...], ReasoningParams | None]:

@@ -39,6 +39,10 @@ class Authenticator:
         self._guard = Guard(self.plugin, "authenticator", self.plugin, failures)
         self._threads = PluginThreads(self._guard)
 
+    def end_threads(self) -> None:
+        """End the threads, which are started again when they are needed."""
+        self._threads.end()
+
     async def find(self, credentials: Credentials, timeout_s: float) -> Identity | None:
         """Run :meth:`identify` in a thread of this plugin.
 

@@ -20,13 +20,18 @@ _NUM_PLACES = 8  # a worker calls plugins on its engine thread, its intake threa
 
 
 class NotedCall(msgspec.Struct, frozen=True, array_like=True):
-    """A call into a plugin; ``request_id`` is empty if it is made for several requests."""
+    """A call into a plugin; ``request_id`` is empty if it is made for several requests.
+
+    Attributes:
+        is_own: the plugin belongs to the distribution of Enginehouse.
+    """
 
     plugin: str
     kind: str
     name: str
     place: str
     request_id: str = ""
+    is_own: bool = True
 
     def __str__(self) -> str:
         """Describe the call, as in "in propose of the drafter 'x' of the plugin 'y'"."""

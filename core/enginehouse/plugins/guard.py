@@ -162,7 +162,7 @@ class Guard:
         if notes is not None:
             packed = self._packed.get(place)
             if packed is None:
-                packed = NotedCall(self.plugin, self.kind, self.name, place, self.request_id).pack()
+                packed = NotedCall(self.plugin, self.kind, self.name, place, self.request_id, self.is_own).pack()
                 self._packed[place] = packed
             notes.enter(packed)
 
@@ -245,6 +245,12 @@ class Guard:
         if self.threads is None:
             return work()
         return self.threads.call(place, work, self.failures.max_call_s if max_s is None else max_s)
+
+    def end_threads(self) -> None:
+        """End the threads and loops of the object, which are started again when they are needed."""
+        if self.threads is not None and self.loops is not None:
+            self.threads.end()
+            self.loops.end()
 
     @contextmanager
     def calling(self, place: str, passes: type[EnginehouseError] = EnginehouseError) -> Iterator[None]:

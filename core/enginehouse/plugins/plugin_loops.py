@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 
 from attrs import define, field
 
-from enginehouse.contract.errors import PluginFailed
+from enginehouse.contract.errors import EnginehouseError
 from enginehouse.plugins.threads import Abandoned, NamesPlugin, stack_of, stop_thread
 
 _T = TypeVar("_T")
@@ -30,14 +30,14 @@ class PluginLoop:
     """A loop and its thread.
 
     Attributes:
-        failure: set if the loop did not react within the time limit.
+        failure: the error of all further calls: set if the loop did not react within the time limit, or by its owner.
         is_over: core has ended it.
         calls: places of the calls that have not returned.
         is_silent: it does not react at the moment.
     """
 
     loop: asyncio.AbstractEventLoop
-    failure: asyncio.Future[PluginFailed]
+    failure: asyncio.Future[EnginehouseError]
     thread: threading.Thread
     is_over: threading.Event
     calls: list[str] = field(factory=list)
@@ -45,9 +45,10 @@ class PluginLoop:
     watch: asyncio.Task[None] | None = None
 
     def end(self) -> None:
-        """Let the thread end, once the loop reacts."""
+        """Let the thread end, once the loop reacts; calls that have not returned are cancelled. Idempotent."""
         self.is_over.set()
-        self.loop.call_soon_threadsafe(self.loop.stop)
+        with contextlib.suppress(RuntimeError):  # it has ended
+            self.loop.call_soon_threadsafe(self.loop.stop)
 
 
 @define(eq=False)
@@ -77,6 +78,7 @@ class PluginLoops:
 
         Raises:
             PluginFailed: the loop was held longer, by this call or another one, or too many loops are.
+            EnginehouseError: the ``failure`` that its owner has set.
         """
 
         async def run_there() -> _T:
@@ -120,6 +122,12 @@ class PluginLoops:
             raise self.guard.mistake(place, what)
         return best
 
+    def end(self) -> None:
+        """End the loops; a later call gets a new one."""
+        loops, self._loops = self._loops, []
+        for one in loops:
+            one.end()
+
     async def _watch(self, watched: PluginLoop, timeout_s: float) -> None:
         """Give a loop up if it does not react, until it has no calls."""
         core = asyncio.get_running_loop()
@@ -157,6 +165,11 @@ def _serve(loop: asyncio.AbstractEventLoop, is_over: threading.Event) -> None:
         while not is_over.is_set():
             with contextlib.suppress(SystemExit, KeyboardInterrupt):  # in a task of the plugin, which may also stop it
                 loop.run_forever()
+        if rest := asyncio.all_tasks(loop):
+            for task in rest:
+                task.cancel()
+            with contextlib.suppress(SystemExit, KeyboardInterrupt):
+                loop.run_until_complete(asyncio.wait(rest))
         loop.close()
 
 

@@ -141,6 +141,15 @@ class PluginRegistry(PluginObjects):
         registry.failures.max_call_s = settings.limits.plugin_timeout_s
         return registry
 
+    def end_threads(self) -> None:
+        """End the threads and event loops of all objects, when no request uses them; called where the server ends."""
+        for kind in KINDS.values():
+            for candidate in getattr(self, kind.name).values():
+                if isinstance(candidate, Authenticator):
+                    candidate.end_threads()
+                elif are_foreign(candidate):
+                    guard_of(candidate, kind.noun).end_threads()
+
     def check_authenticators(self, names: Iterable[str]) -> None:
         """Raise ConfigError if one of ``names`` is not a plugin that identifies callers."""
         for name in names:

@@ -81,7 +81,7 @@ class PluginThreads:
     guard: NamesPlugin
     num_threads: int = 8
     max_waiting: int = 64
-    _waiting: SimpleQueue[_Call] = field(factory=SimpleQueue, init=False)
+    _waiting: SimpleQueue[_Call | None] = field(factory=SimpleQueue, init=False)  # None ends the thread that gets it
     _num_open: int = field(default=0, init=False)
     _num_started: int = field(default=0, init=False)
     _num_abandoned: int = field(default=0, init=False)
@@ -165,10 +165,16 @@ class PluginThreads:
                     self._num_abandoned += 1
                 stop_thread(call.thread)
 
+    def end(self) -> None:
+        """End the threads, each once its call has returned; a later call starts a new one."""
+        with self._lock:
+            num_threads, self._num_started = self._num_started, 0
+        for _ in range(num_threads):
+            self._waiting.put(None)
+
     def serve(self) -> None:
         """Run calls; the work of a thread."""
-        while True:
-            call = self._waiting.get()
+        while (call := self._waiting.get()) is not None:
             self._serve(call)
             with self._lock:
                 self._num_open -= 1

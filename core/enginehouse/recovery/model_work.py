@@ -29,8 +29,6 @@ _RETRY_S = 0.05
 
 _CROWDED = "The model is recovering from a crash, and too many requests wait for it; try again."
 
-_KNOWN = "An equal request has killed this model's worker before; it is refused. Please do not send it again."
-
 
 class ModelWork:
     """Work items of one model. Used on the event loop.
@@ -63,10 +61,11 @@ class ModelWork:
 
         Raises:
             RequestKillsWorker: workers died of it before.
+            PluginFailed: they died of it in a plugin of another distribution.
             Overloaded: the model's queue, or its caller's share of it, is full.
         """
-        if self._culprits.knows(work):
-            raise RequestKillsWorker(_KNOWN)
+        if (refusal := self._culprits.refusal(work)) is not None:
+            raise refusal
         if self._is_held_back(work) and _queue_id(work) not in self._request_queue:
             self._request_queue.check(work.caller, work.request.priority, why=_CROWDED)
             self._wait_outside(work)
@@ -100,6 +99,7 @@ class ModelWork:
 
         Raises:
             RequestKillsWorker: workers die of it, or have meanwhile died of an equal one.
+            PluginFailed: a plugin ended its workers, or did not return.
             EngineDead: there will be no worker.
         """
         while True:
@@ -199,7 +199,7 @@ class ModelWork:
             suspects = []
         culprit = self._quarantine.died(suspects, from_outside=engine.is_killed_from_outside)
         if culprit is not None:
-            self._refuse(culprit, error)
+            self._refuse(culprit, error, engine.ended_in)
         for work in held:
             work.engine = None
             if work.is_over:
@@ -211,26 +211,32 @@ class ModelWork:
 
     def _refuse_plugin(self, call: NotedCall, begun: list[Work]) -> None:
         """End the request for which a plugin was called, or those that have seen two deaths in calls for several."""
-        text = (
-            f"The {call.kind} {call.name!r} of the plugin {call.plugin!r} ended the model's worker, or did not return."
-        )
         for work in begun:
             work.num_plugin_deaths += 1
             if work.request.request_id == call.request_id or (not call.request_id and work.num_plugin_deaths > 1):
-                work.refusal = PluginFailed(text, call.plugin, call.kind)
+                work.refusal = PluginFailed(f"{_blamed(call)}.", call.plugin, call.kind)
 
-    def _refuse(self, culprit: Work, error: EngineDead) -> None:
-        """Refuse a culprit, and all equal work items that have not started to answer."""
+    def _refuse(self, culprit: Work, error: EngineDead, call: NotedCall | None) -> None:
+        """Refuse a culprit, and all equal work items that have not started to answer.
+
+        Args:
+            call: the call of a plugin of another distribution that ended the worker: the clients get its name.
+        """
         pause_s = self._offences.pause_s(culprit.caller)
         message = (
             "model %s: its worker died twice of the same work, which is refused; work of its caller %r waits %.0f s"
         )
         _log.error(message, self._name, culprit.caller, pause_s)
-        culprit.refusal = RequestKillsWorker(_refusal_message(error))
-        self._culprits.add(culprit)
+        if call is None:
+            culprit.refusal = RequestKillsWorker(_refusal_message(error))
+            self._culprits.add(culprit)
+        else:
+            culprit.refusal = PluginFailed(f"{_blamed(call)}, twice with this request.", call.plugin, call.kind)
+            text = f"{_blamed(call)}, with an equal request; for ten minutes it is not tried again."
+            self._culprits.add(culprit, PluginFailed(text, call.plugin, call.kind))
         for work in self._works:
-            if work.refusal is None and not work.num_tokens and self._culprits.knows(work):
-                work.refusal = RequestKillsWorker(_KNOWN)
+            if work.refusal is None and not work.num_tokens:
+                work.refusal = self._culprits.refusal(work)
 
     def _notify(self) -> None:
         """Wake all waiting work items, in order of arrival."""
@@ -241,6 +247,10 @@ class ModelWork:
 def _queue_id(work: Work) -> str:
     """Return the id of an item in the queue; a call has no request id."""
     return work.request.request_id or f"call {work.arrival}"
+
+
+def _blamed(call: NotedCall) -> str:
+    return f"The {call.kind} {call.name!r} of the plugin {call.plugin!r} ended the model's worker, or did not return"
 
 
 def _refusal_message(error: EngineDead) -> str:

@@ -36,6 +36,8 @@ from enginehouse.workers.client import WorkerEngine
 from enginehouse.workers.messages import Stage
 from enginehouse.workers.requests import WorkObserver
 
+Refusal = RequestKillsWorker | PluginFailed
+
 
 class State(Enum):
     """State of a work item; see ``TRANSITIONS`` in :mod:`enginehouse.recovery.quarantine`."""
@@ -85,7 +87,7 @@ class Work(WorkObserver):
         self.is_over = False
         self.is_answered = False
         self.num_plugin_deaths = 0
-        self.refusal: RequestKillsWorker | PluginFailed | None = None
+        self.refusal: Refusal | None = None
         self._timeout_s = timeout_s
         self._limit: asyncio.Timeout | None = None
 
@@ -136,6 +138,7 @@ class Work(WorkObserver):
             self._limit.reschedule(asyncio.get_running_loop().time() + self._timeout_s)
 
 
+_KNOWN = "An equal request has killed this model's worker before; it is refused. Please do not send it again."
 _REMEMBERED_S = 600.0
 _MAX_REMEMBERED = 256
 
@@ -156,22 +159,24 @@ class Culprits:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._found_s: dict[bytes, float] = {}  # oldest first
+        self._found: dict[bytes, tuple[float, Refusal]] = {}  # oldest first
 
-    def add(self, work: Work) -> None:
-        """Add a work item: a worker died in its isolation run."""
+    def add(self, work: Work, refusal: Refusal | None = None) -> None:
+        """Add a work item: a worker died in its isolation run. Equal ones get ``refusal``, or a general one."""
+        refusal = refusal or RequestKillsWorker(_KNOWN)
         for key in _blame(work):
-            self._found_s.pop(key, None)
-            self._found_s[key] = self._clock()
-        while len(self._found_s) > _MAX_REMEMBERED:
-            del self._found_s[next(iter(self._found_s))]
+            self._found.pop(key, None)
+            self._found[key] = self._clock(), refusal
+        while len(self._found) > _MAX_REMEMBERED:
+            del self._found[next(iter(self._found))]
 
-    def knows(self, work: Work) -> bool:
-        """True if workers are expected to die of this work item."""
-        if not self._found_s:
-            return False  # the usual case: no keys are computed
+    def refusal(self, work: Work) -> Refusal | None:
+        """Return the error of a work item of which workers are expected to die; None for any other."""
+        if not self._found:
+            return None  # the usual case: no keys are computed
         begin_s = self._clock() - _REMEMBERED_S
-        return any(self._found_s.get(key, begin_s) > begin_s for key in _keys(work))
+        found = (self._found[key] for key in _keys(work) if key in self._found)
+        return next((refusal for found_s, refusal in found if found_s > begin_s), None)
 
 
 class Offences:

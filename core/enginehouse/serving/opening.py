@@ -13,8 +13,9 @@ from enginehouse.contract.backend import Backend, ModelSource, Progress, Runner
 from enginehouse.contract.engine import Engine
 from enginehouse.contract.errors import ConfigError, EngineDead, ModelLoadError
 from enginehouse.contract.types import EngineSettings
-from enginehouse.plugins import PluginRegistry, guard_of, guarded
+from enginehouse.plugins import PluginRegistry, guard_of
 from enginehouse.serving.background import run_in_daemon_thread
+from enginehouse.serving.engine_calls import guarded_engine
 from enginehouse.serving.model_parts import DrafterPlan, plan_drafters, plan_exit_policy, plan_prefix_disk
 from enginehouse.serving.sources import check_backend, choose_backend, find_source, no_such_model, suits
 from enginehouse.settings.config import ModelSettings, Settings, structure_options
@@ -176,7 +177,7 @@ async def open_engine(
 
 
 async def _open_here(plan: ModelPlan, progress: Progress, timeout_s: float) -> OpenEngine:
-    """Open a backend that is itself an engine: it runs in this process, and only opening it may block."""
+    """Open a backend that is itself an engine: it runs in this process."""
     loop = asyncio.get_running_loop()
     stuck: asyncio.Future[str] = loop.create_future()
     watch = LoadWatch(timeout_s, progress, stuck.set_result)
@@ -190,18 +191,22 @@ async def _open_here(plan: ModelPlan, progress: Progress, timeout_s: float) -> O
         await asyncio.wait((opening, stuck), return_when=asyncio.FIRST_COMPLETED)
     except asyncio.CancelledError:
         # A thread cannot be stopped: its memory is free only after the engine that it opens has been closed again.
-        await _close_opened(opening)
+        await _close_opened(plan, opening)
         raise
     finally:
         watch.end()
     if not opening.done():
-        opening.add_done_callback(lambda _: asyncio.ensure_future(_close_opened(opening)))
+        opening.add_done_callback(lambda _: asyncio.ensure_future(_close_opened(plan, opening)))
         raise ModelLoadError(f"{stuck.result()}; if it needs longer, raise {plan.options_path}.load_timeout_s")
-    engine = guarded(cast(Engine, opening.result()), Engine, guard_of(plan.backend, "backend"))
-    return OpenEngine(engine, loop.create_future())
+    return _opened(plan, opening.result())
 
 
-async def _close_opened(opening: asyncio.Future[Runner | Engine]) -> None:
+def _opened(plan: ModelPlan, engine: Runner | Engine) -> OpenEngine:
+    """Return what a backend has opened, guarded; an engine of another distribution runs on a loop of its own."""
+    return OpenEngine(*guarded_engine(cast(Engine, engine), guard_of(plan.backend, "backend")))
+
+
+async def _close_opened(plan: ModelPlan, opening: asyncio.Future[Runner | Engine]) -> None:
     """Wait for an engine that is no longer needed, and close it."""
     with contextlib.suppress(Exception):
-        await cast(Engine, await opening).close()
+        await _opened(plan, await opening).engine.close()

@@ -44,6 +44,8 @@ def find_source(text: str, registry: PluginRegistry) -> ModelSource:
     path = Path(text).expanduser()
     if path.exists():
         return ModelSource(text=text, path=model_in(path.absolute(), None, text))
+    if path.is_symlink():
+        raise ModelLoadError(f"{text!r} is a link to {str(path.readlink())!r}, which does not exist")
     name, colon, wanted = text.rpartition(":")
     if colon and (folder := Path(name).expanduser()).is_dir():
         return ModelSource(text=text, path=model_in(folder.absolute(), wanted, text))

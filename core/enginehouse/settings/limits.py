@@ -165,3 +165,8 @@ class LimitsSettings:
     load_wait_s: float = field(default=60.0, validator=ge(0), metadata=LIVE)
     drain_s: float = field(default=30.0, validator=ge(0), metadata=LIVE)
     plugin_timeout_s: float = field(default=10.0, validator=gt(0), metadata=LIVE)
+
+    @property
+    def max_prompts(self) -> int:
+        """Maximum number of prompts in one body: as many as may wait."""
+        return max(1, self.max_queue)

@@ -25,7 +25,7 @@ from cattrs.errors import (
 )
 from cattrs.gen import make_dict_structure_fn_from_attrs
 
-from enginehouse.contract.errors import ConfigError
+from enginehouse.contract.errors import ConfigError, quoted
 
 _Hook = Callable[[Any, Any], Any]
 
@@ -222,8 +222,5 @@ def _attrs_class(kind: Any, converter: Converter) -> _Hook:
 
 
 def _describe(value: Any) -> str:
-    return (
-        repr(value)
-        if isinstance(value, str | int | float) and len(repr(value)) <= 60
-        else _NOUNS.get(type(value), type(value).__name__)
-    )
+    shown = quoted(value) if isinstance(value, str) else repr(value) if isinstance(value, int | float) else ""
+    return shown if 0 < len(shown) <= 60 else _NOUNS.get(type(value), type(value).__name__)

@@ -103,6 +103,7 @@ class WorkerEngine:
         is_killed_from_outside: True if another process killed the worker, so that its work did not cause the end.
         has_died_working: True if it ended by itself while it worked on requests or calls.
         ended_by: the call into a plugin that ended it or hung, if it is not for the request to answer for.
+        ended_in: the call into a plugin of another distribution in which it ended or hung, if it was in no other one.
         metrics: the last statistics that the worker reported.
         request_queue: the queue of its model, which outlives the worker.
     """
@@ -119,6 +120,7 @@ class WorkerEngine:
         self.is_killed_from_outside = False
         self.has_died_working = False
         self.ended_by: NotedCall | None = None
+        self.ended_in: NotedCall | None = None
         self._greeted: asyncio.Future[Hello] = self._loop.create_future()
         self._loaded: asyncio.Future[ModelInfo] = self._loop.create_future()
         self.request_queue = request_queue
@@ -284,6 +286,7 @@ class WorkerEngine:
         if not self.is_killed_from_outside and (noted := self._worker.notes.read() if self._worker.notes else []):
             reason = f"{reason}, {', '.join(map(str, noted))}"
             self.ended_by = next((self._named(call) for call in noted if call.kind in UNBLAMED), None)
+            self.ended_in = noted[0] if len({one.plugin for one in noted}) == 1 and not noted[0].is_own else None
             self._count_failures(noted)
         is_working = bool(self._calls) or self._requests.is_any_begun
         self.has_died_working = is_working and self.ended_by is None

@@ -160,6 +160,7 @@ class WorkerHost:
         self._engine: StepEngine | None = None
         self._disk: DiskTier | None = None
         self._failures = PluginFailures()
+        self._registry: PluginRegistry | None = None
         self._is_ended = False
         self._last_progress = LoadProgress(0.0, "")
 
@@ -198,11 +199,13 @@ class WorkerHost:
         return False
 
     def _close(self) -> None:
-        """Close the engine, after the intake, whose threads use the model's tokenizer."""
+        """Close the engine, after the intake, whose threads use its tokenizer, and end the threads of plugins."""
         if self._intake is not None:
             self._intake.close()
         if self._engine is not None:
             self._engine.close()
+        if self._registry is not None:
+            self._registry.end_threads()
 
     def _load(self, message: Load) -> StepEngine | None:
         """Open the model and report the result to the server; None if opening failed."""
@@ -229,7 +232,7 @@ class WorkerHost:
         return engine
 
     def _open(self, message: Load) -> tuple[Runner, StepEngine]:
-        registry = PluginRegistry.load(message.plugins, builtin=[message.backend])
+        self._registry = registry = PluginRegistry.load(message.plugins, builtin=[message.backend])
         registry.failures.notes, registry.failures.max_call_s = self._notes, message.plugin_timeout_s
         self._failures = registry.failures
         runner = open_runner(find_backend(registry, message.backend), message, self._report)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, cast
 
@@ -11,6 +12,7 @@ from attrs import field, frozen
 
 from enginehouse.contract.engine import Engine
 from enginehouse_testkit.contract.engine_driver import Answer, EngineDriver
+from enginehouse_testkit.contract.engine_form import form_of_engine
 from enginehouse_testkit.contract.form import FormContract, form_of_rows
 from enginehouse_testkit.contract.opening import ModelUnderTest
 from enginehouse_testkit.inline_engine import InlineEngine
@@ -85,21 +87,28 @@ class EngineContractBase(FormContract):
             async def opened() -> Engine:
                 return make_engine()
 
-            engine = loop.run(opened())
+            try:
+                engine = loop.run(opened())
+            except Exception:  # noqa: BLE001 - the author's code; shown by test_form, once
+                yield EngineDriver(None, loop, f"an exception while the model was opened:\n{traceback.format_exc()}")
+                return
             yield EngineDriver(engine, loop)
             loop.run(engine.close())
 
     @pytest.fixture(scope="class")
     @classmethod
     def form(cls, driver_of_engine: EngineDriver) -> str:
-        """Faults in the rows and lengths of the runner in core's engine."""
+        """Faults in the rows and lengths of the runner in core's engine, or in the declarations of another engine."""
         engine = driver_of_engine.engine
-        return form_of_rows(engine.runner, cls.max_near_tie, exact=False) if isinstance(engine, InlineEngine) else ""
+        if isinstance(engine, InlineEngine):
+            return form_of_rows(engine.runner, cls.max_near_tie, exact=False)
+        return form_of_engine(driver_of_engine)
 
     @pytest.fixture
-    def engine(self, driver_of_engine: EngineDriver) -> EngineDriver:
-        """The shared driver under a short name."""
-        return driver_of_engine
+    def engine(self, driver_of_engine: EngineDriver) -> Iterator[EngineDriver]:
+        """The shared driver under a short name; what a test leaves running is cancelled after it."""
+        yield driver_of_engine
+        driver_of_engine.cancel_all()
 
     def needs(self, engine: EngineDriver, *names: str) -> None:
         """Skip the test if the engine refuses one of these parameters."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from attrs import define, field
 
@@ -72,11 +72,18 @@ class Answer:
 
 
 class EngineDriver:
-    """Creates requests and waits for their answers."""
+    """Creates requests and waits for their answers.
 
-    def __init__(self, engine: Engine, loop: asyncio.Runner) -> None:
-        self.engine = engine
+    Attributes:
+        engine: the engine, unless there is a problem.
+        problem: why it could not be opened, as one sentence; else "".
+    """
+
+    def __init__(self, engine: Engine | None, loop: asyncio.Runner, problem: str = "") -> None:
+        self.problem = problem
+        self.engine = cast(Engine, engine)
         self._loop = loop
+        self._submitted: list[EngineStream] = []
 
     def run(self, waiting: Coroutine[Any, Any, _T]) -> _T:
         """Run a coroutine on the event loop on which the engine was created."""
@@ -132,7 +139,19 @@ class EngineDriver:
 
     def submit(self, request: EngineRequest) -> EngineStream:
         """Submit a request without reading from it."""
-        return self.run(self.engine.submit(request))
+        stream = self.run(self.engine.submit(request))
+        self._submitted.append(stream)
+        return stream
+
+    def cancel_all(self) -> None:
+        """Cancel the requests of :meth:`submit`, so that one that should have been refused takes no place."""
+        submitted, self._submitted = self._submitted, []
+
+        async def cancel() -> None:
+            for stream in submitted:
+                stream.cancel()
+
+        self.run(cancel())
 
     async def _collect_all(self, requests: Sequence[EngineRequest]) -> list[Answer | BaseException]:
         # All are submitted before any is read, so that they run in one batch.

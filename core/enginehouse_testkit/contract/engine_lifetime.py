@@ -27,7 +27,8 @@ class EngineLifetimeContract(EngineContractBase):
         alone = [engine.ask(prompt, num_logprobs=2) for prompt in self.beginnings]
         together = engine.answers([engine.request(prompt, num_logprobs=2) for prompt in self.beginnings])
 
-        assert len({answer.text() for answer in alone}) > 1, "the suite needs prompts that differ"
+        texts = {answer.text() for answer in alone}
+        assert len(texts) > 1, f"all prompts of `beginnings` get the text {texts}: set others for this model"
         for found, expected in zip(together, alone, strict=True):
             assert isinstance(found, Answer)
             self.assert_same_text(found, expected)
@@ -83,7 +84,7 @@ class EngineLifetimeContract(EngineContractBase):
 
         assert isinstance(good, Answer)
         assert good.finished().usage.completion_tokens == 4
-        assert isinstance(refused, RequestError)
+        assert isinstance(refused, RequestError), "submit accepts the token id 10**9: raise a RequestError"
 
     def _assert_idle(self, engine: EngineDriver) -> None:
         """Assert that soon no request waits or runs."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from enginehouse_llguidance.schemas.distinct import UNIQUE
+from enginehouse_llguidance.schemas.evaluated import BRANCHING
 from enginehouse_llguidance.schemas.objects import Prepare
 from enginehouse_llguidance.schemas.places import Place
 from enginehouse_llguidance.schemas.problems import SchemaProblem
@@ -33,15 +35,11 @@ def array_keywords(schema: dict[str, Any], place: Place, prepare: Prepare) -> di
         keywords["prefixItems"] = [prepare(value, prefix_key, index) for index, value in enumerate(schema[prefix_key])]
     if rest_key in schema:
         keywords["items"] = prepare(schema[rest_key], rest_key)
-    elif schema.get("unevaluatedItems", True) is False and place.is_alone:
-        keywords["items"] = False
-    if schema.get("unevaluatedItems", True) not in (True, {}, False) or (
-        schema.get("unevaluatedItems", True) is False and not place.is_alone
-    ):
-        raise SchemaProblem(place.at("unevaluatedItems"), "is only supported as false, without other schemas around")
+    elif "unevaluatedItems" in schema and BRANCHING.isdisjoint(schema):  # otherwise a derived schema closes it
+        keywords["items"] = prepare(schema["unevaluatedItems"], "unevaluatedItems")
     unique = schema.get("uniqueItems", False)
     if not isinstance(unique, bool):
         raise SchemaProblem(place.at("uniqueItems"), "must be true or false")
     if unique and keywords.get("maxItems", 2) > 1:
-        raise SchemaProblem(place.at("uniqueItems"), "is not supported where there may be more than one item")
+        keywords[UNIQUE] = True
     return keywords

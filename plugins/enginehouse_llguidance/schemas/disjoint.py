@@ -7,29 +7,31 @@ from typing import Any
 
 from attrs import frozen
 
+from enginehouse_llguidance.schemas.document import Document, Pointer
 from enginehouse_llguidance.schemas.problems import SchemaProblem
-from enginehouse_llguidance.schemas.references import resolve
+from enginehouse_llguidance.schemas.values import key_of
 
-__all__ = ["find_overlap"]
+__all__ = ["find_overlaps"]
 
 _TYPES = frozenset({"null", "boolean", "number", "string", "array", "object"})
 _MAX_DEPTH = 8
 
 
-def find_overlap(root: Any, options: list[Any], parent: dict[str, Any]) -> tuple[int, int] | None:
-    """Return the indexes of two options that some value may match, or None if that is impossible.
+def find_overlaps(document: Document, options: list[Any], parent: dict[str, Any]) -> list[tuple[int, int]]:
+    """Return the indexes of each two options that some value may match.
 
     Args:
-        root: the whole schema, for references.
+        document: the whole schema, for references.
         parent: the schema that contains the options; its other keywords apply to each of them.
     """
-    base = _facts_of(root, {key: value for key, value in parent.items() if key != "oneOf"}, 0)
-    facts = [_facts_of(root, option, 0).joined(base) for option in options]
-    for second in range(1, len(facts)):
-        for first in range(second):
-            if not _are_disjoint(root, facts[first], facts[second], 0):
-                return first, second
-    return None
+    base = _facts_of(document, {key: value for key, value in parent.items() if key != "oneOf"}, 0)
+    facts = [_facts_of(document, option, 0).joined(base) for option in options]
+    return [
+        (first, second)
+        for second in range(1, len(facts))
+        for first in range(second)
+        if not _are_disjoint(document, facts[first], facts[second], 0)
+    ]
 
 
 @frozen
@@ -64,18 +66,18 @@ class _Facts:
         )
 
 
-def _facts_of(root: Any, schema: Any, depth: int) -> _Facts:
+def _facts_of(document: Document, schema: Any, depth: int) -> _Facts:
     if schema is False:
         return _Facts(types=frozenset())
     if not isinstance(schema, dict) or depth > _MAX_DEPTH:
         return _Facts()
     facts = _Facts(_types(schema), _values(schema), _properties(schema), _required(schema), _is_closed(schema))
-    if isinstance(schema.get("$ref"), str):
+    if isinstance(schema.get("$ref"), str) and (isinstance(schema["$ref"], Pointer) or not document.has_resources):
         try:
-            _, target = resolve(root, schema["$ref"], "")
+            _, target = document.target(schema, "")
         except SchemaProblem:
             return facts  # reported when the reference is checked
-        referred = _facts_of(root, target, depth + 1)
+        referred = _facts_of(document, target, depth + 1)
         facts = facts.joined(referred) if len(schema) > 1 else referred
     return facts
 
@@ -89,20 +91,10 @@ def _types(schema: dict[str, Any]) -> frozenset[str]:
 
 def _values(schema: dict[str, Any]) -> frozenset[Any] | None:
     if "const" in schema:
-        return frozenset({_key(schema["const"])})
+        return frozenset({key_of(schema["const"])})
     if isinstance(schema.get("enum"), list):
-        return frozenset(map(_key, schema["enum"]))
+        return frozenset(map(key_of, schema["enum"]))
     return None
-
-
-def _key(value: Any) -> Any:
-    """Return a key that is equal for equal JSON values: 1 and 1.0 are equal, 1 and true are not."""
-    if isinstance(value, dict):
-        return ("object", frozenset((name, _key(item)) for name, item in value.items()))
-    if isinstance(value, list):
-        return ("array", tuple(map(_key, value)))
-    kind = {bool: "boolean", str: "string", type(None): "null"}.get(type(value), "number")
-    return (kind, value)
 
 
 def _properties(schema: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
@@ -119,7 +111,7 @@ def _is_closed(schema: dict[str, Any]) -> bool:
     return schema.get("additionalProperties") is False and "patternProperties" not in schema
 
 
-def _are_disjoint(root: Any, left: _Facts, right: _Facts, depth: int) -> bool:
+def _are_disjoint(document: Document, left: _Facts, right: _Facts, depth: int) -> bool:
     types = left.types & right.types
     for facts in (left, right):
         if facts.values is not None:
@@ -128,10 +120,10 @@ def _are_disjoint(root: Any, left: _Facts, right: _Facts, depth: int) -> bool:
         return True
     if left.values is not None and right.values is not None:
         return not left.values & right.values
-    return types == {"object"} and any(_shared_property_tells(root, left, right, depth))
+    return types == {"object"} and any(_shared_property_tells(document, left, right, depth))
 
 
-def _shared_property_tells(root: Any, left: _Facts, right: _Facts, depth: int) -> Iterator[bool]:
+def _shared_property_tells(document: Document, left: _Facts, right: _Facts, depth: int) -> Iterator[bool]:
     """Yield, for each property that a value of both must have, True if no property value matches both."""
     if depth > _MAX_DEPTH:
         return
@@ -141,4 +133,4 @@ def _shared_property_tells(root: Any, left: _Facts, right: _Facts, depth: int) -
             yield True
         for first in schemas[0]:
             for second in schemas[1]:
-                yield _are_disjoint(root, _facts_of(root, first, 0), _facts_of(root, second, 0), depth + 1)
+                yield _are_disjoint(document, _facts_of(document, first, 0), _facts_of(document, second, 0), depth + 1)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from typing import Literal
 
 from attrs import frozen
 
-__all__ = ["KEYWORDS", "TYPES", "Keyword", "meant_keyword"]
+__all__ = ["KEYWORDS", "TYPES", "Keyword"]
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 
@@ -33,19 +32,21 @@ _BOUND = "to 15 digits, for integers to what a float holds; more are tightened t
 
 KEYWORDS: dict[str, Keyword] = {
     # Core
-    "$ref": Keyword("enforced", "JSON pointers into the schema itself; recursive ones without sibling keywords"),
+    "$ref": Keyword(
+        "enforced", "into the schema itself, also by `$id` and `$anchor`; recursive ones without sibling keywords"
+    ),
     "$defs": Keyword("annotation", "what is referred to is checked"),
     "definitions": Keyword("annotation", "what is referred to is checked"),
-    "$anchor": Keyword("annotation", "a `$ref` to it is refused"),
-    "$dynamicAnchor": Keyword("annotation", "a reference to it is refused"),
-    "$recursiveAnchor": Keyword("annotation", "a reference to it is refused"),
-    "$id": Keyword("annotation", "a `$ref` below an inner one is refused"),
+    "$anchor": Keyword("annotation", "a reference may name it"),
+    "$dynamicAnchor": Keyword("annotation", "a reference may name it"),
+    "$recursiveAnchor": Keyword("annotation", "as `$dynamicAnchor`"),
+    "$id": Keyword("annotation", "the base of references below it"),
     "id": Keyword("annotation"),
     "$schema": Keyword("annotation", "2020-12 is what is enforced, with the array forms of earlier drafts"),
     "$vocabulary": Keyword("annotation"),
     "$comment": Keyword("annotation"),
-    "$dynamicRef": Keyword("refused", "use `$ref`"),
-    "$recursiveRef": Keyword("refused", "use `$ref`"),
+    "$dynamicRef": Keyword("enforced", "where every path to it leads to the same anchor"),
+    "$recursiveRef": Keyword("enforced", "as `$dynamicRef`"),
     # Any type
     "type": Keyword("enforced"),
     "enum": Keyword(
@@ -56,12 +57,15 @@ KEYWORDS: dict[str, Keyword] = {
     "allOf": Keyword("enforced"),
     "anyOf": Keyword("enforced"),
     "oneOf": Keyword(
-        "enforced", "when no value can match two of the schemas: other types, constants, or a required property tells"
+        "enforced", "where no value can match two of the schemas, or the complement of those is supported (see `not`)"
     ),
-    "not": Keyword("refused", "no grammar for the complement of a schema"),
-    "if": Keyword("refused", "use `anyOf`"),
-    "then": Keyword("refused", "without `if` it asks for nothing"),
-    "else": Keyword("refused", "without `if` it asks for nothing"),
+    "not": Keyword(
+        "enforced",
+        "of types, constants, bounds, lengths, patterns, `required`, properties, items, `contains` and what joins them",
+    ),
+    "if": Keyword("enforced", "where its complement is supported (see `not`)"),
+    "then": Keyword("enforced", "without `if` it asks for nothing"),
+    "else": Keyword("enforced", "without `if` it asks for nothing"),
     # Numbers
     "minimum": Keyword("enforced", _BOUND),
     "maximum": Keyword("enforced", _BOUND),
@@ -75,7 +79,7 @@ KEYWORDS: dict[str, Keyword] = {
         "enforced",
         "look-ahead only where its rest reaches to the end; no look-behind, back-references, word boundaries, flags",
     ),
-    "format": Keyword("enforced", "see below; unknown ones are refused"),
+    "format": Keyword("enforced", "see below; others ask for nothing"),
     "contentEncoding": Keyword("annotation"),
     "contentMediaType": Keyword("annotation"),
     "contentSchema": Keyword("annotation"),
@@ -85,11 +89,11 @@ KEYWORDS: dict[str, Keyword] = {
     "additionalItems": Keyword("enforced", "beside the array form of `items`"),
     "minItems": Keyword("enforced"),
     "maxItems": Keyword("enforced"),
-    "uniqueItems": Keyword("refused", "`false`, and `true` where there is at most one item, pass"),
-    "contains": Keyword("refused"),
-    "minContains": Keyword("refused", "without `contains` it asks for nothing"),
-    "maxContains": Keyword("refused", "without `contains` it asks for nothing"),
-    "unevaluatedItems": Keyword("enforced", "without `$ref`, `allOf`, `anyOf` and `oneOf` beside or around it"),
+    "uniqueItems": Keyword("enforced", "in arguments of enforced calls where there is at most one item"),
+    "contains": Keyword("enforced", "the items asked for are among the first 8"),
+    "minContains": Keyword("enforced", "up to 8, with `maxContains` up to 4"),
+    "maxContains": Keyword("enforced", "where the complement of `contains` is supported (see `not`)"),
+    "unevaluatedItems": Keyword("enforced", "what one combination of branches evaluates"),
     # Objects
     "properties": Keyword("enforced", "in the order of the schema"),
     "required": Keyword("enforced"),
@@ -102,10 +106,10 @@ KEYWORDS: dict[str, Keyword] = {
     ),
     "minProperties": Keyword("enforced", "up to 1, or as far as `required` and `properties` settle it"),
     "maxProperties": Keyword("enforced", "0, 1, or where all `properties` are required"),
-    "dependentRequired": Keyword("refused"),
-    "dependentSchemas": Keyword("refused"),
-    "dependencies": Keyword("refused"),
-    "unevaluatedProperties": Keyword("enforced", "without `$ref`, `allOf`, `anyOf` and `oneOf` beside or around it"),
+    "dependentRequired": Keyword("enforced"),
+    "dependentSchemas": Keyword("enforced"),
+    "dependencies": Keyword("enforced"),
+    "unevaluatedProperties": Keyword("enforced", "what one combination of branches evaluates"),
     # Annotations
     **_annotations("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"),
     **_annotations("discriminator", "example", "externalDocs", "nullable", "xml"),  # OpenAPI
@@ -114,16 +118,4 @@ KEYWORDS: dict[str, Keyword] = {
     "extends": Keyword("refused", "use `allOf`"),
     "disallow": Keyword("refused"),
 }
-"""An unlisted keyword is an annotation, as in the standard, unless it looks like a misspelled known one."""
-
-_LONG = [name for name in KEYWORDS if len(name) > 3]  # shorter ones are too similar to many other words
-
-
-def meant_keyword(name: str) -> str | None:
-    """Return the known keyword that an unknown one probably means: other case, swapped, extra or missing letters."""
-    plain = name.replace("_", "").lower()
-    for known in _LONG:
-        if sorted(plain) == sorted(known.lower()):
-            return known
-    close = get_close_matches(name, _LONG, n=1, cutoff=0.85)
-    return close[0] if close else None
+"""An unlisted keyword is an annotation, as in the standard; core lists it as ignored."""

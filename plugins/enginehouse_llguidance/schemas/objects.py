@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from enginehouse_llguidance.automata import AutomatonError, restricted
+from enginehouse_llguidance.schemas.document import REFERENCES, Document, Pointer
+from enginehouse_llguidance.schemas.evaluated import BRANCHING
+from enginehouse_llguidance.schemas.keywords import KEYWORDS
 from enginehouse_llguidance.schemas.places import Place
-from enginehouse_llguidance.schemas.problems import SchemaProblem
+from enginehouse_llguidance.schemas.problems import SchemaProblem, join_pointer
 from enginehouse_llguidance.schemas.strings import length, read_pattern, string_keywords
 
-__all__ = ["Prepare", "object_keywords"]
+__all__ = ["Prepare", "is_closed_beside", "object_keywords"]
+
+_FURTHER = frozenset({*REFERENCES, "dependencies", "dependentRequired", "dependentSchemas", "minProperties"}) - {"$ref"}
 
 Prepare = Callable[..., Any]
 """Prepares a subschema: ``prepare(value, *steps)``."""
@@ -30,7 +36,9 @@ def object_keywords(schema: dict[str, Any], place: Place, prepare: Prepare) -> d
     required = _required(schema, place)
     if "additionalProperties" in schema:
         keywords["additionalProperties"] = prepare(schema["additionalProperties"], "additionalProperties")
-    elif _unevaluated_is_closed(schema, place) or _suffices(schema, properties, patterns, required, place):
+    elif "unevaluatedProperties" in schema and BRANCHING.isdisjoint(schema):  # otherwise a derived schema closes it
+        keywords["additionalProperties"] = prepare(schema["unevaluatedProperties"], "unevaluatedProperties")
+    elif _suffices(schema, properties, patterns, required, place):
         keywords["additionalProperties"] = False
     if patterns:
         keywords["patternProperties"] = _pattern_properties(patterns, required, keywords, place, prepare)
@@ -40,6 +48,34 @@ def object_keywords(schema: dict[str, Any], place: Place, prepare: Prepare) -> d
     if required:
         keywords["required"] = required
     return keywords
+
+
+def is_closed_beside(document: Document, schema: dict[str, Any], derived: Iterable[Any], place: Place) -> bool:
+    """Return True if an object needs no names besides its properties, although derived schemas apply to it as well."""
+    properties = schema.get("properties")
+    if not isinstance(properties, dict) or not {"additionalProperties", "unevaluatedProperties"}.isdisjoint(schema):
+        return False
+    if not _suffices(schema, properties, schema.get("patternProperties", {}), _required(schema, place), place):
+        return False
+    waiting, seen = list(derived), set()
+    while waiting:
+        one = waiting.pop()
+        if not isinstance(one, dict) or id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one.get("$ref"), Pointer):
+            one = document.at(one["$ref"])
+        if not isinstance(one, dict):
+            continue
+        if "$ref" in one or not _FURTHER.isdisjoint(one):
+            return False
+        names = {*one.get("properties", ()), *one.get("required", ())}
+        if not names <= properties.keys():
+            return False
+        for key in ("allOf", "anyOf", "oneOf"):
+            waiting.extend(one.get(key, ()))
+        waiting.extend(one[key] for key in ("not", "if", "then", "else") if key in one)
+    return True
 
 
 def _mapping(schema: dict[str, Any], key: str, place: Place) -> dict[str, Any]:
@@ -54,16 +90,6 @@ def _required(schema: dict[str, Any], place: Place) -> list[str]:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise SchemaProblem(place.at("required"), "must be a list of strings")
     return list(dict.fromkeys(names))
-
-
-def _unevaluated_is_closed(schema: dict[str, Any], place: Place) -> bool:
-    value = schema.get("unevaluatedProperties", True)
-    if value in (True, {}):
-        return False
-    if value is not False or not place.is_alone:
-        message = "is only supported as false, without other schemas around"
-        raise SchemaProblem(place.at("unevaluatedProperties"), message)
-    return True
 
 
 def _suffices(
@@ -101,29 +127,59 @@ def _pattern_properties(
 
 
 def _restrict_names(schema: dict[str, Any], required: list[str], keywords: dict[str, Any], place: Place) -> None:
-    """Rewrite ``propertyNames`` as the only pattern that names may match."""
+    """Rewrite ``propertyNames`` as the only pattern that names may match, or as a list of names."""
     pointer, names = place.at("propertyNames"), schema["propertyNames"]
-    if "properties" in keywords or "patternProperties" in keywords:
-        raise SchemaProblem(pointer, "is not supported together with properties and patternProperties")
+    if names is False:
+        keywords["maxProperties"] = 0
+        return
     if not isinstance(names, dict):
-        raise SchemaProblem(pointer, "is only supported as an object")
-    asked = {key: value for key, value in names.items() if key not in ("type", "title", "description", "$comment")}
-    if names.get("type", "string") != "string" or len({"length" if "Length" in key else key for key in asked}) != 1:
-        raise SchemaProblem(pointer, "is only supported with one of pattern, format, enum, const and lengths")
-    value = keywords.get("additionalProperties", True)
-    if "enum" in asked or "const" in asked:
-        allowed = asked["enum"] if "enum" in asked else [asked["const"]]
-        if not isinstance(allowed, list) or not all(isinstance(name, str) for name in allowed):
-            raise SchemaProblem(pointer, "names must be strings")
-        keywords["properties"] = dict.fromkeys(allowed, value)
-    elif asked.keys() <= {"pattern", "format", "minLength", "maxLength"} and not required:
-        found = string_keywords(asked, pointer)
-        lengths = f"^(?s:.){{{found.get('minLength', 0)},{found.get('maxLength', '')}}}$"
-        keywords["patternProperties"] = {found.get("pattern", lengths): value}
+        raise SchemaProblem(pointer, "a schema must be an object, true or false")
+    if "string" not in ([names["type"]] if isinstance(names.get("type"), str) else names.get("type", ["string"])):
+        keywords["maxProperties"] = 0  # names are strings
+        return
+    asked = {key for key in names if key != "type" and getattr(KEYWORDS.get(key), "status", "annotation") == "enforced"}
+    if not asked:
+        return
+    if asked <= {"enum", "const"}:
+        allowed = names["enum"] if "enum" in names else [names["const"]]
+        if not isinstance(allowed, list):
+            raise SchemaProblem(join_pointer(pointer, ["enum"]), "must be a list with at least one value")
+        listed = dict.fromkeys(name for name in allowed if isinstance(name, str))
+        _only_names(listed, schema, keywords, place)
+    elif asked <= {"pattern", "format", "minLength", "maxLength"} and not required:
+        if "properties" in keywords or "patternProperties" in keywords:
+            raise SchemaProblem(pointer, "is not supported together with properties and patternProperties")
+        keywords["patternProperties"] = {_pattern_of_names(names, pointer): keywords.get("additionalProperties", True)}
     else:
-        message = "is only supported as enum, const, or without required as one of pattern, format and lengths"
+        message = "is only supported as enum, const, or without required as pattern, format and lengths"
         raise SchemaProblem(pointer, message)
     keywords["additionalProperties"] = False
+
+
+def _only_names(listed: dict[str, None], schema: dict[str, Any], keywords: dict[str, Any], place: Place) -> None:
+    if "patternProperties" in keywords:
+        raise SchemaProblem(place.at("propertyNames"), "is not supported together with patternProperties")
+    properties, value = keywords.get("properties", {}), keywords.get("additionalProperties", True)
+    if place.is_alone and properties and "additionalProperties" not in schema:
+        value = True  # the names are listed here, not in properties
+    keywords["properties"] = {name: properties.get(name, value) for name in listed} | {
+        name: False for name in properties if name not in listed
+    }
+
+
+def _pattern_of_names(names: dict[str, Any], pointer: str) -> str:
+    found = string_keywords(names, pointer)
+    lengths = f"(?s:.){{{found.get('minLength', 0)},{found.get('maxLength', '')}}}"
+    patterns = [found["pattern"], *(part["pattern"] for part in found.get("allOf", ()))] if "pattern" in found else []
+    if {"minLength", "maxLength"} & found.keys() or not patterns:
+        patterns.append(f"^{lengths}$")
+    if len(patterns) == 1:
+        return str(patterns[0])
+    whole = [pattern.removeprefix("^").removesuffix("$") for pattern in patterns]
+    try:
+        return f"^{restricted(whole[0], [(pattern, False) for pattern in whole[1:]])}$"
+    except AutomatonError as error:
+        raise SchemaProblem(pointer, f"its conditions are not supported together: {error}") from error
 
 
 def _counts(schema: dict[str, Any], keywords: dict[str, Any], required: list[str], place: Place) -> None:

@@ -21,13 +21,11 @@ class Place:
         depth: number of enclosing schemas.
         joined: None if no other schema restricts the same values; otherwise the path from the value at which schemas
             were combined.
-        is_in_resource: located below an inner ``$id``, which changes the base of references.
     """
 
     pointer: str = ""
     depth: int = 0
     joined: ValuePath | None = None
-    is_in_resource: bool = False
 
     @property
     def is_alone(self) -> bool:

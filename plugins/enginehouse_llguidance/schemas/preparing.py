@@ -11,18 +11,20 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
-from attrs import define, evolve, field, frozen
+from attrs import define, field, frozen
 
 from enginehouse_llguidance.options import LlguidanceOptions
 from enginehouse_llguidance.schemas.arrays import array_keywords
-from enginehouse_llguidance.schemas.disjoint import find_overlap
+from enginehouse_llguidance.schemas.derived import derived_schemas, exclusive_options
+from enginehouse_llguidance.schemas.distinct import UNIQUE, check_distinct
+from enginehouse_llguidance.schemas.document import REFERENCES, Document
 from enginehouse_llguidance.schemas.finite import find_endless
 from enginehouse_llguidance.schemas.joins import Joins
-from enginehouse_llguidance.schemas.keywords import KEYWORDS, TYPES, meant_keyword
+from enginehouse_llguidance.schemas.keywords import KEYWORDS, TYPES
 from enginehouse_llguidance.schemas.numbers import (
     ANY_INTEGER,
     EXACT_DIGITS,
@@ -30,25 +32,16 @@ from enginehouse_llguidance.schemas.numbers import (
     is_number,
     number_keywords,
 )
-from enginehouse_llguidance.schemas.objects import object_keywords
+from enginehouse_llguidance.schemas.objects import is_closed_beside, object_keywords
 from enginehouse_llguidance.schemas.places import Place, ValuePath
 from enginehouse_llguidance.schemas.problems import SchemaProblem, join_pointer
-from enginehouse_llguidance.schemas.references import find_cycle, resolve
+from enginehouse_llguidance.schemas.references import find_cycle
 from enginehouse_llguidance.schemas.strings import check_text, string_keywords
+from enginehouse_llguidance.schemas.values import key_of
 
 __all__ = ["PreparedSchema", "prepare_schema", "read_schema"]
 
-_BRANCHES = ("$ref", "allOf", "anyOf", "oneOf")
-_ASKS_NOTHING: dict[str, Callable[[Any], bool]] = {
-    "uniqueItems": lambda value: True,  # handled together with maxItems
-    "dependentRequired": lambda value: value == {},
-    "dependentSchemas": lambda value: value == {},
-    "dependencies": lambda value: value == {},
-    "minContains": lambda value: True,  # no effect without contains
-    "maxContains": lambda value: True,
-    "then": lambda value: True,  # no effect without if
-    "else": lambda value: True,
-}
+_BRANCHES = (*REFERENCES, "allOf", "anyOf", "oneOf")
 _MAX_CONSTANT_DECIMALS = 22  # up to here a decimal is read as the closest float by every division
 _MAX_JSON_DEPTH = 120  # the library reads 128 levels
 
@@ -60,10 +53,12 @@ class PreparedSchema:
     Attributes:
         schema: the schema with all definitions.
         parts: pointer in the original and prepared form of every subschema, inner ones first.
+        has_unique: some array must have different items, which the library does not enforce.
     """
 
     schema: Any
     parts: tuple[tuple[str, Any], ...]
+    has_unique: bool
 
 
 def read_schema(text: str) -> Any:
@@ -106,14 +101,14 @@ def prepare_schema(root: Any, options: LlguidanceOptions) -> PreparedSchema:
     Raises:
         SchemaProblem: something cannot be enforced; includes its location.
     """
-    return _Preparer(root, options).run()
+    return _Preparer(Document(root), options).run()
 
 
 @define(eq=False)
 class _Preparer:
     """One traversal of a schema and its references."""
 
-    root: Any
+    document: Document
     options: LlguidanceOptions
     parts: list[tuple[str, Any]] = field(factory=list)
     names: dict[tuple[str, ValuePath | None], str] = field(factory=dict)
@@ -126,7 +121,7 @@ class _Preparer:
 
     def run(self) -> PreparedSchema:
         """Traverse the schema, then check the references as a whole."""
-        schema = self.prepare(self.root, Place())
+        schema = self.prepare(self.document.root, Place())
         definitions = {}
         while self.waiting:
             name, value, place = self.waiting.popleft()
@@ -139,7 +134,8 @@ class _Preparer:
         if endless is not None:
             raise SchemaProblem(endless, "every value that satisfies the schema would have to contain another one")
         parts = tuple((pointer, _with_definitions(part, definitions)) for pointer, part in self.parts)
-        return PreparedSchema(_with_definitions(schema, definitions), parts)
+        has_unique = check_distinct(self.parts, definitions)
+        return PreparedSchema(_with_definitions(schema, definitions), parts, has_unique)
 
     def _check_references(self) -> None:
         looping = find_cycle(self.same_value, list(self.same_value))
@@ -160,8 +156,6 @@ class _Preparer:
         if len(self.parts) >= self.options.max_subschemas:
             raise SchemaProblem(place.pointer, f"the schema has more than {self.options.max_subschemas} subschemas")
         self._check_keywords(value, place)
-        if "$id" in value and place.pointer:
-            place = evolve(place, is_in_resource=True)
         prepared = self._rewrite(value, place)
         if prepared == ANY_INTEGER:  # shared, because its automaton is large
             self.uses_any_integer, prepared = True, {"$ref": "#/$defs/integer"}
@@ -169,29 +163,42 @@ class _Preparer:
         return prepared
 
     def _check_keywords(self, schema: Mapping[str, Any], place: Place) -> None:
-        for name, value in schema.items():
+        for name in schema:
             keyword = KEYWORDS.get(name)
             if keyword is None:
-                meant = meant_keyword(name)
-                if meant is not None:
-                    raise SchemaProblem(place.at(name), f"unknown keyword; did you mean {meant!r}?")
-            elif keyword.status == "refused" and not _ASKS_NOTHING.get(name, lambda _: False)(value):
+                continue  # an annotation
+            if keyword.status == "refused":
                 reason = f": {keyword.note}" if keyword.note else ""
                 raise SchemaProblem(place.at(name), f"the keyword {name!r} is not supported{reason}")
 
     def _rewrite(self, schema: dict[str, Any], place: Place) -> dict[str, Any]:
+        if self.document.is_early and "$ref" in schema:
+            schema = {"$ref": schema["$ref"]}  # until draft 7 a reference replaces its schema
         types = _types(schema, place)
         branches = [key for key in _BRANCHES if key in schema]
-        own = place.beside() if branches else place
+        derived = [(key, one) for key, one in derived_schemas(self.document, schema, place.pointer) if one is not True]
+        own = place.beside() if branches or derived else place
         prepared: dict[str, Any] = {}
         if "type" in schema:
             prepared["type"] = types[0] if len(types) == 1 else types
         prepared |= self._of_types(schema, types, own)
         prepared |= self._constants(schema, place)
+        if prepared.pop(UNIQUE, False):
+            _require_unique(prepared)
         if branches:
-            is_only = len(branches) == 1 and not prepared
+            is_only = len(branches) == 1 and not prepared and not derived
             self._add_branches(schema, branches, prepared, place if is_only else place.beside())
+        if derived and not branches and is_closed_beside(self.document, schema, [one for _, one in derived], place):
+            prepared["additionalProperties"] = False
+        for key, one in derived:
+            branch = place.beside().of_branch(key, "*")  # unlike the pointers of the schemas that it refers to
+            self._note_branch(place, branch)
+            prepared["allOf"] = [*prepared.get("allOf", []), self.prepare(one, branch)]
         return prepared
+
+    def _note_branch(self, place: Place, branch: Place) -> None:
+        self.edges[place.pointer].append(branch.pointer)
+        self.same_value[place.pointer].append(branch.pointer)
 
     def _of_types(self, schema: dict[str, Any], types: list[str], own: Place) -> dict[str, Any]:
         """Return the keywords that apply to values of each type."""
@@ -234,23 +241,21 @@ class _Preparer:
         self, schema: dict[str, Any], branches: list[str], prepared: dict[str, Any], place: Place
     ) -> None:
         """Add the schemas that apply to the same value."""
-        if "$ref" in branches:
-            prepared["$ref"] = self._reference(schema["$ref"], place)
+        if branches[0] in REFERENCES:
+            prepared["$ref"] = self._reference(schema, place)
         for key in ("allOf", "anyOf", "oneOf"):
             if key not in branches:
                 continue
-            options = schema[key]
+            options, suffix = schema[key], ()
             if not isinstance(options, list) or not options:
                 raise SchemaProblem(place.at(key), "must be a list with at least one schema")
-            if key == "oneOf" and (overlap := find_overlap(self.root, options, schema)) is not None:
-                message = f"is only supported where no value matches two of the schemas; {overlap} may overlap"
-                raise SchemaProblem(place.at(key), message)
+            if key == "oneOf" and (exclusive := exclusive_options(self.document, schema, place.pointer)) is not None:
+                options, suffix = exclusive, ("*",)
             around = place.beside() if key == "allOf" and len(options) > 1 else place
             found = []
             for index, option in enumerate(options):
-                branch = around.of_branch(key, index)
-                self.edges[place.pointer].append(branch.pointer)
-                self.same_value[place.pointer].append(branch.pointer)
+                branch = around.of_branch(key, index, *suffix)
+                self._note_branch(place, branch)
                 found.append(self.prepare(option, branch))
             if key == "allOf":
                 prepared["allOf"] = [*prepared.get("allOf", []), *found]
@@ -259,11 +264,9 @@ class _Preparer:
             else:
                 prepared["anyOf"] = found  # equivalent to oneOf if the options are disjoint
 
-    def _reference(self, reference: Any, place: Place) -> str:
+    def _reference(self, schema: dict[str, Any], place: Place) -> str:
+        target, value = self.document.target(schema, place.pointer)
         pointer = place.at("$ref")
-        if place.is_in_resource:
-            raise SchemaProblem(pointer, "is not supported below an inner $id")
-        target, value = resolve(self.root, reference, pointer)
         self.edges[place.pointer].append(target)
         self.same_value[place.pointer].append(target)
         if not place.is_alone:
@@ -279,6 +282,20 @@ class _Preparer:
 
 def _with_definitions(schema: Any, definitions: dict[str, Any]) -> Any:
     return {**schema, "$defs": definitions} if definitions and isinstance(schema, dict) else schema
+
+
+def _require_unique(prepared: dict[str, Any]) -> None:
+    """Enforce ``uniqueItems``: on constants here, on other arrays while they are written."""
+    if "const" in prepared and not _has_unique_items(prepared["const"]):
+        prepared["enum"] = []
+    elif "enum" in prepared:
+        prepared["enum"] = [value for value in prepared["enum"] if _has_unique_items(value)]
+    elif "const" not in prepared:
+        prepared[UNIQUE] = True
+
+
+def _has_unique_items(value: Any) -> bool:
+    return not isinstance(value, list) or len(set(map(key_of, value))) == len(value)
 
 
 def _types(schema: Mapping[str, Any], place: Place) -> list[str]:

@@ -48,6 +48,13 @@ def test_an_expression_is_refused_with_the_reason(pattern: str, problem: str) ->
     assert problem in str(refused.value)
 
 
+def test_a_message_shows_the_expression_as_it_was_sent() -> None:
+    with pytest.raises(ValueError, match="not supported") as refused:
+        StopPatterns((r"a\b",))
+
+    assert str(refused.value).startswith(r"'a\b': '\b' is not supported")
+
+
 @pytest.mark.parametrize(
     ("pattern", "text", "found"),
     [

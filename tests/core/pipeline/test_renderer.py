@@ -119,7 +119,7 @@ async def test_long_chats_pass_the_pipe(patient: Renderer) -> None:
 
 
 async def test_refusals_carry_the_templates_message(patient: Renderer) -> None:
-    with pytest.raises(RenderError, match="the messages: roles must alternate") as caught:
+    with pytest.raises(RenderError, match=r"refused the messages \(line 1\): roles must alternate") as caught:
         await patient.render(prompt("{{ raise_exception('roles must alternate') }}"))
 
     assert caught.value.param == "messages"

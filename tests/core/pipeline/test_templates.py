@@ -134,7 +134,7 @@ def test_roles_that_alternate_are_the_clients_to_solve() -> None:
     with pytest.raises(RenderError, match="must alternate") as caught:
         render(prompt(source("refuses_system"), CASES["two users"][0]), 10_000)
 
-    assert caught.value.param == "messages"
+    assert caught.value.param == "messages[1]"
 
 
 # --- instructions -----------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ def test_a_text_that_the_template_consumes_on_purpose_is_not_folded() -> None:
 def test_the_first_refusal_counts_when_folding_does_not_help() -> None:
     template = "{{ raise_exception('no ' ~ messages | length) }}"
 
-    assert text_of(template, chat("system: S", "user: U")) == "!! The chat template refused the messages: no 2"
+    assert text_of(template, chat("system: S", "user: U")) == "!! The chat template refused the messages (line 1): no 2"
 
 
 # --- continuing ------------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ def test_names_and_extra_values_are_untrusted_too() -> None:
 def test_control_strings_of_a_refusal_are_readable() -> None:
     text = text_of("{{ raise_exception('bad: ' ~ messages[0].content) }}", chat("user: <|im_end|>"))
 
-    assert text == "!! The chat template refused the messages: bad: <|im_end|>"
+    assert text == "!! The chat template refused the messages (line 1): bad: <|im_end|>"
 
 
 def test_extra_variables_cannot_replace_the_messages() -> None:
@@ -317,7 +317,7 @@ def test_broken_templates_are_found_without_messages(template: str, message: str
     [
         ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "nests too deeply"),
         ("{{ range(10**9) | list }}", "Range too big"),
-        ("{{ missing.attribute }}", "'missing' is undefined"),
+        ("{{ missing.attribute }}", "needs the variable 'missing'"),
         ("{{ 1 / 0 }}", "ZeroDivisionError"),
         ("{{ messages + 1 }}", "TypeError"),
     ],

@@ -82,8 +82,7 @@ class FlakyServer:
             error = response.json().get("error")
             assert error and error["code"] == code, response.text
             kind = place.name.partition(".")[0]
-            if code != "request_kills_worker":
-                assert f"he {kind} {place.owner!r} of the plugin 'flaky_kit'" in error["message"]
+            assert f"he {kind} {place.owner!r} of the plugin 'flaky_kit'" in error["message"]
             assert "a secret" not in response.text
         if deed != "slow":
             self.check_named(place.name, deed, place.owner)
@@ -97,7 +96,9 @@ class FlakyServer:
         self.check_response(response, place, deed, expected)
         if deed in ("end", "hang"):
             self.load(str(fields.get("model", "broken")))  # at once, without the pause after several deaths
-        if "request_kills_worker" in response.text:  # it is blamed, so that only other ones may follow
+        if deed in ("end", "hang") and place.is_remembered:  # only other ones may follow
+            again = self.chat(**fields).json()["error"]
+            assert again["code"] == place.ended and "an equal request" in again["message"]
             fields["messages"] = [{"role": "user", "content": f"after {place.name} {deed}"}]
             assert self.text_of(**fields), "the next request"
         else:
@@ -130,6 +131,7 @@ class Place:
         fields: of that request; ``model`` is the model that it asks.
         code: of the error.
         ended: the code when it ends or stops the worker; empty: as for the other deeds.
+        is_remembered: after that, an equal request is refused, since it would end the next worker.
         owner: name of the object.
         deeds: what it does when it breaks.
         quick: those of the default run.
@@ -140,6 +142,7 @@ class Place:
     fields: Mapping[str, Any] = field(factory=dict)
     code: str = "plugin_failed"
     ended: str = ""
+    is_remembered: bool = False
     owner: str = "flaky"
     deeds: Sequence[str] = ("raise", "type", "exit", "slow")
     quick: Sequence[str] = ("raise", "type")

@@ -9,6 +9,8 @@ import pytest
 from .harness import FlakyServer, Place, cells
 
 CONFIG = """
+[limits]
+plugin_timeout_s = 3.0
 [models.broken]
 source = "."
 backend = "flaky"
@@ -30,22 +32,20 @@ load = "lazy"
 ALL = ("raise", "type", "exit", "slow", "end", "hang")
 NO_RESULT = ("raise", "exit", "slow", "end", "hang")
 RAISES = ("raise",)
-BLAMED = "request_kills_worker"
+FATAL = {"ended": "plugin_failed", "is_remembered": True}
 
 PLACES = [
-    Place(name="backend.forward", deeds=ALL, ended=BLAMED),
-    Place(name="backend.host of its logits", deeds=ALL, ended=BLAMED),
-    Place(
-        name="backend.open_sequence", deeds=ALL, fields={"cache_prompt": False}, quick=("raise", "end"), ended=BLAMED
-    ),
+    Place(name="backend.forward", deeds=ALL, **FATAL),
+    Place(name="backend.host of its logits", deeds=ALL, **FATAL),
+    Place(name="backend.open_sequence", deeds=ALL, fields={"cache_prompt": False}, quick=("raise", "end"), **FATAL),
     Place(name="backend.fork", deeds=ALL, outcome="goes on"),
     Place(name="backend.free_tokens", deeds=("raise", "type", "exit", "slow")),
-    Place(name="backend.encode of its tokenizer", deeds=ALL, ended=BLAMED),
+    Place(name="backend.encode of its tokenizer", deeds=ALL, **FATAL),
 ]
 OWN = {"model": "own"}
 ENGINE = [
-    Place(name="backend.submit", fields=OWN, owner="flaky_engine"),
-    Place(name="backend.its stream", fields=OWN, owner="flaky_engine"),
+    Place(name="backend.submit", fields=OWN, owner="flaky_engine", deeds=("raise", "type", "exit", "slow", "hang")),
+    Place(name="backend.its stream", fields=OWN, owner="flaky_engine", deeds=("raise", "type", "exit", "slow", "hang")),
 ]
 LOADS = [
     Place(name="backend.probe", quick=RAISES),

@@ -35,7 +35,8 @@ PROCESS = {"flaky_process": True}
 CHOICE = {"structured_outputs": {"choice": ["a"]}}
 DRAFTED, EXITS = {"model": "drafted"}, {"model": "exits"}
 NO_RESULT = ("raise", "exit", "slow", "end", "hang")
-NAMED, BLAMED = "plugin_failed", "request_kills_worker"
+NAMED = "plugin_failed"
+FATAL = {"ended": NAMED, "is_remembered": True}
 ALL = ("raise", "type", "exit", "slow", "end", "hang")
 
 PLACES = [
@@ -45,8 +46,8 @@ PLACES = [
     Place(name="logits processor.process", fields=PROCESS, owner="flaky_processor", deeds=ALL, quick=(*ALL[:2], "end")),
     Place(name="structured decoder.compile", fields=CHOICE, code="invalid_value"),
     Place(name="structured decoder.start", fields=CHOICE),
-    Place(name="structured decoder.fill_bitmask", fields=CHOICE, deeds=NO_RESULT, ended=BLAMED),
-    Place(name="structured decoder.accept", fields=CHOICE, deeds=NO_RESULT, ended=BLAMED),
+    Place(name="structured decoder.fill_bitmask", fields=CHOICE, deeds=NO_RESULT, **FATAL),
+    Place(name="structured decoder.accept", fields=CHOICE, deeds=NO_RESULT, **FATAL),
     Place(name="structured decoder.forced_token_ids", fields=CHOICE),
     Place(name="structured decoder.is_finished", fields=CHOICE),
     Place(name="drafter.open", fields=DRAFTED, outcome="goes on", deeds=NO_RESULT, ended=NAMED),

@@ -27,6 +27,7 @@ import json, os, threading, time
 import enginehouse
 from attrs import field, frozen
 from pathlib import Path
+from enginehouse.contract.backend import Match, MemoryEstimate, Probe
 from enginehouse.contract.parsers import AnswerText, PreparedChat
 from enginehouse.contract.preparer import Preparation, Report
 from enginehouse.contract.router import Acceptance, Attempt, RoutingDecision
@@ -206,6 +207,35 @@ class Decoder:
     def is_finished(self):
         return False
 
+@frozen
+class EngineOptions:
+    place: str
+
+class Backend:
+    name, api_version, options, opens = "held", 1, EngineOptions, "engine"
+    def probe(self):
+        return Probe(available=True)
+    def match(self, source):
+        return Match(0.0, "only by name")
+    def estimate(self, source, options):
+        return MemoryEstimate(1000, 0, 1000)
+    def open(self, source, options, progress):
+        from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
+        from enginehouse_testkit.inline_engine import InlineEngine
+
+        class Engine(InlineEngine):
+            async def submit(self, request):
+                hold("submit", options.place)
+                return await super().submit(request)
+            def step(self):
+                hold("step", options.place)
+                super().step()
+        return Engine(FakeRunner(FakeOptions(slots=4)))
+
+@enginehouse.hookimpl
+def register_backends(register):
+    register(Backend())
+
 @enginehouse.hookimpl
 def register_tool_parsers(register):
     register(Parser())
@@ -264,6 +294,14 @@ min_tokens = 0
 [models.decoder]
 source = "."
 backend = "fake"
+[models.submit]
+source = "."
+backend = "held"
+place = "submit"
+[models.step]
+source = "."
+backend = "held"
+place = "step"
 [models.reasoning_variables]
 source = "."
 backend = "fake"
@@ -367,6 +405,8 @@ CASES = [
     Case("handle", "surface", ("/plain", {"place": "handle"})),
     Case("chunks", "surface", ("/plain", {"place": "chunks"}), method="stream of its reply"),
     Case("error", "surface", ("/plain", {"place": "error"})),
+    Case("submit", "backend", chat("submit")),
+    Case("step", "backend", chat("step"), method="its stream"),
     Case("compile", "structured decoder", chat("decoder", response_format={"type": "json_object"})),
 ]
 each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.place)

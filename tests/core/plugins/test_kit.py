@@ -21,6 +21,14 @@ import pytest
 from enginehouse_testkit.server import ServerProcess, started_server
 
 METADATA = "Metadata-Version: 2.1\nName: kit\nVersion: {version}\n"
+MORE = """
+from enginehouse import hookimpl
+from enginehouse.contract.commands import Command
+
+@hookimpl
+def register_commands(register):
+    register(Command("kit broken", "kit_command:missing", "Is not there."))
+"""
 COMMAND = "import click\n\n@click.command()\ndef greet():\n    click.echo('hello from the kit')\n"
 
 
@@ -34,7 +42,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     info = site / "kit-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(METADATA.format(version="1.0"))
-    (info / "entry_points.txt").write_text("[enginehouse]\nkit = kit\n")
+    (site / "kit_more.py").write_text(MORE)
+    (info / "entry_points.txt").write_text("[enginehouse]\nkit = kit\nkit_more = kit_more\n")
     return site
 
 
@@ -67,6 +76,14 @@ def test_every_kind_of_the_kit_passes_its_suite(env: Mapping[str, str], site: Pa
     assert all(reason.startswith("optional: ") or "engine" in reason for reason in skipped), skipped
 
 
+def test_a_target_that_does_not_exist_is_found_by_check(env: Mapping[str, str]) -> None:
+    command = [sys.executable, "-m", "enginehouse", "plugins", "check", "kit_more"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 1
+    assert "the command 'kit broken' has the target kit_command:missing, which is not a click command" in done.stdout
+
+
 def test_a_model_that_is_missing_is_named_at_once(env: Mapping[str, str]) -> None:
     command = [sys.executable, "-m", "enginehouse", "plugins", "check", "kit", "--model", "missing"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
@@ -78,6 +95,16 @@ def test_a_model_that_is_missing_is_named_at_once(env: Mapping[str, str]) -> Non
 
 def test_its_command_runs(env: Mapping[str, str]) -> None:
     assert run(env, "kit", "greet") == "hello from the kit\n"
+
+
+def test_its_command_that_cannot_be_imported_is_named_and_hides_no_other(env: Mapping[str, str]) -> None:
+    command = [sys.executable, "-m", "enginehouse", "kit", "broken"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 2
+    assert "Error: The command 'kit broken' of the plugin 'kit_more' failed in its import." in done.stderr
+    assert "module 'kit_command' has no attribute 'missing'" in done.stderr
+    assert all(line in run(env, "kit", "--help") for line in ("broken  Is not there.", "greet   Say hello."))
 
 
 @pytest.mark.skipif(os.name != "posix", reason="there is no SIGHUP")

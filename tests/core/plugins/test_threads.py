@@ -100,6 +100,20 @@ async def test_call_from_one_of_its_threads_is_direct(guard: Guard) -> None:
     assert first == second != threading.get_ident()
 
 
+async def test_threads_and_loops_end_when_the_server_does_and_start_again() -> None:
+    guard = Guard.of_plugin("kit", "tool parser", "ending", PluginFailures(), is_own=False)
+
+    async def current() -> threading.Thread:
+        return threading.current_thread()
+
+    for _ in range(2):
+        used = [await guard.run(PLACE, threading.current_thread), await guard.run_async("handle", current)]
+        assert threading.current_thread() not in used
+
+        guard.end_threads()
+        await until(lambda used=used: not any(thread.is_alive() for thread in used))
+
+
 async def test_error_of_a_call_is_raised_as_it_is(guard: Guard) -> None:
     def fail() -> None:
         raise TimeoutError("its own")

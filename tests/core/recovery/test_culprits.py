@@ -45,23 +45,23 @@ def chat(*texts: str, caller: str = "eve", stage: str = "text", **fields) -> Wor
 def test_text_that_killed_is_known_at_every_address_and_for_every_caller():
     for culprit in (question(LONG), chat(LONG)):
         culprits = Culprits(Clock())
-        assert not culprits.knows(culprit)
+        assert not culprits.refusal(culprit)
         culprits.add(culprit)
-        assert culprits.knows(culprit)
-        assert culprits.knows(question(LONG, "bob"))
-        assert culprits.knows(chat(LONG, caller="bob", num_choices=2, stopping=StopParams(max_tokens=7)))
-        assert culprits.knows(chat(f"{LONG} \n", sampling=SamplingParams(seed=7, temperature=1.5), priority=3))
-        assert culprits.knows(chat("hi", LONG, "and then?", caller="bob")), "a later turn of the conversation"
-        assert not culprits.knows(question(f"{LONG}!"))
+        assert culprits.refusal(culprit)
+        assert culprits.refusal(question(LONG, "bob"))
+        assert culprits.refusal(chat(LONG, caller="bob", num_choices=2, stopping=StopParams(max_tokens=7)))
+        assert culprits.refusal(chat(f"{LONG} \n", sampling=SamplingParams(seed=7, temperature=1.5), priority=3))
+        assert culprits.refusal(chat("hi", LONG, "and then?", caller="bob")), "a later turn of the conversation"
+        assert not culprits.refusal(question(f"{LONG}!"))
 
 
 def test_short_texts_are_refused_to_their_caller_only():
     for culprit in (question("hi"), chat("hi"), chat("hi", stage="request")):
         culprits = Culprits(Clock())
         culprits.add(culprit)
-        assert culprits.knows(culprit)
-        assert not culprits.knows(question("hi", "bob"))
-        assert not culprits.knows(chat("hi", caller="bob"))
+        assert culprits.refusal(culprit)
+        assert not culprits.refusal(question("hi", "bob"))
+        assert not culprits.refusal(chat("hi", caller="bob"))
 
 
 @pytest.mark.parametrize("harmless", ["hi", "You are helpful. " * 500])
@@ -69,11 +69,11 @@ def test_harmless_message_of_a_killing_prompt_is_refused_to_nobody(harmless):
     culprits = Culprits(Clock())
     culprits.add(chat(harmless, LONG))
 
-    assert culprits.knows(chat(harmless, LONG, caller="bob"))
+    assert culprits.refusal(chat(harmless, LONG, caller="bob"))
     for caller in ("eve", "bob"):
-        assert not culprits.knows(chat(harmless, caller=caller))
-        assert not culprits.knows(question(harmless, caller))
-        assert not culprits.knows(chat(harmless, "something else", caller=caller))
+        assert not culprits.refusal(chat(harmless, caller=caller))
+        assert not culprits.refusal(question(harmless, caller))
+        assert not culprits.refusal(chat(harmless, "something else", caller=caller))
 
 
 def test_what_died_while_it_computed_is_refused_whatever_its_sampling_and_to_its_caller_only():
@@ -81,10 +81,10 @@ def test_what_died_while_it_computed_is_refused_whatever_its_sampling_and_to_its
     culprits = Culprits(Clock())
     culprits.add(chat(LONG, stage="request", stopping=StopParams(max_tokens=7)))
 
-    assert culprits.knows(chat(LONG, stopping=StopParams(max_tokens=8), sampling=SamplingParams(seed=1)))
-    assert not culprits.knows(chat(LONG, constraint=Constraint(kind="regex", text="a")))
-    assert not culprits.knows(chat(LONG, caller="bob"))
-    assert not culprits.knows(question(LONG)), "its text has been tokenized without harm"
+    assert culprits.refusal(chat(LONG, stopping=StopParams(max_tokens=8), sampling=SamplingParams(seed=1)))
+    assert not culprits.refusal(chat(LONG, constraint=Constraint(kind="regex", text="a")))
+    assert not culprits.refusal(chat(LONG, caller="bob"))
+    assert not culprits.refusal(question(LONG)), "its text has been tokenized without harm"
 
 
 def test_constraint_that_killed_is_known_beside_every_prompt():
@@ -92,8 +92,8 @@ def test_constraint_that_killed_is_known_beside_every_prompt():
     culprits = Culprits(Clock())
     culprits.add(chat("hi", stage="constraint", constraint=bomb))
 
-    assert culprits.knows(chat("something else", caller="bob", constraint=bomb))
-    assert not culprits.knows(chat("hi"))
+    assert culprits.refusal(chat("something else", caller="bob", constraint=bomb))
+    assert not culprits.refusal(chat("hi"))
 
 
 def test_token_ids_that_killed_are_known():
@@ -102,8 +102,8 @@ def test_token_ids_that_killed_are_known():
     work.stage = "request"
     culprits.add(work)
 
-    assert culprits.knows(Work("eve", 1, EngineRequest(request_id="b", token_ids=(1, 2, 3)), 1.0))
-    assert not culprits.knows(Work("eve", 1, EngineRequest(request_id="b", token_ids=(1, 2)), 1.0))
+    assert culprits.refusal(Work("eve", 1, EngineRequest(request_id="b", token_ids=(1, 2, 3)), 1.0))
+    assert not culprits.refusal(Work("eve", 1, EngineRequest(request_id="b", token_ids=(1, 2)), 1.0))
 
 
 def test_question_about_nothing_is_never_remembered():
@@ -112,7 +112,7 @@ def test_question_about_nothing_is_never_remembered():
     view = Work("eve", 0, EngineRequest(request_id=""), 1.0)
     view.stage = "request"
     culprits.add(view)
-    assert not culprits.knows(view)
+    assert not culprits.refusal(view)
 
 
 def test_culprits_are_forgotten_and_their_number_is_bounded():
@@ -120,13 +120,13 @@ def test_culprits_are_forgotten_and_their_number_is_bounded():
     culprits = Culprits(clock)
     culprits.add(question("bad"))
     clock.now_s = _REMEMBERED_S - 1
-    assert culprits.knows(question("bad"))
+    assert culprits.refusal(question("bad"))
     clock.now_s = _REMEMBERED_S
-    assert not culprits.knows(question("bad"))
+    assert not culprits.refusal(question("bad"))
     for number in range(_MAX_REMEMBERED + 1):
         culprits.add(question(f"bad {number}"))
-    assert not culprits.knows(question("bad 0"))
-    assert culprits.knows(question(f"bad {_MAX_REMEMBERED}"))
+    assert not culprits.refusal(question("bad 0"))
+    assert culprits.refusal(question(f"bad {_MAX_REMEMBERED}"))
 
 
 def test_pauses_grow_with_each_offence_of_a_caller_and_of_no_other():

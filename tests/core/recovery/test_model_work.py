@@ -78,7 +78,7 @@ class Worker(WorkerEngine):
         self._inside: dict[object, Callable[[EngineDead], None]] = {}
         self.died = asyncio.get_running_loop().create_future()
         self.is_killed_from_outside = False
-        self.ended_by = None
+        self.ended_by = self.ended_in = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property

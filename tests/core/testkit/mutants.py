@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import attrs
+import msgspec
 import numpy as np
 import pytest
 from attrs import evolve, field, frozen
@@ -14,16 +15,23 @@ from numpy_gpt import CountsNoContext, GptBackend, GptOptions, GptRunner, Raises
 
 from enginehouse.contract.backend import ModelSource, Span
 from enginehouse.contract.compressor import Compressor
+from enginehouse.contract.errors import InvalidRequest
+from enginehouse.contract.fields import FIELDS
 from enginehouse.contract.parsers import AnswerText, CallArguments, CallFinished, CallStarted
+from enginehouse.contract.types import RequestFinished
 from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.config import PluginsSettings
 from enginehouse_testkit.backend_contract import BackendContract, ModelUnderTest
 from enginehouse_testkit.compressor_contract import CompressorContract
 from enginehouse_testkit.engine_contract import EngineContract
+from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
+from enginehouse_testkit.inline_engine import InlineEngine
 from enginehouse_testkit.runner_contract import RunnerContract
 from enginehouse_testkit.sampler_contract import SamplerContract
+from enginehouse_testkit.structured_decoder_contract import StructuredDecoderContract
 from enginehouse_testkit.tool_parser_contract import ToolParserContract
 
+ENGINE_FIELDS = [name for name, row in FIELDS.items() if row.by == "engine"]
 REGISTRY = PluginRegistry.load(PluginsSettings(allow=("parsers", "compress")))
 
 
@@ -280,6 +288,58 @@ def streams_nothing() -> Any:
     return lambda parts: list(changed(parts))
 
 
+class WrappedEngine:
+    """Core's engine, declared and read as if it were an author's own."""
+
+    def __init__(self, inner: InlineEngine, native: Sequence[str]) -> None:
+        self.inner = inner
+        capabilities = msgspec.structs.replace(inner.info.engine, native=tuple(native))
+        self.info = msgspec.structs.replace(inner.info, engine=capabilities)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+class EndlessEngine(WrappedEngine):
+    """Its streams lack their last event."""
+
+    async def submit(self, request: Any) -> Any:
+        return EndlessStream(await self.inner.submit(request))
+
+
+class EndlessStream:
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    async def __aiter__(self) -> Any:
+        async for batch in self.inner:
+            if rest := [event for event in batch if not isinstance(event, RequestFinished)]:
+                yield rest
+
+
+def _of_engine(name: str, make: Any, native: Sequence[str]) -> type[Any]:
+    def open_engine() -> Any:
+        return make(InlineEngine(FakeRunner(FakeOptions(context=512, slots=4))), native)
+
+    fixture = pytest.fixture(scope="class")(classmethod(lambda cls: open_engine))
+    return type(f"Test{name}", (EngineContract,), {"make_engine": fixture})
+
+
+class KnowsOneRegex:
+    """Enforces a part of its kind of constraint."""
+
+    name, api_version, kinds = "one", 1, frozenset({"regex"})
+
+    def bind(self, tokenizer: Any) -> Any:
+        return self
+
+    def compile(self, constraint: Any) -> Any:
+        raise InvalidRequest("regex: only [0-9] is known", "regex")
+
+
 def _of_parser(name: str, parser: Any) -> type[Any]:
     fixture = pytest.fixture(scope="class")(classmethod(lambda cls: parser))
     answers = (('<tool_call>\n{"name": "say", "arguments": {"text": "hello"}}\n</tool_call>', "", _SAID),)
@@ -324,6 +384,13 @@ TestParserWithoutMarkers = _of_parser("ParserWithoutMarkers", _parser(without=("
 TestParserGivesText = _of_parser("ParserGivesText", _parser(change=lambda: lambda parts: "text"))
 TestParserShowsItsMarker = _of_parser("ParserShowsItsMarker", _parser(change=shows_the_marker))
 TestParserStreamsNothing = _of_parser("ParserStreamsNothing", _parser(change=streams_nothing))
+TestEngineDeclaresTooLittle = _of_engine("EngineDeclaresTooLittle", WrappedEngine, ENGINE_FIELDS[1:])
+TestEngineWithoutEnd = _of_engine("EngineWithoutEnd", EndlessEngine, ENGINE_FIELDS)
+TestDecoderOfOneRegex = type(
+    "TestDecoderOfOneRegex",
+    (StructuredDecoderContract,),
+    {"structured_decoder": pytest.fixture(scope="class")(classmethod(lambda cls: KnowsOneRegex()))},
+)
 TestCompressorCutsLines = _of_compressor(
     "CompressorCutsLines", _compressor(lambda kept: [(start, max(start, end - 9)) for start, end in kept])
 )

@@ -30,6 +30,9 @@ QUICK: Found = {
     "SpiceOnCoresPlace": {"test_form": "the sampler 'spice' has the order 40 of core's step 'min_p'"},
     "ParserWithoutMarkers": {"test_form": "lacks markers"},
     "ParserGivesText": {"test_form": "push gave str, a sequence of AnswerText or CallStarted or"},
+    "EngineDeclaresTooLittle": {"test_form": "lists neither as native nor as refused: temperature; what the"},
+    "EngineWithoutEnd": {"test_form": "its stream ended after ChoiceFinished; the last event must be RequestFinished"},
+    "DecoderOfOneRegex": {"test_form": "if the decoder enforces a part of this kind only, set the attribute"},
     "CompressorWithoutOrder": {"test_form": "ranges that are not in order"},
 }
 """Mistakes that the first test of a suite finds; the others are skipped."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from enginehouse.contract.errors import ModelLoadError
-from enginehouse_backendkit.fast_tokenizer import FastTokenizer, chat_templates, check_tokenizer_file
+from enginehouse_backendkit.fast_tokenizer import FastTokenizer, check_tokenizer_file
 
 pytestmark = pytest.mark.hf
 
@@ -168,12 +168,6 @@ def test_other_spellings_of_a_space(byte_level: Any, decoder: dict[str, Any], to
     tokenizer = FastTokenizer(source, source.get_vocab_size(), [])
 
     assert tokenizer.token_bytes[source.token_to_id(token)] == expected
-
-
-def test_chat_templates_have_names() -> None:
-    assert chat_templates(None) == {}
-    assert chat_templates("text") == {"default": "text"}
-    assert chat_templates({"default": "a", "tool_use": "b"}) == {"default": "a", "tool_use": "b"}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Small GGUF files with one-dimensional tensors."""
+"""Small GGUF files: of one-dimensional tensors, and a tiny model that llama.cpp runs."""
 
 from __future__ import annotations
 
@@ -10,20 +10,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-UINT32, FLOAT32, BOOL, STRING, ARRAY = 4, 6, 7, 8, 9
+UINT16, UINT32, INT32, FLOAT32, BOOL, STRING, ARRAY = 2, 4, 5, 6, 7, 8, 9
 
 
 LAYOUTS = {UINT32: "I", FLOAT32: "f", BOOL: "?"}
 
 
 def text(value: str) -> bytes:
-    return struct.pack("<Q", len(value)) + value.encode()
+    return struct.pack("<Q", len(value.encode())) + value.encode()
 
 
 def value(item: Any) -> bytes:
-    """Type and value of a key: a text, a number, or a list of numbers of one type."""
+    """Type and value of a key: a text, a number, or a list of texts or of numbers of one type."""
     if isinstance(item, str):
         return struct.pack("<I", STRING) + text(item)
+    if isinstance(item, list) and isinstance(item[0], str):
+        return struct.pack("<IIQ", ARRAY, STRING, len(item)) + b"".join(map(text, item))
+    if isinstance(item, np.ndarray):  # the vocabulary's types are signed
+        return struct.pack(f"<IIQ{len(item)}i", ARRAY, INT32, len(item), *item)
+    if isinstance(item, np.generic):  # numbers of parts have 16 bits
+        return struct.pack("<I", UINT16 if item.dtype == np.uint16 else INT32) + item.tobytes()
     kind = {bool: BOOL, float: FLOAT32, int: UINT32}[type(item[0] if isinstance(item, list) else item)]
     if isinstance(item, list):
         return struct.pack(f"<IIQ{len(item)}{LAYOUTS[kind]}", ARRAY, kind, len(item), *item)
@@ -31,15 +37,67 @@ def value(item: Any) -> bytes:
 
 
 def write_gguf(path: Path, values: Mapping[str, Any], tensors: Mapping[str, NDArray[np.float32]]) -> Path:
-    """A file of one-dimensional float32 tensors."""
+    """A file of float32 tensors; those of several dimensions have the last one first, as the format wants."""
     infos, blob = b"", b""
     for name, data in tensors.items():
-        infos += text(name) + struct.pack("<IQIQ", 1, len(data), 0, len(blob))
+        infos += text(name) + struct.pack(f"<I{data.ndim}QIQ", data.ndim, *data.shape[::-1], 0, len(blob))
         blob += data.tobytes() + bytes(-data.nbytes % 32)
     keys = b"".join(text(key) + value(item) for key, item in values.items())
     head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(values)) + keys + infos
     path.write_bytes(head + bytes(-len(head) % 32) + blob)
     return path
+
+
+_SPECIAL = ["<unk>", "<s>", "</s>"]
+_VOCABULARY = [*_SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "▁a"]
+_WIDTH, _INNER, _LAYERS = 32, 64, 2
+
+
+def tiny_values(**more: Any) -> dict[str, Any]:
+    """The metadata of a tiny llama with a sentencepiece vocabulary of bytes; keyword names have ``__`` for a dot."""
+    sizes = {"block_count": _LAYERS, "context_length": 512, "embedding_length": _WIDTH, "feed_forward_length": _INNER}
+    heads = {"attention.head_count": 4, "attention.head_count_kv": 2, "rope.dimension_count": 8}
+    types = np.array([2, 3, 3, *[6] * 256, *[1] * (len(_VOCABULARY) - 259)])
+    tokenizer = {
+        "model": "llama",
+        "tokens": _VOCABULARY,
+        "scores": [0.0] * len(_VOCABULARY),
+        "token_type": types,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    return {
+        "general.architecture": "llama",
+        **{f"llama.{key}": item for key, item in {**sizes, **heads}.items()},
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        **{f"tokenizer.ggml.{key}": item for key, item in tokenizer.items()},
+        **{key.replace("__", "."): item for key, item in more.items()},
+    }
+
+
+def tiny_tensors() -> dict[str, NDArray[np.float32]]:
+    """Random weights for :func:`tiny_values`."""
+    rng = np.random.default_rng(1)
+    shapes: dict[str, tuple[int, ...]] = {"token_embd": (len(_VOCABULARY), _WIDTH), "output_norm": (_WIDTH,)}
+    for layer in range(_LAYERS):
+        kinds = {"attn_q": (_WIDTH, _WIDTH), "attn_k": (16, _WIDTH), "attn_v": (16, _WIDTH)}
+        kinds |= {"attn_output": (_WIDTH, _WIDTH), "ffn_gate": (_INNER, _WIDTH), "ffn_up": (_INNER, _WIDTH)}
+        kinds |= {"ffn_down": (_WIDTH, _INNER), "attn_norm": (_WIDTH,), "ffn_norm": (_WIDTH,)}
+        shapes |= {f"blk.{layer}.{kind}": shape for kind, shape in kinds.items()}
+    return {f"{name}.weight": rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def write_parts(folder: Path, stem: str, num_parts: int, **more: Any) -> list[Path]:
+    """The tiny model in several files."""
+    tensors = list(tiny_tensors().items())
+    written = []
+    for index in range(num_parts):
+        split = {"split.no": np.uint16(index), "split.count": np.uint16(num_parts)}
+        split |= {"split.tensors.count": np.int32(len(tensors))}
+        path = folder / f"{stem}-{index + 1:05}-of-{num_parts:05}.gguf"
+        values = {**(tiny_values(**more) if index == 0 else {"general.architecture": "llama"}), **split}
+        written.append(write_gguf(path, values, dict(tensors[index::num_parts])))
+    return written
 
 
 VALUES = {

@@ -95,6 +95,7 @@ class Decoded(Generic[_B_co]):
         ignored: paths of unknown fields, and of others without effect.
         unsupported: paths of unsupported fields; empty unless the settings say ``report``.
         rejects: unsupported fields are refused.
+        paths: places of parameters that the body has elsewhere, by field.
         is_large: True if processing the body may take long, so that it runs off the event loop.
         are_foreign: some fields may be those of plugins that are not our own.
         guards: guards of the objects that declare such fields, by name of the field.
@@ -110,6 +111,7 @@ class Decoded(Generic[_B_co]):
     are_foreign: bool = False
     guards: Mapping[str, Guard] = MappingProxyType({})
     rejects: bool = True
+    paths: dict[str, str] = field(factory=dict)
 
     @property
     def caller(self) -> Caller:
@@ -138,6 +140,8 @@ class Decoded(Generic[_B_co]):
         """Read parameters that the body has elsewhere; those of plugins are added to :attr:`extensions`."""
         plugin_fields, converter = self.server.state.registry.request_fields, request_converter()
         own = {attribute.name for attribute in attrs.fields(ParameterFields)}
+        self.paths.update(paths)
+        _check_sizes(values, self.server.state.settings.limits, paths)
         self.ignored.extend(paths[name] for name in values if name not in own and name not in plugin_fields)
         with converting(lambda problems: _at(refusal_of(problems), paths)):
             read: ParameterFields = converter.structure(
@@ -156,6 +160,12 @@ class Decoded(Generic[_B_co]):
 
         guard = next((self.guards[name] for name in values if name in self.guards), None)
         return read() if guard is None else guard.wait_for(_FIELDS, read)
+
+    def ignore_unused(self, request: GenerateRequest) -> None:
+        """List parameters of a request of the body as ignored that only act together with another one."""
+        given = request.sampling
+        if given.get("post_sampling_probs") and "num_logprobs" not in given:
+            self.ignore(self.paths.get("post_sampling_probs", "post_sampling_probs"))
 
     def ignore(self, path: str) -> None:
         """List the field at a path as ignored."""
@@ -250,7 +260,9 @@ class BodyDecoder(Generic[_B_co]):
         unsupported = [name for name, refusal in refusals.items() if not refusal.is_off(data[name])]
         if unsupported and self._rejects:
             raise refuse(unsupported[0], self._absences)
-        self._check_sizes(data, len(body))
+        _check_sizes(data, self._limits)
+        if len(body) > self._limits.max_message_bytes:
+            _check_messages(data.get("messages"), self._limits.max_message_bytes)
         self._check_steps(data.get("samplers"))
         try:
             known = {}
@@ -300,20 +312,6 @@ class BodyDecoder(Generic[_B_co]):
 
     def _is_known(self, name: str) -> bool:
         return name in self._own or name in self._declared
-
-    def _check_sizes(self, data: Mapping[str, Any], num_bytes: int) -> None:
-        limits = self._limits
-        most_items = {"messages": limits.max_messages, "tokens": MAX_TOKEN_IDS}
-        most_items |= dict.fromkeys(("stop", "stop_regex"), limits.max_stop)
-        for name, most in most_items.items():
-            value = data.get(name)
-            if isinstance(value, list) and len(value) > most:
-                raise InvalidRequest(f"{name}: must hold at most {most} items, not {len(value)}", name)
-        if num_bytes > limits.max_message_bytes:
-            _check_messages(data.get("messages"), limits.max_message_bytes)
-        for name, value in data.items():
-            if isinstance(value, dict) and len(value) > _MAX_MEMBERS:
-                raise InvalidRequest(f"{name}: must hold at most {_MAX_MEMBERS} members, not {len(value)}", name)
 
     def _check_steps(self, samplers: Any) -> None:
         for name in samplers if isinstance(samplers, list) else ():
@@ -381,6 +379,19 @@ def _leave_out(data: dict[str, Any], path: str) -> bool:
             return False
         data = inner
     return data.pop(name, None) is not None
+
+
+def _check_sizes(
+    data: Mapping[str, Any], limits: LimitsSettings, paths: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    most_items = {"messages": limits.max_messages, "tokens": MAX_TOKEN_IDS}
+    most_items |= dict.fromkeys(("stop", "stop_regex"), limits.max_stop)
+    for name, value in data.items():
+        most, path = most_items.get(name), paths.get(name, name)
+        if most is not None and isinstance(value, list) and len(value) > most:
+            raise InvalidRequest(f"{path}: must hold at most {most} items, not {len(value)}", path)
+        if isinstance(value, dict) and len(value) > _MAX_MEMBERS:
+            raise InvalidRequest(f"{path}: must hold at most {_MAX_MEMBERS} members, not {len(value)}", path)
 
 
 def _check_messages(messages: Any, max_bytes: int) -> None:

@@ -12,7 +12,7 @@ from enginehouse.api.http.access import AccessRecord
 from enginehouse.api.http.errors import NotThinking, RequestNotRunning
 from enginehouse.api.http.exchange import Exchange
 from enginehouse.contract.engine import Engine
-from enginehouse.contract.errors import InvalidRequest, RequestCancelled
+from enginehouse.contract.errors import InvalidRequest, RequestCancelled, quoted
 from enginehouse.contract.inspection import Inspectable
 from enginehouse.contract.types import GenerateRequest
 
@@ -82,7 +82,7 @@ def find_answer(exchanges: Iterable[Exchange], asked: str) -> OpenAnswer:
     found = [answer for answer in answers if answer.id == asked]
     found = found or [answer for answer in answers if answer.record.request_id == asked]
     if not found:
-        raise RequestNotRunning(f"No request with the id {asked[:200]!r} is running.")
+        raise RequestNotRunning(f"No request with the id {quoted(asked, 200)} is running.")
     if len(found) > 1:
         ids = ", ".join(answer.id for answer in found[:8])
         raise InvalidRequest(f"{len(found)} requests came with this id; name one of their own: {ids}", "request_id")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, cast
 
@@ -23,6 +24,7 @@ from enginehouse.api.generation.details import (
 from enginehouse.api.generation.open_answers import OpenAnswer, estimate_tokens, used_tokens
 from enginehouse.api.generation.prediction_count import PredictionCount
 from enginehouse.api.generation.reports import report_headers
+from enginehouse.api.generation.request_sizes import check_request_sizes
 from enginehouse.api.generation.stream import ReplyResponse, ResponseStream
 from enginehouse.api.generation.surface_calls import SurfaceCalls
 from enginehouse.api.http.access import AccessRecord, record_of
@@ -33,8 +35,9 @@ from enginehouse.api.http.origins import foreign_sign
 from enginehouse.api.http.security import connection_of
 from enginehouse.api.http.sse import encode_json, encode_line, send_body
 from enginehouse.api.http.state import ApiState
+from enginehouse.contract.schema_keywords import find_unknown_keywords
 from enginehouse.contract.surface import Assembler, DetachedAssembler, GenerationRoute, Reply
-from enginehouse.contract.types import Event, GenerateRequest
+from enginehouse.contract.types import Constraint, Event, GenerateRequest
 from enginehouse.pipeline.pipeline import RunningRequest
 from enginehouse.serving.background import run_in_thread, run_with_plugins
 from enginehouse.settings.limits import Timeouts
@@ -71,6 +74,11 @@ class GenerationResponse:
         requests = await surface.requests(route, call)
         if isinstance(requests, Reply):
             return ReplyResponse(state, call, requests)
+        check_request_sizes(requests, state.settings.limits)
+        call.ignore_unused(requests[0])
+        for constraint in dict.fromkeys(one.constraint for one in requests):
+            if constraint is not None and constraint.kind == "json_schema":
+                await run_in_thread(call.is_large, partial(_note_annotations, call, constraint))
         return cls(state, route, surface, call, [call.identify(one) for one in requests])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -265,6 +273,13 @@ def _give_up(exchange: Exchange, record: AccessRecord) -> None:
     if exchange.error is not None:
         raise exchange.error
     record.outcome = "cancelled"
+
+
+def _note_annotations(call: Decoded[Any], constraint: Constraint) -> None:
+    """List the members of a schema that ask for nothing as ignored."""
+    with suppress(ValueError, RecursionError):  # not JSON: the compiler refuses it
+        for path in find_unknown_keywords(json.loads(constraint.text), constraint.param):
+            call.ignore(path)
 
 
 def _log_prompts(requests: Iterable[GenerateRequest]) -> None:

@@ -18,7 +18,7 @@ from enginehouse.api.http.errors import MissingScope, NotLocal, RequestNotRunnin
 from enginehouse.api.http.origins import foreign_sign
 from enginehouse.api.http.state import ApiState
 from enginehouse.contract.calls import ModelEntry
-from enginehouse.contract.errors import InvalidRequest, ModelLoadError, ModelNotFound
+from enginehouse.contract.errors import InvalidRequest, ModelLoadError, ModelNotFound, quoted
 from enginehouse.contract.types import GenerateRequest, Segment
 from enginehouse.pipeline.prompting import Prompt
 from enginehouse.serving import LoadedModel, ModelStatus
@@ -49,6 +49,16 @@ class ServerAccess:
     def max_tokens(self) -> int | None:
         """Most tokens of an answer that the server allows."""
         return self.state.settings.limits.max_tokens
+
+    @property
+    def max_choices(self) -> int:
+        """Most choices of an answer."""
+        return self.state.settings.limits.max_choices
+
+    @property
+    def max_prompts(self) -> int:
+        """Most prompts of one body."""
+        return self.state.settings.limits.max_prompts
 
     # -- models ------------------------------------------------------------------------------------
 
@@ -182,7 +192,7 @@ class ServerAccess:
             return downloading(hub, text)
         if served is not None:
             return _nothing()
-        name = f"the model {model[:100]!r} is not served, and"
+        name = f"the model {quoted(model)} is not served, and"
         if not registry.model_hubs:
             reason = f"{name} no plugin offers a hub to download it from; run: pip install 'enginehouse[hub]'"
         else:
@@ -225,7 +235,7 @@ class ServerAccess:
         answer = find_answer(self.state.exchanges, request_id)
         # Without keys, the id is what its caller alone knows.
         if self.caller.key is not None and answer not in self._own():
-            raise RequestNotRunning(f"No request with the id {request_id[:200]!r} is running.")
+            raise RequestNotRunning(f"No request with the id {quoted(request_id, 200)} is running.")
         return answer
 
     def cancel(self, request_id: str) -> None:

@@ -157,6 +157,7 @@ async def serve(
         for opened in further:
             opened.close()
         await asyncio.to_thread(listeners.close)
+        registry.end_threads()
     return 1 if is_failed else 0
 
 

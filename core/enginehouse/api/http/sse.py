@@ -64,19 +64,21 @@ def chunk_writer(frame: Frame) -> Callable[[Chunk | msgspec.Raw], bytes]:
     before, after, member = frame.before, frame.after, frame.event
     if member is None:
         return lambda chunk: before + encode_line(chunk) + after
-    named = msgspec.defstruct("Named", [(member, str, "")])
-    decode = msgspec.json.Decoder(named).decode
-    beginning = b'{"%b":"' % member.encode()
-    start = len(beginning)
+    decode = msgspec.json.Decoder(msgspec.defstruct("Named", [(member, str, "")])).decode
+    opening = b'{"%b":"' % member.encode()
+    start = len(opening)
+    beginning, head = b"event", before  # of the last chunk with its name first; JSON never begins so
 
     def write(chunk: Chunk | msgspec.Raw) -> bytes:
+        nonlocal beginning, head
         encoded = encode_line(chunk)
-        if not isinstance(chunk, msgspec.Raw):
-            name = chunk.get(member, "").encode()
-        else:
-            name = encoded[start : encoded.find(b'"', start)] if encoded[:start] == beginning else b"\\"
-            if b"\\" in name:  # escaped, or not the first member
-                name = getattr(decode(encoded), member).encode()
+        if encoded.startswith(beginning):  # the usual case: the same event again
+            return head + encoded + after
+        end = encoded.find(b'"', start) if encoded.startswith(opening) else -1
+        if end > start and b"\\" not in encoded[start:end]:
+            beginning, head = encoded[: end + 1], b"event: %b\n%b" % (encoded[start:end], before)
+            return head + encoded + after
+        name = getattr(decode(encoded), member).encode()  # escaped, empty, or not the first member
         return b"event: %b\n%b%b%b" % (name, before, encoded, after) if name else before + encoded + after
 
     return write

@@ -21,10 +21,6 @@ from enginehouse.contract.surface import GenerationRoute, new_id
 from enginehouse.contract.types import GenerateRequest
 from enginehouse.settings.config import LimitsSettings
 
-_MAX_SHARED_CHARS = 2**24
-_MAX_SHARED_MEMBERS = 2**17
-"""Limits on the size of data shared by several prompts, multiplied by the number of prompts."""
-
 
 @frozen(kw_only=True)
 class CompletionBody(GenerationBody, CompletionFields):
@@ -90,7 +86,7 @@ class CompletionBody(GenerationBody, CompletionFields):
 
 def completion_route(state: ApiState) -> GenerationRoute:
     """Return the route, without a prefix."""
-    max_prompts = max(1, state.settings.limits.max_queue)
+    max_prompts = state.settings.limits.max_prompts
 
     def requests(call: Decoded[CompletionBody]) -> list[GenerateRequest]:
         changing = [name for name in state.registry.preparers if any(call.extensions.get(name, {}).values())]
@@ -122,23 +118,9 @@ def _requests(decoded: Decoded[CompletionBody], request_id: str, max_prompts: in
     """Return one request per prompt, each with its own id.
 
     Raises:
-        InvalidRequest: a prompt is invalid, or the data shared by all prompts is too large for their number.
+        InvalidRequest: a prompt is invalid.
     """
     first, *others = decoded.body.prompts(max_prompts)
     request = decoded.body.request(request_id, **first)
-    _check_shared(request, 1 + len(others))
     further = (evolve(request, request_id=f"{request_id}-{number}", **other) for number, other in enumerate(others, 1))
     return [request, *further]
-
-
-def _check_shared(request: GenerateRequest, num_prompts: int) -> None:
-    """Refuse large data that is sent to the model with each of many prompts: a small body would become gigabytes."""
-    constraint, bias = request.constraint, request.sampling.get("logit_bias", ())
-    if constraint is not None and num_prompts * len(constraint.text) > _MAX_SHARED_CHARS:
-        most = _MAX_SHARED_CHARS // num_prompts
-        message = f"with {num_prompts} prompts it may have at most {most} characters, not {len(constraint.text)}"
-        raise InvalidRequest(f"{constraint.param}: {message}", constraint.param)
-    if num_prompts * len(bias) > _MAX_SHARED_MEMBERS:
-        most = _MAX_SHARED_MEMBERS // num_prompts
-        message = f"with {num_prompts} prompts it may have at most {most} members, not {len(bias)}"
-        raise InvalidRequest(f"logit_bias: {message}", "logit_bias")

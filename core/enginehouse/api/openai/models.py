@@ -21,7 +21,7 @@ from enginehouse.api.http.callers import check_model, check_priority
 from enginehouse.api.http.state import ApiState
 from enginehouse.api.openai.chat import ChatBody
 from enginehouse.api.openapi.answers import reference
-from enginehouse.contract.errors import InvalidRequest, ModelNotFound
+from enginehouse.contract.errors import InvalidRequest, ModelNotFound, quoted
 from enginehouse.contract.refusals import refused_fields
 from enginehouse.contract.router import Candidate
 from enginehouse.contract.surface import AnswerRoute, Reply, Route
@@ -87,7 +87,7 @@ def _asks_for_details(call: Decoded[Any]) -> bool:
     """Return True for ``?details=true``. Raises InvalidRequest for a value that is neither true nor false."""
     value = call.query.get("details", "false")
     if value not in ("true", "false"):
-        raise InvalidRequest(f"details: must be true or false, not {value[:100]!r}", "details")
+        raise InvalidRequest(f"details: must be true or false, not {quoted(value)}", "details")
     return value == "true"
 
 

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
-import msgspec
 from attrs import evolve
 
+from enginehouse.contract.call_arguments import arguments_text
 from enginehouse.contract.errors import InvalidRequest, UnsupportedParameter
 from enginehouse.contract.fields import FIELDS
 from enginehouse.contract.refusals import refuse
@@ -71,19 +71,8 @@ def _read_call(call: Any, index: int, path: str) -> ToolCall:
         raise InvalidRequest(f"{path}.function.name: must be a string", f"{path}.function.name")
     if not isinstance(call_id, str):
         raise InvalidRequest(f"{path}.id: must be a string", f"{path}.id")
-    return ToolCall(id=call_id, name=name, arguments=_read_arguments(function.get("arguments"), path))
-
-
-def _read_arguments(arguments: Any, path: str) -> str:
-    """Return the JSON text; an object, which some clients send instead, is encoded."""
-    if arguments is None:
-        return "{}"
-    if isinstance(arguments, str):
-        return arguments
-    if isinstance(arguments, dict):
-        return msgspec.json.encode(arguments).decode()
-    where = f"{path}.function.arguments"
-    raise InvalidRequest(f"{where}: must be a string that holds JSON", where)
+    arguments = arguments_text(function.get("arguments"), f"{path}.function.arguments")
+    return ToolCall(id=call_id, name=name, arguments=arguments)
 
 
 PART_SEPARATOR = "\n"
@@ -155,6 +144,7 @@ def _read_message(body: MessageBody, path: str) -> Message:
         reasoning=(body.reasoning_content or reasoning) if role == "assistant" else None,
         tool_calls=calls,
         tool_call_id=body.tool_call_id if role == "tool" else None,
+        param=path,
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import attrs
 import msgspec
 
-from enginehouse.contract.errors import InvalidRequest
+from enginehouse.contract.errors import InvalidRequest, quoted
 from enginehouse.contract.shapes import Effort, FunctionBody, ToolBody
 from enginehouse.contract.types import Thinking, Tool, ToolUse
 
@@ -28,7 +28,7 @@ def read_tool_use(tools: Sequence[ToolBody], choice: Any, parallel: bool | None)
             raise InvalidRequest("tool_choice: a call is required, but tools is empty or missing", "tool_choice")
         if allowed is not None:
             path, name = allowed[0]
-            raise InvalidRequest(f"{path}: no tool has the name {name[:100]!r}", path)
+            raise InvalidRequest(f"{path}: no tool has the name {quoted(name)}", path)
         return None
     read = tuple(_read_tool(tool.function, f"tools[{index}].function") for index, tool in enumerate(tools))
     seen: set[str] = set()
@@ -39,7 +39,7 @@ def read_tool_use(tools: Sequence[ToolBody], choice: Any, parallel: bool | None)
         seen.add(tool.name)
     for path, name in allowed or ():
         if name not in seen:
-            raise InvalidRequest(f"{path}: no tool has the name {name[:100]!r}", path)
+            raise InvalidRequest(f"{path}: no tool has the name {quoted(name)}", path)
     if allowed is not None and choice.get("type") == "function":
         return ToolUse(tools=read, choice=mode, only=allowed[0][1], parallel=parallel)
     names = None if allowed is None else frozenset(name for _, name in allowed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import msgspec
-from attrs import frozen
+from attrs import field, frozen
 
 __all__ = ["Chat", "Image", "MediaPart", "Message", "Thinking", "Tool", "ToolCall", "ToolUse"]
 
@@ -60,6 +60,7 @@ class Message:
         reasoning: an assistant's reasoning before its content; None if unknown.
         tool_calls: the calls of an assistant's message.
         tool_call_id: id of the call that a message of the role ``tool`` answers.
+        param: path of the message in the request, for errors; "" for a message that the client did not write.
     """
 
     role: str
@@ -70,6 +71,7 @@ class Message:
     reasoning: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
+    param: str = field(default="", eq=False)
 
 
 @frozen(kw_only=True)

@@ -35,6 +35,12 @@ _PLANES = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 _NUM_CODE_POINTS = sum(map(len, _PLANES))
 
 
+class RequestList(list[Any]):
+    """A list of a request, which templates cannot change."""
+
+    __slots__ = ()
+
+
 class Markers:
     """The markers of one rendering.
 
@@ -71,7 +77,7 @@ class Markers:
         if isinstance(value, dict):
             return {self.mark(key, visible): self.mark(item, visible) for key, item in value.items()}
         if isinstance(value, list | tuple):
-            return [self.mark(item, visible) for item in value]
+            return RequestList(self.mark(item, visible) for item in value)
         return value
 
     def restore(self, text: str) -> str:

@@ -15,8 +15,7 @@ renders its body, as the marks are needed for training only.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -29,16 +28,22 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from enginehouse.contract.errors import RenderError
+from enginehouse.pipeline.prompt.failures import (
+    Failure,
+    KnownUndefined,
+    NumberedTags,
+    find_failure,
+    find_tag,
+    number_tags,
+)
 
 _MAX_MESSAGE_CHARS = 1000
+_LIST_METHODS = frozenset({"append", "extend", "insert", "pop"})
+_TOO_MUCH_MEMORY = "The chat template needs too much memory."
 
 
-class TemplateRefused(RenderError):
-    """The template called ``raise_exception``; ``reason`` is its argument."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"The chat template refused the messages: {reason}", "messages")
-        self.reason = reason
+class _Refusal(Exception):
+    """The template called ``raise_exception``."""
 
 
 class TemplateExhausted(RenderError):
@@ -58,21 +63,32 @@ class ChatTemplate:
     inspected: frozenset[str]
     _template: Template
 
-    def render(self, variables: Mapping[str, Any], max_chars: int) -> str:
+    def render(self, variables: Mapping[str, Any], paths: Sequence[str], max_chars: int) -> str:
         """Run the template.
 
+        Args:
+            variables: with ``messages``, a list of objects.
+            paths: of the messages in the request, for errors.
+
         Raises:
-            TemplateRefused: it called ``raise_exception``.
             TemplateExhausted: not enough memory.
-            RenderError: it failed otherwise, or wrote more than ``max_chars`` characters.
+            RenderError: it refused the messages, failed, or wrote more than ``max_chars`` characters. The message says
+                where, and what it needed.
         """
         parts, num_chars = [], 0
-        with _explaining("messages"):
+        try:
             for part in self._template.root_render_func(self._template.new_context(dict(variables))):
                 num_chars += len(part)
                 if num_chars > max_chars:
                     raise RenderError(f"The rendered prompt exceeds {max_chars} characters.", "messages")
                 parts.append(part)
+        except RenderError:
+            raise
+        except MemoryError:
+            raise TemplateExhausted(_TOO_MUCH_MEMORY, "messages") from None
+        except Exception as error:
+            failure = find_failure(error, self._template, self.source, variables, paths)
+            raise _explained(error, failure, variables["messages"], paths) from error
         return "".join(parts)
 
 
@@ -84,23 +100,21 @@ def compile_template(source: str) -> ChatTemplate:
         RenderError: it is not a valid template; the message gives position and reason.
     """
     environment = _environment()
-    with _explaining(None):
+    try:
+        number_tags(environment, source)  # a text that cannot be split into tags has no numbers, but lines
+    except TemplateSyntaxError as error:
+        raise RenderError(f"The chat template has a syntax error in line {error.lineno}: {error.message}") from error
+    try:
         tree = environment.parse(source)
         inspected = _inspected(tree)
         return ChatTemplate(source, inspected, environment.from_string(tree))
-
-
-@contextmanager
-def _explaining(param: str | None) -> Iterator[None]:
-    """Guard of templates, which are foreign code: any exception, also of Jinja and Python's compiler, is explained."""
-    try:
-        yield
-    except RenderError:
-        raise
     except MemoryError:
-        raise TemplateExhausted("The chat template needs too much memory.", param) from None
-    except Exception as error:
-        raise _explained(error) from error
+        raise TemplateExhausted(_TOO_MUCH_MEMORY) from None
+    except TemplateSyntaxError as error:
+        where = find_tag(environment, source, error.lineno)
+        raise RenderError(f"The chat template has a syntax error in {where}: {error.message}") from error
+    except Exception as error:  # also of Python's compiler
+        raise _explained(error, Failure(), (), ()) from error
 
 
 class _GenerationExtension(Extension):
@@ -116,13 +130,24 @@ class _GenerationExtension(Extension):
 
 @lru_cache(maxsize=1)
 def _environment() -> Environment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[LoopControlExtension, _GenerationExtension]
+    environment = _Environment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[LoopControlExtension, _GenerationExtension, NumberedTags],
+        undefined=KnownUndefined,
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, in which a template may also change lists that it has made; those of Kimi K2 do."""
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Allow what Jinja allows, and the methods of a list; those of requests are of another type."""
+        return (type(obj) is list and attr in _LIST_METHODS) or super().is_safe_attribute(obj, attr, value)
 
 
 def _tojson(
@@ -132,11 +157,25 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    """Encode a value; what ``map`` and ``select`` give is encoded as a list."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+        default=_listed,
+    )
+
+
+def _listed(value: object) -> list[Any]:
+    if isinstance(value, Iterator):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} cannot be encoded as JSON")
 
 
 def _raise_exception(message: object) -> NoReturn:
-    raise TemplateRefused(str(message)[:_MAX_MESSAGE_CHARS])
+    raise _Refusal(str(message))
 
 
 def _strftime_now(format: str) -> str:
@@ -153,12 +192,44 @@ def _inspected(tree: nodes.Template) -> frozenset[str]:
     return frozenset(value for value in found if isinstance(value, str))
 
 
-def _explained(error: Exception) -> RenderError:
-    if isinstance(error, TemplateSyntaxError):
-        return RenderError(f"The chat template has a syntax error in line {error.lineno}: {error.message}")
+def _explained(
+    error: Exception, failure: Failure, messages: Sequence[Mapping[str, Any]], paths: Sequence[str]
+) -> RenderError:
+    """Return the error for a failure; its ``param`` is what the template needed, else the message that it was at."""
+    where = f" ({failure.tag})" if failure.tag else ""
     if isinstance(error, RecursionError):
-        return RenderError("The chat template nests too deeply.")
+        return RenderError(f"The chat template nests too deeply{where}.")
     if isinstance(error, SecurityError):
-        return RenderError(f"The chat template tried something that is not allowed: {error}"[:_MAX_MESSAGE_CHARS])
-    kind = "" if isinstance(error, TemplateError) else f"{type(error).__name__}: "
-    return RenderError(f"The chat template failed: {kind}{error}"[:_MAX_MESSAGE_CHARS], "messages")
+        return RenderError(f"The chat template tried something that is not allowed{where}: {_said(error)}")
+    path = "messages" if failure.message is None else paths[failure.message]
+    if isinstance(error, _Refusal):
+        return _refused(_said(error), failure, messages, path)
+    if failure.is_variable:
+        path = "chat_template_kwargs"
+        message = f"The chat template needs the variable {failure.needed!r}{where}; define it in {path}."
+    elif failure.needed == "tools":
+        path = "tools"
+        message = f"tools: the chat template needs tools, and this request offers none{where}"
+    elif failure.needed:
+        path = failure.needed
+        message = f"{path}: the chat template needs this value, which is missing{where}"
+    elif failure.message is not None:
+        message = f"{path}: the chat template failed at this message{where}: {_said(error)}"
+    else:
+        message = f"The chat template failed{where}: {_said(error)}"
+    return RenderError(message, path)
+
+
+def _refused(reason: str, failure: Failure, messages: Sequence[Mapping[str, Any]], path: str) -> RenderError:
+    """Return the error for a call of ``raise_exception``; most of them are about the order of roles."""
+    line = f"line {failure.tag.line}" if failure.tag else "no line"
+    if failure.message is None:
+        return RenderError(f"The chat template refused the messages ({line}): {reason}", path)
+    role, *before = (messages[index].get("role") for index in (failure.message, failure.message - 1) if index >= 0)
+    order = f"role {role!r} after {before[0]!r}" if before else f"role {role!r} first"
+    return RenderError(f"{path}: the chat template refused this message ({order}; {line}): {reason}", path)
+
+
+def _said(error: Exception) -> str:
+    kind = "" if isinstance(error, TemplateError | _Refusal) else f"{type(error).__name__}: "
+    return f"{kind}{error}"[:_MAX_MESSAGE_CHARS]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import attrs
@@ -15,8 +16,8 @@ from enginehouse.contract.errors import RenderError
 from enginehouse.contract.types import Message, Segment, ToolCall
 from enginehouse.engine.text.segments import ControlStrings, control_strings
 from enginehouse.pipeline.prompt.chat_prompt import ChatPrompt
-from enginehouse.pipeline.prompt.markers import Markers
-from enginehouse.pipeline.prompt.sandbox import ChatTemplate, TemplateExhausted, TemplateRefused, compile_template
+from enginehouse.pipeline.prompt.markers import Markers, RequestList
+from enginehouse.pipeline.prompt.sandbox import ChatTemplate, TemplateExhausted, compile_template
 
 _DAMAGED = "invalid_arguments"
 
@@ -76,7 +77,7 @@ def render(prompt: ChatPrompt, max_chars: int) -> tuple[Segment, ...]:
     incomplete: tuple[Segment, ...] | None = None
     for messages, must_show in _forms(prompt.messages, template):
         try:
-            segments = _render(template, prompt, messages, max_chars)
+            segments = _render_calls(template, prompt, messages, max_chars)
         except TemplateExhausted:
             raise
         except RenderError as error:
@@ -110,15 +111,36 @@ def _shows_instructions(segments: Sequence[Segment], messages: Sequence[Message]
     return all(message.content.strip() in text for message in messages if message.role in _INSTRUCTING)
 
 
-def _render(
+def _render_calls(
     template: ChatTemplate, prompt: ChatPrompt, messages: Sequence[Message], max_chars: int
+) -> tuple[Segment, ...]:
+    """Render with the arguments of calls as objects; as their texts if the template fails, as it may need strings."""
+    try:
+        return _render(template, prompt, messages, max_chars)
+    except TemplateExhausted:
+        raise
+    except RenderError:
+        if not any(message.tool_calls for message in messages):
+            raise
+        with suppress(RenderError):
+            return _render(template, prompt, messages, max_chars, calls_as_text=True)
+        raise
+
+
+def _render(
+    template: ChatTemplate,
+    prompt: ChatPrompt,
+    messages: Sequence[Message],
+    max_chars: int,
+    *,
+    calls_as_text: bool = False,
 ) -> tuple[Segment, ...]:
     control = control_strings(prompt.special_tokens)
     plain = [_plain(message) for message in messages]
     markers = Markers(control, [plain, prompt.extra])
     # In practice reasoning tags, never the ends of turns.
     visible = _inspected_tags(template, control) - {prompt.bos_token, prompt.eos_token}
-    marked = [_marked(message, markers, visible) for message in plain]
+    marked = RequestList(_marked(message, markers, visible, calls_as_text) for message in plain)
     end = ""
     if _continues(prompt, messages):
         end = markers.new("")
@@ -132,10 +154,14 @@ def _render(
         "eos_token": prompt.eos_token,
         "add_generation_prompt": prompt.add_generation_prompt and not end,
     }
+    paths = [message.param or f"messages[{index}]" for index, message in enumerate(messages)]
     try:
-        text = template.render(variables, max_chars)
-    except TemplateRefused as refusal:
-        raise TemplateRefused(markers.restore(refusal.reason)) from None
+        text = template.render(variables, paths, max_chars)
+    except TemplateExhausted:
+        raise
+    except RenderError as error:
+        param = None if error.param is None else markers.restore(error.param)
+        raise RenderError(markers.restore(error.message), param) from None
     return markers.split(_up_to(end, text) if end else text)
 
 
@@ -174,14 +200,15 @@ def _plain_call(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": members, "text": text}}
 
 
-def _marked(plain: dict[str, Any], markers: Markers, visible: set[str]) -> dict[str, Any]:
+def _marked(plain: dict[str, Any], markers: Markers, visible: set[str], calls_as_text: bool) -> dict[str, Any]:
     """Return a copy without control-token strings in client text, except ``visible`` ones in assistant messages."""
     role, content, *rest = plain.items()
     marked = dict([role, ("content", markers.mark(content[1], visible if role[1] == "assistant" else ()))])
     marked |= {name: markers.mark(value) for name, value in rest}
     for call in marked.get("tool_calls", ()):
         function = call["function"]
-        function["arguments"] = Arguments(function["arguments"], function.pop("text"))
+        text = function.pop("text")
+        function["arguments"] = text if calls_as_text else Arguments(function["arguments"], text)
     return marked
 
 

@@ -90,9 +90,11 @@ def array_schemas(draw: Any, inner: Any) -> dict[str, Any]:
         "maxItems": counts,
         "uniqueItems": st.booleans(),
         "contains": inner,
-        "unevaluatedItems": st.booleans(),
+        "minContains": counts,
+        "maxContains": counts,
+        "unevaluatedItems": st.one_of(st.booleans(), inner),
     }
-    likely = ["items", "items", "prefixItems", "minItems", "maxItems", "uniqueItems", "contains", "unevaluatedItems"]
+    likely = [*values, "items", "items", "contains"]
     return schema | {key: draw(values[key]) for key in draw(st.lists(st.sampled_from(likely), max_size=4))}
 
 
@@ -108,7 +110,8 @@ def object_schemas(draw: Any, inner: Any) -> dict[str, Any]:
         "minProperties": counts,
         "maxProperties": counts,
         "dependentRequired": st.dictionaries(names, st.lists(names, max_size=2), max_size=1),
-        "unevaluatedProperties": st.booleans(),
+        "dependentSchemas": st.dictionaries(names, inner, max_size=1),
+        "unevaluatedProperties": st.one_of(st.booleans(), inner),
     }
     likely = [*values, "properties", "properties", "properties", "required", "required", "additionalProperties"]
     keys = draw(st.lists(st.sampled_from(likely), min_size=1, max_size=5))
@@ -118,8 +121,11 @@ def object_schemas(draw: Any, inner: Any) -> dict[str, Any]:
 @st.composite
 def joined_schemas(draw: Any, inner: Any) -> dict[str, Any]:
     key = draw(st.sampled_from(["anyOf", "allOf", "oneOf", "anyOf", "not", "if"]))
-    if key in ("not", "if"):
+    if key == "not":
         return {**draw(inner_object(inner)), key: draw(inner)}
+    if key == "if":
+        branches = draw(st.sampled_from([("then",), ("else",), ("then", "else")]))
+        return {**draw(inner_object(inner)), key: draw(inner), **{name: draw(inner) for name in branches}}
     beside = draw(st.one_of(st.just({}), inner_object(inner)))
     return {**beside, key: draw(st.lists(inner, min_size=1, max_size=3))}
 

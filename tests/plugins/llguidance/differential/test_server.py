@@ -11,14 +11,14 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, currently_in_test_context, example, given, note, settings
 from hypothesis import strategies as st
-from jsonschema import Draft7Validator, Draft202012Validator
+from jsonschema import Draft202012Validator
 
 from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings
 from enginehouse_llguidance.schemas.keywords import KEYWORDS
 from enginehouse_testkit.served import served
 
 from .strategies import schemas
-from .walks import ENFORCED, NEEDS
+from .walks import ENFORCED, dialect_of
 
 SEEN: Counter[str] = Counter()
 
@@ -115,14 +115,34 @@ PERSON = {
 def test_every_keyword_is_enforced_or_refused_as_the_table_says(fake: httpx.Client, keyword: str) -> None:
     """What docs/structured.md says holds for requests: refused by JSON pointer, or every finished answer validates."""
     if KEYWORDS[keyword].status == "refused":
-        inner = {keyword: {"a": {}} if keyword.startswith("dep") else True, **NEEDS.get(keyword, {})}
+        inner = {keyword: True}
         response = fake.post("/v1/chat/completions", json=body_of({"properties": {"x": {"type": "array", **inner}}}))
         assert is_refused(response)
-        assert any(f"'/properties/x/{name}'" in response.json()["error"]["message"] for name in inner)
+        assert f"'/properties/x/{keyword}'" in response.json()["error"]["message"]
         return
-    dialect = Draft7Validator if keyword == "additionalItems" else Draft202012Validator
+    dialect = dialect_of(keyword)
     for seed in range(4):
         ask(fake, ENFORCED[keyword][0], seed=seed, stream=bool(seed % 2), max_tokens=80, dialect=dialect)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_members_that_are_no_keywords_are_listed_as_ignored(fake: httpx.Client, stream: bool) -> None:
+    """By the standard they are annotations; one that looks misspelt is listed with a hint."""
+    schema = {
+        "type": "object",
+        "x-order": 1,
+        "properties": {"a": {"type": "integer", "minimun": 1, "readonly": True}, "b": {"format": "phone"}},
+    }
+    response = fake.post("/v1/chat/completions", json=body_of(schema, max_tokens=4, stream=stream))
+
+    path = "response_format.json_schema.schema"
+    assert response.status_code == 200
+    assert response.headers["x-enginehouse-ignored"].split(", ") == [
+        f"{path}.x-order",
+        f"{path}.properties.a.minimun (did you mean minimum?)",
+        f"{path}.properties.a.readonly (did you mean readOnly?)",
+        f"{path}.properties.b.format (unknown: phone)",
+    ]
 
 
 @settings(unhurried, max_examples=100)

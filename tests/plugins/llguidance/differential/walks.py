@@ -6,11 +6,12 @@ import random
 from typing import Any
 
 import numpy as np
+from jsonschema import Draft7Validator, Draft201909Validator, Draft202012Validator
 
 from enginehouse.contract.backend import Tokenizer
 from enginehouse.contract.structured import Grammar, Matcher
 
-__all__ = ["allowed_ids", "walk"]
+__all__ = ["ENFORCED", "allowed_ids", "dialect_of", "walk"]
 
 
 def allowed_ids(matcher: Matcher, tokenizer: Tokenizer) -> list[int]:
@@ -54,7 +55,6 @@ ENFORCED: dict[str, tuple[Any, Any, Any]] = {
     "const": ({"const": {"a": [1]}}, {"a": [1]}, {"a": [2]}),
     "allOf": ({"allOf": [{"type": "integer"}, {"minimum": 3}]}, 3, 2),
     "anyOf": ({"anyOf": [{"const": 1}, {"const": "a"}]}, "a", "b"),
-    "oneOf": ({"oneOf": [{"type": "null"}, {"const": 1}]}, 1, 2),
     "minimum": ({"type": "number", "minimum": 0.5}, 0.5, 0.4),
     "maximum": ({"type": "integer", "maximum": 12}, 12, 13),
     "exclusiveMinimum": ({"type": "number", "exclusiveMinimum": 0, "maximum": 1}, 0.1, 0),
@@ -77,9 +77,31 @@ ENFORCED: dict[str, tuple[Any, Any, Any]] = {
     "propertyNames": ({"propertyNames": {"pattern": "^a"}}, {"ab": 1}, {"b": 1}),
     "minProperties": ({"type": "object", "minProperties": 1}, {"a": 1}, {}),
     "maxProperties": ({"type": "object", "maxProperties": 1}, {"a": 1}, {"a": 1, "b": 1}),
+    "$dynamicRef": ({"items": {"$dynamicRef": "#a"}, "$defs": {"b": {"$dynamicAnchor": "a", "const": 1}}}, [1], [2]),
+    "$recursiveRef": ({"type": "array", "items": {"$recursiveRef": "#"}}, [[], [[]]], [1]),
+    "oneOf": ({"oneOf": [{"type": "integer"}, {"type": "number", "minimum": 2}]}, 1, 3),
+    "not": ({"type": "string", "not": {"enum": ["a", "b"]}}, "ab", "a"),
+    "if": ({"if": {"type": "string"}, "then": {"const": "a"}, "else": {"type": "null"}}, None, "b"),
+    "then": ({"type": "string", "if": {"minLength": 2}, "then": {"pattern": "^a"}}, "ab", "bb"),
+    "else": ({"type": "integer", "if": {"minimum": 3}, "else": {"const": 1}}, 1, 2),
+    "uniqueItems": ({"uniqueItems": True}, [1, True, "1"], [1, 2, 1.0]),
+    "contains": ({"items": {"type": ["integer", "null"]}, "contains": {"type": "null"}}, [1, None], [1]),
+    "minContains": ({"items": {"enum": [1, 2]}, "contains": {"const": 2}, "minContains": 2}, [2, 1, 2], [2, 1]),
+    "maxContains": ({"items": {"enum": [1, 2]}, "contains": {"const": 2}, "maxContains": 1}, [1, 2], [2, 2]),
+    "dependentRequired": ({"properties": {"a": {}, "b": {}}, "dependentRequired": {"a": ["b"]}}, {"b": 1}, {"a": 1}),
+    "dependentSchemas": (
+        {"properties": {"a": {}, "b": {}}, "dependentSchemas": {"a": {"properties": {"b": {"type": "null"}}}}},
+        {"a": 1, "b": None},
+        {"a": 1, "b": 1},
+    ),
+    "dependencies": ({"properties": {"a": {}, "b": {}}, "dependencies": {"a": ["b"]}}, {"a": 1, "b": 1}, {"a": 1}),
     "unevaluatedProperties": ({"properties": {"a": {}}, "unevaluatedProperties": False}, {"a": 1}, {"b": 1}),
 }
 """Keyword to a schema, a value that satisfies it and one that only this keyword excludes."""
 
 
-NEEDS = {"then": {"if": {}}, "else": {"if": {}}, "minContains": {"contains": {}}, "maxContains": {"contains": {}}}
+def dialect_of(keyword: str) -> Any:
+    """The validator of a dialect that has the keyword."""
+    if keyword in ("additionalItems", "dependencies"):
+        return Draft7Validator
+    return Draft201909Validator if keyword.startswith("$recursive") else Draft202012Validator

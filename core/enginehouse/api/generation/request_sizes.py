@@ -1,0 +1,38 @@
+"""Limits on what the requests of one call ask for together, whichever surface has made them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from enginehouse.contract.errors import InvalidRequest
+from enginehouse.contract.types import GenerateRequest
+from enginehouse.settings.config import LimitsSettings
+
+_MAX_SHARED_CHARS = 2**24
+_MAX_SHARED_MEMBERS = 2**17
+"""Limits on the size of data shared by several prompts, multiplied by the number of prompts."""
+
+
+def check_request_sizes(requests: Sequence[GenerateRequest], limits: LimitsSettings) -> None:
+    """Refuse what a small body could make large: choices, prompts, messages, and data that is sent with each prompt.
+
+    Raises:
+        InvalidRequest: there is too much of something.
+    """
+    first, num_prompts, most_prompts = requests[0], len(requests), limits.max_prompts
+    if first.num_choices > limits.max_choices:
+        raise InvalidRequest(f"this server allows at most {limits.max_choices} choices, not {first.num_choices}")
+    if num_prompts > most_prompts:
+        raise InvalidRequest(f"this server allows at most {most_prompts} prompts, not {num_prompts}")
+    num_messages = len(first.messages or ())
+    if num_messages > limits.max_messages:
+        raise InvalidRequest(f"this server allows at most {limits.max_messages} messages, not {num_messages}")
+    constraint, bias = first.constraint, first.sampling.get("logit_bias", ())
+    if constraint is not None and num_prompts * len(constraint.text) > _MAX_SHARED_CHARS:
+        most = _MAX_SHARED_CHARS // num_prompts
+        message = f"with {num_prompts} prompts it may have at most {most} characters, not {len(constraint.text)}"
+        raise InvalidRequest(f"{constraint.param}: {message}", constraint.param)
+    if num_prompts * len(bias) > _MAX_SHARED_MEMBERS:
+        most = _MAX_SHARED_MEMBERS // num_prompts
+        message = f"with {num_prompts} prompts it may have at most {most} members, not {len(bias)}"
+        raise InvalidRequest(f"logit_bias: {message}", "logit_bias")

@@ -1,0 +1,132 @@
+"""Keywords that others express: ``not``, ``if``, dependencies, ``contains``, unevaluated members, ``oneOf``.
+
+Each becomes a schema that applies to the same value besides. It refers to the request's subschemas by pointer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations, product
+from typing import Any
+
+from enginehouse_llguidance.schemas.disjoint import find_overlaps
+from enginehouse_llguidance.schemas.document import Document
+from enginehouse_llguidance.schemas.evaluated import BRANCHING, close_items, close_properties
+from enginehouse_llguidance.schemas.negation import conjunction, disjunction, negated, same
+from enginehouse_llguidance.schemas.problems import SchemaProblem, join_pointer
+from enginehouse_llguidance.schemas.strings import length
+
+__all__ = ["derived_schemas", "exclusive_options"]
+
+_NUM_PLACES = 8  # of the first item that ``contains`` asks for
+_NUM_COUNTED = 4  # items at the beginning among which the number of contained ones is settled
+_MAX_OPTIONS = 12
+
+
+def derived_schemas(document: Document, schema: dict[str, Any], pointer: str) -> Iterator[tuple[str, Any]]:
+    """Yield keyword and schema for the keywords of the schema at a pointer that are expressed by others.
+
+    Raises:
+        SchemaProblem: one of them cannot be expressed.
+    """
+    if "not" in schema:
+        yield "not", negated(document, join_pointer(pointer, ["not"]))
+    if "if" in schema and not {"then", "else"}.isdisjoint(schema):
+        yield "if", _conditional(document, schema, pointer)
+    for key in ("dependentRequired", "dependentSchemas", "dependencies"):
+        if key in schema:
+            yield key, _dependencies(document, schema[key], join_pointer(pointer, [key]))
+    if "contains" in schema:
+        yield "contains", _contains(document, schema, pointer)
+    beside = not BRANCHING.isdisjoint(schema)
+    if "unevaluatedProperties" in schema and (beside or "additionalProperties" in schema):
+        yield "unevaluatedProperties", close_properties(document, pointer)
+    if "unevaluatedItems" in schema and (beside or "items" in schema):
+        yield "unevaluatedItems", close_items(document, pointer)
+
+
+def exclusive_options(document: Document, schema: dict[str, Any], pointer: str) -> list[Any] | None:
+    """Return schemas of which any one may hold, instead of ``oneOf``; None if its options exclude each other.
+
+    Raises:
+        SchemaProblem: some may overlap and have no complement.
+    """
+    options = schema["oneOf"]
+    place = join_pointer(pointer, ["oneOf"])
+    overlaps = find_overlaps(document, options, schema)
+    if not overlaps:
+        return None
+    if len(options) > _MAX_OPTIONS:
+        first = next(iter(overlaps))
+        message = f"more than {_MAX_OPTIONS} schemas are only supported where no value matches two of them; {first} may"
+        raise SchemaProblem(place, f"{message} overlap")
+    places = [join_pointer(place, [index]) for index in range(len(options))]
+    found = []
+    for index, one in enumerate(places):
+        others = [other for other in range(len(options)) if (min(index, other), max(index, other)) in overlaps]
+        try:
+            found.append(conjunction([same(document, one), *(negated(document, places[other]) for other in others)]))
+        except SchemaProblem as error:
+            pair = (min(index, others[0]), max(index, others[0]))
+            raise SchemaProblem(place, f"a value may match two of the schemas, {pair}, and {error}") from error
+    return found
+
+
+def _conditional(document: Document, schema: dict[str, Any], pointer: str) -> Any:
+    parts = {key: join_pointer(pointer, [key]) for key in ("if", "then", "else")}
+    then = same(document, parts["then"]) if "then" in schema else True
+    otherwise = same(document, parts["else"]) if "else" in schema else True
+    return disjunction(
+        [
+            conjunction([same(document, parts["if"]), then]),
+            conjunction([negated(document, parts["if"]), otherwise]),
+        ]
+    )
+
+
+def _dependencies(document: Document, value: Any, pointer: str) -> Any:
+    if not isinstance(value, dict):
+        raise SchemaProblem(pointer, "must be an object")
+    asked = []
+    for name, needed in value.items():
+        place = join_pointer(pointer, [name])
+        if isinstance(needed, list):
+            if not all(isinstance(one, str) for one in needed):
+                raise SchemaProblem(place, "must be a list of strings")
+            with_it: Any = {"required": [name, *needed]}
+        elif isinstance(needed, str):  # of draft 3
+            with_it = {"required": [name, needed]}
+        else:
+            with_it = conjunction([{"required": [name]}, same(document, place)])
+        asked.append(disjunction([{"properties": {name: False}}, with_it]))
+    return conjunction(asked)
+
+
+def _contains(document: Document, schema: dict[str, Any], pointer: str) -> Any:
+    """Return alternatives for the places of the contained items, among the first ones."""
+    low = length(schema, "minContains", pointer) if "minContains" in schema else 1
+    high = length(schema, "maxContains", pointer) if "maxContains" in schema else None
+    place = join_pointer(pointer, ["contains"])
+    wanted = same(document, place)
+    if high is None:
+        if low > _NUM_PLACES:
+            raise SchemaProblem(join_pointer(pointer, ["minContains"]), f"more than {_NUM_PLACES} is not supported")
+        if low == 0:
+            return True
+        chosen = combinations(range(_NUM_PLACES), low) if low == 1 else combinations(range(low + 2), low)
+        return disjunction(
+            [
+                {"prefixItems": [wanted if at in one else True for at in range(one[-1] + 1)], "minItems": one[-1] + 1}
+                for one in chosen
+            ]
+        )
+    if low > _NUM_COUNTED or low > high:
+        raise SchemaProblem(place, f"with maxContains, minContains must be at most {min(_NUM_COUNTED, high)}")
+    other = negated(document, place)
+    options: list[Any] = []
+    for row in product((False, True), repeat=_NUM_COUNTED):
+        if low <= sum(row) <= high:
+            last = max((at + 1 for at, is_wanted in enumerate(row) if is_wanted), default=0)
+            shown = {"prefixItems": [wanted if one else other for one in row[:last]], "items": other, "minItems": last}
+            options.append(shown)
+    return disjunction([option for index, option in enumerate(options) if option not in options[:index]])

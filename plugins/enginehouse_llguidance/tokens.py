@@ -1,0 +1,120 @@
+"""The texts of a vocabulary's tokens, to find those that continue a text in a given way."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["TokenTexts", "bits_of", "clear", "is_allowed"]
+
+_OF_NUMBERS = b"0123456789.eE"
+_NUMBER = b"0123456789.eE+-"
+
+
+class TokenTexts:
+    """Tokens by their bytes. Built on first use: a tenth of a second for a large vocabulary.
+
+    Args:
+        token_bytes: bytes of each id.
+        excluded: control and end tokens, which are not text.
+    """
+
+    def __init__(self, token_bytes: Sequence[bytes], excluded: frozenset[int]) -> None:
+        self.bytes_of = token_bytes
+        self._excluded = excluded
+
+    @cached_property
+    def _sorted(self) -> tuple[list[bytes], NDArray[np.int64]]:
+        pairs = sorted((text, one) for one, text in enumerate(self.bytes_of) if text and one not in self._excluded)
+        return [text for text, _ in pairs], np.array([one for _, one in pairs], np.int64)
+
+    def starting_with(self, text: bytes) -> NDArray[np.int64]:
+        """Return the ids of tokens that start with a text."""
+        texts, ids = self._sorted
+        return ids[bisect_left(texts, text) : bisect_left(texts, text + b"\xff" * 4)]
+
+    def beginnings_of(self, text: bytes) -> list[int]:
+        """Return the ids of tokens with which a text starts."""
+        texts, ids = self._sorted
+        found: list[int] = []
+        for end in range(1, len(text) + 1):
+            place = bisect_left(texts, text[:end])
+            if place == len(texts) or not texts[place].startswith(text[:end]):
+                break  # no token starts with this
+            while place < len(texts) and texts[place] == text[:end]:
+                found.append(int(ids[place]))
+                place += 1
+        return found
+
+    @cached_property
+    def closing(self) -> NDArray[np.int64]:
+        """Ids of tokens that may close an array or an object."""
+        return self._with(lambda text: b"]" in text or b"}" in text)
+
+    @cached_property
+    def ending_number(self) -> list[tuple[int, bytes]]:
+        """Tokens that may end a number in an array, with their digits: a comma or a bracket follows."""
+        pairs = [(one, text, len(text) - len(text.lstrip(_NUMBER))) for one, text in enumerate(self.bytes_of)]
+        return [(one, text[:size]) for one, text, size in pairs if text[size : size + 1] in (b",", b"]")]
+
+    @cached_property
+    def of_digits(self) -> list[tuple[int, bytes]]:
+        """Tokens within a number, with their text."""
+        return [(one, text) for one, text in enumerate(self.bytes_of) if text and not text.strip(_NUMBER)]
+
+    @cached_property
+    def ending_digits(self) -> NDArray[np.int32]:
+        """(ceil(vocab_size / 32),) int32, bitmask of the tokens that do not continue a number."""
+        return self._mask(lambda text: text[0] not in _OF_NUMBERS)
+
+    @cached_property
+    def short_exponents(self) -> tuple[NDArray[np.int32], ...]:
+        """Bitmasks of the tokens that begin with at most none, one or two digits."""
+        return tuple(self._mask(partial(_begins_with_digits, most=most)) for most in range(3))
+
+    def _mask(self, condition: Callable[[bytes], bool]) -> NDArray[np.int32]:
+        bits = np.ones((len(self.bytes_of) + 31) // 32 * 32, np.uint8)
+        bits[self._with(lambda text: not condition(text))] = 0
+        return np.packbits(bits, bitorder="little").view(np.int32)
+
+    @cached_property
+    def long_exponent_free(self) -> NDArray[np.int32]:
+        """Bitmask of the tokens without an exponent of more than two digits."""
+        long = re.compile(rb"[0-9.]*[eE][+-]?[0-9]{3}")
+        return self._mask(lambda text: long.match(text) is None)
+
+    @cached_property
+    def separating(self) -> NDArray[np.int64]:
+        """Ids of tokens with a comma."""
+        return self._with(lambda text: b"," in text)
+
+    def _with(self, condition: Callable[[bytes], bool]) -> NDArray[np.int64]:
+        texts = enumerate(self.bytes_of)
+        found = [one for one, text in texts if text and one not in self._excluded and condition(text)]
+        return np.array(found, np.int64)
+
+
+def _begins_with_digits(text: bytes, most: int) -> bool:
+    return len(text) - len(text.lstrip(b"0123456789")) <= most
+
+
+def bits_of(bitmask: NDArray[np.int32], ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return those of the ids that a bitmask allows."""
+    words = bitmask.view(np.uint32)
+    return ids[(words[ids >> 5] >> (ids & 31).astype(np.uint32)) & np.uint32(1) == 1]
+
+
+def is_allowed(bitmask: NDArray[np.int32], token_id: int) -> bool:
+    """Return True if a bitmask allows a token."""
+    return bool((int(bitmask[token_id >> 5]) >> (token_id & 31)) & 1)
+
+
+def clear(bitmask: NDArray[np.int32], ids: NDArray[np.int64]) -> None:
+    """Forbid tokens in a bitmask, in place."""
+    words = bitmask.view(np.uint32)
+    np.bitwise_and.at(words, ids >> 5, ~(np.uint32(1) << (ids & 31).astype(np.uint32)))

@@ -1,0 +1,110 @@
+"""Folders as people have them: sentencepiece and tekken tokenizers, shards, templates in their files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from enginehouse.contract.backend import ModelSource, Runner
+from enginehouse.contract.errors import ModelLoadError
+from enginehouse_hf.backend import HfBackend, HfOptions
+
+TinyModel = Callable[[str], Path]
+TEXTS = ("The capital of France is Paris.", "Once upon a time, in a land.", "Zwölf Boxkämpfer jagen Viktor.")
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+
+
+@pytest.fixture
+def folder(tiny_model: TinyModel, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny_model("llama"), tmp_path / "model"))
+
+
+def opened(path: Path) -> Runner:
+    options = HfOptions(threads=1, slots=1, context=64, device="cpu")
+    return HfBackend().open(ModelSource(str(path), path), options, lambda *_: None)
+
+
+def test_a_sentencepiece_model_alone_is_a_tokenizer(folder: Path) -> None:
+    sentencepiece = pytest.importorskip("sentencepiece")
+    for name in TOKENIZER:
+        (folder / name).unlink(missing_ok=True)
+    (folder / "texts.txt").write_text("\n".join(TEXTS * 3), encoding="utf-8")
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(folder / "texts.txt"),
+        model_prefix=str(folder / "tokenizer"),
+        vocab_size=320,
+        model_type="bpe",
+        byte_fallback=True,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    expected = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
+    runner = opened(folder)
+
+    assert runner.tokenizer.encode(TEXTS[0], False) == expected.encode(TEXTS[0])
+    assert runner.tokenizer.special_tokens["</s>"] == 2
+    assert b"".join(runner.tokenizer.token_bytes[i] for i in expected.encode("Zwölf")).strip() == "Zwölf".encode()
+    runner.close()
+
+
+def test_a_folder_needs_no_generation_config_and_may_have_shards(folder: Path) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    (folder / "generation_config.json").unlink()
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    files = {name: f"model-0000{1 + number % 2}-of-00002.safetensors" for number, name in enumerate(sorted(weights))}
+    for file in set(files.values()):
+        part = {name: array for name, array in weights.items() if files[name] == file}
+        save_file(part, folder / file, {"format": "pt"})
+    with pytest.raises(ModelLoadError, match=r"its weights need the name model\.safetensors, or the file model\.s"):
+        opened(folder)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
+    opened(folder).close()
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(ModelLoadError, match=r"incomplete: 1 of 2 files are missing \(model-00002-of-00002"):
+        opened(folder)
+
+
+@pytest.mark.parametrize(
+    ("files", "templates"),
+    [
+        ({"chat_template.json": '{"chat_template": "J"}'}, {"default": "J"}),
+        ({"chat_template.jinja": "D", "chat_template.json": '{"chat_template": "J"}'}, {"default": "D"}),
+        (
+            {"chat_template.jinja": "D", "additional_chat_templates/tool_use.jinja": "T"},
+            {"default": "D", "tool_use": "T"},
+        ),
+        (
+            [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}],
+            {"default": "D", "tool_use": "T"},
+        ),
+    ],
+)
+def test_templates_are_found_in_all_their_files(folder: Path, files: object, templates: dict[str, str]) -> None:
+    (folder / "chat_template.jinja").unlink()
+    if isinstance(files, dict):
+        for name, text in files.items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_text(text)
+    else:
+        config = json.loads((folder / "tokenizer_config.json").read_text())
+        (folder / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": files}))
+    runner = opened(folder)
+
+    assert runner.info.chat_templates == templates
+    runner.close()
+
+
+@pytest.mark.parametrize("name", ["tekken.json", "qwen.tiktoken", "README.md"])
+def test_tokenizers_that_are_not_read_are_an_error(folder: Path, name: str) -> None:
+    """transformers makes an empty tokenizer of such a folder, which gives no token for any text."""
+    for file in TOKENIZER:
+        (folder / file).unlink(missing_ok=True)
+    (folder / name).write_text("{}")
+    with pytest.raises(ModelLoadError, match=r"its tokenizer is|it has no tokenizer"):
+        opened(folder)

@@ -1,0 +1,153 @@
+"""``uniqueItems`` and the length of numbers: what is enforced beside the grammar, while the JSON is written."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from jsonschema import Draft202012Validator
+
+from enginehouse.contract.composition import Matching, compose
+from enginehouse.contract.errors import GenerationFailed, InvalidRequest
+from enginehouse.contract.structured import GrammarCompiler, Matcher
+from enginehouse.contract.types import Constraint
+from enginehouse_testkit.fake_tokenizer import FakeTokenizer
+
+
+def started(compiler: GrammarCompiler, schema: Any) -> Matcher:
+    return compiler.compile(Constraint(kind="json_schema", text=json.dumps(schema))).start()
+
+
+def allowed_ids(matcher: Matcher, tokenizer: FakeTokenizer) -> list[int]:
+    bitmask = np.zeros((tokenizer.vocab_size + 31) // 32, np.int32)
+    matcher.fill_bitmask(bitmask)
+    return np.flatnonzero(np.unpackbits(bitmask.view(np.uint8), bitorder="little")).tolist()
+
+
+def written(matcher: Matcher, tokenizer: FakeTokenizer, chance: random.Random) -> str | None:
+    """A text at random, or None if it is long; every mask allows something."""
+    token_ids: list[int] = []
+    while not matcher.is_finished() and len(token_ids) < 300:
+        token_ids.append(chance.choice(allowed_ids(matcher, tokenizer)))
+        if token_ids[-1] in tokenizer.end_token_ids:
+            token_ids.pop()
+            break
+        matcher.accept(token_ids[-1])
+    else:
+        if not matcher.is_finished():
+            return None
+    return b"".join(tokenizer.token_bytes[token_id] for token_id in token_ids).decode()
+
+
+ANY_UNIQUE = {"type": "array", "uniqueItems": True}
+JSON_OBJECT = Constraint(kind="json_object")
+UNIQUE = [
+    {"items": {"type": "string", "maxLength": 1}, "minItems": 2},
+    {"items": {"enum": ["aab", "aac", "b", "bbb", 1, 10, None, True]}, "minItems": 8},
+    {"items": {"type": "integer", "minimum": -1, "maximum": 12}, "minItems": 9},
+    {"items": {"type": "number", "minimum": 0, "maximum": 1}, "minItems": 3},
+    {"items": {"type": "number"}, "minItems": 3},
+    {"items": {"type": ["boolean", "null"]}},
+    {
+        "items": {
+            "type": "object",
+            "properties": {"a": {"enum": ["x", "y"]}, "b": {"type": "boolean"}},
+            "required": ["a"],
+        }
+    },
+    {"items": {"type": "array", "uniqueItems": True, "items": {"type": "integer", "minimum": 0, "maximum": 2}}},
+    {"items": {"type": "integer", "minimum": 0, "maximum": 5}, "contains": {"const": 3}},
+    {"prefixItems": [{"enum": ["a", "b"]}, {"enum": ["a"]}], "items": {"enum": ["c", "a"]}},
+    {},
+]
+
+
+@pytest.mark.parametrize("keywords", UNIQUE, ids=str)
+def test_items_never_repeat_and_the_array_always_ends(
+    compiler: GrammarCompiler, tokenizer: FakeTokenizer, keywords: Any
+) -> None:
+    """Masks alone enforce it, so drafts, penalties, seeds and repetitions in another worker need nothing."""
+    schema = {"type": "array", "uniqueItems": True, **keywords}
+    texts = [written(started(compiler, schema), tokenizer, random.Random(seed)) for seed in range(40)]
+
+    assert any(texts)
+    for text in filter(None, texts):
+        Draft202012Validator(schema).validate(json.loads(text))
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"properties": {"a": {"items": {"type": "number"}, "uniqueItems": True}}}, '{"a": [1, 1.0]'),
+        (
+            {"items": {"$ref": "#/$defs/a"}, "$defs": {"a": ANY_UNIQUE}},
+            '[[{"a": 1, "b": 2}, {"b": 2, "a": 1}',
+        ),
+        ({"uniqueItems": True}, '["a", "b", "a"'),
+    ],
+)
+def test_an_item_that_equals_an_earlier_one_is_not_accepted(
+    compiler: GrammarCompiler, tokenizer: FakeTokenizer, schema: Any, text: str
+) -> None:
+    matcher = started(compiler, schema)
+    with pytest.raises(GenerationFailed, match="uniqueItems: the array has this item already"):
+        for token_id in tokenizer.encode(text, special=False):
+            matcher.accept(token_id)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[1, true, [], {}, null, [1], [true]", '["a", ["a"], "A"', "[0, false, [false], [0]", '["\\"", "\\\\", "]"'],
+)
+def test_items_of_other_types_are_other_items(compiler: GrammarCompiler, tokenizer: FakeTokenizer, text: str) -> None:
+    matcher = started(compiler, {"type": "array", "uniqueItems": True})
+    for token_id in tokenizer.encode(f"{text}]", special=False):
+        assert token_id in allowed_ids(matcher, tokenizer)
+        matcher.accept(token_id)
+
+
+def test_arguments_of_calls_with_unique_items_are_refused_by_their_own_field(compiler: GrammarCompiler) -> None:
+    path = "tools[0].function.parameters"
+    part = Constraint(kind="json_schema", text=json.dumps({"uniqueItems": True}), param=path)
+    with pytest.raises(InvalidRequest, match="uniqueItems is only supported in whole answers") as refused:
+        compiler.compile(compose(Matching(part), "tool_choice"))
+
+    assert refused.value.param == path
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "digits_and_most"),
+    [
+        ({"type": "number"}, "0.", ("0123456789", 30)),
+        ({"type": "number"}, "1e", ("9", 4)),
+        ({"items": {"type": "number", "minimum": 0}}, "[5", ("0", 30)),
+        ({"items": {"type": "number", "maximum": 0}}, "[-1.", ("3", 30)),
+        ({}, '{"a": -1', ("0", 30)),
+        (None, '{"a": [1.', ("5", 30)),  # any JSON object
+    ],
+    ids=str,
+)
+def test_b27_digits_of_a_number_end(
+    compiler: GrammarCompiler, tokenizer: FakeTokenizer, schema: Any, text: str, digits_and_most: tuple[str, int]
+) -> None:
+    """B27: a model at a loss wrote digits until the answer was cut; readers take 1e999 for infinity."""
+    constraint = Constraint(kind="json_schema", text=json.dumps(schema)) if schema is not None else JSON_OBJECT
+    matcher = compiler.compile(constraint).start()
+    for token_id in tokenizer.encode(text, special=False):
+        matcher.accept(token_id)
+    digits, most = digits_and_most
+    ids, count = {tokenizer.encode(digit, special=False)[0] for digit in digits}, 0
+    while pool := sorted(ids & set(allowed_ids(matcher, tokenizer))):
+        matcher.accept(pool[count % len(pool)])
+        count += 1
+        assert count <= most
+
+
+def test_digits_within_a_string_are_text(compiler: GrammarCompiler, tokenizer: FakeTokenizer) -> None:
+    matcher = started(compiler, {"type": "string"})
+    for token_id in tokenizer.encode('"\\"' + "7" * 100 + '"', special=False):
+        assert token_id in allowed_ids(matcher, tokenizer)
+        matcher.accept(token_id)
