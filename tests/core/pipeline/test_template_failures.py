@@ -223,6 +223,12 @@ def test_errors_of_compilation_show_their_tag(template: str, message: str) -> No
     assert caught.value.message.startswith(f"The chat template has a syntax error {message}")
 
 
+def test_templates_of_very_many_tags_are_not_compiled() -> None:
+    """They would take a minute."""
+    with pytest.raises(RenderError, match="has 30001 tags; at most 20000"):
+        check("{{ x }}" * 30_000)
+
+
 def test_templates_change_lists_of_their_own_only() -> None:
     own = "{% set q = [1] %}{% set _ = q.append(2) %}{% set _ = q.extend([3]) %}{{ q.pop(0) }}{{ q | join }}"
 

@@ -38,6 +38,7 @@ from enginehouse.pipeline.prompt.failures import (
 )
 
 _MAX_MESSAGE_CHARS = 1000
+_MAX_TAGS = 20_000  # take about 3 s; the longest templates in use have a tenth of that
 _LIST_METHODS = frozenset({"append", "extend", "insert", "pop"})
 _TOO_MUCH_MEMORY = "The chat template needs too much memory."
 
@@ -100,10 +101,12 @@ def compile_template(source: str) -> ChatTemplate:
         RenderError: it is not a valid template; the message gives position and reason.
     """
     environment = _environment()
-    try:
-        number_tags(environment, source)  # a text that cannot be split into tags has no numbers, but lines
+    try:  # a text that cannot be split into tags has no numbers, but lines
+        num_tags = len(number_tags(environment, source))
     except TemplateSyntaxError as error:
         raise RenderError(f"The chat template has a syntax error in line {error.lineno}: {error.message}") from error
+    if num_tags > _MAX_TAGS:
+        raise RenderError(f"The chat template has {num_tags} tags; at most {_MAX_TAGS} are compiled.")
     try:
         tree = environment.parse(source)
         inspected = _inspected(tree)
