@@ -19,6 +19,7 @@ from enginehouse.pipeline.chat_formats import ChatFormats, ChatPlan, plan_chat
 from enginehouse.pipeline.prompt.chat_prompt import ChatPrompt, ModelTemplates
 from enginehouse.pipeline.prompt.renderer import Renderer
 from enginehouse.pipeline.prompt.trial import find_template_problem
+from enginehouse.pipeline.template_examples import render_examples
 from enginehouse.recovery import Recovery
 from enginehouse.serving import LoadedModel
 from enginehouse.serving.background import run_in_thread, run_with_plugins
@@ -195,6 +196,7 @@ class PromptMaker:
             except RenderError as error:
                 message = f"its chat template {template_name!r} is broken: {error.message}"
                 raise ModelLoadError(f"{message} (set chat_template to a file to use another one)") from error
+            self._formats.learn(name, await render_examples(self._renderer, template, info))
 
     async def try_templates(self, name: str, info: ModelInfo) -> list[str]:
         """Return problems of templates that no chat can use; such a model may still serve raw prompts."""

@@ -11,15 +11,14 @@ from hypothesis import strategies as st
 
 from enginehouse.contract.parsers import ChatFormat
 from enginehouse.pipeline.answer_parser import AnswerParsing
-from enginehouse_parsers.tagged_json import HermesToolParser
 from enginehouse_parsers.think import ThinkParser
 
-from .answers import TOOLS, told
+from .answers import FORMATS, TOOLS, told
 
 Check = Callable[[AnswerParsing, str], dict[str, Any]]
 
 THINK = ThinkParser().bind(ChatFormat("{% if enable_thinking is false %}<think>\n\n</think>{% endif %}"))
-HERMES = HermesToolParser().bind(ChatFormat(""))
+HERMES = FORMATS["hermes"]
 
 
 def parsing(is_open: bool = False, calls: bool = False) -> AnswerParsing:
