@@ -18,7 +18,7 @@ from attrs import frozen
 from enginehouse.contract.parsers import AnswerText, ChatFormat, ReasoningPart, ReasoningSession, ReasoningText
 from enginehouse_parsers.tags import is_remnant, split_at_tag
 
-__all__ = ["HarmonyFormat", "HarmonyReasoningParser"]
+__all__ = ["HarmonyFormat", "HarmonyReasoningParser", "HarmonySession"]
 
 _MESSAGE = "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>assistant", "<|start|>", "<|channel|>")
