@@ -341,7 +341,7 @@ class Pipeline:
         if model.name not in self._settings.models:
             raise ModelNotFound(model.name)
         if request.messages is not None and model.info.engine.takes_messages:
-            message = "messages: this model's engine renders chats itself; its prompts cannot be shown here"
+            message = "messages: this model's engine renders chats itself; its prompts are neither shown nor counted"
             raise UnsupportedParameter(message, "messages")
         unsupported: tuple[str, ...] = ()
         if self._leaves_out:
