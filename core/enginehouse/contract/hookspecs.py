@@ -88,7 +88,9 @@ def register_backends(register: Callable[[Backend], None], options: Any, add_plu
     gets unrendered chats (:class:`enginehouse.contract.types.Chat`), and reports reasoning and tool calls itself.
 
     An exception in ``open`` fails the load of that model. After one in a forward pass, its sequences are run one by
-    one, and the requests of those that fail again fail.
+    one, and the requests of those that fail again fail. A runner that ends its worker, or does not return within
+    ``step_timeout_s``, costs the worker; a request with which that happens twice fails with the plugin's name. An
+    engine that blocks its event loop for longer than ``limits.plugin_timeout_s`` is given up, and opened again.
 
     Example::
 
