@@ -112,7 +112,7 @@ def _examine(models: tuple[str, ...], config_file: Path | None, backend: str | N
     findings = (
         *unusable,
         *check_all(examined, registry, settings.served_names()),
-        *check_templates(examined, paths),
+        *check_templates(examined, paths, registry),
     )
     return _report(described, registry, findings)
 

@@ -237,7 +237,7 @@ class CallSession:
 
     def _after(self) -> bool:
         """After a call: another one, the end of the list, or a marker."""
-        separators = self._in_list or not self._closers
+        separators = self._in_list or self._is_tagged or not self._closers
         start = self._num_white = end_of_white(self._rest, self._num_white, has_separators=separators)
         if start == len(self._rest):
             return False

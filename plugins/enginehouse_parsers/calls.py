@@ -54,7 +54,8 @@ def constraint_of(syntax: ToolSyntax, tools: Sequence[Tool], parallel: bool, ans
     parallel = parallel and not syntax.is_single
     if answer == "any":
         param = next(f"{tool.param}.strict" for tool in tools if tool.strict)
-        if not syntax.first_marker:
+        marker = syntax.first_marker
+        if not marker or ("<|" in marker and not _MARKERS.fullmatch(marker)):  # control tokens are no text
             said = "this model's calls can only be checked with the tool_choice 'required' or a named function"
             raise UnsupportedParameter(f"{param}: {said}", param)
         return compose(_talk_or_call(syntax, _only_strict(tools), parallel), param)

@@ -16,6 +16,8 @@ MORE = -1
 
 _WHITE = re.compile(r"\s+")
 _SIMPLE_ESCAPES = frozenset('"\\/bfnrt')
+_KEY = re.compile(r"""(["'])[\w .-]{1,60}\1\s*:""")
+_KEY_BEGINNING = re.compile(r"""["'][\w .-]{0,60}(?:["']\s{0,8})?""")
 _UNICODE_ESCAPE = re.compile(r"\\u[0-9a-fA-F]{4}", re.ASCII)
 _LONGEST_ESCAPE = 110
 
@@ -162,10 +164,8 @@ class TextReader(ValueWriter):
 
     def _ends_text(self, text: str, index: int) -> bool | None:
         """Return True if a text can have ended before this position; None if more text is needed."""
-        if not self._stack or self._quote not in "'\"":
-            return True
         char = text[index]
-        if char in ",;":
+        if not self._stack or self._quote not in "'\"" or char in ",;":
             return True
         if char in "]})":
             return any(container.closer == char for container in self._stack)
@@ -174,7 +174,20 @@ class TextReader(ValueWriter):
                 return True
             if not self._is_last and marker.startswith(text[index:]):
                 return None
-        return char in "\"'" and not self._stack[-1].is_call and any("\n" in gap for gap in self._gap)
+        return self._is_next_key(text, index)
+
+    def _is_next_key(self, text: str, index: int) -> bool | None:
+        """Return True if a comment or the next member begins here, without a comma; None if more text is needed."""
+        if text[index] == "/" and self._gap:
+            following = text[index + 1 : index + 2]
+            return None if not following and not self._is_last else following in ("/", "*")
+        if text[index] not in "\"'" or self._stack[-1].is_call:
+            return False
+        if any("\n" in gap for gap in self._gap):
+            return True
+        if not self._is_last and _KEY_BEGINNING.fullmatch(text, index):
+            return None
+        return self._stack[-1].is_object and _KEY.match(text, index) is not None
 
     def _end_string(self) -> None:
         if self._doubt is not None:

@@ -332,6 +332,9 @@ class LooseValue(TextReader):
             following = self._at_end(text, index)
             if following is not None:
                 return following
+        elif char == '"' and not json_of_word("".join(self._word)).startswith('"'):
+            self._end_word()  # a comma is missing after a number or a literal
+            return index
         elif char in '["' or (self._word_depth and char != "\n"):
             pass
         else:

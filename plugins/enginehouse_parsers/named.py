@@ -18,12 +18,14 @@ class NamedFormat:
     Attributes:
         marks: pattern that occurs in templates of this format only.
         families: models that use it, for the documentation.
+        is_fixed: the model writes more forms than its template, so that nothing is derived.
     """
 
     name: str
     families: str
     marks: re.Pattern[str] = field(converter=lambda text: re.compile(text, re.DOTALL))
     syntax: ToolSyntax
+    is_fixed: bool = False
 
 
 HERMES = ToolSyntax(
@@ -52,6 +54,29 @@ _DSML_VALUE = {
 }
 
 NAMED: tuple[NamedFormat, ...] = (
+    NamedFormat(
+        "harmony",
+        "gpt-oss",
+        r"<\|channel\|>analysis<\|message\|>",
+        ToolSyntax(
+            kind="named",
+            call_start="<|channel|>commentary to=functions.",
+            name_end=" <|constrain|>json<|message|>",
+            call_end="<|call|>",
+            is_single=True,
+            openers=("<|channel|>commentary to=functions.", " to=functions."),
+            closers=("<|call|>",),
+            name_extras=("<|channel|>", "commentary", "json", "<|constrain|>", "<|message|>"),
+            ignored=(
+                "<|start|>assistant",
+                "<|end|>",
+                "<|return|>",
+                "<|channel|>final<|message|>",
+                "<|channel|>commentary<|message|>",
+            ),
+        ),
+        is_fixed=True,
+    ),
     NamedFormat(
         "hermes",
         "Hermes, Qwen 2.5 and 3, QwQ, Granite 4, MiMo, Bielik",

@@ -16,6 +16,7 @@ from enginehouse_parsers.value_writer import as_json
 __all__ = ["TaggedArguments"]
 
 _MAX_KEY_CHARS = 1000
+_PIECES = re.compile(r"\s+|(?<=>)(?=<)")
 
 
 class TaggedArguments:
@@ -93,7 +94,8 @@ class TaggedArguments:
         size = len(self._start)
         before, has_type, after = self._syntax.key_end.strip().partition(TYPE)
         type_word = rf"([\w-]*){re.escape(after)}" if has_type else ""
-        found = re.compile(rf"\s*([^<>\n]*?)\s*{re.escape(before.strip())}{type_word}").match(text, size)
+        between = r"\s*".join(map(re.escape, _PIECES.split(before.strip())))
+        found = re.compile(rf"\s*([^<>\n]*?)\s*{between}{type_word}").match(text, size)
         if found is None:
             if len(text) < _MAX_KEY_CHARS and not is_last:
                 return text, False

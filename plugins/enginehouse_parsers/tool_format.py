@@ -60,6 +60,8 @@ class SyntaxFormat:
         """Return the chat with what the template does not show as text."""
         if self.syntax.is_single and not self.calls_as_text:
             messages = _one_call_each(messages)
+        if "<|call|>" in self.syntax.after_calls:
+            messages = _with_analysis(messages)
         if "[TOOL_CALLS]" in self.syntax.markers:
             messages = _for_mistral(messages)
         messages = describe_calls_in_text(
@@ -143,6 +145,9 @@ def _find_once(
     model = ChatFormat(template, {}, dict(examples), dict(failures))
     knows_tools = takes_tools(model)
     marked = next((one for one in NAMED if one.marks.search(template)), None)
+    if marked is not None and marked.is_fixed:
+        lines = (f"the template has the marks of {marked.name!r} ({marked.families}), of which nothing is derived",)
+        return marked.name, _shown(model, marked.syntax, lines)
     try:
         syntax = derive(model.examples)
     except NotDerived as error:
@@ -223,6 +228,14 @@ def _one_call_each(messages: Sequence[Message]) -> tuple[Message, ...]:
                 prepared.append(results[call.id])
                 moved.add(call.id)
     return tuple(prepared)
+
+
+def _with_analysis(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Show the reasoning before a call, which the template of gpt-oss takes from the content."""
+    return tuple(
+        evolve(one, content=one.reasoning) if one.tool_calls and one.reasoning and not one.content else one
+        for one in messages
+    )
 
 
 def _for_mistral(messages: Sequence[Message]) -> tuple[Message, ...]:

@@ -18,8 +18,9 @@ Args:
 An exception in the hook is recorded as the plugin's load error; other plugins are not affected.
 
 Errors of registered objects: any exception, ``SystemExit`` included, and any result of a wrong type is logged with its
-traceback, once per plugin, kind and minute, and counted in ``enginehouse_plugin_failures_total``. Where a request
-fails, its client sees the plugin's name, never the exception. A :class:`~enginehouse.contract.errors.RequestError` is
+traceback (the first one of each place in a minute; of the others, the request's line) and counted in
+``enginehouse_plugin_failures_total``. Where a request fails, its client sees the plugin's name and what was wrong with
+a result, never an exception. A :class:`~enginehouse.contract.errors.RequestError` is
 the client's mistake: a 400 with its ``param``.
 """
 

@@ -77,7 +77,7 @@ EXAMPLE_TOOLS = (
             "key_b": _typed("integer"),
             "key_c": _typed("boolean"),
             "key_d": _typed("array", items={"type": "string"}),
-            "key_e": _typed("object", properties={"inner": _typed("string")}, required=["inner"]),
+            "key_e": _typed("object", additionalProperties=_typed("string")),
             "key_f": _typed("string"),
         },
     ),

@@ -176,5 +176,8 @@ class SequenceFactory:
             markers = (*markers, request.reasoning.start, request.reasoning.end)
         if not markers:
             return self._tokenizer.control_token_ids
-        shown = {self._tokenizer.special_tokens.get(marker, -1) for marker in markers}
+        special = self._tokenizer.special_tokens
+        shown = {special.get(marker, -1) for marker in markers}
+        joined = [marker for marker in markers if marker not in special]  # may hold several control tokens
+        shown |= {token_id for token, token_id in special.items() if any(token in marker for marker in joined)}
         return self._tokenizer.control_token_ids - shown

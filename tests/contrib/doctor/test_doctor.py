@@ -231,3 +231,18 @@ def test_templates_without_tools_and_with_them(folder: Path) -> None:
     result = CliRunner().invoke(main, ["doctor", "--json"], catch_exceptions=False)
     subjects = [found["subject"] for found in json.loads(result.stdout)["findings"]]
     assert [subject for subject in subjects if "template" in subject] == ["template 'chat_template' of m"]
+
+
+def test_formats_of_templates_are_told_with_their_reasons(folder: Path) -> None:
+    template = (
+        "{% if tools %}{{ tools }}{% endif %}{% for m in messages %}{{ m.role }}: {{ m.content }}"
+        "{% for call in m.tool_calls or [] %}<do>{{ call.function.name }}<with>"
+        "{{ call.function.arguments | tojson }}</do>{% endfor %}\n{% endfor %}{# [TOOL_CALLS] <think> </think> #}"
+    )
+    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+    _, findings, _ = examine("[server]\nport = 0\n")
+
+    found = [(one["state"], one["text"]) for one in findings if one["subject"] == "calls of m"]
+    assert found[0][0] == "ok" and found[0][1].startswith("template: <do>f<with>") and "derived" in found[0][1]
+    assert found[1][0] == "advice" and "'mistral'" in found[1][1]
+    assert of(findings, "reasoning of m")["text"] == "think: from '<think>' to '</think>'"

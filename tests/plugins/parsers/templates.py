@@ -43,6 +43,8 @@ def written_calls(model: ChatFormat, example: str, tool_format: ToolFormat) -> s
     before = [turn.find(marker, 0, place) for marker in tool_format.markers]
     first = min((position for position in before if position >= 0), default=-1)
     if first < 0:  # calls begin without a marker
+        first = turn.rfind("```", 0, place)
+    if first < 0:
         first = max(turn.rfind("{", 0, place), turn.rfind("[", 0, place), turn.rfind("\n", 0, place) + 1)
     return turn[first:]
 

@@ -42,6 +42,12 @@ def test_the_surest_parser(template: str, name: str) -> None:
     assert best.name == name
 
 
+def test_the_page_on_tools_lists_every_parser() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "tools.md").read_text(encoding="utf-8")
+
+    assert [name for name in PARSERS if f"| `{name}` |" not in page] == []
+
+
 def test_every_parser_gives_0_to_1() -> None:
     for parser in PARSERS.values():
         for template in ("", *TEMPLATES.values()):
