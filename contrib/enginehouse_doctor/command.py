@@ -24,6 +24,7 @@ from enginehouse.serving.sources import find_source, judge_all
 from enginehouse.settings.config import ModelSettings, Settings
 from enginehouse.settings.optimisations import RouterSettings
 from enginehouse_doctor.checkup import Finding, check_all, check_settings
+from enginehouse_doctor.templates import check_templates
 
 __all__ = ["doctor"]
 
@@ -82,7 +83,7 @@ def doctor(
 ) -> None:
     """Show what can run here, which backend would open MODEL (or every configured model) and why, and what to fix.
 
-    Nothing is loaded. Exit code 1: there is a problem, such as a broken plugin or a model that cannot be opened.
+    No weights are loaded. Exit code 1: there is a problem, such as a broken plugin or a model that cannot be opened.
     """
     report = _examine(models, config_file, backend)
     if as_json:
@@ -105,8 +106,15 @@ def _examine(models: tuple[str, ...], config_file: Path | None, backend: str | N
     asked = _asked(settings, models, backend, registry)
     # Settings that refer to other models are irrelevant to named ones.
     router = RouterSettings() if models else settings.router
-    findings = (*unusable, *check_all(evolve(settings, models=asked, router=router), registry, settings.served_names()))
-    return _report(asked, registry, findings)
+    examined = evolve(settings, models=asked, router=router)
+    described = tuple(_describe(name, model, registry) for name, model in asked.items())
+    paths = {model.name: Path(model.path) for model in described if model.path is not None and not model.error}
+    findings = (
+        *unusable,
+        *check_all(examined, registry, settings.served_names()),
+        *check_templates(examined, paths, registry),
+    )
+    return _report(described, registry, findings)
 
 
 def _asked(
@@ -122,8 +130,7 @@ def _asked(
     return asked if backend is None else {name: evolve(model, backend=backend) for name, model in asked.items()}
 
 
-def _report(models: dict[str, ModelSettings], registry: PluginRegistry, findings: tuple[Finding, ...]) -> _Report:
-    described = tuple(_describe(name, model, registry) for name, model in models.items())
+def _report(described: tuple[_ModelReport, ...], registry: PluginRegistry, findings: tuple[Finding, ...]) -> _Report:
     broken = [record.problem for record in registry.plugins if record.problem]
     return _Report(
         versions={

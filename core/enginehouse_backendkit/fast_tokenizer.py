@@ -198,13 +198,20 @@ def chat_templates(template: str | Mapping[str, str] | None, folder: Path) -> di
     """Convert a tokenizer's ``chat_template`` (one text, or several by name) to the form of ``ModelInfo``.
 
     Libraries leave out ``chat_template.json``, in which older processors of images keep the template of their model.
+
+    Raises:
+        ModelLoadError: a template is not a text.
     """
     if not template and (folder / "chat_template.json").is_file():
         template = read_object(folder / "chat_template.json").get("chat_template")
         template = template if isinstance(template, str) else None
     if not template:
         return {}
-    return {"default": template} if isinstance(template, str) else dict(template)
+    named = {"default": template} if isinstance(template, str) else dict(template)
+    wrong = next((name for name, text in named.items() if not isinstance(text, str)), None)
+    if wrong is not None:
+        raise ModelLoadError(f"{folder}: its chat template {wrong!r} is not a text")
+    return named
 
 
 def _byte_decoder(decoder: Mapping[str, Any] | None) -> Callable[[str], bytes]:

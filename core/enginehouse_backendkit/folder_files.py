@@ -51,12 +51,23 @@ def check_texts(folder: Path) -> None:
     """
     for name in _OBJECTS:
         if (folder / name).is_file():
-            read_object(folder / name)
+            _check_template(folder / name, read_object(folder / name).get("chat_template"))
     for file in sorted((*folder.glob("*.jinja"), *folder.glob("additional_chat_templates/*.jinja"))):
         try:
             read_regular_text(file, _MAX_TEXT_BYTES)
         except (OSError, UnicodeDecodeError) as error:
             raise ModelLoadError(f"{file} cannot be read: {error}") from error
+
+
+def _check_template(file: Path, template: Any) -> None:
+    """Check that a template is a text, or a list of named texts."""
+    named = template if isinstance(template, list) else []
+    are_texts = all(
+        isinstance(one, dict) and isinstance(one.get("name"), str) and isinstance(one.get("template"), str)
+        for one in named
+    )
+    if not are_texts or not isinstance(template, str | list | None):
+        raise ModelLoadError(f"{file}: its chat_template is not a text, nor a list of objects with name and template")
 
 
 def check_shards(folder: Path) -> None:

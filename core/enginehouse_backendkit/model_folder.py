@@ -24,6 +24,7 @@ __all__ = [
     "ModelFolder",
     "check_model_files",
     "check_weights",
+    "describe_failure",
     "describe_pickles",
     "no_folder",
     "pickled_weights",
@@ -184,6 +185,13 @@ def describe_pickles(names: tuple[str, ...]) -> str:
     """Explain why such weights are not read."""
     shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
     return f"its weights ({shown}) are pickles, which run code when they are read; convert them to safetensors"
+
+
+def describe_failure(error: Exception) -> str:
+    """Return what a library said about a folder; its mistakes with values of a wrong type are not messages."""
+    if isinstance(error, TypeError | AttributeError | LookupError):
+        return f"{type(error).__name__}: {error} (a value in its JSON files is missing or of a wrong type)"
+    return str(error)
 
 
 def no_folder(source: ModelSource) -> str:

@@ -18,9 +18,9 @@ import click
 import pytest
 
 from enginehouse.contract.backend import Backend
-from enginehouse.contract.logits_processor import ProcessorSampler
 from enginehouse.plugins import PluginRegistry, plain
 from enginehouse.plugins.kinds import KINDS, Kind
+from enginehouse.plugins.processors import ProcessorSampler
 from enginehouse.serving.sources import find_source
 from enginehouse.settings.config import PluginsSettings, structure_options
 from enginehouse_testkit.backend_contract import ModelUnderTest

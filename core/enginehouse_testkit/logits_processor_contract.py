@@ -22,11 +22,12 @@ import attrs
 import numpy as np
 import pytest
 
-from enginehouse.contract.logits_processor import LogitsProcessor, ProcessorSampler, ProcessorSession
+from enginehouse.contract.logits_processor import LogitsProcessor, ProcessorSession
 from enginehouse.contract.sampler import History
 from enginehouse.contract.types import SamplingParams
 from enginehouse.engine.sampling.plugin_steps import build_steps
 from enginehouse.engine.sampling.sampler import SequenceSampler
+from enginehouse.plugins.processors import ProcessorSampler
 from enginehouse.settings.structuring import strict_converter
 from enginehouse_testkit.contract.form import FormContract, loader_problem
 from enginehouse_testkit.contract.sampler_base import VOCAB_SIZE, rows, tries_of

@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import gc
 import random
 import time
 from typing import Any, get_args
@@ -150,7 +149,6 @@ class RouterContract(FormContract):
         """Includes long prompts. Processor time of the thread, the best of several runs, as the machine may be busy."""
         for request in _requests():
             question = RouteQuestion(request=request, candidates=_candidates(5), default="model-0")
-            gc.collect()
             times_s = []
             for _ in range(20):
                 began = time.thread_time()

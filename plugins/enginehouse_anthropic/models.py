@@ -21,15 +21,20 @@ async def list_models(call: Call) -> Reply:
     """
     models, query = list(call.server.models()), call.query
     limit = query.get("limit", str(_DEFAULT_LIMIT))
-    if not limit.isdecimal() or not 1 <= int(limit) <= _MAX_LIMIT:
+    if not limit.isdecimal() or len(limit) > 9 or not 1 <= int(limit) <= _MAX_LIMIT:
         raise InvalidRequest(f"limit: must be a number from 1 to {_MAX_LIMIT}, not {quoted(limit)}", "limit")
     names = [model.name for model in models]
-    if (before := query.get("before_id")) in names:
+    before, after = query.get("before_id"), query.get("after_id")
+    for name, asked in (("before_id", before), ("after_id", after)):
+        if asked is not None and asked not in names:
+            raise InvalidRequest(f"{name}: no model has the id {quoted(asked)}", name)
+    if before is not None:
+        if after is not None:
+            call.ignore("after_id")
         models = models[: names.index(before)]
         page, has_more = models[-int(limit) :], len(models) > int(limit)
     else:
-        after = query.get("after_id")
-        models = models[names.index(after) + 1 :] if after in names else models
+        models = models[names.index(after) + 1 :] if after is not None else models
         page, has_more = models[: int(limit)], len(models) > int(limit)
     return Reply(
         {

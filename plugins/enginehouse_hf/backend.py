@@ -22,7 +22,7 @@ from enginehouse_backendkit.model_folder import (
 )
 from enginehouse_hf.gguf_estimate import estimate_gguf
 
-__all__ = ["HfBackend", "HfOptions"]
+__all__ = ["HfBackend", "HfOptions", "no_model"]
 
 
 @frozen(kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -20,6 +20,7 @@ from enginehouse_backendkit.model_folder import (
     ModelFolder,
     check_model_files,
     check_weights,
+    describe_failure,
     describe_pickles,
     pickled_weights,
     recommended_parameters,
@@ -56,13 +57,15 @@ def open_runner(source: ModelSource, options: HfOptions, progress: Progress) -> 
     except EnginehouseError:
         raise
     except ImportError as error:
-        raise MissingDependency(error.name or "a package that transformers needs", "hf") from error
+        if error.name is None:  # the library's own message names the package
+            raise ModelLoadError(f"{source.text}: transformers cannot open it: {error}") from error
+        raise MissingDependency(error.name, "hf") from error
     except UnsupportedAttention as error:
         raise ModelLoadError(
             f"{source.text}: this model uses {error}, which the hf backend does not support"
         ) from error
     except Exception as error:
-        raise ModelLoadError(f"{source.text}: transformers cannot open it: {error}") from error
+        raise ModelLoadError(f"{source.text}: transformers cannot open it: {describe_failure(error)}") from error
     progress(1.0, "ready")
     return runner
 
@@ -104,15 +107,33 @@ def _load_model(files: ModelFiles, options: HfOptions) -> Any:
             model: Any = AutoModelForCausalLM.from_config(config, **form)
     elif options.device_map is not None or options.quantization is not None:
         placed = options.device_map or options.device
-        model = AutoModelForCausalLM.from_pretrained(
-            **files.arguments, **form, **safe, device_map=placed, **_quantized(options)
-        )
+        model = _read_weights(files, **form, **safe, device_map=placed, **_quantized(options))
     else:
-        model = AutoModelForCausalLM.from_pretrained(**files.arguments, **form, **safe).to(options.device)
+        model = _read_weights(files, **form, **safe).to(options.device)
     unknown = set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - _KNOWN_LAYER_TYPES
     if unknown:
         raise UnsupportedAttention(f"layers of the type {', '.join(sorted(unknown))}")
     return model.eval()
+
+
+def _read_weights(files: ModelFiles, **arguments: Any) -> Any:
+    """Load a model; weights that its files lack are an error, where transformers draws them at random."""
+    model, report = AutoModelForCausalLM.from_pretrained(
+        **files.arguments, **arguments, output_loading_info=True, ignore_mismatched_sizes=True
+    )
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise ModelLoadError(
+            f"{files.folder}: its files lack {len(missing)} tensors of a {type(model).__name__} ({_first(missing)})"
+        )
+    wrong = sorted(f"{name} is {list(found)}, not {list(wanted)}" for name, found, wanted in report["mismatched_keys"])
+    if wrong:
+        raise ModelLoadError(f"{files.folder}: config.json and weights do not fit together: {_first(wrong)}")
+    return model
+
+
+def _first(texts: Sequence[str]) -> str:
+    return ", ".join(texts[:3]) + (", ..." if len(texts) > 3 else "")
 
 
 def _quantized(options: HfOptions) -> dict[str, Any]:

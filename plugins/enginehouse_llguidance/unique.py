@@ -35,7 +35,7 @@ _ZERO_TO_A_POWER = re.compile(rb"-?[0.]+[eE]")
 _SPACE = frozenset(b" \n\r\t")
 _MAX_LOOKED_AT = 500  # texts, for one token: 25 ms
 
-State = frozenset[int]
+_State = frozenset[int]
 
 
 class UniqueSites:
@@ -50,16 +50,16 @@ class UniqueSites:
     def __init__(self, schema: Mapping[str, Any]) -> None:
         self._definitions: Mapping[str, Any] = schema.get("$defs", {})
         self._nodes: dict[int, Mapping[str, Any]] = {}
-        self._steps: dict[tuple[State, str | int], State] = {}
-        self._may_run_out: dict[State, bool] = {}
+        self._steps: dict[tuple[_State, str | int], _State] = {}
+        self._may_run_out: dict[_State, bool] = {}
         self.root = self._closure([schema])
 
-    def is_unique(self, state: State, is_array: bool) -> bool:
+    def is_unique(self, state: _State, is_array: bool) -> bool:
         """Return True if an array at this place must not have equal items, or an object equal names."""
         keyword = UNIQUE if is_array else UNIQUE_NAMES
         return any(keyword in self._nodes[one] for one in state)
 
-    def may_run_out(self, state: State) -> bool:
+    def may_run_out(self, state: _State) -> bool:
         """Return True unless such an array can go on with different items without end."""
         found = self._may_run_out.get(state)
         if found is None:
@@ -69,7 +69,7 @@ class UniqueSites:
             found = self._may_run_out[state] = not endless
         return found
 
-    def step(self, state: State, step: str | int) -> State:
+    def step(self, state: _State, step: str | int) -> _State:
         """Return the place of a property or an item."""
         found = self._steps.get((state, step))
         if found is None:
@@ -77,7 +77,7 @@ class UniqueSites:
             found = self._steps[state, step] = self._closure(parts)
         return found
 
-    def _closure(self, schemas: Iterable[Any]) -> State:
+    def _closure(self, schemas: Iterable[Any]) -> _State:
         waiting, found = list(schemas), set[int]()
         while waiting:
             schema = waiting.pop()
@@ -112,7 +112,7 @@ class _Open:
     """
 
     is_array: bool
-    state: State
+    state: _State
     is_unique: bool
     begin: int
     end: int
@@ -227,7 +227,7 @@ class UniqueItems:
         elif byte not in _SPACE and byte != 0x3A:
             self._begin_item(top)
 
-    def _state_of_value(self, top: _Open | None) -> State:
+    def _state_of_value(self, top: _Open | None) -> _State:
         if top is None:
             return self._sites.root
         return self._sites.step(top.state, top.index if top.is_array else top.name)

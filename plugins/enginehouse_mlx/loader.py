@@ -16,6 +16,7 @@ from enginehouse_backendkit.folder_files import check_has_tokenizer, check_names
 from enginehouse_backendkit.model_folder import (
     ModelFolder,
     check_weights,
+    describe_failure,
     describe_pickles,
     no_folder,
     pickled_weights,
@@ -58,9 +59,11 @@ def open_runner(source: ModelSource, options: MlxOptions, progress: Progress) ->
     except EnginehouseError:
         raise
     except ImportError as error:
-        raise MissingDependency(error.name or "a package that mlx-lm needs", "mlx") from error
+        if error.name is None:  # the library's own message names the package
+            raise ModelLoadError(f"{source.text}: mlx-lm cannot open it: {error}") from error
+        raise MissingDependency(error.name, "mlx") from error
     except Exception as error:
-        raise ModelLoadError(f"{source.text}: mlx-lm cannot open it: {error}") from error
+        raise ModelLoadError(f"{source.text}: mlx-lm cannot open it: {describe_failure(error)}") from error
     progress(1.0, "ready")
     return runner
 

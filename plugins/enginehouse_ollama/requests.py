@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -172,7 +173,7 @@ def _tool(tool: ToolBody, path: str) -> Tool:
 def _messages(call: Call) -> tuple[Message, ...]:
     """Read the messages; results of tools get the ids of the calls that they answer, by name or in order."""
     messages = []
-    open_calls: list[ToolCall] = []
+    open_calls = _OpenCalls()
     for index, body in enumerate(call.body.messages):
         path, role = f"messages[{index}]", body.role.lower()
         if role not in _ROLES:
@@ -180,10 +181,11 @@ def _messages(call: Call) -> tuple[Message, ...]:
         calls = tuple(_call(call, index, number, path) for number, call in enumerate(body.tool_calls))
         if calls and role != "assistant":
             raise InvalidRequest(f"{path}.tool_calls: only the assistant calls tools", f"{path}.tool_calls")
-        open_calls += calls
+        for made in calls:
+            open_calls.add(made)
         for name in [name for name, only in _ONLY_OF.items() if role != only and getattr(body, name)]:
             call.ignore(f"{path}.{name}")
-        answered = _answered(body, open_calls) if role == "tool" else None
+        answered = open_calls.take(body) if role == "tool" else None
         messages.append(
             Message(
                 role=role,
@@ -199,13 +201,31 @@ def _messages(call: Call) -> tuple[Message, ...]:
     return tuple(messages)
 
 
-def _answered(body: MessageBody, open_calls: list[ToolCall]) -> ToolCall | None:
-    """Take the call that a result answers out of ``open_calls``."""
-    for call in open_calls:
-        if body.tool_call_id == call.id or (body.tool_call_id is None and body.tool_name in (None, call.name)):
-            open_calls.remove(call)
-            return call
-    return None
+class _OpenCalls:
+    """Calls without a result, found by id or name in a time that does not depend on their number."""
+
+    def __init__(self) -> None:
+        self._calls: dict[int, ToolCall] = {}
+        self._numbers: defaultdict[tuple[str, str], deque[int]] = defaultdict(deque)
+        self._num_calls = 0
+
+    def add(self, call: ToolCall) -> None:
+        """Add a call."""
+        self._calls[self._num_calls] = call
+        for key in (("", ""), ("name", call.name), ("id", call.id)):
+            self._numbers[key].append(self._num_calls)
+        self._num_calls += 1
+
+    def take(self, body: MessageBody) -> ToolCall | None:
+        """Remove the first call that a result answers: of its id, else of its name, else of any; None without one."""
+        kinds = {"id": body.tool_call_id, "name": body.tool_name}
+        key = next(((kind, value) for kind, value in kinds.items() if value is not None), ("", ""))
+        waiting = self._numbers.get(key, deque())
+        while waiting:
+            call = self._calls.pop(waiting.popleft(), None)
+            if call is not None:
+                return call
+        return None
 
 
 def _call(call: Mapping[str, Any], message: int, number: int, path: str) -> ToolCall:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 
-__all__ = ["end_of_white", "is_remnant", "num_held", "split_at_tag"]
+__all__ = ["end_of_white", "is_remnant", "num_held", "split_at_tag", "token_at"]
 
 _REMNANT_CHARS = 5
 _CUT_REMNANT_CHARS = 2
@@ -38,9 +39,33 @@ def split_at_tag(text: str, tags: tuple[str, ...]) -> tuple[str, str | None, str
         return text, None, ""
     found = _pattern(tags).search(text)
     if found is not None:
+        start = _begin_of_longer(text, found.start(), tags)
+        if start is not None:
+            return text[:start], None, text[start:]
         return text[: found.start()], found[0], text[found.end() :]
     cut = len(text) - num_held(text, tags)
     return text[:cut], None, text[cut:]
+
+
+def _begin_of_longer(text: str, found: int, tags: tuple[str, ...]) -> int | None:
+    """Return where a tag may begin that is longer than the text, at or before the tag that was found; None if none."""
+    longest = max(map(len, tags))
+    for start in range(max(0, len(text) - longest + 1), found + 1):
+        end = text[start:]
+        if any(len(tag) > len(end) and tag.startswith(end) for tag in tags):
+            return start
+    return None
+
+
+def token_at(text: str, position: int, tokens: Iterable[str], *, is_last: bool) -> str | None:
+    """Return the longest of the tokens at a position: "" if there is none, None if the text may end inside one."""
+    found = ""
+    for token in tokens:
+        if text.startswith(token, position):
+            found = max(found, token, key=len)
+        elif not is_last and token.startswith(text[position:]) and len(token) > len(found):
+            return None
+    return found
 
 
 def num_held(text: str, tags: tuple[str, ...]) -> int:

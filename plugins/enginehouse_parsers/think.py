@@ -9,6 +9,7 @@ from typing import Any
 from attrs import frozen
 
 from enginehouse.contract.parsers import AnswerText, ChatFormat, ReasoningPart, ReasoningSession, ReasoningText
+from enginehouse.contract.template_examples import ANSWER, REASONING
 from enginehouse_parsers.tags import end_of_white, is_remnant, split_at_tag
 
 __all__ = ["ThinkFormat", "ThinkParser", "ThinkSession"]
@@ -29,7 +30,7 @@ _BLANK_LINES = re.compile(r"(?:[ \t\r]*\n)*")
 
 
 class ThinkParser:
-    """Implements ``ReasoningParser``. Finds the tags in the template, otherwise in the vocabulary."""
+    """Implements ``ReasoningParser``. Finds the tags in what the template writes, in its text, or in the vocabulary."""
 
     name = "think"
     api_version = 1
@@ -39,13 +40,14 @@ class ThinkParser:
         pair = _find_pair(model)
         if pair is None:
             return 0.0
-        return 0.9 if any(tag in model.template for tag in pair) else 0.5
+        return 0.9 if _derived(model) or any(tag in model.template for tag in pair) else 0.5
 
     def bind(self, model: ChatFormat) -> ThinkFormat:
         """Return the format with this model's tags."""
         start, end = _find_pair(model) or _PAIRS[0]
         switches = tuple(name for name in _SWITCHES if _is_variable(name, model.template))
-        return ThinkFormat(start, end, switches, _is_variable("reasoning_effort", model.template))
+        knows_effort = _is_variable("reasoning_effort", model.template)
+        return ThinkFormat(start, end, switches, knows_effort, _wrappers(model, end))
 
 
 @frozen
@@ -55,12 +57,14 @@ class ThinkFormat:
     Attributes:
         switches: template variables that enable reasoning.
         knows_effort: the template uses the reasoning effort.
+        wrappers: tags around an answer, which are not part of it.
     """
 
     start: str
     end: str
     switches: tuple[str, ...] = ()
     knows_effort: bool = False
+    wrappers: tuple[str, ...] = ()
 
     @property
     def has_switch(self) -> bool:
@@ -80,7 +84,7 @@ class ThinkFormat:
 
     def open(self, is_open: bool) -> ReasoningSession:
         """See :class:`enginehouse.contract.parsers.ReasoningFormat`."""
-        return ThinkSession(self.start, self.end, is_open)
+        return ThinkSession(self.start, self.end, is_open, self.wrappers)
 
 
 class ThinkSession:
@@ -90,8 +94,8 @@ class ThinkSession:
     begin with the opening tag has no reasoning and is unchanged.
     """
 
-    def __init__(self, start: str, end: str, is_open: bool) -> None:
-        self._start, self._end = start, (end,)
+    def __init__(self, start: str, end: str, is_open: bool, wrappers: tuple[str, ...] = ()) -> None:
+        self._start, self._end, self._wrappers = start, (end,), wrappers
         self._rest = ""  # unread text
         self._num_white = 0  # number of leading white space characters seen so far
         self._white = list[str]()  # trailing white space of the reasoning so far
@@ -101,7 +105,7 @@ class ThinkSession:
 
     def push(self, text: str) -> Sequence[ReasoningPart]:
         """See :class:`enginehouse.contract.parsers.ReasoningSession`."""
-        if self._state == self._after:
+        if self._state == self._after and not self._wrappers:
             return (AnswerText(text),) if text else ()
         self._rest += text
         while self._rest and self._state():
@@ -115,6 +119,8 @@ class ThinkSession:
             self._show(self._rest)
         elif self._state == self._inside and not is_remnant(self._rest, is_cut):
             self._reason(self._rest)
+        elif self._state == self._after and not is_remnant(self._rest, is_cut):
+            self._show(self._rest)
         self._rest = ""
         parts, self._parts = self._parts, []
         return parts
@@ -149,9 +155,9 @@ class ThinkSession:
         return True
 
     def _after(self) -> bool:
-        self._show(self._rest)
-        self._rest = ""
-        return False
+        shown, tag, self._rest = split_at_tag(self._rest, self._wrappers)
+        self._show(shown)
+        return tag is not None
 
     def _reason(self, text: str) -> None:
         """Pass reasoning on, except white space at its beginning and, until more text comes, at its end."""
@@ -169,7 +175,34 @@ class ThinkSession:
             self._parts.append(AnswerText(text))
 
 
+_MARKER = r"(?:<[^<>\s]+>\w+)?<[^<>\s]+>"
+_START = re.compile(rf"({_MARKER}\w*)\s*$")
+_END = re.compile(rf"\s*({_MARKER})")
+_THINKING = re.compile("think|thought|reason", re.IGNORECASE)
+
+
+def _derived(model: ChatFormat) -> tuple[str, str] | None:
+    """Return the tags that the template writes around reasoning in the examples; None if it writes none."""
+    for name in ("reasoning", "reasoned call"):
+        before, found, after = model.examples.get(name, "").partition(REASONING)
+        start, end = _START.search(before), _END.match(after.partition(ANSWER)[0])
+        if found and start is not None and end is not None and _THINKING.search(start[1]):
+            return start[1], end[1]
+    return None
+
+
+def _wrappers(model: ChatFormat, end: str) -> tuple[str, ...]:
+    """Return the tags that the template writes around an answer after reasoning."""
+    after = model.examples.get("reasoning", "").partition(REASONING)[2].partition(end)[2]
+    before, found, rest = after.partition(ANSWER)
+    opening, closing = _END.fullmatch(before.rstrip()), _END.match(rest)
+    return (opening[1], closing[1]) if found and opening is not None and closing is not None else ()
+
+
 def _find_pair(model: ChatFormat) -> tuple[str, str] | None:
+    derived = _derived(model)
+    if derived is not None:
+        return derived
     in_template = [pair for pair in _PAIRS if any(tag in model.template for tag in pair)]
     in_vocabulary = [pair for pair in _PAIRS if set(pair) <= model.special_tokens.keys()]
     return next(iter((*in_template, *in_vocabulary)), None)

@@ -29,6 +29,7 @@ _MAX_BYTES = 4 * 1024 * 1024
 _MAX_MEMBERS = 256
 _MAX_NAME_CHARS = 512
 _MAX_TEXT_CHARS = 2000
+_NOT_PASSED_ON = "it is not passed on to remote servers"
 _OWNERS: Mapping[str, Kind] = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llamacpp", "enginehouse": "enginehouse"}
 _CONTEXT_KEYS = ("max_context", "max_model_len", "context_length", "context_window")
 _OF_MODEL = ("alias", "model", "generation_config")
@@ -188,7 +189,10 @@ def restricted(kind: KindOfServer, capabilities: Any, options: RemoteOptions) ->
 
 def engine_capabilities(kind: KindOfServer, said: Any, reason: str) -> EngineCapabilities:
     """Return the engine's capability for each parameter; ``said`` is the report of an Enginehouse server, if any."""
-    reasons = {name: one.get("reason") for name, one in said.items()} if isinstance(said, dict) else {}
+    reported = said if isinstance(said, dict) else {}
+    reasons = {
+        name: one.get("reason") if one.get("support") == "refused" else _NOT_PASSED_ON for name, one in reported.items()
+    }
     return EngineCapabilities(
         takes_messages=True,
         native=tuple(sorted(kind.parameters)),

@@ -16,6 +16,7 @@ from enginehouse_responses.reading import Node, invalid
 __all__ = ["InputTokensBody", "PromptBody", "ResponsesBody"]
 
 _NO_EFFECT = "Accepted and repeated in the response; has no effect."
+_NOT_REPEATED = "Accepted; has no effect."
 _REFUSED = {
     "access_programs": "this server has none",
     "background_options": "only background is supported",
@@ -92,7 +93,7 @@ class ResponsesBody(PromptBody, ParameterFields):
     __hash__ = object.__hash__
 
     stream: bool | None = row("Send events while the response is made.")
-    stream_options: Any = row(_NO_EFFECT)
+    stream_options: Any = row(_NOT_REPEATED)
     store: bool | None = row("Keep the response, so that it can be retrieved and continued.")
     background: bool | None = row("Answer at once and generate in the background; needs the store.")
     max_output_tokens: int | None = row("Most tokens of the response.", bounds=(1, 2**63 - 1))
@@ -105,7 +106,7 @@ class ResponsesBody(PromptBody, ParameterFields):
     service_tier: str | None = row(_NO_EFFECT)
     prompt_cache_key: str | None = row("Prompts share the prefix cache only with those of the same key.")
     prompt_cache_retention: str | None = row(_NO_EFFECT)
-    prompt_cache_options: Any = row(_NO_EFFECT)
+    prompt_cache_options: Any = row(_NOT_REPEATED)
     prompt: Any = None
     moderation: Any = None
     access_programs: Any = None

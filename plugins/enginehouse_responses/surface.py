@@ -244,7 +244,9 @@ class ResponsesSurface:
         found = await self._find(call)
         if found is None:
             return self._missing(call)
-        if call.query.get("stream", "false") not in ("true", "1"):
+        is_streamed = _flag(call.query, "stream")
+        _ignore_others(call, "stream", *(["starting_after"] if is_streamed else []))
+        if not is_streamed:
             return Reply(found.response)
         after = _number(call.query, "starting_after", -1, 0)
         assert self._kept is not None
@@ -293,7 +295,8 @@ class ResponsesSurface:
             raise InvalidRequest(f"limit: must be at most {_MAX_LISTED}, not {limit}", "limit")
         order = call.query.get("order", "desc")
         if order not in ("asc", "desc"):
-            raise InvalidRequest("order: must be 'asc' or 'desc'", "order")
+            raise InvalidRequest(f"order: must be 'asc' or 'desc', not {quoted(order)}", "order")
+        _ignore_others(call, "limit", "order", "after")
         items = found.input if order == "asc" else found.input[::-1]
         after = call.query.get("after")
         if after is not None:
@@ -328,6 +331,21 @@ def _with_id(item: dict[str, Any]) -> Chunk:
                 {"type": part, "text": content, **({"annotations": []} if part == "output_text" else {})}
             ]
     return listed
+
+
+def _flag(query: Mapping[str, str], name: str) -> bool:
+    """Return a switch of the query. Raises InvalidRequest."""
+    text = query.get(name, "false")
+    if text not in ("true", "1", "false", "0"):
+        raise InvalidRequest(f"{name}: must be true or false, not {quoted(text)}", name)
+    return text in ("true", "1")
+
+
+def _ignore_others(call: Call, *names: str) -> None:
+    """List the parameters of the query besides ``names`` as ignored, such as ``include``, which changes nothing."""
+    for name in call.query:
+        if name not in names:
+            call.ignore(name)
 
 
 def _number(query: Mapping[str, str], name: str, default: int, least: int) -> int:

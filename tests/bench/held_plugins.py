@@ -1,4 +1,4 @@
-"""Requests of others while plugins block: an authenticator, a parser, a router and a surface that sleep.
+"""Requests of others while plugins block: an authenticator, a parser, a router, a surface and an engine that sleep.
 
 One server with a plugin of another distribution. Each round times the same requests of a static key without and with
 clients at one of its places, in turn, so that both see the same machine.
@@ -39,6 +39,7 @@ _PLUGIN = """
 import time
 import enginehouse
 from attrs import frozen
+from enginehouse.contract.backend import Match, MemoryEstimate, Probe
 from enginehouse.contract.parsers import AnswerText, PreparedChat
 from enginehouse.contract.router import Attempt, RoutingDecision
 from enginehouse.contract.surface import AnswerRoute, Reply
@@ -79,6 +80,33 @@ class Surface:
     routes = (AnswerRoute(method="GET", path="/sleep", name="sleep", summary="Sleep", handle=handle),)
     def error(self, error):
         return Reply({"error": error.message})
+
+@frozen
+class EngineOptions:
+    pass
+
+class Backend:
+    name, api_version, options, opens = "sleeper", 1, EngineOptions, "engine"
+    def probe(self):
+        return Probe(available=True)
+    def match(self, source):
+        return Match(0.0, "only by name")
+    def estimate(self, source, options):
+        return MemoryEstimate(0, 0, 0)
+    def open(self, source, options, progress):
+        from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
+        from enginehouse_testkit.inline_engine import InlineEngine
+
+        class Engine(InlineEngine):
+            def step(self):
+                time.sleep(1.0)
+                super().step()
+
+        return Engine(FakeRunner(FakeOptions(slots=8)))
+
+@enginehouse.hookimpl
+def register_backends(register):
+    register(Backend())
 
 @enginehouse.hookimpl
 def register_tool_parsers(register):
@@ -121,6 +149,7 @@ class _Server:
             '[auth]\nkeys = [{name = "static", key = "static"}]\nauthenticators = ["sleeper_kit"]\n'
             '[router]\nstrategy = "sleeper"\n'
             f'[models.script]\n{model}[models.tools]\n{model}tool_parser = "sleeper"\n'
+            '[models.engine]\nsource = "."\nbackend = "sleeper"\n'
         )
         path = os.pathsep.join([str(folder.resolve()), os.environ.get("PYTHONPATH", "")])
         serve = [sys.executable, "-m", "enginehouse", "serve", "--config", str(config.resolve()), "--port", str(port)]
@@ -137,6 +166,8 @@ def _ask(client: httpx.Client, what: str) -> None:
         client.get("/v1/models", headers={"Authorization": f"Bearer {time.monotonic()}"})
     elif what == "parser":
         client.post("/v1/chat/completions", json={**_chat("tools", tools=_TOOLS), "max_tokens": 4}, headers=_KEY)
+    elif what == "engine":
+        client.post("/v1/chat/completions", json={**_chat("engine"), "max_tokens": 4}, headers=_KEY)
     elif what == "router":
         client.post("/v1/chat/completions", json=_chat("auto"), headers=_KEY)
     else:
@@ -177,7 +208,7 @@ def _latency_ms(client: httpx.Client) -> float:
 
 def measure_plugins(plan: Plan, console: Console) -> tuple[Record, list[Comparison]]:
     """Latency of a static key's requests beside blocking plugins, over that of the same requests without them."""
-    record, places = Record(), {"strangers": _STRANGERS, "parser": 8, "router": 8, "surface": 8}
+    record, places = Record(), {"strangers": _STRANGERS, "parser": 8, "router": 8, "surface": 8, "engine": 8}
     with (
         running(_Server(), plan.folder / "logs") as server,
         httpx.Client(base_url=server.url, timeout=120, trust_env=False) as client,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path, PurePath
@@ -10,6 +11,8 @@ from enginehouse.contract.errors import ModelLoadError
 
 __all__ = ["choose_gguf", "choose_name", "is_quantization", "model_in", "part_number", "parts_of", "quantization_of"]
 
+_MAX_DEPTH = 2
+_MAX_ENTRIES = 10_000
 _PART = re.compile(r"-(\d{5})-of-(\d{5})$")
 _BESIDE = re.compile(r"(?<![a-z])(mmproj|imatrix)(?![a-z])|^ggml-vocab-")  # projectors of images, statistics
 _QUANTIZATION = re.compile(r"(?<![0-9A-Za-z])(I?Q\d+(?:_[0-9A-Za-z]+)*|TQ\d_\d|MXFP4|BF16|F16|F32)$", re.IGNORECASE)
@@ -36,8 +39,30 @@ def choose_gguf(folder: Path, wanted: str | None, text: str) -> Path | None:
     Raises:
         ModelLoadError: no file or several files have that quantisation; lists the available ones.
     """
-    found = choose_name((file.relative_to(folder) for file in folder.glob("**/*.gguf")), wanted, text)
+    found = choose_name((file.relative_to(folder) for file in _files_in(folder, text)), wanted, text)
     return None if found is None else folder / found
+
+
+def _files_in(folder: Path, text: str) -> list[Path]:
+    """Return the GGUF files in a folder and two levels of folders in it, as repositories of a hub have them.
+
+    Raises:
+        ModelLoadError: it is too large for the folder of a model, such as a home folder.
+    """
+    found, num_entries, waiting = list[Path](), 0, [(folder, 0)]
+    while waiting:
+        current, depth = waiting.pop()
+        try:
+            entries = list(os.scandir(current))
+        except OSError:
+            continue
+        num_entries += len(entries)
+        if num_entries > _MAX_ENTRIES:
+            raise ModelLoadError(f"{text!r}: a folder of more than {_MAX_ENTRIES} files; give that of one model")
+        found += [Path(entry) for entry in entries if entry.name.lower().endswith(".gguf")]
+        if depth < _MAX_DEPTH:
+            waiting += [(Path(entry), depth + 1) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    return found
 
 
 def model_in(path: Path, wanted: str | None, text: str) -> Path:

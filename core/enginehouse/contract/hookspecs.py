@@ -18,8 +18,9 @@ Args:
 An exception in the hook is recorded as the plugin's load error; other plugins are not affected.
 
 Errors of registered objects: any exception, ``SystemExit`` included, and any result of a wrong type is logged with its
-traceback, once per plugin, kind and minute, and counted in ``enginehouse_plugin_failures_total``. Where a request
-fails, its client sees the plugin's name, never the exception. A :class:`~enginehouse.contract.errors.RequestError` is
+traceback (the first one of each place in a minute; of the others, the request's line) and counted in
+``enginehouse_plugin_failures_total``. Where a request fails, its client sees the plugin's name and what was wrong with
+a result, never an exception. A :class:`~enginehouse.contract.errors.RequestError` is
 the client's mistake: a 400 with its ``param``.
 """
 
@@ -87,7 +88,9 @@ def register_backends(register: Callable[[Backend], None], options: Any, add_plu
     gets unrendered chats (:class:`enginehouse.contract.types.Chat`), and reports reasoning and tool calls itself.
 
     An exception in ``open`` fails the load of that model. After one in a forward pass, its sequences are run one by
-    one, and the requests of those that fail again fail.
+    one, and the requests of those that fail again fail. A runner that ends its worker, or does not return within
+    ``step_timeout_s``, costs the worker; a request with which that happens twice fails with the plugin's name. An
+    engine that blocks its event loop for longer than ``limits.plugin_timeout_s`` is given up, and opened again.
 
     Example::
 

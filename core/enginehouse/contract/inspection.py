@@ -4,7 +4,9 @@ Support is optional: ``isinstance`` tells which engines are :class:`Inspectable`
 """
 
 # msgspec resolves annotations when a message is encoded, so no name may be imported under TYPE_CHECKING.
+from collections import Counter
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
@@ -101,6 +103,19 @@ class EngineMetrics(msgspec.Struct, frozen=True, array_like=True):
     num_batched: int = 0
     rss_bytes: int = 0
     plugin_failures: dict[tuple[str, str], int] = {}
+
+    def __add__(self, later: "EngineMetrics") -> "EngineMetrics":
+        """Return the sum of the counters of two engines; gauges are those of the later one."""
+        steps = zip_longest(self.steps_by_size, later.steps_by_size, fillvalue=0)
+        preemptions = self.stats.num_preemptions + later.stats.num_preemptions
+        return EngineMetrics(
+            stats=msgspec.structs.replace(later.stats, num_preemptions=preemptions),
+            num_cache_tokens=later.num_cache_tokens,
+            steps_by_size=tuple(map(sum, steps)),
+            num_batched=self.num_batched + later.num_batched,
+            rss_bytes=later.rss_bytes,
+            plugin_failures=dict(Counter(self.plugin_failures) + Counter(later.plugin_failures)),
+        )
 
 
 @runtime_checkable

@@ -11,14 +11,11 @@ from __future__ import annotations
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-from attrs import define, field
 from numpy.typing import NDArray
 
-from enginehouse.contract.sampler import History, SamplerRole
+from enginehouse.contract.sampler import History
 
-__all__ = ["LogitsProcessor", "ProcessorSampler", "ProcessorSession"]
-
-_ORDER = -1000  # before every step
+__all__ = ["LogitsProcessor", "ProcessorSession"]
 
 
 @runtime_checkable
@@ -60,24 +57,3 @@ class LogitsProcessor(Protocol):
     def create(self, fields: Any) -> ProcessorSession | None:
         """Create the session of one sequence, or None if ``fields`` (an instance of ``request_fields``) is off."""
         ...
-
-
-@define(eq=False)
-class ProcessorSampler:
-    """A processor as the first of all sampling steps, so that its fields are handled like those of samplers."""
-
-    processor: LogitsProcessor
-    order: int = _ORDER
-    role: SamplerRole = "processor"
-    name: str = field(init=False)
-    api_version: int = field(init=False)
-    request_fields: type[Any] = field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        """Copy the remaining attributes from the processor."""
-        self.name, self.api_version = self.processor.name, self.processor.api_version
-        self.request_fields = self.processor.request_fields
-
-    def create(self, fields: Any) -> Any:
-        """See :class:`LogitsProcessor`."""
-        return self.processor.create(fields)

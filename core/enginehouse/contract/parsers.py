@@ -46,10 +46,16 @@ class ChatFormat:
     Attributes:
         template: Jinja source of its chat template; untrusted code, which is only searched for strings.
         special_tokens: control-token string to id.
+        examples: texts that the template writes for the chats of
+            :data:`enginehouse.contract.template_examples.EXAMPLES`, by their names. Empty until the model is loaded; a
+            chat that the template refuses is missing.
+        failures: messages of the template for those chats, by name.
     """
 
     template: str
     special_tokens: Mapping[str, int] = field(factory=dict)
+    examples: Mapping[str, str] = field(factory=dict, eq=False)
+    failures: Mapping[str, str] = field(factory=dict, eq=False)
 
 
 class AnswerText(msgspec.Struct, frozen=True, gc=False):

@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 __all__ = ["FORMAT_NAMES", "KEYWORD_NAMES", "SUBSCHEMAS", "find_unknown_keywords", "meant_keyword"]
 
-Holds = Literal["schema", "schemas", "named"]
+_Holds = Literal["schema", "schemas", "named"]
 
-SUBSCHEMAS: Mapping[str, Holds] = MappingProxyType(
+SUBSCHEMAS: Mapping[str, _Holds] = MappingProxyType(
     {
         **dict.fromkeys(("additionalItems", "additionalProperties", "contains", "contentSchema"), "schema"),
         **dict.fromkeys(("else", "if", "not", "propertyNames", "then"), "schema"),

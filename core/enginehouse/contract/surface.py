@@ -60,7 +60,12 @@ class Piece(msgspec.Struct, gc=False):
     """Addition to one choice: text with its log-probabilities, reasoning, part of a call, or the end.
 
     Attributes:
-        finish_reason: an engine's, or ``tool_calls``.
+        index: number of the choice, from 0; counts over all choices of a call with several requests.
+        text: whole characters of the answer; empty in pieces about something else.
+        logprobs: those of ``text``, if the request asks for them.
+        finish_reason: an engine's, or ``tool_calls``; set in the last piece of a choice only.
+        reasoning: text of the reasoning, which comes before the answer.
+        call: part of a tool call.
         scores: members that describe the prompt; they come before everything else.
         stop_reason: at the end, the stop string or end token id that ended the choice, if one did.
         limit: at the end, what ended a choice whose finish reason is ``length``.

@@ -159,7 +159,7 @@ class ReasoningGate:
         return True
 
 
-_NO_DECODER = "no loaded plugin enforces this; run: pip install 'enginehouse[llguidance]'"
+_NO_DECODER = "no plugin in the model's worker enforces this; run: pip install 'enginehouse[llguidance]'"
 
 
 class Constraints:

@@ -14,7 +14,7 @@ import numpy as np
 from enginehouse.contract.backend import Runner
 from enginehouse.contract.errors import ContextLengthExceeded, InvalidRequest
 from enginehouse.contract.sampler import SamplerPlugin
-from enginehouse.contract.structured import StructuredDecoder
+from enginehouse.contract.structured import Grammar, StructuredDecoder
 from enginehouse.contract.types import EngineCapabilities, EngineRequest, Resume, ResumedChoice
 from enginehouse.engine.constraints import Constraints, ConstraintState, ReasoningGate
 from enginehouse.engine.sampling.device_draws import can_draw
@@ -22,7 +22,7 @@ from enginehouse.engine.sampling.plugin_steps import build_steps
 from enginehouse.engine.sampling.sampler import SequenceSampler
 from enginehouse.engine.sequence import ActiveRequest, Sequence
 from enginehouse.engine.text.text_stream import Detokenizer, TextStream
-from enginehouse.plugins import guard_of
+from enginehouse.plugins import guard_of, guarded, plain
 
 
 def restore(owner: ActiveRequest, resume: Resume) -> None:
@@ -165,7 +165,8 @@ class SequenceFactory:
         if request.constraint is not None:
             grammar = self._constraints.compile(request.constraint)
             guard = guard_of(grammar, "structured decoder").of_request(request.request_id)
-            sequence.constraint = ConstraintState(grammar.start(), tokenizer.vocab_size, guard)
+            matcher = guarded(plain(grammar), Grammar, guard).start()
+            sequence.constraint = ConstraintState(matcher, tokenizer.vocab_size, guard)
         return sequence
 
     def _hidden_token_ids(self, request: EngineRequest) -> frozenset[int]:
@@ -175,5 +176,8 @@ class SequenceFactory:
             markers = (*markers, request.reasoning.start, request.reasoning.end)
         if not markers:
             return self._tokenizer.control_token_ids
-        shown = {self._tokenizer.special_tokens.get(marker, -1) for marker in markers}
+        special = self._tokenizer.special_tokens
+        shown = {special.get(marker, -1) for marker in markers}
+        joined = [marker for marker in markers if marker not in special]  # may hold several control tokens
+        shown |= {token_id for token, token_id in special.items() if any(token in marker for marker in joined)}
         return self._tokenizer.control_token_ids - shown

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from enginehouse.contract.errors import ConfigError, PluginFailed, RequestError, UnsupportedParameter
 from enginehouse.contract.parsers import (
@@ -88,9 +88,17 @@ class ChatFormats:
         self.are_foreign = are_foreign(*self._tool_parsers.values(), *self._reasoning_parsers.values())
         self._models = models
         self._known: OrderedDict[tuple[str, str], ModelFormats] = OrderedDict()
+        self._learnt: OrderedDict[str, ChatFormat] = OrderedDict()  # by template
         for name, model in models.items():
             _check_name(registry, "tool parser", f"models.{name}.tool_parser", model.tool_parser)
             _check_name(registry, "reasoning parser", f"models.{name}.reasoning_parser", model.reasoning_parser)
+
+    def learn(self, model: str, chat: ChatFormat) -> None:
+        """Remember the examples of a template; formats of the model that were chosen without them are chosen again."""
+        self._learnt[chat.template] = chat
+        self._known.pop((model, chat.template), None)
+        if len(self._learnt) > _MAX_MODELS:
+            self._learnt.popitem(last=False)
 
     async def find(self, model: str, chat: ChatFormat) -> ModelFormats:
         """Return the same as :meth:`of`; the parsers of other distributions are asked off the event loop."""
@@ -102,6 +110,8 @@ class ChatFormats:
         key = (model, chat.template)
         if key not in self._known:
             settings = self._models[model]
+            learnt = self._learnt.get(chat.template, chat)
+            chat = evolve(chat, examples=learnt.examples, failures=learnt.failures)
             tools = _choose(self._tool_parsers, settings.tool_parser, chat)
             reasoning = _choose(self._reasoning_parsers, settings.reasoning_parser, chat)
             self._known[key] = _bind(tools, reasoning, chat)

@@ -7,6 +7,7 @@ engines.
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Mapping, Sequence
 
@@ -44,6 +45,8 @@ from enginehouse.serving import LoadedModel, ModelManager
 from enginehouse.settings.config import Settings
 from enginehouse.settings.profiles import PROFILES
 from enginehouse.workers.client import WorkerEngine
+
+_log = logging.getLogger(__name__)
 
 _ANSWER_TOKENS = 256
 """Tokens reserved for the answer when a prompt is compressed until it fits and the request gives no limit."""
@@ -338,7 +341,7 @@ class Pipeline:
         if model.name not in self._settings.models:
             raise ModelNotFound(model.name)
         if request.messages is not None and model.info.engine.takes_messages:
-            message = "messages: this model's engine renders chats itself; its prompts cannot be shown here"
+            message = "messages: this model's engine renders chats itself; its prompts are neither shown nor counted"
             raise UnsupportedParameter(message, "messages")
         unsupported: tuple[str, ...] = ()
         if self._leaves_out:
@@ -361,6 +364,8 @@ class Pipeline:
             ModelLoadError: gives the reason.
         """
         await self._prompts.check_model(name, info)
+        for problem in await self._prompts.try_templates(name, info):
+            _log.warning("models.%s: %s", name, problem)
         await self.prepare_profile(name, info)
 
     async def prepare_profile(self, name: str, info: ModelInfo) -> None:

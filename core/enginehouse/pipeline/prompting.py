@@ -18,6 +18,8 @@ from enginehouse.pipeline.answer_parser import AnswerParsing
 from enginehouse.pipeline.chat_formats import ChatFormats, ChatPlan, plan_chat
 from enginehouse.pipeline.prompt.chat_prompt import ChatPrompt, ModelTemplates
 from enginehouse.pipeline.prompt.renderer import Renderer
+from enginehouse.pipeline.prompt.trial import find_template_problem
+from enginehouse.pipeline.template_examples import render_examples
 from enginehouse.recovery import Recovery
 from enginehouse.serving import LoadedModel
 from enginehouse.serving.background import run_in_thread, run_with_plugins
@@ -194,6 +196,18 @@ class PromptMaker:
             except RenderError as error:
                 message = f"its chat template {template_name!r} is broken: {error.message}"
                 raise ModelLoadError(f"{message} (set chat_template to a file to use another one)") from error
+            self._formats.learn(name, await render_examples(self._renderer, template, info))
+
+    async def try_templates(self, name: str, info: ModelInfo) -> list[str]:
+        """Return problems of templates that no chat can use; such a model may still serve raw prompts."""
+        problems = []
+        for template_name, template in self._templates.all(name, info).items() if info.task == "generate" else ():
+            if problem := await find_template_problem(self._renderer, template, info):
+                problems.append(
+                    f"no chat can use its chat template {template_name!r} (set chat_template to a file to use another "
+                    f"one): {problem}"
+                )
+        return problems
 
     async def _render(
         self, template: str, plan: ChatPlan, info: ModelInfo, request: GenerateRequest

@@ -21,7 +21,7 @@ from enginehouse.contract.drafter import Drafter
 from enginehouse.contract.errors import PluginError
 from enginehouse.contract.exit_policy import ExitPolicy
 from enginehouse.contract.hookspecs import API_VERSION
-from enginehouse.contract.logits_processor import LogitsProcessor, ProcessorSampler
+from enginehouse.contract.logits_processor import LogitsProcessor
 from enginehouse.contract.model_hub import ModelHub
 from enginehouse.contract.parsers import ReasoningParser, ToolParser
 from enginehouse.contract.preparer import Preparer
@@ -31,6 +31,7 @@ from enginehouse.contract.structured import StructuredDecoder
 from enginehouse.contract.surface import AnswerRoute, GenerationRoute, Surface
 from enginehouse.contract.types import ConstraintKind
 from enginehouse.plugins.authenticator import Authenticator
+from enginehouse.plugins.processors import ProcessorSampler
 
 FindSource = Callable[[], ModelSource | None]
 """Finds a model now, or returns None if it is not installed."""

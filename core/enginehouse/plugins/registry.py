@@ -10,7 +10,6 @@ from typing import Any
 from attrs import field, frozen
 
 from enginehouse.contract.errors import ConfigError
-from enginehouse.contract.logits_processor import ProcessorSampler
 from enginehouse.contract.rows import RequestField
 from enginehouse.plugins.authenticator import Authenticator
 from enginehouse.plugins.guard import (
@@ -24,6 +23,7 @@ from enginehouse.plugins.guard import (
 from enginehouse.plugins.guarded import guarded, guarded_function
 from enginehouse.plugins.kinds import KINDS, Kind, PluginObjects
 from enginehouse.plugins.loader import TEST_BACKENDS, PluginLoader, installed_versions
+from enginehouse.plugins.processors import ProcessorSampler
 from enginehouse.plugins.registration import PluginRecord
 from enginehouse.settings.config import PluginsSettings, Settings
 from enginehouse.settings.structuring import closest

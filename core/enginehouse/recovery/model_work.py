@@ -223,10 +223,9 @@ class ModelWork:
             call: the call of a plugin of another distribution that ended the worker: the clients get its name.
         """
         pause_s = self._offences.pause_s(culprit.caller)
-        message = (
-            "model %s: its worker died twice of the same work, which is refused; work of its caller %r waits %.0f s"
-        )
-        _log.error(message, self._name, culprit.caller, pause_s)
+        caller = f"the caller {culprit.caller!r}" if culprit.caller else "callers without a key"
+        message = "model %s: its worker died twice of the same work, which is refused; work of %s waits %.0f s"
+        _log.error(message, self._name, caller, pause_s)
         if call is None:
             culprit.refusal = RequestKillsWorker(_refusal_message(error))
             self._culprits.add(culprit)

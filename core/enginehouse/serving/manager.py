@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from weakref import WeakKeyDictionary, WeakSet
 
+from enginehouse.contract.engine import Engine
 from enginehouse.contract.errors import (
     ConfigError,
     EnginehouseError,
@@ -20,6 +21,7 @@ from enginehouse.contract.errors import (
     ModelTooLarge,
     ServerStopping,
 )
+from enginehouse.contract.inspection import EngineMetrics, Inspectable
 from enginehouse.contract.model_hub import ModelHub
 from enginehouse.plugins import PluginRegistry
 from enginehouse.serving.background import run_in_daemon_thread
@@ -53,6 +55,7 @@ class ModelManager:
         settings: the current settings.
         events: events of the models.
         room: memory budget and its reservations.
+        former_engines: sums of the counters of the engines that have died or are unloaded, by model.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class ModelManager:
         self.registry = registry
         self.events = ModelEvents()
         self.room = Reservations(budget_of(settings), settings.limits.drain_s)
+        self.former_engines: dict[str, EngineMetrics] = {}
         self._on_progress = on_progress
         self._restart_policy = restart_policy or RestartPolicy()
         self._check: ModelCheck | None = None
@@ -101,6 +105,7 @@ class ModelManager:
             request_queue=RequestQueue(settings.slots, self.settings.limits),
             publish=self.publish,
             on_wanted=self._on_wanted,
+            on_engine_end=self._on_engine_end,
             check=self._check,
             restarts=Restarts(self._restart_policy),
         )
@@ -281,6 +286,11 @@ class ModelManager:
         """Return the first model with an alias that is a pattern of that name."""
         named = (model for alias, model in self._by_name.items() if matches(alias, name))
         return next(named, None)
+
+    def _on_engine_end(self, model: str, engine: Engine) -> None:
+        if isinstance(engine, Inspectable):
+            former = self.former_engines.get(model)
+            self.former_engines[model] = engine.metrics if former is None else former + engine.metrics
 
     def _on_wanted(self, model: ServedModel) -> None:
         """Handle requests that wait for a model that is not loaded: load it, or its replacement."""

@@ -63,6 +63,7 @@ class ServedModel:
         request_queue: its queue.
         publish: called with every event of the model.
         on_wanted: called when it is not loaded although requests wait for it.
+        on_engine_end: called with its name and an engine that has served it and has died or is unloaded.
         on_demand: True if its last load was started for a waiting caller, and not by the start of the server.
     """
 
@@ -73,6 +74,7 @@ class ServedModel:
     request_queue: RequestQueue
     publish: Publish = lambda _: None
     on_wanted: Callable[[ServedModel], None] = lambda _: None
+    on_engine_end: Callable[[str, Engine], None] = lambda _, __: None
     check: ModelCheck | None = None
     restarts: Restarts = field(factory=Restarts)
     plan: ModelPlan | None = None
@@ -361,6 +363,8 @@ class ServedModel:
         self._waiters.refuse(self._refusal())
 
     def _lose_engine(self) -> None:
+        if self.loaded is not None:
+            self.on_engine_end(self.name, self.loaded.engine)
         self.loaded = None
 
     def _become_ready(self, engine: Engine) -> None:

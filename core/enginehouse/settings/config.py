@@ -96,7 +96,7 @@ class ModelSettings:
         isolation: ``process`` runs the model in a separate worker process, ``thread`` in the server process.
         python: Python executable of the worker process's virtual environment; unset is the server's own.
         step_timeout_s: time limit in seconds for a forward pass, or for tokenizing one prompt; a worker that exceeds it
-            is killed and restarted. 0 means no limit.
+            is killed and restarted, at the latest after 1.75 times the limit. 0 means no limit.
         load_timeout_s: maximum time in seconds without load progress; then the worker is killed and the load fails. 0
             means no limit.
         replay: resume running requests when their worker dies; otherwise they end with an error.

@@ -10,6 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from queue import SimpleQueue
 
 import numpy as np
@@ -20,6 +21,7 @@ from enginehouse.contract.types import EngineRequest, Resume, Segment
 from enginehouse.engine.loop import StepEngine
 from enginehouse.engine.text.segments import encode_segments, min_tokens
 from enginehouse.plugins import Guard, guard_of
+from enginehouse.plugins.guard import current_request
 from enginehouse.workers.ipc import FrameTooLarge
 from enginehouse.workers.messages import (
     Accepted,
@@ -130,6 +132,8 @@ class Intake:
 
     def _run(self, queue: _Queue) -> None:
         while (message := queue.get()) is not None and not self._is_closing:
+            # Failures of plugins are logged with the request.
+            current_request.set(partial(str, message.request.request_id) if isinstance(message, Submit) else None)
             if isinstance(message, Submit):
                 self._begin(message.request, message.resume)
             elif message.call == NO_CALL and queue is not self._queue:

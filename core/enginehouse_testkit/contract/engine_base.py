@@ -89,7 +89,7 @@ class EngineContractBase(FormContract):
 
             try:
                 engine = loop.run(opened())
-            except Exception:  # noqa: BLE001 - the author's code; shown by test_form, once
+            except (Exception, SystemExit):  # noqa: BLE001 - the author's code; shown by test_form, once
                 yield EngineDriver(None, loop, f"an exception while the model was opened:\n{traceback.format_exc()}")
                 return
             yield EngineDriver(engine, loop)

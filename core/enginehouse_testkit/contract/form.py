@@ -51,7 +51,7 @@ def problem_of(check: Callable[[], str]) -> str:
         return check()
     except PluginError as error:
         return error.message
-    except Exception:  # noqa: BLE001 - the object may raise any exception
+    except (Exception, SystemExit):  # noqa: BLE001 - the object may raise any exception
         return f"an exception while the form was checked:\n{traceback.format_exc()}"
 
 
@@ -160,7 +160,8 @@ def _problem_of_values(runner: Runner, token_ids: Any, allowed: float) -> str:
         advice = "does forward take the positions of a span from its start, and attend to what the sequence holds?"
         if allowed == 0.0:
             advice = (
-                "capabilities.batch_invariant is True, or the suite is exact, so that they must be equal to the bit"
+                "capabilities.batch_invariant is True, or the suite is exact, so that they must be equal to the bit; "
+                "if rounding depends on the batch, set batch_invariant=False, and exact = False in the test class"
             )
         return f"a prompt in chunks of 3 tokens gave other rows than in one pass: {advice}"
     return ""

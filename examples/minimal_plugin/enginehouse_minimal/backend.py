@@ -65,7 +65,7 @@ class MinimalRunner:
             max_batch_tokens=512,
             max_context=context,
             cache_tokens=slots * context,
-            batch_invariant=True,
+            batch_invariant=True,  # False if rounding depends on the batch
         )
         self.info = ModelInfo(
             backend="minimal",

@@ -1,4 +1,4 @@
-"""Finds reference cycles."""
+"""Finds reference cycles of a schema."""
 
 from __future__ import annotations
 

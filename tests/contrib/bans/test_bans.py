@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from enginehouse.contract.errors import GenerationFailed
-from enginehouse.contract.logits_processor import LogitsProcessor, ProcessorSampler
+from enginehouse.contract.logits_processor import LogitsProcessor
 from enginehouse.contract.sampler import History
 from enginehouse.contract.types import (
     EngineRequest,
@@ -22,6 +22,7 @@ from enginehouse.engine.loop import StepEngine
 from enginehouse.engine.sampling.plugin_steps import build_steps
 from enginehouse.engine.sampling.sampler import SequenceSampler
 from enginehouse.plugins import PluginRegistry
+from enginehouse.plugins.processors import ProcessorSampler
 from enginehouse.settings.config import PluginsSettings
 from enginehouse_bans.bad_words import BadWords, BadWordsFields
 from enginehouse_bans.repeated_ngrams import RepeatedNgrams, RepeatedNgramsFields

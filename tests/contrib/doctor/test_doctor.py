@@ -191,3 +191,58 @@ def test_keys_for_models_that_are_not_served() -> None:
         "'batch' may use 'also', which is not served",
         "'batch' may use 'mm', which is not served (did you mean 'm'?)",
     ]
+
+
+@pytest.mark.parametrize(
+    ("files", "state", "text"),
+    [
+        ({"chat_template.jinja": "{{ messages[0].content }}"}, "ok", "it renders a chat"),
+        ({"chat_template.jinja": "{{ messages | nope }}"}, "problem", "it is broken, so the model does not load: "),
+        (
+            {"chat_template.json": json.dumps({"chat_template": "\n{{ 'a' + functions }}"})},
+            "problem",
+            "no chat can use it: The chat template needs the variable 'functions' (line 2, {{ 'a' + functions }})",
+        ),
+        (
+            {"tokenizer_config.json": json.dumps({"chat_template": [{"name": "default", "template": "{{ 1 / 0 }}"}]})},
+            "problem",
+            "no chat can use it: The chat template failed (line 1, {{ 1 / 0 }}): ZeroDivisionError",
+        ),
+    ],
+)
+def test_templates_are_tried(folder: Path, files: dict[str, str], state: str, text: str) -> None:
+    for name, content in files.items():
+        (folder / name).write_text(content, encoding="utf-8")
+    code, findings, _ = examine("[server]\nport = 0\n")
+
+    found = of(findings, "template 'default' of m")
+    assert (code, found["state"]) == (int(state == "problem"), state)
+    assert text in found["text"]
+
+
+def test_templates_without_tools_and_with_them(folder: Path) -> None:
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("{% for t in tools %}{{ t }}{% endfor %}")
+    (folder / "other.jinja").write_text("{{ messages[0].content }}")
+    _, findings, _ = examine("[server]\nport = 0\n")
+
+    assert of(findings, "template 'tool_use' of m")["state"] == "ok"
+    Path("enginehouse.toml").write_text(f'{_MODEL}chat_template = "other.jinja"\n', encoding="utf-8")
+    result = CliRunner().invoke(main, ["doctor", "--json"], catch_exceptions=False)
+    subjects = [found["subject"] for found in json.loads(result.stdout)["findings"]]
+    assert [subject for subject in subjects if "template" in subject] == ["template 'chat_template' of m"]
+
+
+def test_formats_of_templates_are_told_with_their_reasons(folder: Path) -> None:
+    template = (
+        "{% if tools %}{{ tools }}{% endif %}{% for m in messages %}{{ m.role }}: {{ m.content }}"
+        "{% for call in m.tool_calls or [] %}<do>{{ call.function.name }}<with>"
+        "{{ call.function.arguments | tojson }}</do>{% endfor %}\n{% endfor %}{# [TOOL_CALLS] <think> </think> #}"
+    )
+    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+    _, findings, _ = examine("[server]\nport = 0\n")
+
+    found = [(one["state"], one["text"]) for one in findings if one["subject"] == "calls of m"]
+    assert found[0][0] == "ok" and found[0][1].startswith("template: <do>f<with>") and "derived" in found[0][1]
+    assert found[1][0] == "advice" and "'mistral'" in found[1][1]
+    assert of(findings, "reasoning of m")["text"] == "think: from '<think>' to '</think>'"

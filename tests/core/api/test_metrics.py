@@ -291,6 +291,19 @@ def test_a_worker_process_reports_its_memory_and_counts_survive_it(tmp_path) -> 
         assert figure(client, "batch_sequences_count", model="m") >= steps
 
 
+def test_counts_of_engines_that_ended_between_two_scrapes_are_kept(tmp_path) -> None:
+    """Two workers die of the request; neither of them, nor the third, is seen by a scrape before."""
+    options = {"faults": {"abort_at_token": 65}}
+    model = ModelSettings(source=str(tmp_path), backend="fake", context=512, options=options)
+    settings = Settings(models={"m": model}, plugins=PluginsSettings(allow=()))
+    for client in connect(settings):
+        client.post("/v1/chat/completions", json=chat(max_tokens=5))
+        client.post("/v1/completions", json={"model": "m", "prompt": "A", "max_tokens": 5})
+        wait_for(client, 1, "models", model="m", state="ready")
+        assert figure(client, "worker_restarts_total", model="m") == 2
+        assert figure(client, "plugin_failures_total", plugin="fake", kind="backend") == 2
+
+
 # -- pieces -------------------------------------------------------------------------------------------
 
 

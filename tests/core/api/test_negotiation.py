@@ -307,7 +307,8 @@ def test_what_only_the_pipeline_can_refuse_names_the_parameter_and_says_why(poor
     for field, value in {"response_format": SCHEMA, "guided_regex": "a", "tools": [TOOL]}.items():
         refused = error(poor, model="fake", **{field: value})
         assert (refused["code"], refused["param"]) == ("unsupported_parameter", field)
-        assert refused["message"].startswith(f"{field}: no loaded plugin")
+        whose = "no loaded plugin" if field == "tools" else "no plugin in the model's worker"
+        assert refused["message"].startswith(f"{field}: {whose}")
     suffix = poor.post("/v1/completions", json={"prompt": "a", "suffix": "b", "model": "fake"}).json()["error"]
     assert suffix["param"] == "suffix" and "does not support infill" in suffix["message"]
 

@@ -9,10 +9,10 @@ from attrs import evolve
 
 from enginehouse.api.generation.request_sizes import check_request_sizes
 from enginehouse.contract.errors import InvalidRequest
-from enginehouse.contract.types import Constraint, GenerateRequest
+from enginehouse.contract.types import Constraint, GenerateRequest, Message
 from enginehouse.settings.config import LimitsSettings
 
-LIMITS = LimitsSettings(max_choices=4, max_queue=100)
+LIMITS = LimitsSettings(max_choices=4, max_messages=10, max_queue=100)
 HELLO = GenerateRequest(request_id="r", model=None, text="Hi", num_choices=4)
 SCHEMA = Constraint(kind="json_schema", text=" " * 2**20, param="format")
 
@@ -21,6 +21,7 @@ SCHEMA = Constraint(kind="json_schema", text=" " * 2**20, param="format")
     ("changes", "num_prompts", "problem"),
     [
         ({"num_choices": 2**31}, 1, "at most 4 choices, not 2147483648"),
+        ({"messages": (Message(role="user", content="Hi"),) * 11}, 1, "at most 10 messages, not 11"),
         ({}, 101, "at most 100 prompts, not 101"),
         ({"constraint": SCHEMA}, 17, "format: with 17 prompts it may have at most 986895 characters, not 1048576"),
         ({"sampling": {"logit_bias": dict.fromkeys(range(2000), 1.0)}}, 100, "logit_bias: with 100 prompts"),

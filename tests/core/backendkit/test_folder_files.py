@@ -43,6 +43,11 @@ def write(folder: Path, files: Mapping[str, str | bytes]) -> Path:
         ({"model.safetensors": "", INDEX: "{}"}, f"{INDEX} has no weight_map"),
         ({"model.safetensors": "", "config.json": "[]"}, "config.json is not a JSON object"),
         ({"model.safetensors": "", "tokenizer_config.json": "[]"}, "tokenizer_config.json is not a JSON object"),
+        ({"model.safetensors": "", "tokenizer_config.json": '{"chat_template": 5}'}, "its chat_template is not a text"),
+        (
+            {"model.safetensors": "", "tokenizer_config.json": '{"chat_template": [{"template": "x"}]}'},
+            "nor a list of objects with name and template",
+        ),
         ({"model.safetensors": "", "generation_config.json": "{"}, "generation_config.json cannot be read: "),
         ({"model.safetensors": "", "special_tokens_map.json": "["}, "special_tokens_map.json cannot be read: "),
         ({"model.safetensors": "", "chat_template.json": b"\xff\xfe"}, "chat_template.json cannot be read: "),

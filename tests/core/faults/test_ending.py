@@ -216,7 +216,14 @@ def unshare() -> list[str]:
     return command
 
 
-@pytest.mark.parametrize("closed", [signs for n in (1, 2, 3) for signs in itertools.combinations(NUMBERS, n)], ids=str)
+@pytest.mark.parametrize(
+    "closed",
+    [
+        pytest.param(signs, marks=() if len(signs) == 3 else pytest.mark.slow, id=" ".join(signs))
+        for n in (1, 2, 3)
+        for signs in itertools.combinations(NUMBERS, n)
+    ],
+)
 def test_closed_standard_streams_are_the_null_device(tmp_path: Path, closed: tuple[str, ...]) -> None:
     config = configuration(tmp_path)
     with socket.socket() as probe:

@@ -8,23 +8,13 @@ import pytest
 from hypothesis import strategies as st
 
 from enginehouse.contract.parsers import ChatFormat
-from enginehouse_parsers.llama import LlamaToolParser
-from enginehouse_parsers.mistral import MistralToolParser
-from enginehouse_parsers.pythonic import PythonicToolParser
-from enginehouse_parsers.tagged_json import DefaultToolParser, HermesToolParser
 from enginehouse_parsers.think import ThinkParser
+from enginehouse_parsers.tool_format import tool_parsers
 from enginehouse_testkit.contract.parser_driver import TOOLS, said_by
 
 from .cases import NASTY_TEXT, NUM_CASES, run_cases
 
-FORMATS = {
-    "hermes": HermesToolParser().bind(ChatFormat("")),
-    "default": DefaultToolParser().bind(ChatFormat("")),
-    "llama": LlamaToolParser().bind(ChatFormat("")),
-    "mistral": MistralToolParser().bind(ChatFormat("[TOOL_CALLS]")),
-    "mistral_named": MistralToolParser().bind(ChatFormat("[TOOL_CALLS]{{ name }}[ARGS]")),
-    "pythonic": PythonicToolParser().bind(ChatFormat("")),
-}
+FORMATS = {parser.name: parser.bind(ChatFormat("")) for parser in tool_parsers()}
 _PIECES = (
     *(
         "<tool_call>",
@@ -44,6 +34,11 @@ _PIECES = (
     *(
         '{"name": "set_lamp", "arguments": {"on": true, "level": 3}}',
         '{"name":"now"',
+        "<function=say>",
+        "<parameter=text>",
+        "</parameter>",
+        "<arg_key>",
+        "<arg_value>",
         '"parameters": {}',
         "set_lamp(on=True, level=3)",
     ),

@@ -87,6 +87,28 @@ async def test_raw_prompts_are_not_rendered(tmp_path: Path) -> None:
             running.generation.cancel()
 
 
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{{ raise_exception('never') }}", "refused the messages (line 1): never"),
+        ("{% for tool in functions.all %}{% endfor %}", "needs the variable 'functions'"),
+        ("{{ tools | length }}{{ messages[0].content }}", None),
+        ("{{ messages[0].content if messages[0].role == 'system' else raise_exception('no system message') }}", None),
+    ],
+)
+async def test_a_template_that_no_chat_can_use_is_told_when_its_model_loads(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, template: str, said: str | None
+) -> None:
+    (tmp_path / "template.jinja").write_text(template, encoding="utf-8")
+    async with opened(tmp_path, chat_template=str(tmp_path / "template.jinja")) as pipeline:
+        running = await pipeline.start(request(messages=None, text="abc"))
+        running.generation.cancel()
+    told = [record.message for record in caplog.records if "no chat can use its chat template" in record.message]
+
+    assert [said in message and message.startswith("models.m: ") for message in told if said] == [True] * len(told)
+    assert len(told) == (said is not None)
+
+
 async def test_refusals(tmp_path: Path) -> None:
     template = tmp_path / "template.jinja"
     template.write_text("{{ raise_exception('no ' + messages[0].content) }}", encoding="utf-8")

@@ -118,6 +118,19 @@ async def test_long_chats_pass_the_pipe(patient: Renderer) -> None:
     assert "".join(segment.text for segment in segments) == f"[user:{content}]"
 
 
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{{ '\\ud800' }}", "wrote a lone surrogate"),
+        ("{{ raise_exception('no \\ud800') }}", r"refused the messages \(line 1\): no \?"),
+    ],
+)
+async def test_characters_that_are_no_text_cost_no_process(patient: Renderer, template: str, message: str) -> None:
+    for _ in range(2):  # a process that ends is replaced once
+        with pytest.raises(RenderError, match=message):
+            await patient.render(prompt(template))
+
+
 async def test_refusals_carry_the_templates_message(patient: Renderer) -> None:
     with pytest.raises(RenderError, match=r"refused the messages \(line 1\): roles must alternate") as caught:
         await patient.render(prompt("{{ raise_exception('roles must alternate') }}"))

@@ -174,6 +174,14 @@ def text_of(template: str, messages: tuple[Message, ...] = (USER,), **extra: Any
             "access to attribute 'append' of 'RequestList' object is unsafe.",
         ),
         (
+            "{{ 9 ** (9 ** 9) }}",
+            (USER,),
+            {},
+            None,
+            "The chat template tried something that is not allowed (line 1, {{ 9 ** (9 ** 9) }}): "
+            "a power of more than 4096 bits",
+        ),
+        (
             "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
             (USER,),
             {},
@@ -223,10 +231,17 @@ def test_errors_of_compilation_show_their_tag(template: str, message: str) -> No
     assert caught.value.message.startswith(f"The chat template has a syntax error {message}")
 
 
+def test_templates_of_very_many_tags_are_not_compiled() -> None:
+    """They would take a minute."""
+    with pytest.raises(RenderError, match="has 30000 tags; at most 20000"):
+        check("{{ x }}" * 30_000)
+
+
 def test_templates_change_lists_of_their_own_only() -> None:
     own = "{% set q = [1] %}{% set _ = q.append(2) %}{% set _ = q.extend([3]) %}{{ q.pop(0) }}{{ q | join }}"
 
     assert text_of(own) == "123"
+    assert text_of("{{ 2 ** 10 }} {{ 2.0 ** 3 }} {{ 2 ** -1 }}") == "1024 8.0 0.5"
     for given in ("messages.append(1)", "tools.pop()", "tools[0].function.parameters.required.append('x')"):
         tool = {"function": {"parameters": {"required": ["a"]}}}
         assert "not allowed" in failure("{{ " + given + " }}", tools=[tool])[1]

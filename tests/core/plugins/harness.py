@@ -72,6 +72,13 @@ class FlakyServer:
         if deed != "end":
             assert re.search(r"flaky\.py[\"']?[,:]( line )?\d+", self.server.output), self.server.output
 
+    def check_slow(self, place: Place) -> None:
+        """The log warns of a call that took longer than it should, once a minute."""
+        kind, _, method = place.name.partition(".")
+        owner = f"the {kind} '{place.owner}' of the plugin 'flaky_kit'"
+        line = rf"{owner} took \d+ ms \(\d+ ms of processor time\) in {method}, longer than {place.slow_ms} ms"
+        wait_until(lambda: re.search(line, self.server.output), lambda: f"{line} in:\n{self.server.output}", 20)
+
     def check_response(self, response: httpx.Response, place: Place, deed: str, expected: str) -> None:
         """The client learns whose failure it was, or sees nothing of it; the author reads the rest in the log."""
         code = place.code_of(deed)
@@ -86,6 +93,13 @@ class FlakyServer:
             assert "a secret" not in response.text
         if deed != "slow":
             self.check_named(place.name, deed, place.owner)
+            if deed == "raise" and code and place.is_of_request:
+                kind, _, method = place.name.partition(".")
+                owner = rf"the {kind} '{place.owner}' of the plugin 'flaky_kit'"
+                line = rf"{owner} failed in {method} \(request chatcmpl-\w+\)"
+                assert re.search(line, self.server.output), "the traceback names the request"
+        elif place.slow_ms:
+            self.check_slow(place)
 
     def check_cell(self, place: Place, deed: str) -> None:
         """Break the plugin during a request with a prompt of its own, and ask again."""
@@ -132,7 +146,9 @@ class Place:
         code: of the error.
         ended: the code when it ends or stops the worker; empty: as for the other deeds.
         is_remembered: after that, an equal request is refused, since it would end the next worker.
+        is_of_request: it is called for one request, which the log then names.
         owner: name of the object.
+        slow_ms: milliseconds after which the log warns; 0 if it does not.
         deeds: what it does when it breaks.
         quick: those of the default run.
     """
@@ -143,7 +159,9 @@ class Place:
     code: str = "plugin_failed"
     ended: str = ""
     is_remembered: bool = False
+    is_of_request: bool = True
     owner: str = "flaky"
+    slow_ms: int = 0
     deeds: Sequence[str] = ("raise", "type", "exit", "slow")
     quick: Sequence[str] = ("raise", "type")
 

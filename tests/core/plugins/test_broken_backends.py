@@ -36,10 +36,17 @@ FATAL = {"ended": "plugin_failed", "is_remembered": True}
 
 PLACES = [
     Place(name="backend.forward", deeds=ALL, **FATAL),
-    Place(name="backend.host of its logits", deeds=ALL, **FATAL),
-    Place(name="backend.open_sequence", deeds=ALL, fields={"cache_prompt": False}, quick=("raise", "end"), **FATAL),
+    Place(name="backend.host of its logits", is_of_request=False, deeds=ALL, **FATAL),
+    Place(
+        name="backend.open_sequence",
+        is_of_request=False,
+        deeds=ALL,
+        fields={"cache_prompt": False},
+        quick=("raise", "end"),
+        **FATAL,
+    ),
     Place(name="backend.fork", deeds=ALL, outcome="goes on"),
-    Place(name="backend.free_tokens", deeds=("raise", "type", "exit", "slow")),
+    Place(name="backend.free_tokens", is_of_request=False, deeds=("raise", "type", "exit", "slow")),
     Place(name="backend.encode of its tokenizer", deeds=ALL, **FATAL),
 ]
 OWN = {"model": "own"}

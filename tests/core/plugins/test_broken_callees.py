@@ -40,7 +40,9 @@ AUTO = {"model": "auto"}
 DEEDS = ("raise", "type", "exit", "slow", "hang")
 
 PLACES = [
-    Place(name="router.route", fields=AUTO, outcome="goes on", deeds=DEEDS),
+    Place(
+        name="router.route", fields=AUTO, outcome="goes on", slow_ms=10, deeds=DEEDS, quick=("raise", "type", "slow")
+    ),
     Place(name="compressor.compress", fields={"compression": True}, outcome="goes on"),
     Place(name="preparer.prepare_request", fields={"flaky_prepare": True}, owner="flaky_preparer", deeds=DEEDS),
 ]

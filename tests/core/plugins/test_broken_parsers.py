@@ -37,13 +37,20 @@ PLACES = [
     Place(name="tool parser.prepare", fields=TOOLS, deeds=DEEDS),
     Place(name="tool parser.constraint", fields=REQUIRED, deeds=DEEDS),
     Place(name="tool parser.open", fields=TOOLS, outcome="goes on", deeds=DEEDS),
-    Place(name="tool parser.push", fields=TOOLS, outcome="goes on", deeds=DEEDS),
-    Place(name="tool parser.flush", fields=TOOLS, outcome="goes on", deeds=DEEDS),
+    Place(
+        name="tool parser.push",
+        fields=TOOLS,
+        outcome="goes on",
+        slow_ms=50,
+        deeds=DEEDS,
+        quick=("raise", "type", "slow"),
+    ),
+    Place(name="tool parser.flush", fields=TOOLS, outcome="goes on", slow_ms=50, deeds=DEEDS),
     Place(name="reasoning parser.variables", deeds=DEEDS),
     Place(name="reasoning parser.is_open", deeds=DEEDS),
     Place(name="reasoning parser.open", deeds=DEEDS),
-    Place(name="reasoning parser.push", deeds=DEEDS),
-    Place(name="reasoning parser.flush", deeds=DEEDS),
+    Place(name="reasoning parser.push", slow_ms=50, deeds=DEEDS),
+    Place(name="reasoning parser.flush", slow_ms=50, deeds=DEEDS),
 ]
 LOADS = [
     Place(name=f"{kind} parser.{method}", outcome="goes on")

@@ -177,6 +177,19 @@ def test_folder_with_one_gguf_file_means_that_file(tmp_path: Path) -> None:
         find_source(f"{tmp_path / 'st'}:Q4_0", NO_PLUGINS)
 
 
+def test_folders_are_searched_as_deep_as_those_of_models(tmp_path: Path) -> None:
+    """A home folder is not one; a search of all that is in it would take minutes."""
+    gguf(tmp_path, "a/b/c/d.gguf")
+    assert find_source(str(tmp_path), NO_PLUGINS).path == tmp_path
+    gguf(tmp_path, "a/b/m.gguf")
+    assert find_source(str(tmp_path), NO_PLUGINS).path == tmp_path / "a/b/m.gguf"
+    (tmp_path / "a" / "many").mkdir()
+    for number in range(10_001):
+        (tmp_path / "a" / "many" / str(number)).touch()
+    with pytest.raises(ModelLoadError, match="a folder of more than 10000 files; give that of one model"):
+        find_source(str(tmp_path), NO_PLUGINS)
+
+
 def test_ambiguous_quantisation_is_an_error_that_names_the_files(tmp_path: Path) -> None:
     folder = gguf(tmp_path, "a-Q4_0.gguf", "b-Q4_0.gguf")
     with pytest.raises(ModelLoadError, match=r"a-Q4_0.gguf, b-Q4_0.gguf"):

@@ -286,7 +286,7 @@ def test_reused_and_kept_tokens_are_counted_apart(client: httpx.Client, mark: di
     usages = []
     for nonce in ("1f3a9", "9c2d4"):
         system = [text(f"x-anthropic-billing-header: cch={nonce};"), text(f"{len(mark)} agent.", **mark)]
-        response = post(client, body(*turns, model="cached", system=system))
+        response = post(client, body(*turns, model="cached", system=system, temperature=0))
         usages.append(response.json()["usage"])
         turns += [{"role": "assistant", "content": response.json()["content"]}, user("Go on.")]
         assert response.headers["x-enginehouse-ignored"] == "system[0]"

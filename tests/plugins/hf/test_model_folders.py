@@ -100,6 +100,25 @@ def test_templates_are_found_in_all_their_files(folder: Path, files: object, tem
     runner.close()
 
 
+def test_weights_that_do_not_belong_to_the_configuration_are_an_error(folder: Path) -> None:
+    """transformers draws at random what is missing, and says so in its log only."""
+    from safetensors.numpy import load_file, save_file
+
+    config = json.loads((folder / "config.json").read_text())
+    for change, message in (
+        ({"num_hidden_layers": 3}, r"its files lack 9 tensors of a LlamaForCausalLM \(model\.layers\.2\.input"),
+        ({"vocab_size": 10}, r"do not fit together: lm_head\.weight is \[400, 64\], not \[10, 64\]"),
+    ):
+        (folder / "config.json").write_text(json.dumps({**config, **change}))
+        with pytest.raises(ModelLoadError, match=message):
+            opened(folder)
+    (folder / "config.json").write_text(json.dumps(config))
+    weights = load_file(folder / "model.safetensors")
+    save_file({name: array for name, array in weights.items() if "1.mlp.up" not in name}, folder / "model.safetensors")
+    with pytest.raises(ModelLoadError, match=r"lack 1 tensors of a LlamaForCausalLM \(model\.layers\.1\.mlp\.up_proj"):
+        opened(folder)
+
+
 @pytest.mark.parametrize("name", ["tekken.json", "qwen.tiktoken", "README.md"])
 def test_tokenizers_that_are_not_read_are_an_error(folder: Path, name: str) -> None:
     """transformers makes an empty tokenizer of such a folder, which gives no token for any text."""

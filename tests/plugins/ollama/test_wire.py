@@ -74,17 +74,18 @@ def test_calls_have_objects_as_arguments(client: httpx.Client) -> None:
 
 
 def test_results_of_tools_find_their_calls(client: httpx.Client) -> None:
-    """By id, by name, or in order; the template writes name and id of each result."""
+    """By id, by name, or in order, each call once; the template writes name and id of each result."""
     calls = [{"function": {"name": name, "arguments": {"x": 1}}} for name in ("f", "g")]
     calls.append({"id": "mine", "function": {"name": "f"}})
-    results = [{"tool_name": "g"}, {}, {"tool_call_id": "mine"}]
+    results = [{"tool_name": "g"}, {}, {"tool_call_id": "mine"}, {"tool_call_id": "mine"}, {"tool_name": "f"}, {}]
     chatted = [
         {"role": "User", "content": "Hi"},
         {"role": "assistant", "tool_calls": calls},
         *({"role": "tool", "content": "1", **result} for result in results),
     ]
     answer = client.post("/api/chat", json={"model": "hello", "messages": chatted, "stream": False})
-    prompt = "[user:::Hi][assistant:::][tool:g:call_1_1:1][tool:f:call_1_0:1][tool:f:mine:1]"
+    found = "[tool:g:call_1_1:1][tool:f:call_1_0:1][tool:f:mine:1]"
+    prompt = f"[user:::Hi][assistant:::]{found}[tool::mine:1][tool:f::1][tool:::1]"
 
     assert answer.json()["prompt_eval_count"] == len(prompt)
 

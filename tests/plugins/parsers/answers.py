@@ -10,12 +10,9 @@ from typing import Any
 from enginehouse.contract.parsers import AnswerText, CallArguments, CallFinished, CallStarted, ChatFormat, ReasoningText
 from enginehouse.contract.types import Tool
 from enginehouse.pipeline.answer_parser import AnswerParsing
-from enginehouse_parsers.llama import LlamaToolParser
-from enginehouse_parsers.mistral import MistralToolParser
-from enginehouse_parsers.pythonic import PythonicToolParser
-from enginehouse_parsers.tagged_json import DefaultToolParser, HermesToolParser
+from enginehouse_parsers.tool_format import tool_parsers
 
-__all__ = ["LAMP", "NOW", "SAY", "TOOLS", "cuts", "make_tool", "told"]
+__all__ = ["DRAWN", "FORMATS", "LAMP", "NOW", "PARSERS", "SAY", "TOOLS", "cuts", "make_tool", "told"]
 
 
 def make_tool(name: str, **properties: Any) -> Tool:
@@ -73,11 +70,18 @@ def cuts(text: str) -> Iterator[list[str]]:
         yield [text[start:end] for start, end in itertools.pairwise(places)]
 
 
-FORMATS = {
-    "hermes": HermesToolParser().bind(ChatFormat("")),
-    "default": DefaultToolParser().bind(ChatFormat("")),
-    "llama3": LlamaToolParser().bind(ChatFormat("")),
-    "mistral": MistralToolParser().bind(ChatFormat("[TOOL_CALLS]")),
-    "mistral named": MistralToolParser().bind(ChatFormat("[TOOL_CALLS]{{ name }}[ARGS]")),
-    "pythonic": PythonicToolParser().bind(ChatFormat("")),
-}
+PARSERS = {parser.name: parser for parser in tool_parsers()}
+DRAWN = (
+    "hermes",
+    "default",
+    "llama3",
+    "mistral",
+    "mistral-named",
+    "pythonic",
+    "qwen3-coder",
+    "glm",
+    "gemma",
+    "kimi-k3",
+)
+"""Formats of every kind, for tests that take long."""
+FORMATS = {name: parser.bind(ChatFormat("")) for name, parser in PARSERS.items()}

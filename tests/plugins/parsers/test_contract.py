@@ -2,59 +2,34 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import pytest
 
 from enginehouse.contract.parsers import ChatFormat, ReasoningParser, ToolParser
-from enginehouse_parsers.llama import LlamaToolParser
-from enginehouse_parsers.mistral import MistralToolParser
-from enginehouse_parsers.pythonic import PythonicToolParser
-from enginehouse_parsers.tagged_json import DefaultToolParser, HermesToolParser
 from enginehouse_parsers.think import ThinkParser
 from enginehouse_testkit.reasoning_parser_contract import ReasoningParserContract
 from enginehouse_testkit.tool_parser_contract import ToolParserContract
 
+from .answers import DRAWN, PARSERS
+
 LAMP = ("set_lamp", '{"on": true, "level": 3}')
-
-
-class ToolContract(ToolParserContract):
-    plugin: ClassVar[type[ToolParser]]
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def tool_parser(cls) -> ToolParser:
-        return cls.plugin()
-
-
-class TestHermes(ToolContract):
-    plugin = HermesToolParser
-
-
-class TestDefault(ToolContract):
-    plugin = DefaultToolParser
-
-
-class TestLlama(ToolContract):
-    plugin = LlamaToolParser
-
-
-class TestMistral(ToolContract):
-    plugin = MistralToolParser
-    model = ChatFormat("[TOOL_CALLS]")
-
-
-class TestMistralNamed(ToolContract):
-    plugin = MistralToolParser
-    model = ChatFormat("[TOOL_CALLS]{{ name }}[ARGS]")
-
-
-class TestPythonic(ToolContract):
-    plugin = PythonicToolParser
-    answers = (
+SAID = ("say", '{"text": "hi"}')
+ANSWERS = {
+    "pythonic": (
         ("[set_lamp(on=True, level=3)]", "", [LAMP]),
-        ("[now(), say(text='hi')]", "", [("now", "{}"), ("say", '{"text": "hi"}')]),
-    )
+        ("[now(), say(text='hi')]", "", [("now", "{}"), SAID]),
+    ),
+    "qwen3-coder": (
+        ("<tool_call>\n<function=say>\n<parameter=text>\nhi\n</parameter>\n</function>\n</tool_call>", "", [SAID]),
+    ),
+}
+
+
+@pytest.mark.parametrize("tool_parser", [PARSERS[name] for name in DRAWN], ids=DRAWN, scope="class")
+class TestToolParsers(ToolParserContract):
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def _own_answers(cls, tool_parser: ToolParser) -> None:
+        cls.answers = ANSWERS.get(tool_parser.name, ())
 
 
 class ReasoningContract(ReasoningParserContract):

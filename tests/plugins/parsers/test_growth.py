@@ -29,6 +29,10 @@ OPENINGS = {
     "behind a call": '{"name": "now"}',
     "behind a tagged call": '<tool_call>{"name": "now"}',
     "behind a call in a list": "[now()",
+    "tagged text": "<tool_call>\n<function=say>\n<parameter=text>",
+    "tagged name": "<tool_call>say",
+    "tagged key": "<tool_call>\n<function=say>\n<parameter=",
+    "tagged number": "<tool_call>\n<function=set_lamp>\n<parameter=level>",
 }
 UNITS = {
     **HOSTILE_UNITS,
@@ -51,8 +55,18 @@ def parse(parsing: AnswerParsing, text: str, step: int) -> None:
     list(parser.flush())
 
 
-@pytest.mark.parametrize("format_name", FORMATS)
-@pytest.mark.parametrize("opening", OPENINGS)
+READS = {
+    "hermes": ["text", "hermes", "hermes object", "behind a call", "behind a tagged call"],
+    "llama3": ["llama3", "tagged", "bracket"],
+    "mistral": ["mistral"],
+    "mistral-named": ["named"],
+    "pythonic": ["list", "call", "bracket", "behind a call in a list"],
+    "qwen3-coder": ["tagged text", "tagged name", "tagged key", "tagged number"],
+}
+"""Formats, and the openings that lead into states of their sessions."""
+
+
+@pytest.mark.parametrize(("format_name", "opening"), [(name, opening) for name in READS for opening in READS[name]])
 def test_calls(format_name: str, opening: str) -> None:
     """In pieces of three characters, as tokens come."""
     parsing = AnswerParsing(tool_format=FORMATS[format_name], tools=TOOLS)

@@ -7,22 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from enginehouse.contract.parsers import ChatFormat, ToolParser
+from enginehouse.contract.parsers import ChatFormat
 from enginehouse.contract.types import Message, ToolCall
-from enginehouse_parsers.llama import LlamaToolParser
-from enginehouse_parsers.mistral import MistralToolParser
-from enginehouse_parsers.pythonic import PythonicToolParser
-from enginehouse_parsers.tagged_json import DefaultToolParser, HermesToolParser
 
-from .answers import LAMP, NOW, SAY
-
-PARSERS: tuple[ToolParser, ...] = (
-    HermesToolParser(),
-    LlamaToolParser(),
-    MistralToolParser(),
-    PythonicToolParser(),
-    DefaultToolParser(),
-)
+from .answers import FORMATS, LAMP, NOW, PARSERS, SAY
 
 TEMPLATES = {
     "hermes": '{% if tools %}{{ "<tool_call>\\n{\\"name\\": <name>}\\n</tool_call>" }}{% endif %}',
@@ -41,21 +29,27 @@ TEMPLATES = {
         ("{{ messages }}", "default"),
         ("", "default"),
         ("never <tool_call> here", "default"),
-        ("{{ tools }}<tool_call><function=f><parameter=a>", "default"),
-        ("{{ tools }}<tool_call>name<arg_key>a</arg_key>", "default"),
+        ("{{ tools }}<tool_call><function=f><parameter=a>", "qwen3-coder"),
+        ("{{ tools }}<tool_call>name<arg_key>a</arg_key>", "glm"),
         ('{{ tools }}<tool_call>\n{"arguments": <args>, "name": <name>}', "hermes"),
-        ("<|start_header_id|>{{ tools }}<|python_tag|><function=f>{}</function>", "default"),
-        ("{{ tools }} in a way of its own", "default"),
+        ("<|start_header_id|>{{ tools }}<|python_tag|><function=f>{}</function>", "functionary-v3.1"),
+        ("{{ tools }} in a way of its own", "template"),
     ],
 )
 def test_the_surest_parser(template: str, name: str) -> None:
-    best = max(PARSERS, key=lambda parser: parser.match(ChatFormat(template)))
+    best = max(PARSERS.values(), key=lambda parser: parser.match(ChatFormat(template)))
 
     assert best.name == name
 
 
+def test_the_page_on_tools_lists_every_parser() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "tools.md").read_text(encoding="utf-8")
+
+    assert [name for name in PARSERS if f"| `{name}` |" not in page] == []
+
+
 def test_every_parser_gives_0_to_1() -> None:
-    for parser in PARSERS:
+    for parser in PARSERS.values():
         for template in ("", *TEMPLATES.values()):
             assert 0 <= parser.match(ChatFormat(template)) <= 1
 
@@ -74,7 +68,7 @@ def result(content: str, call_id: str | None = "call_0") -> Message:
 
 
 def default(messages: list[Message], *tools) -> list[tuple[str, str]]:
-    prepared = DefaultToolParser().bind(ChatFormat("")).prepare(tuple(messages), tools)
+    prepared = FORMATS["default"].prepare(tuple(messages), tools)
     assert prepared.tools == ()
     assert not any(message.tool_calls or message.role == "tool" for message in prepared.messages)
     return [(message.role, message.content) for message in prepared.messages]
@@ -127,8 +121,8 @@ def test_default_writes_damaged_arguments_as_they_are() -> None:
 
 def test_native_formats_leave_the_chat_to_the_template() -> None:
     messages = (user("Hi"), calls(("now", "{}")), result("5"))
-    for parser in (HermesToolParser(), PythonicToolParser(), LlamaToolParser()):
-        prepared = parser.bind(ChatFormat("")).prepare(messages, (NOW,))
+    for name in ("hermes", "pythonic", "llama3"):
+        prepared = FORMATS[name].prepare(messages, (NOW,))
         assert (prepared.messages, prepared.tools) == (messages, (NOW,))
 
 
@@ -140,7 +134,7 @@ def test_llama_gets_one_call_per_message() -> None:
         result("6", "call_1"),
         user("So?"),
     )
-    prepared = LlamaToolParser().bind(ChatFormat("")).prepare(turns, ()).messages
+    prepared = FORMATS["llama3"].prepare(turns, ()).messages
 
     shown = [(m.role, m.content, [call.name for call in m.tool_calls]) for m in prepared]
     assert shown == [
@@ -155,14 +149,14 @@ def test_llama_gets_one_call_per_message() -> None:
 
 def test_mistral_gets_ids_of_nine_characters() -> None:
     turns = (calls(("now", "{}"), ("say", "{}")), result("5"), result("6", "abcdefgh9"), result("7", None))
-    prepared = MistralToolParser().bind(ChatFormat("")).prepare(turns, ()).messages
+    prepared = FORMATS["mistral"].prepare(turns, ()).messages
 
     ids = [call.id for call in prepared[0].tool_calls]
     assert all(len(call_id) == 9 and call_id.isalnum() for call_id in ids) and len(set(ids)) == 2
     assert prepared[1].tool_call_id == ids[0]
     assert prepared[2].tool_call_id == "abcdefgh9"
     assert len(prepared[3].tool_call_id or "") == 9
-    answered = MistralToolParser().bind(ChatFormat("")).prepare((*turns, user("So?")), ()).messages
+    answered = FORMATS["mistral"].prepare((*turns, user("So?")), ()).messages
     assert [message.role for message in answered][-3:] == ["tool", "assistant", "user"]
 
 

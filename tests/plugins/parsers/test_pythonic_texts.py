@@ -8,8 +8,9 @@ import json
 import pytest
 
 from enginehouse.contract.parsers import CallArguments
-from enginehouse_parsers.pythonic_calls import PythonicCallSession
 from enginehouse_testkit.contract.parser_driver import said_by
+
+from .answers import FORMATS, SAY
 
 LITERALS = [
     "''",
@@ -33,7 +34,7 @@ JSON_LITERALS = [r'"a\/b"', r'"\ud83d\ude42"', r'"\u00e9 \"x\""']
 
 
 def arguments_of(value: str, pieces: list[str]) -> str:
-    said = said_by(PythonicCallSession({"say"}), pieces)
+    said = said_by(FORMATS["pythonic"].open((SAY,)), pieces)
     assert [name for name, _ in said.calls] == ["say"], said
     return said.calls[0][1]
 
@@ -67,18 +68,18 @@ def test_half_of_a_surrogate_pair_is_replaced(literal: str, shown: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["'a' + 'b'", "'a'.upper()", "'a' x"])
-def test_what_follows_a_text_that_is_no_literal_stays_as_it_is(text: str) -> None:
+def test_what_follows_a_text_that_is_no_literal_belongs_to_it(text: str) -> None:
     call = f"[say(text={text})]"
     whole = arguments_of(text, [call])
 
-    assert whole.startswith('{"text": "a"') and "json" not in whole
+    assert json.loads(whole)["text"].startswith("a'")
     assert arguments_of(text, list(call)) == whole
 
 
 def test_pieces_arrive_with_their_characters() -> None:
-    session = PythonicCallSession({"say"})
+    session = FORMATS["pythonic"].open((SAY,))
     session.push("[say(text='")
 
-    assert session.push("One ") == [CallArguments('"'), CallArguments("One ")]
+    assert session.push("One ") == [CallArguments('"One ')]
     assert session.push("\\") == []
-    assert session.push('n"') == [CallArguments("\\n"), CallArguments('\\"')]
+    assert session.push('n"') == [CallArguments('\\n\\"')]

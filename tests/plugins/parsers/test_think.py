@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from enginehouse.contract.parsers import ChatFormat
 from enginehouse.pipeline.answer_parser import AnswerParsing
-from enginehouse_parsers.tagged_json import HermesToolParser
 from enginehouse_parsers.think import ThinkParser
 
-from .answers import TOOLS, told
+from .answers import FORMATS, TOOLS, told
+from .templates import with_examples
 
 Check = Callable[[AnswerParsing, str], dict[str, Any]]
 
 THINK = ThinkParser().bind(ChatFormat("{% if enable_thinking is false %}<think>\n\n</think>{% endif %}"))
-HERMES = HermesToolParser().bind(ChatFormat(""))
+HERMES = FORMATS["hermes"]
 
 
 def parsing(is_open: bool = False, calls: bool = False) -> AnswerParsing:
@@ -121,3 +121,23 @@ def test_switches_are_variables_that_the_template_uses(template: str, enabled, e
 )
 def test_prompts_that_end_inside_reasoning(prompt: str, is_open: bool) -> None:
     assert THINK.is_open(prompt) == is_open
+
+
+def test_tags_are_those_that_the_template_writes(same_however_cut: Check) -> None:
+    """Also unknown ones, and those around the answer."""
+    template = (
+        "{% for m in messages %}<|{{ m.role }}|>{% if m.reasoning_content %}<|in|>thought<|x|>{{ m.reasoning_content }}"
+        "<|out|>thought<|x|>{% endif %}<|say|>{{ m.content }}<|said|>{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    model = with_examples(template)
+    reasoning = ThinkParser().bind(model)
+    text = "<|in|>thought<|x|>Hm.<|out|>thought<|x|><|say|>Hi <b>there<|said|>"
+
+    assert ThinkParser().match(model) == 0.9
+    assert (reasoning.start, reasoning.end) == ("<|in|>thought<|x|>", "<|out|>thought<|x|>")
+    assert same_however_cut(AnswerParsing(reasoning=reasoning), text) == {
+        "content": "Hi <b>there",
+        "reasoning": "Hm.",
+        "calls": [],
+    }

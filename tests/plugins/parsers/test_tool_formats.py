@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from enginehouse.contract.parsers import AnswerText, CallArguments, CallStarted
 from enginehouse.pipeline.answer_parser import AnswerParsing
 
-from .answers import FORMATS, TOOLS, cuts, told
+from .answers import DRAWN, FORMATS, TOOLS, cuts, told
 
 Check = Callable[[AnswerParsing, str], dict[str, Any]]
 
@@ -61,9 +61,9 @@ GOLDEN: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ("mistral", '[TOOL_CALLS] [{"name": "set_lamp", "arguments": {"on": true, "level": 3}}]', "", [ONE]),
     ("mistral", '[TOOL_CALLS][{"name": "now", "arguments": {}, "id": "abc"}, {"name": "say", "arguments": '
      + LONG[1] + "}]", "", [EMPTY, LONG]),
-    ("mistral named", '[TOOL_CALLS]set_lamp[ARGS]{"on": true, "level": 3}', "", [ONE]),
-    ("mistral named", "Well.[TOOL_CALLS]now[ARGS]{}[TOOL_CALLS]say[CALL_ID]a1[ARGS]" + LONG[1], "Well.", [EMPTY, LONG]),
-    ("mistral named", '[TOOL_CALLS]now {}', "", [EMPTY]),
+    ("mistral-named", '[TOOL_CALLS]set_lamp[ARGS]{"on": true, "level": 3}', "", [ONE]),
+    ("mistral-named", "Well.[TOOL_CALLS]now[ARGS]{}[TOOL_CALLS]say[CALL_ID]a1[ARGS]" + LONG[1], "Well.", [EMPTY, LONG]),
+    ("mistral-named", '[TOOL_CALLS]now {}', "", [EMPTY]),
     ("pythonic", "[set_lamp(on=True, level=3)]", "", [ONE]),
     ("pythonic", "<|python_start|>[set_lamp(on=true, level=3), now()]<|python_end|>", "", [ONE, EMPTY]),
     ("pythonic", "\n[ now( ) ,\nset_lamp( on = True,level=3 , ) ]", "", [EMPTY, ONE]),
@@ -135,8 +135,7 @@ DAMAGED = [
     ("llama3", "<|python_tag|>print(1)", "print(1)"),
     ("mistral", "[TOOL_CALLS] no list", "no list"),
     ("mistral", '[TOOL_CALLS][{"name": "other"}]', '{"name": "other"}]'),
-    ("mistral named", "[TOOL_CALLS]other[ARGS]{}", "other{}"),
-    ("mistral named", "[TOOL_CALLS]now[ARGS]", "now"),
+    ("mistral-named", "[TOOL_CALLS]other[ARGS]{}", "other{}"),
     ("pythonic", "[other(a=1)]", "[other(a=1)]"),
     ("pythonic", "[now", "[now"),
     ("pythonic", "[now]", "[now]"),
@@ -151,23 +150,24 @@ def test_damaged_calls_are_text_without_tags(same_however_cut: Check, name: str,
     assert said["content"].strip() == content
 
 
-BROKEN_ARGUMENTS = [
-    ("hermes", '<tool_call>{"name": "say", "arguments": {"text": no}}</tool_call>Hm', [("say", '{"text": no}}')], "Hm"),
-    ("hermes", '<tool_call>{"name": "say", "arguments": {"text": "cut', [("say", '{"text": "cut')], ""),
+LATE = [
+    ("hermes", '<tool_call>{"name": "say", "arguments": {"text": n}}</tool_call>Hm', [("say", '{"text": "n"}')], "Hm"),
+    ("hermes", '<tool_call>{"name": "say", "arguments": {"text": "cut', [("say", '{"text": "cut"}')], ""),
     ("hermes", '<tool_call>{"name": "now", "arguments": {}} rubbish</tool_call>', [EMPTY], ""),
-    ("llama3", '{"name": "say", "parameters": {"text": nope}}', [("say", '{"text": nope}}')], ""),
-    ("mistral named", '[TOOL_CALLS]say[ARGS]{"text": nope}', [("say", '{"text": nope}')], ""),
-    ("pythonic", "[say(text=nope)]", [("say", '{"text": nope)]')], ""),
-    ("pythonic", "[say('positional')]", [("say", "'positional')]")], ""),
-    ("pythonic", "[say(text=1e999)]", [("say", '{"text": 1e999)]')], ""),
+    ("llama3", '{"name": "say", "parameters": {"text": nope}}', [("say", '{"text": "nope"}')], ""),
+    ("mistral-named", '[TOOL_CALLS]say[ARGS]{"text": nope}', [("say", '{"text": "nope"}')], ""),
+    ("mistral-named", "[TOOL_CALLS]now[ARGS]", [EMPTY], ""),
+    ("pythonic", "[say(text=nope)]", [("say", '{"text": "nope"}')], ""),
+    ("pythonic", "[say('positional')]", [("say", '{"text": "positional"}')], ""),
+    ("pythonic", "[say(text=1e999)]", [("say", '{"text": 1e999}')], ""),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "text", "calls", "content"), BROKEN_ARGUMENTS)
-def test_arguments_that_break_late_stay_as_written(
+@pytest.mark.parametrize(("name", "text", "calls", "content"), LATE)
+def test_what_is_malformed_later_is_read_as_it_is_meant(
     same_however_cut: Check, name: str, text: str, calls: Any, content: str
 ) -> None:
-    """The call has left already; clients check arguments in any case."""
+    """The call has left already; what is handed out is JSON in any case."""
     assert same_however_cut(parsing(name), text) == {"content": content, "reasoning": "", "calls": calls}
 
 
@@ -199,11 +199,11 @@ def test_further_calls_are_dropped_where_one_is_allowed(same_however_cut: Check)
     assert same_however_cut(parsing("hermes", max_calls=1), text)["calls"] == [EMPTY]
 
 
-@pytest.mark.parametrize("name", ["hermes", "mistral", "mistral named"])
+@pytest.mark.parametrize("name", ["hermes", "mistral", "mistral-named"])
 def test_a_call_that_a_limit_cuts_before_it_starts_is_nothing(name: str) -> None:
     """It is not damaged: more tokens would have made it a call."""
     text = next(text for format_name, text, _, calls in GOLDEN if format_name == name and calls == [ONE])
-    for end in range(1, text.index("{" if name == "mistral named" else '"on') - 1):
+    for end in range(1, text.index("{" if name == "mistral-named" else '"on') - 1):
         parser = parsing(name).open()
         assert parser is not None
         parts = [*parser.push(text[:end]), *parser.flush(is_cut=True)]
@@ -228,7 +228,7 @@ MARKUP = st.sampled_from([
 ])  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", DRAWN)
 @given(tokens=st.lists(MARKUP, max_size=25))
 def test_anything_is_the_same_token_by_token_and_whole(name: str, tokens: list[str]) -> None:
     whole = told(parsing(name), ["".join(tokens)])
@@ -252,7 +252,7 @@ def test_any_arguments_arrive_word_for_word(arguments: dict[str, Any], ascii_onl
         "hermes": f'<tool_call>\n{{"name": "say", "arguments": {written}}}\n</tool_call>',
         "llama3": f'{{"name": "say", "parameters": {written}}}',
         "mistral": f'[TOOL_CALLS][{{"name": "say", "arguments": {written}}}]',
-        "mistral named": f"[TOOL_CALLS]say[ARGS]{written}",
+        "mistral-named": f"[TOOL_CALLS]say[ARGS]{written}",
     }
     for name, text in texts.items():
         assert told(parsing(name), list(text))["calls"] == [("say", written)], name

@@ -44,6 +44,7 @@ def test_models_say_what_the_server_behind_them_can(client: httpx.Client) -> Non
     assert capabilities["response_format"]["support"] == "native"
     assert capabilities["xtc_probability"]["support"] == "native"
     assert capabilities["suffix"]["support"] == "refused"
+    assert capabilities["return_progress"] == {"support": "refused", "reason": "it is not passed on to remote servers"}
     assert client.get("/v1/models/plain").json()["capabilities"]["response_format"]["support"] == "refused"
 
 

@@ -196,6 +196,11 @@ def test_a_response_that_was_not_streamed_has_no_events(storing: Client) -> None
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "stream"
     wrong = storing.http.get(f"/v1/responses/{response['id']}", params={"stream": "true", "starting_after": "x"})
     assert wrong.json()["error"]["param"] == "starting_after"
+    wrong = storing.http.get(f"/v1/responses/{response['id']}", params={"stream": "maybe"})
+    assert wrong.json()["error"]["message"] == "stream: must be true or false, not 'maybe'"
+    query = {"stream": "false", "starting_after": "1", "include[]": "x"}
+    told = storing.http.get(f"/v1/responses/{response['id']}", params=query).headers["x-enginehouse-ignored"]
+    assert told == "starting_after, include[]"
 
 
 # -- in the background -------------------------------------------------------------------------------

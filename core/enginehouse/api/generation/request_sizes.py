@@ -14,7 +14,7 @@ _MAX_SHARED_MEMBERS = 2**17
 
 
 def check_request_sizes(requests: Sequence[GenerateRequest], limits: LimitsSettings) -> None:
-    """Refuse what a small body could make large: choices, prompts, and data that is sent with each prompt.
+    """Refuse what a small body could make large: choices, prompts, messages, and data that is sent with each prompt.
 
     Raises:
         InvalidRequest: there is too much of something.
@@ -24,6 +24,9 @@ def check_request_sizes(requests: Sequence[GenerateRequest], limits: LimitsSetti
         raise InvalidRequest(f"this server allows at most {limits.max_choices} choices, not {first.num_choices}")
     if num_prompts > most_prompts:
         raise InvalidRequest(f"this server allows at most {most_prompts} prompts, not {num_prompts}")
+    num_messages = len(first.messages or ())
+    if num_messages > limits.max_messages:
+        raise InvalidRequest(f"this server allows at most {limits.max_messages} messages, not {num_messages}")
     constraint, bias = first.constraint, first.sampling.get("logit_bias", ())
     if constraint is not None and num_prompts * len(constraint.text) > _MAX_SHARED_CHARS:
         most = _MAX_SHARED_CHARS // num_prompts

@@ -222,15 +222,13 @@ def _retry_headers(error: EnginehouseError, status: int) -> tuple[tuple[str, str
 
 def _describe_http(error: HTTPException) -> ErrorAnswer:
     """Describe errors raised by Litestar itself: routing, body size, broken clients."""
-    messages = {
-        404: "There is nothing at this address.",
-        405: "This address does not take that method.",
-    }
+    message = "There is nothing at this address." if error.status_code == 404 else error.detail
     headers: dict[str, Any] = dict(error.headers or {})
     if error.status_code == 405:
         allowed = {*_allowed(headers), "OPTIONS"}
+        message = f"This address does not take that method, only {' and '.join(sorted(allowed - {'OPTIONS'}))}."
         headers = {"allow": ", ".join(sorted(allowed | {"HEAD"} if "GET" in allowed else allowed))}
-    answer = http_error(error.status_code, messages.get(error.status_code, error.detail))
+    answer = http_error(error.status_code, message)
     return ErrorAnswer(answer.status, answer.message, answer.kind, answer.code, None, tuple(headers.items()))
 
 

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, get_args
 
-import msgspec
 from litestar import Request, Response, get
 from litestar.handlers import HTTPRouteHandler
 from prometheus_client import CollectorRegistry
@@ -143,8 +142,6 @@ class ServerMetrics(Collector):
         self._listeners = listeners
         self._memory = memory
         self._failures = failures
-        self._engines: dict[str, Inspectable] = {}
-        self._of_former_engines: dict[str, EngineMetrics] = {}
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
         self.values.set("start_time_seconds", value=time.time())
@@ -201,20 +198,15 @@ class ServerMetrics(Collector):
 
     def _read_counters(self, model: str, engine: Inspectable | None, now: Values) -> None:
         """Add this engine's counts to those of its predecessors, so that no counter decreases on a worker restart."""
-        last = self._engines.get(model)
-        former = self._of_former_engines.get(model, EngineMetrics(steps_by_size=_NO_STEPS))
-        if last is not None and last is not engine:
-            former = self._of_former_engines[model] = _sum(former, last.metrics)
-            del self._engines[model]
+        total = self._manager.former_engines.get(model)
         if engine is not None:
-            self._engines[model] = engine
-        elif last is None and model not in self._of_former_engines:
+            total = engine.metrics if total is None else total + engine.metrics
+        if total is None:
             return
-        total = _sum(former, engine.metrics) if engine is not None else former
         for (plugin, kind), number in total.plugin_failures.items():
             now.add("plugin_failures", plugin, kind, amount=number)
         now.add("preemptions", model, amount=total.stats.num_preemptions)
-        now.observe_counts("batch_sequences", model, counts=total.steps_by_size, total=total.num_batched)
+        now.observe_counts("batch_sequences", model, counts=total.steps_by_size or _NO_STEPS, total=total.num_batched)
 
 
 def _read_gauges(model: str, metrics: EngineMetrics, now: Values) -> None:
@@ -227,20 +219,6 @@ def _read_gauges(model: str, metrics: EngineMetrics, now: Values) -> None:
     now.set("prefix_cache_tokens", model, value=stats.cached_tokens)
     if metrics.rss_bytes:
         now.set("worker_memory_bytes", model, value=metrics.rss_bytes)
-
-
-def _sum(first: EngineMetrics, second: EngineMetrics) -> EngineMetrics:
-    """Return the sum of two engines' counters; gauges are the second's."""
-    stats = second.stats
-    steps = zip(first.steps_by_size or _NO_STEPS, second.steps_by_size or _NO_STEPS, strict=True)
-    return EngineMetrics(
-        stats=msgspec.structs.replace(stats, num_preemptions=first.stats.num_preemptions + stats.num_preemptions),
-        num_cache_tokens=second.num_cache_tokens,
-        steps_by_size=tuple(one + other for one, other in steps),
-        num_batched=first.num_batched + second.num_batched,
-        rss_bytes=second.rss_bytes,
-        plugin_failures=dict(Counter(first.plugin_failures) + Counter(second.plugin_failures)),
-    )
 
 
 def metrics_route(metrics: ServerMetrics) -> HTTPRouteHandler:

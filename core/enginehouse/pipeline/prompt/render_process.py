@@ -58,6 +58,8 @@ def _serve(link: Link, max_chars: int) -> None:
             link.send(encode(reply))
         except FrameTooLarge as error:
             link.send(encode(Failed(f"The rendered prompt is too long: {error}.", "messages")))
+        except UnicodeEncodeError:  # templates can write any character, also into their refusals
+            link.send(encode(_without_surrogates(reply)))
         if isinstance(reply, Failed) and reply.exhausted:
             return
 
@@ -74,6 +76,14 @@ def _answer(request: Render | CheckTemplate, remembered: dict[int, Remember], ma
         return Failed(error.message, error.param, isinstance(error, TemplateExhausted))
     except MemoryError:
         return Failed("The chat template needs too much memory.", "messages", exhausted=True)
+
+
+def _without_surrogates(reply: Reply) -> Failed:
+    """Return the failure to send instead of a reply that cannot be encoded."""
+    if not isinstance(reply, Failed):
+        return Failed("The chat template wrote a lone surrogate, which is not text.", "messages")
+    message, param = (text.encode("utf-8", "replace").decode() for text in (reply.message, reply.param or "messages"))
+    return Failed(message, param, reply.exhausted)
 
 
 def _limit(memory_bytes: int) -> None:

@@ -25,6 +25,7 @@ from jinja2 import Environment, Template, TemplateSyntaxError, nodes
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, LoopControlExtension
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from enginehouse.contract.errors import RenderError
@@ -38,7 +39,9 @@ from enginehouse.pipeline.prompt.failures import (
 )
 
 _MAX_MESSAGE_CHARS = 1000
+_MAX_TAGS = 20_000  # take about 3 s; the longest templates in use have a tenth of that
 _LIST_METHODS = frozenset({"append", "extend", "insert", "pop"})
+_MAX_BITS = 4096
 _TOO_MUCH_MEMORY = "The chat template needs too much memory."
 
 
@@ -100,6 +103,9 @@ def compile_template(source: str) -> ChatTemplate:
         RenderError: it is not a valid template; the message gives position and reason.
     """
     environment = _environment()
+    num_tags = source.count("{{") + source.count("{%")
+    if num_tags > _MAX_TAGS:
+        raise RenderError(f"The chat template has {num_tags} tags; at most {_MAX_TAGS} are compiled.")
     try:
         number_tags(environment, source)  # a text that cannot be split into tags has no numbers, but lines
     except TemplateSyntaxError as error:
@@ -144,6 +150,14 @@ def _environment() -> Environment:
 
 class _Environment(ImmutableSandboxedEnvironment):
     """Jinja's sandbox, in which a template may also change lists that it has made; those of Kimi K2 do."""
+
+    intercepted_binops = frozenset({"**"})
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """Bound powers, which are computed in one operation, for constants while the template is compiled."""
+        if isinstance(left, int) and isinstance(right, int) and abs(left).bit_length() * right > _MAX_BITS:
+            raise SecurityError(f"a power of more than {_MAX_BITS} bits")
+        return super().call_binop(context, operator, left, right)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         """Allow what Jinja allows, and the methods of a list; those of requests are of another type."""

@@ -1,0 +1,56 @@
+"""Trial of a chat template when its model is loaded: a template that renders no chat at all is told before any request.
+
+Called by the pipeline for each loaded model, and by ``enginehouse doctor`` for templates in files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from enginehouse.contract.errors import RenderError, ServerOverloaded
+from enginehouse.contract.types import Message, ModelInfo
+from enginehouse.pipeline.prompt.chat_prompt import ChatPrompt
+from enginehouse.pipeline.prompt.renderer import Renderer
+
+_SLOW_S = 1.0
+_USER = Message(role="user", content="Hello")
+_SYSTEM = Message(role="system", content="Be brief.")
+_PARAMETERS = {"type": "object", "properties": {"city": {"type": "string", "description": "Name."}}}
+_FUNCTION = {"name": "weather", "description": "Return the weather.", "parameters": _PARAMETERS}
+_TOOLS = {"tools": [{"type": "function", "function": _FUNCTION}]}
+_CHATS: tuple[tuple[tuple[Message, ...], dict[str, Any]], ...] = (
+    ((_USER,), {}),
+    ((_USER,), _TOOLS),
+    ((_SYSTEM, _USER), {}),
+    ((_SYSTEM, _USER), _TOOLS),
+)
+
+
+async def find_template_problem(renderer: Renderer, template: str, info: ModelInfo) -> str:
+    """Return why a template renders none of four short chats, by the first of them; "" if it renders one.
+
+    After a chat that takes long no other is tried, as such a template costs a process each time.
+    """
+    problem = ""
+    for messages, variables in _CHATS:
+        began = asyncio.get_running_loop().time()
+        prompt = ChatPrompt(
+            template=template,
+            messages=messages,
+            bos_token=info.bos_token,
+            eos_token=info.eos_token,
+            special_tokens=tuple(info.special_tokens),
+            extra=variables,
+        )
+        try:
+            await renderer.render(prompt)
+        except RenderError as error:
+            problem = problem or error.message
+        except ServerOverloaded:  # the processes are needed by requests
+            return ""
+        else:
+            return ""
+        if asyncio.get_running_loop().time() - began > _SLOW_S:
+            break
+    return problem

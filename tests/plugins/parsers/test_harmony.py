@@ -1,0 +1,78 @@
+"""Channels of gpt-oss: analysis is reasoning, commentary holds calls and preambles, final is the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from enginehouse.contract.parsers import ChatFormat
+from enginehouse.contract.types import Message, ToolCall
+from enginehouse.pipeline.answer_parser import AnswerParsing
+from enginehouse_parsers.harmony import HarmonyReasoningParser
+
+from .answers import FORMATS, TOOLS
+
+Check = Callable[[AnswerParsing, str], dict[str, Any]]
+
+REASONING = HarmonyReasoningParser().bind(ChatFormat(""))
+LAMP = ("set_lamp", '{"on": true, "level": 3}')
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "reasoning", "calls"),
+    [
+        ("<|channel|>final<|message|>Hi", "Hi", "", []),
+        ("<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Hi", "Hi", "Hm.", []),
+        (
+            "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.set_lamp "
+            '<|constrain|>json<|message|>{"on": true, "level": 3}<|call|>',
+            "",
+            "Hm.",
+            [LAMP],
+        ),
+        (
+            "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant to=functions.set_lamp<|channel|>commentary json"
+            '<|message|>{"on": true, "level": 3}',
+            "",
+            "Hm.",
+            [LAMP],
+        ),
+        (
+            "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant<|channel|>commentary "
+            "to=functions.now<|message|>{}",
+            "I look.",
+            "",
+            [("now", "{}")],
+        ),
+        (" to=functions.now<|channel|>commentary json<|message|>{}", "", "", [("now", "{}")]),
+        ("<|channel|>commentary to=functions.now<|message|>", "", "", [("now", "{}")]),
+        ("no channel at all", "no channel at all", "", []),
+        ("<|channel|>analysis<|message|>cut", "", "cut", []),
+    ],
+)
+def test_channels(same_however_cut: Check, text: str, content: str, reasoning: str, calls: Any) -> None:
+    parsing = AnswerParsing(reasoning=REASONING, tool_format=FORMATS["harmony"], tools=TOOLS)
+
+    assert same_however_cut(parsing, text) == {"content": content, "reasoning": reasoning, "calls": calls}
+
+
+def test_enforced_calls_are_read_without_the_reasoning_session(same_however_cut: Check) -> None:
+    parsing = AnswerParsing(tool_format=FORMATS["harmony"], tools=TOOLS)
+    text = "<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}<|call|>"
+
+    assert same_however_cut(parsing, text)["calls"] == [("now", "{}")]
+
+
+def test_earlier_reasoning_before_a_call_is_the_content() -> None:
+    call = ToolCall(id="a", name="now", arguments="{}")
+    turn = Message(role="assistant", content="", reasoning="Hm.", tool_calls=(call,))
+
+    assert FORMATS["harmony"].prepare((turn,), ()).messages[0].content == "Hm."
+
+
+def test_effort_is_low_where_reasoning_cannot_be_switched_off() -> None:
+    assert REASONING.variables(False, None) == {"reasoning_effort": "low"}
+    assert REASONING.variables(None, "high") == {"reasoning_effort": "high"}
+    assert REASONING.variables(None, None) == {}
