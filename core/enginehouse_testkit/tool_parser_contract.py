@@ -18,6 +18,7 @@ parser's own constraint.
 from __future__ import annotations
 
 import json
+import math
 import random
 import time
 from collections.abc import Sequence
@@ -46,7 +47,7 @@ _TEMPLATES = (
     "{% for tool in tools %}{{ tool | tojson }}{% endfor %}",
     "{{ '<tool_call>' }} ] [ \x00",
 )
-_MAX_PUSH_S = 0.05
+_MAX_PUSH_S, _NUM_PUSHES = 0.05, 10
 _MORE, _NUM_MORE = " and more", 20
 _PLAIN = ("Paris.", "  indented\n\ncode  ", "a < b and b > c", "ends with <", "Größe 🙂", "", " ")
 
@@ -82,18 +83,20 @@ class ToolParserContract(FormContract):
     @staticmethod
     def _problem_of_session(session: ToolSession) -> str:
         """Return what is wrong with the results of a session, or with its time for a short text."""
-        slowest_s = 0.0
-        for text in (_PLAIN[0], _PLAIN[1]):
-            begin_s = time.process_time()
-            found = session.push(text)
-            slowest_s = max(slowest_s, time.process_time() - begin_s)
+        fastest_s = math.inf
+        for _ in range(_NUM_PUSHES):  # the machine may be busy: one fast call is enough
+            begin_s = time.perf_counter()
+            found = session.push(_PLAIN[0])
+            fastest_s = min(fastest_s, time.perf_counter() - begin_s)
             if problem := result_problem(ToolSession.push, found):
                 return problem
+            if fastest_s <= _MAX_PUSH_S:
+                break
         if problem := result_problem(ToolSession.flush, session.flush(is_cut=False)):
             return problem
-        if slowest_s > _MAX_PUSH_S:
-            took = f"push of a short text took {1000 * slowest_s:.0f} ms"
-            return f"{took}; it runs on the event loop of the server, which warns above {1000 * _MAX_PUSH_S:.0f} ms"
+        if fastest_s > _MAX_PUSH_S:
+            took = f"push of a short text took {1000 * fastest_s:.0f} ms, the fastest of {_NUM_PUSHES} calls"
+            return f"{took}; its stream waits for it, and the server warns above {1000 * _MAX_PUSH_S:.0f} ms"
         return ""
 
     @pytest.fixture(scope="class")
@@ -104,8 +107,10 @@ class ToolParserContract(FormContract):
 
     @pytest.fixture(scope="class")
     @classmethod
-    def enforced(cls, tool_format: ToolFormat) -> list[str]:
+    def enforced(cls, form: str, tool_format: ToolFormat) -> list[str]:
         """Calls in the form that the format's own constraint describes."""
+        if form:
+            return []
         constraint = tool_format.constraint(TOOLS, parallel=True)
         texts = texts_of(read_composition(constraint.text)) if constraint.kind == "composition" else []
         return texts or [text for text, _, calls in cls.answers if calls]
@@ -169,7 +174,7 @@ class ToolParserContract(FormContract):
         """A long text argument is given in pieces, before its end has arrived."""
         text = _with_long_argument([*enforced, *(text for text, _, calls in self.answers if calls)], self._arguments())
         if text is None:
-            pytest.skip("no call has a text argument: list a longer entry in answers, such as say with a text")
+            pytest.skip("no call has a text argument without escapes: list say with the text 'hello' in answers")
         beginning = text[: text.rindex(_MORE) + len(_MORE)]  # the end of the argument has not arrived
         session = tool_format.open(TOOLS)
         parts = [part for start in range(0, len(beginning), 4) for part in session.push(beginning[start : start + 4])]

@@ -27,7 +27,7 @@ from enginehouse_parsers.json_schemas import type_of, types_of
 from enginehouse_parsers.syntax import ID, INDEX, KEY, TYPE, ToolSyntax
 from enginehouse_parsers.written_json import written_json
 
-__all__ = ["MAX_CALLS", "Answer", "constraint_of", "object_schema"]
+__all__ = ["MAX_CALLS", "Answer", "constraint_of"]
 
 Answer = Constraint | Literal["any"] | None
 """Constraint of an answer without calls, see :meth:`enginehouse.contract.parsers.ToolFormat.constraint`."""
@@ -35,7 +35,6 @@ Answer = Constraint | Literal["any"] | None
 MAX_CALLS = 16
 """Maximum number of calls of one enforced answer: a small model that has started to call does not stop by itself."""
 
-_BRANCHES = ("$ref", "allOf", "anyOf", "oneOf", "if", "not", "patternProperties", "unevaluatedProperties")
 _MEMBERS = ("type", "properties", "required", "additionalProperties", "title", "description", "$defs", "definitions")
 """Keywords of a schema whose members can be written one by one."""
 _SOFT = frozenset({"type", "title", "description", "default", "examples", "$comment", "deprecated"})
@@ -64,14 +63,6 @@ def constraint_of(syntax: ToolSyntax, tools: Sequence[Tool], parallel: bool, ans
     if not syntax.section_start.strip():
         whole = InOrder((_call(syntax, tools, is_first=True), *_further(_call(syntax, tools), syntax, parallel)))
     return compose(whole if answer is None else OneOf((whole, Matching(answer))), "tool_choice")
-
-
-def object_schema(parameters: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of arguments: an object, without undeclared members unless the schema asks for them."""
-    schema = {"type": "object", **parameters}
-    if "additionalProperties" not in schema and not any(keyword in schema for keyword in _BRANCHES):
-        schema["additionalProperties"] = False
-    return schema
 
 
 # -- an answer -------------------------------------------------------------------------------------
@@ -142,7 +133,7 @@ def _call(syntax: ToolSyntax, tools: Sequence[Tool], *, is_first: bool = False) 
 
 
 def _arguments(syntax: ToolSyntax, tool: Tool) -> tuple[Composition, ...]:
-    schema = object_schema(tool.parameters)
+    schema = tool.arguments_schema
     members = _members(schema) if syntax.kind == "tagged" or syntax.quotes or syntax.kind == "keywords" else None
     if syntax.kind != "tagged" and members is not None and not all(map(_is_keyword, members)):
         members = None

@@ -239,10 +239,10 @@ def register_tool_parsers(register: Callable[[ToolParser], None], options: Any, 
     The parser with the highest ``match`` for the model's chat template serves it. On a tie: Enginehouse's own first,
     then by plugin name.
 
-    An exception while parsing is logged with the parser's name. The client gets no error: an open call ends with the
-    arguments that it has, which may be incomplete JSON; calls before it stay; what follows becomes text, tags included.
-    What the parser held back is lost. The same happens after a call of a session that takes longer than
-    ``limits.plugin_timeout_s``; one of the format then fails the request.
+    An exception while parsing is logged with the parser's name. Outside a call, the rest of the answer becomes text,
+    tags and held-back text included, and the client gets no error. Inside a call, the request fails with an error that
+    names the parser. The same happens after a call of a session that takes longer than ``limits.plugin_timeout_s``;
+    one of the format then fails the request.
 
     Example::
 

@@ -120,7 +120,8 @@ class ToolSession(Protocol):
         """Return the remaining parts at the end of the text; an open call is finished as it is.
 
         Args:
-            is_cut: True if a token limit cut the text: drop a call whose arguments have not started.
+            is_cut: True if a token limit cut the text: drop a call whose arguments have not started, and a tag that is
+                cut after two or more characters.
         """
         ...
 
@@ -137,7 +138,7 @@ class ToolFormat(Protocol):
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """Control tokens that must stay visible in answers for the session to find calls; for text, the opening tag."""
+        """Control tokens of a call, which must stay visible in answers; if the tags are ordinary text, the opening tag."""
         ...
 
     def prepare(self, messages: tuple[Message, ...], tools: tuple[Tool, ...]) -> PreparedChat:

@@ -74,12 +74,15 @@ class Message:
     param: str = field(default="", eq=False)
 
 
+_DECLARE_MEMBERS = ("$ref", "allOf", "anyOf", "oneOf", "if", "not", "patternProperties", "unevaluatedProperties")
+
+
 @frozen(kw_only=True)
 class Tool:
     """A function that the model may call.
 
     Attributes:
-        parameters: JSON Schema of its arguments, an object; without properties, it takes no arguments.
+        parameters: JSON Schema of its arguments, an object, as the client wrote it.
         definition: the complete tool in OpenAI's format, as the client wrote it; used by templates.
         strict: ``parameters`` are enforced also for calls that the model makes of its own choice.
         param: path of the function in the request, for errors.
@@ -90,6 +93,14 @@ class Tool:
     definition: dict[str, Any]
     strict: bool = False
     param: str = "tools"
+
+    @property
+    def arguments_schema(self) -> dict[str, Any]:
+        """JSON Schema to enforce: an object, without undeclared members unless :attr:`parameters` asks for them."""
+        schema = {"type": "object", **self.parameters}
+        if "additionalProperties" not in schema and not any(keyword in schema for keyword in _DECLARE_MEMBERS):
+            schema["additionalProperties"] = False
+        return schema
 
 
 @frozen(kw_only=True)
