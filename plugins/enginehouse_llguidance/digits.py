@@ -9,64 +9,71 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from enginehouse_llguidance.tokens import TokenTexts
+from enginehouse_llguidance.tokens import NUMBER, WITH_MARKS, TokenTexts
 
 __all__ = ["DigitLimit", "limit_number"]
 
 _MAX_CHARS = 24  # 17 digits, the zeros before them, sign and point
 _MAX_EXPONENT_DIGITS = 2
-_NUMBER = b"0123456789.eE+-"
 
 
 class DigitLimit:
-    """Follows the written JSON as far as it needs to know the number at its end.
+    """Follows the written JSON as far as it needs to know the number at its end. Most tokens cost one look-up.
 
     Args:
         tokens: the vocabulary.
+
+    Attributes:
+        number: the number at the end of the text; empty outside of numbers.
     """
 
     def __init__(self, tokens: TokenTexts) -> None:
         self._tokens = tokens
-        self._number = b""
+        self._kinds = tokens.kinds
+        self.number = b""
         self._is_in_string = False
         self._is_escaped = False
 
-    def accept(self, text: bytes) -> None:
-        """Follow the bytes of a token."""
-        if b'"' in text or b"\\" in text or self._is_escaped:
-            for byte in text:
-                if self._is_escaped:
-                    self._is_escaped = False
-                elif byte == 0x22:
-                    self._is_in_string = not self._is_in_string
-                elif byte == 0x5C:
-                    self._is_escaped = self._is_in_string
-        if self._is_in_string:
-            self._number = b""
-            return
-        tail = len(text) - len(text.rstrip(_NUMBER))
-        self._number = (self._number + text) if tail == len(text) else text[len(text) - tail :]
+    def accept(self, token_id: int) -> None:
+        """Follow a token."""
+        kind = self._kinds[token_id]
+        if kind == WITH_MARKS or self._is_escaped:
+            self._follow(self._tokens.bytes_of[token_id])
+        elif not self._is_in_string and (kind or self.number):
+            self._extend(self._tokens.bytes_of[token_id])
 
-    def restrict(self, bitmask: NDArray[np.int32]) -> None:
-        """Forbid further digits of a number that is long enough, unless nothing else may follow."""
-        limit_number(self._number, self._tokens, bitmask)
+    def _follow(self, text: bytes) -> None:
+        for byte in text:
+            if self._is_escaped:
+                self._is_escaped = False
+            elif byte == 0x22:
+                self._is_in_string = not self._is_in_string
+            elif byte == 0x5C:
+                self._is_escaped = self._is_in_string
+        self.number = b""
+        if not self._is_in_string:
+            self._extend(text)
+
+    def _extend(self, text: bytes) -> None:
+        tail = len(text) - len(text.rstrip(NUMBER))
+        self.number = (self.number + text) if tail == len(text) else text[len(text) - tail :]
 
 
 def limit_number(number: bytes, tokens: TokenTexts, bitmask: NDArray[np.int32]) -> None:
     """Forbid what would make a number too long, unless nothing else may follow.
 
     Args:
-        number: its text so far; empty outside of numbers.
+        number: its text so far.
     """
-    if not number:
-        return
-    mantissa, mark, exponent = number.lower().partition(b"e")
-    if mark:
-        num_digits = len(exponent.lstrip(b"+-"))
+    mark = max(number.find(b"e"), number.find(b"E"))
+    if mark >= 0:
+        num_digits = len(number[mark + 1 :].lstrip(b"+-"))
         allowed = tokens.short_exponents[max(0, _MAX_EXPONENT_DIGITS - num_digits)]
-    elif len(mantissa) >= _MAX_CHARS:
+    elif len(number) >= _MAX_CHARS:
         allowed = tokens.ending_digits
+    elif tokens.has_long_exponents:
+        allowed = tokens.short_exponents[-1]
     else:
-        allowed = tokens.long_exponent_free
+        return
     if (left := bitmask & allowed).any():
         bitmask[:] = left

@@ -10,7 +10,7 @@ from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
 from enginehouse.contract.errors import GenerationFailed
-from enginehouse_llguidance.digits import DigitLimit
+from enginehouse_llguidance.digits import DigitLimit, limit_number
 from enginehouse_llguidance.tokens import TokenTexts
 from enginehouse_llguidance.unique import UniqueItems, UniqueSites
 
@@ -69,9 +69,11 @@ class LlguidanceMatcher:
     ) -> None:
         self._matcher = matcher
         self._allowed = allowed
-        self._token_bytes = rules.tokens.bytes_of if rules is not None else ()
-        self._digits = DigitLimit(rules.tokens) if rules is not None else None
-        self._unique = UniqueItems(rules.sites, rules.tokens) if rules is not None and rules.sites is not None else None
+        self._digits = self._unique = None
+        if rules is not None:
+            self._tokens = rules.tokens
+            self._digits = DigitLimit(rules.tokens)
+            self._unique = UniqueItems(rules.sites, rules.tokens) if rules.sites is not None else None
         self._end_ids = vocabulary.eos_tokens
 
     def fill_bitmask(self, bitmask: NDArray[np.int32]) -> None:
@@ -86,8 +88,8 @@ class LlguidanceMatcher:
             bitmask &= self._allowed
             if self._matcher.is_accepting():
                 self._allow_end(bitmask)
-        if self._digits is not None:
-            self._digits.restrict(bitmask)
+        if self._digits is not None and self._digits.number:
+            limit_number(self._digits.number, self._tokens, bitmask)
         if self._unique is not None:
             self._unique.restrict(bitmask, self._matcher)
 
@@ -102,10 +104,9 @@ class LlguidanceMatcher:
             self._check()
             raise GenerationFailed(f"The token {token_id} is not allowed by the constraint.", "llguidance")
         if self._digits is not None:
-            text = self._token_bytes[token_id]
-            self._digits.accept(text)
+            self._digits.accept(token_id)
             if self._unique is not None and token_id not in self._end_ids:
-                self._unique.accept(text)
+                self._unique.accept(self._tokens.bytes_of[token_id])
 
     def forced_token_ids(self) -> Sequence[int]:
         """Tokens of the only possible text, cut where the tokenizer could still choose another token."""

@@ -10,10 +10,18 @@ from functools import cached_property, partial
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["TokenTexts", "bits_of", "clear", "is_allowed"]
+__all__ = ["NUMBER", "WITH_MARKS", "TokenTexts", "bits_of", "clear", "is_allowed"]
 
-_OF_NUMBERS = b"0123456789.eE"
-_NUMBER = b"0123456789.eE+-"
+_OFNUMBERS = b"0123456789.eE"
+NUMBER = b"0123456789.eE+-"
+"""Characters of numbers."""
+
+WITH_MARKS = 2
+"""Kind of a token with a quotation mark or a backslash; 1 is that of others at whose end a number may be."""
+
+_NUMBER_ENDS = frozenset(NUMBER[place : place + 1] for place in range(len(NUMBER)))
+_CROSSING = re.compile(rb"(?:^[0-9a-z.E+-]*|[\"\]}]) ?, ?[^ ]")
+_LONG_EXPONENT = re.compile(rb"[0-9.]*[eE][+-]?[0-9]{3}")
 
 
 class TokenTexts:
@@ -59,23 +67,36 @@ class TokenTexts:
     @cached_property
     def ending_number(self) -> list[tuple[int, bytes]]:
         """Tokens that may end a number in an array, with their digits: a comma or a bracket follows."""
-        pairs = [(one, text, len(text) - len(text.lstrip(_NUMBER))) for one, text in enumerate(self.bytes_of)]
+        pairs = [(one, text, len(text) - len(text.lstrip(NUMBER))) for one, text in enumerate(self.bytes_of)]
         return [(one, text[:size]) for one, text, size in pairs if text[size : size + 1] in (b",", b"]")]
 
     @cached_property
     def of_digits(self) -> list[tuple[int, bytes]]:
         """Tokens within a number, with their text."""
-        return [(one, text) for one, text in enumerate(self.bytes_of) if text and not text.strip(_NUMBER)]
+        return [(one, text) for one, text in enumerate(self.bytes_of) if text and not text.strip(NUMBER)]
 
     @cached_property
     def ending_digits(self) -> NDArray[np.int32]:
         """(ceil(vocab_size / 32),) int32, bitmask of the tokens that do not continue a number."""
-        return self._mask(lambda text: text[0] not in _OF_NUMBERS)
+        return self._mask(lambda text: text[0] not in _OFNUMBERS)
 
     @cached_property
     def short_exponents(self) -> tuple[NDArray[np.int32], ...]:
-        """Bitmasks of the tokens that begin with at most none, one or two digits."""
-        return tuple(self._mask(partial(_begins_with_digits, most=most)) for most in range(3))
+        """Bitmasks of the tokens that begin with at most none, one or two digits; then of those without exponent."""
+        of_digits = (self._mask(partial(_begins_with_digits, most=most)) for most in range(3))
+        return (*of_digits, self._mask(lambda text: _LONG_EXPONENT.match(text) is None))
+
+    @cached_property
+    def has_long_exponents(self) -> bool:
+        """True if a single token may give a number an exponent of three digits."""
+        return any(map(_LONG_EXPONENT.match, self.bytes_of))
+
+    @cached_property
+    def kinds(self) -> bytes:
+        """Kind of each token for the follower of numbers."""
+        return bytes(
+            WITH_MARKS if b'"' in text or b"\\" in text else int(text[-1:] in _NUMBER_ENDS) for text in self.bytes_of
+        )
 
     def _mask(self, condition: Callable[[bytes], bool]) -> NDArray[np.int32]:
         bits = np.ones((len(self.bytes_of) + 31) // 32 * 32, np.uint8)
@@ -83,15 +104,14 @@ class TokenTexts:
         return np.packbits(bits, bitorder="little").view(np.int32)
 
     @cached_property
-    def long_exponent_free(self) -> NDArray[np.int32]:
-        """Bitmask of the tokens without an exponent of more than two digits."""
-        long = re.compile(rb"[0-9.]*[eE][+-]?[0-9]{3}")
-        return self._mask(lambda text: long.match(text) is None)
-
-    @cached_property
     def separating(self) -> NDArray[np.int64]:
         """Ids of tokens with a comma."""
         return self._with(lambda text: b"," in text)
+
+    @cached_property
+    def crossing(self) -> NDArray[np.int64]:
+        """Ids of tokens that may end an item, and hold more than the comma after it."""
+        return self._with(lambda text: _CROSSING.search(text) is not None)
 
     def _with(self, condition: Callable[[bytes], bool]) -> NDArray[np.int64]:
         texts = enumerate(self.bytes_of)

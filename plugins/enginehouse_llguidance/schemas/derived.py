@@ -13,6 +13,7 @@ from enginehouse_llguidance.schemas.disjoint import find_overlaps
 from enginehouse_llguidance.schemas.document import Document
 from enginehouse_llguidance.schemas.evaluated import BRANCHING, close_items, close_properties
 from enginehouse_llguidance.schemas.negation import conjunction, disjunction, negated, same
+from enginehouse_llguidance.schemas.objects import absent_names, counts_of_names
 from enginehouse_llguidance.schemas.problems import SchemaProblem, join_pointer
 from enginehouse_llguidance.schemas.strings import length
 
@@ -36,6 +37,12 @@ def derived_schemas(document: Document, schema: dict[str, Any], pointer: str) ->
     for key in ("dependentRequired", "dependentSchemas", "dependencies"):
         if key in schema:
             yield key, _dependencies(document, schema[key], join_pointer(pointer, [key]))
+    if "minProperties" in schema and (chosen := counts_of_names(schema, length(schema, "minProperties", pointer))):
+        yield "minProperties", disjunction([{"required": list(names)} for names in chosen])
+    if "maxProperties" in schema and schema.get("additionalProperties") is False and "patternProperties" not in schema:
+        chosen = absent_names(schema, length(schema, "maxProperties", pointer))
+        if chosen:
+            yield "maxProperties", disjunction([{"properties": dict.fromkeys(names, False)} for names in chosen])
     if "contains" in schema:
         yield "contains", _contains(document, schema, pointer)
     beside = not BRANCHING.isdisjoint(schema)

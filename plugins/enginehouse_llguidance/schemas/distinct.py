@@ -14,10 +14,13 @@ from typing import Any
 from enginehouse_llguidance.schemas.problems import SchemaProblem, join_pointer
 from enginehouse_llguidance.schemas.values import key_of
 
-__all__ = ["UNIQUE", "check_distinct", "count_values"]
+__all__ = ["UNIQUE", "UNIQUE_NAMES", "check_distinct", "count_values"]
 
 UNIQUE = "x-unique"
 """Keyword of prepared arrays without equal items; the library ignores it."""
+
+UNIQUE_NAMES = "x-unique-names"
+"""The same for names: of objects whose names are counted."""
 
 _ENDLESS = ("*", "+", ",}")
 _MAX_DEPTH = 16
@@ -25,7 +28,7 @@ _MANY = 1_000_000  # no answer has as many items
 
 
 def check_distinct(parts: Sequence[tuple[str, Any]], definitions: Mapping[str, Any]) -> bool:
-    """Return True if some array must have different items.
+    """Return True if some array must have different items, or some object different names.
 
     Args:
         parts: pointer and prepared schema of every part.
@@ -35,8 +38,10 @@ def check_distinct(parts: Sequence[tuple[str, Any]], definitions: Mapping[str, A
         SchemaProblem: an array may run out of them.
     """
     arrays = [(pointer, part) for pointer, part in parts if isinstance(part, dict) and UNIQUE in part]
-    if not arrays:
-        return False
+    objects = [(pointer, part) for pointer, part in parts if isinstance(part, dict) and UNIQUE_NAMES in part]
+    for pointer, part in objects:
+        if not all(any(one in name for one in _ENDLESS) for name in part.get("patternProperties", ())):
+            raise SchemaProblem(join_pointer(pointer, ["minProperties"]), "there may be fewer different names")
     for pointer, part in arrays:
         low = part.get("minItems", 0)
         prefix = part.get("prefixItems", [])
@@ -50,7 +55,7 @@ def check_distinct(parts: Sequence[tuple[str, Any]], definitions: Mapping[str, A
             if kinds == {True, False}:
                 message = "uniqueItems is not supported where another branch allows an array with equal items"
                 raise SchemaProblem(pointer, message)
-    return True
+    return bool(arrays or objects)
 
 
 def count_values(schema: Any, definitions: Mapping[str, Any], depth: int = 0) -> float:

@@ -21,12 +21,12 @@ _MAX_PATHS = 500
 class Joins:
     """Patterns and multiples of combined schemas, grouped by the value that they restrict."""
 
-    patterns: dict[ValuePath, int] = field(factory=dict)
+    patterns: dict[ValuePath, set[str]] = field(factory=dict)
     multiples: dict[ValuePath, set[float]] = field(factory=dict)
 
-    def add_pattern(self, path: ValuePath) -> None:
+    def add_pattern(self, path: ValuePath, pattern: str) -> None:
         """Add a pattern."""
-        self.patterns[path] = self.patterns.get(path, 0) + 1
+        self.patterns.setdefault(path, set()).add(pattern)
 
     def add_multiple(self, path: ValuePath, value: float) -> None:
         """Add a value of ``multipleOf``."""
@@ -37,7 +37,7 @@ class Joins:
         if len(self.patterns) > _MAX_PATHS or len(self.multiples) > _MAX_PATHS:
             raise SchemaProblem("", "too many patterns and multiples in schemas that are joined")
         for path in self.patterns:
-            if sum(self.patterns[other] for other in _meeting(path, self.patterns)) > _MAX_PATTERNS:
+            if len({one for other in _meeting(path, self.patterns) for one in self.patterns[other]}) > _MAX_PATTERNS:
                 raise SchemaProblem("", f"more than {_MAX_PATTERNS} patterns may hold for the same value")
         for path in self.multiples:
             values = {value for other in _meeting(path, self.multiples) for value in self.multiples[other]}

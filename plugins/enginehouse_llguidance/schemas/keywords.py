@@ -104,8 +104,8 @@ KEYWORDS: dict[str, Keyword] = {
     "propertyNames": Keyword(
         "enforced", "one of `pattern`, `format`, `enum`, `const`, lengths; without `properties` and `patternProperties`"
     ),
-    "minProperties": Keyword("enforced", "up to 1, or as far as `required` and `properties` settle it"),
-    "maxProperties": Keyword("enforced", "0, 1, or where all `properties` are required"),
+    "minProperties": Keyword("enforced", "up to 1, of free names, or among up to 64 choices of `properties`"),
+    "maxProperties": Keyword("enforced", "as `minProperties`, or where all `properties` are required"),
     "dependentRequired": Keyword("enforced"),
     "dependentSchemas": Keyword("enforced"),
     "dependencies": Keyword("enforced"),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
+from itertools import combinations
 from typing import Any
 
 from enginehouse_llguidance.automata import AutomatonError, restricted
+from enginehouse_llguidance.schemas.distinct import UNIQUE_NAMES
 from enginehouse_llguidance.schemas.document import REFERENCES, Document, Pointer
 from enginehouse_llguidance.schemas.evaluated import BRANCHING
 from enginehouse_llguidance.schemas.keywords import KEYWORDS
@@ -13,8 +16,9 @@ from enginehouse_llguidance.schemas.places import Place
 from enginehouse_llguidance.schemas.problems import SchemaProblem, join_pointer
 from enginehouse_llguidance.schemas.strings import length, read_pattern, string_keywords
 
-__all__ = ["Prepare", "is_closed_beside", "object_keywords"]
+__all__ = ["Prepare", "absent_names", "counts_of_names", "is_closed_beside", "object_keywords"]
 
+_MAX_CHOICES = 64
 _FURTHER = frozenset({*REFERENCES, "dependencies", "dependentRequired", "dependentSchemas", "minProperties"}) - {"$ref"}
 
 Prepare = Callable[..., Any]
@@ -183,17 +187,38 @@ def _pattern_of_names(names: dict[str, Any], pointer: str) -> str:
 
 
 def _counts(schema: dict[str, Any], keywords: dict[str, Any], required: list[str], place: Place) -> None:
-    """Enforce ``minProperties`` and ``maxProperties`` where names cannot repeat."""
+    """Enforce ``minProperties`` and ``maxProperties`` unless a derived schema does; free names then differ."""
     low = length(schema, "minProperties", place.pointer) if "minProperties" in schema else 0
     high = length(schema, "maxProperties", place.pointer) if "maxProperties" in schema else None
     properties = keywords.get("properties", {})
+    is_free = not properties and not required
     is_closed = keywords.get("additionalProperties") is False and "patternProperties" not in keywords
     if is_closed and low == len(properties) > 0:
         required += [name for name in properties if name not in required]
-    if low > len(required):
-        if low > 1:
-            message = "more than 1 is only supported where required settles it: names that are free may repeat"
+    if low > len(required) and not counts_of_names(schema, low):
+        if low > 1 and not is_free:
+            message = "more than 1 is only supported for free names, or among up to 64 choices of properties"
             raise SchemaProblem(place.at("minProperties"), message)
         keywords["minProperties"] = low
-    if high is not None and not (is_closed and high >= len(properties)):
+    if high is not None and not (is_closed and (high >= len(properties) or absent_names(schema, high))):
         keywords["maxProperties"] = high
+    if keywords.get("minProperties", 0) > 1:
+        keywords[UNIQUE_NAMES] = True
+
+
+def counts_of_names(schema: dict[str, Any], low: int) -> list[tuple[str, ...]]:
+    """Return the choices of so many properties; none if they do not suffice, or are too many."""
+    return _choices(schema, low) if low > 1 else []
+
+
+def absent_names(schema: dict[str, Any], high: int) -> list[tuple[str, ...]]:
+    """Return the choices of properties that are absent if there are at most so many."""
+    properties = schema.get("properties")
+    return _choices(schema, len(properties) - high) if isinstance(properties, dict) and high > 1 else []
+
+
+def _choices(schema: dict[str, Any], count: int) -> list[tuple[str, ...]]:
+    properties = schema.get("properties")
+    if not isinstance(properties, dict) or not 0 < count <= len(properties):
+        return []
+    return list(combinations(properties, count)) if math.comb(len(properties), count) <= _MAX_CHOICES else []

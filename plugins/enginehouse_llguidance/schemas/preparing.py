@@ -217,7 +217,7 @@ class _Preparer:
         if "string" in types:
             keywords |= string_keywords(schema, own.pointer)
             if own.joined is not None and "pattern" in keywords:
-                self.joins.add_pattern(own.joined)
+                self.joins.add_pattern(own.joined, keywords["pattern"])
         if "array" in types:
             keywords |= array_keywords(schema, own, prepare)
         if "object" in types:

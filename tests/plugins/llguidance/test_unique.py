@@ -78,6 +78,26 @@ def test_items_never_repeat_and_the_array_always_ends(
         Draft202012Validator(schema).validate(json.loads(text))
 
 
+NAMES = [
+    {"additionalProperties": {"type": "integer"}, "minProperties": 2, "maxProperties": 4},
+    {"propertyNames": {"pattern": "^[ab]+$"}, "additionalProperties": {"type": "null"}, "minProperties": 3},
+    {"properties": {"a": {}, "b": {}, "c": {}, "d": {}}, "minProperties": 2, "maxProperties": 3},
+    {"properties": {"a": {}, "b": {}, "c": {}}, "maxProperties": 2, "additionalProperties": False},
+]
+
+
+@pytest.mark.parametrize("keywords", NAMES, ids=str)
+def test_names_that_are_counted_never_repeat(
+    compiler: GrammarCompiler, tokenizer: FakeTokenizer, keywords: Any
+) -> None:
+    schema = {"type": "object", **keywords}
+    texts = [written(started(compiler, schema), tokenizer, random.Random(seed)) for seed in range(40)]
+
+    assert any(texts)
+    for text in filter(None, texts):
+        Draft202012Validator(schema).validate(json.loads(text))
+
+
 @pytest.mark.parametrize(
     ("schema", "text"),
     [
@@ -87,13 +107,15 @@ def test_items_never_repeat_and_the_array_always_ends(
             '[[{"a": 1, "b": 2}, {"b": 2, "a": 1}',
         ),
         ({"uniqueItems": True}, '["a", "b", "a"'),
+        ({"uniqueItems": True}, '[{}, "a", "a"'),
+        ({"minProperties": 2}, '{"a": 1, "b": 2, "a"'),
     ],
 )
 def test_an_item_that_equals_an_earlier_one_is_not_accepted(
     compiler: GrammarCompiler, tokenizer: FakeTokenizer, schema: Any, text: str
 ) -> None:
     matcher = started(compiler, schema)
-    with pytest.raises(GenerationFailed, match="uniqueItems: the array has this item already"):
+    with pytest.raises(GenerationFailed, match=r"has this (item|name) already"):
         for token_id in tokenizer.encode(text, special=False):
             matcher.accept(token_id)
 

@@ -114,8 +114,8 @@ def _no_plugins() -> PluginRegistry:
 
 
 def registry_of(backend: TinyBackend) -> PluginRegistry:
-    """No plugin but this backend."""
-    return evolve(_no_plugins(), backends={"tiny": backend})
+    """No plugin but this backend. It counts as our own: its engine runs on the event loop of the test."""
+    return evolve(_no_plugins(), backends={"tiny": backend}, owners={("backends", "tiny"): "tiny"})
 
 
 @contextlib.asynccontextmanager

@@ -1,0 +1,79 @@
+"""Schemas as people have them: nearly all are taken, and what is written under them validates."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from enginehouse.contract.errors import InvalidRequest
+from enginehouse.contract.structured import GrammarCompiler
+from enginehouse.contract.types import Constraint
+from enginehouse_testkit.fake_tokenizer import FakeTokenizer
+
+from .walks import ENFORCED, dialect_of, walk
+from .wild import WILD
+
+REFUSED = {
+    "price in cents": "'/properties/price/multipleOf': 0.01 has no exact binary form",
+    "remote": "'/$ref': 'https://example.org/other.json' is not part of this schema; nothing is fetched",
+}
+
+
+def check(compiler: GrammarCompiler, tokenizer: FakeTokenizer, schema: Any, dialect: Any, seeds: range) -> str:
+    """The reason why a schema is refused, or "" after texts at random validated."""
+    try:
+        grammar = compiler.compile(Constraint(kind="json_schema", text=json.dumps(schema), param="schema"))
+    except InvalidRequest as error:
+        return error.message
+    validator = dialect(schema, format_checker=dialect.FORMAT_CHECKER)
+    texts = {walk(grammar, tokenizer, random.Random(seed), 400) for seed in seeds} - {None}
+    assert texts, schema
+    for text in texts:
+        assert [error.message for error in validator.iter_errors(json.loads(text))] == [], (schema, text)
+    return ""
+
+
+@pytest.mark.parametrize("name", WILD)
+def test_schemas_as_people_have_them_are_taken(compiler: GrammarCompiler, tokenizer: FakeTokenizer, name: str) -> None:
+    reason = check(compiler, tokenizer, WILD[name], Draft202012Validator, range(5))
+
+    assert reason.startswith(f"schema: {REFUSED[name]}" if name in REFUSED else "")
+    assert bool(reason) == (name in REFUSED)
+
+
+def combined(keyword: str) -> Iterator[Any]:
+    """The example of a keyword in each combination with others."""
+    schema, good, _ = ENFORCED[keyword]
+    definitions = {"$defs": schema["$defs"]} if "$defs" in schema else {}
+    if "#" in (schema.get("$ref"), schema.get("items", {}) if isinstance(schema.get("items"), dict) else ""):
+        return
+    yield schema
+    yield {"type": "object", "properties": {"x": schema, "y": {"type": "null"}}, "required": ["x"], **definitions}
+    yield {"type": "array", "items": schema, "maxItems": 3, "uniqueItems": True, **definitions}
+    yield {"anyOf": [schema, {"const": "other"}], **definitions}
+    yield {"allOf": [schema, {"title": "t"}], **definitions}
+    yield {"oneOf": [schema, {"const": {"other": [1]}}], **definitions}
+    yield {"if": {"const": good}, "then": {}, "else": schema, **definitions}
+    yield {"not": {"not": schema}, **definitions}
+    yield {"$ref": "#/$defs/it", "$defs": {"it": schema, **definitions.get("$defs", {})}}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_of_all_combinations_few_are_refused_and_none_is_wrong(
+    compiler: GrammarCompiler, tokenizer: FakeTokenizer
+) -> None:
+    reasons = [
+        check(compiler, tokenizer, schema, dialect_of(keyword), range(12))
+        for keyword in ENFORCED
+        for schema in combined(keyword)
+    ]
+
+    assert len(reasons) > 350
+    refused = [reason for reason in reasons if reason]
+    assert len(refused) <= 0.1 * len(reasons), refused
