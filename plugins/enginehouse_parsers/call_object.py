@@ -114,7 +114,12 @@ class CallObject:
             self._streams = False
             self._finish(parts)
         elif not self.is_started and (self._key in _NAMES | _ARGUMENTS):
-            value = json.loads("".join(self._texts))
+            text = "".join(self._texts)
+            try:
+                value = {} if self._key in _ARGUMENTS and text.startswith("{") else json.loads(text)
+            except (ValueError, RecursionError):  # a number or nesting without bounds
+                self.is_wrong = True
+                return
             if self._key in _ARGUMENTS:
                 self._take_arguments(value, parts)
             else:

@@ -21,6 +21,7 @@ _WHITE = re.compile(r"\s+")
 _WORD_STOPS = re.compile(r"[,\]\})\n(<`\[]|\"")
 _KEY_STOPS = re.compile(r"[\s:=,{}\[\]()'\"<]")
 _CLOSERS = {"{": "}", "[": "]", "(": ")"}
+_LONGEST_NUMBER = 40
 _COMMENTS = {"//": "\n", "/*": "*/", "#": "\n"}
 
 
@@ -51,7 +52,7 @@ class LooseValue(TextReader):
         self.is_done = False
         self._state = self._value
         self._word: list[str] = []
-        self._word_depth = 0
+        self._word_size = self._word_depth = 0
         self._comment = ""
         self._after_comment = self._state
 
@@ -156,7 +157,7 @@ class LooseValue(TextReader):
         if char in ",}])":
             return self._no_value(char, index)
         self._begin_item()
-        self._word, self._word_depth, self._state = [], 0, self._in_word
+        self._word, self._word_size, self._word_depth, self._state = [], 0, 0, self._in_word
         return index
 
     def _push(self, char: str, index: int) -> int:
@@ -324,6 +325,7 @@ class LooseValue(TextReader):
         stop = len(text) if found is None else found.start()
         if stop > index:
             self._word.append(text[index:stop])
+            self._word_size += stop - index
             return stop
         char = text[stop]
         if char in "(" or (char == ")" and self._word_depth):
@@ -332,7 +334,7 @@ class LooseValue(TextReader):
             following = self._at_end(text, index)
             if following is not None:
                 return following
-        elif char == '"' and not json_of_word("".join(self._word)).startswith('"'):
+        elif char == '"' and self._word_size < _LONGEST_NUMBER and json_of_word("".join(self._word))[:1] != '"':
             self._end_word()  # a comma is missing after a number or a literal
             return index
         elif char in '["' or (self._word_depth and char != "\n"):
@@ -341,6 +343,7 @@ class LooseValue(TextReader):
             self._end_word()
             return index
         self._word.append(char)
+        self._word_size += 1
         return index + 1
 
     def _end_word(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 from enginehouse.contract.types import Tool
@@ -93,15 +92,19 @@ class TaggedArguments:
         """Read the name of an argument and the text before its value."""
         size = len(self._start)
         before, has_type, after = self._syntax.key_end.strip().partition(TYPE)
-        type_word = rf"([\w-]*){re.escape(after)}" if has_type else ""
-        between = r"\s*".join(map(re.escape, _PIECES.split(before.strip())))
-        found = re.compile(rf"\s*([^<>\n]*?)\s*{between}{type_word}").match(text, size)
+        first, *more = _PIECES.split(before.strip())
+        end = text.find(first, size, size + _MAX_KEY_CHARS)
+        found = None
+        if end >= 0 and not set(key := text[size:end].strip()) & set("<>\n"):
+            type_word = rf"([\w-]*+){re.escape(after)}" if has_type else ""
+            pattern = r"\s*+".join(map(re.escape, (first, *more))) + type_word
+            found = re.compile(pattern).match(text, end, end + _MAX_KEY_CHARS)
         if found is None:
-            if len(text) < _MAX_KEY_CHARS and not is_last:
+            if len(text) < size + 2 * _MAX_KEY_CHARS and not is_last:
                 return text, False
             return text[size:], True
-        self._key = found[1].strip("\"'")
-        self._begin_value(found[2] if has_type else None, before.strip())
+        self._key = key.strip("\"'")
+        self._begin_value(found[1] if has_type else None, before.strip())
         return text[found.end() :], True
 
     def _begin_value(self, word: str | None, before: str) -> None:
@@ -149,14 +152,7 @@ class TaggedArguments:
             self.out.append('"' if self._is_text else _typed(text, self._types))
 
 
-_JSON_TYPES: tuple[tuple[type, frozenset[str]], ...] = (
-    (bool, frozenset({"boolean"})),
-    (int, frozenset({"integer", "number"})),
-    (float, frozenset({"number"})),
-    (type(None), frozenset({"null"})),
-    (list, frozenset({"array"})),
-    (dict, frozenset({"object"})),
-)
+_TYPES_BY_FIRST = {"{": "object", "[": "array", "t": "boolean", "f": "boolean", "n": "null", '"': "string"}
 
 
 def _typed(text: str, types: set[str]) -> str:
@@ -168,10 +164,10 @@ def _typed(text: str, types: set[str]) -> str:
     value = LooseValue()
     if stripped and not value.finish(stripped).strip():
         written = "".join(piece for piece in value.out if isinstance(piece, str))
-        found = json.loads(written)
-        for kind, names in _JSON_TYPES:
-            if type(found) is kind and names & types:
-                return written
-        if isinstance(found, str) and stripped[:1] in "\"'" and "string" not in types:
+        number = "number" if set(written) & set(".eE") else "integer"
+        found = _TYPES_BY_FIRST.get(written[:1], number)
+        if found != "string" and found in types:
+            return written
+        if found == "string" and stripped[:1] in "\"'" and "string" not in types:
             return written
     return as_json(text)

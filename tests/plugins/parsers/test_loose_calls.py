@@ -174,3 +174,12 @@ WRITTEN: list[tuple[str, str, list[tuple[str, Any]]]] = [
 def test_loose_calls(name: str, text: str, meant: list[tuple[str, Any]]) -> None:
     for pieces in cuts(text):
         assert calls_of(name, pieces) == meant, pieces
+
+
+@pytest.mark.parametrize("value", ["9" * 5000, "[" * 5000])
+def test_values_without_bounds_are_no_failure(value: str) -> None:
+    """In tags, as members of a call, and as its arguments."""
+    tags = f"<tool_call>\n<function=run>\n<parameter=times>\n{value}\n</parameter>\n</function>\n</tool_call>"
+    assert [name for name, _ in told(AnswerParsing(tool_format=FORMATS["qwen3-coder"], tools=TOOLS), [tags])["calls"]]
+    for text in (f'{{"arguments": {value}, "name": "run"}}', f'{{"name": {value}}}'):
+        told(AnswerParsing(tool_format=FORMATS["hermes"], tools=TOOLS), [f"<tool_call>{text}</tool_call>"])
