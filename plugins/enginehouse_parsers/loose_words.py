@@ -39,7 +39,7 @@ def json_of_word(word: str) -> str:
     if _ODD_NUMBER.fullmatch(word):
         try:
             number = int(word, 0) if "x" in word.lower() else float(word) if set(word) & set(".eE") else int(word)
-        except ValueError:
+            return "null" if isinstance(number, float) and not math.isfinite(number) else json.dumps(number)
+        except ValueError:  # Python converts no more than 4,300 digits
             return as_json(word)
-        return "null" if isinstance(number, float) and not math.isfinite(number) else json.dumps(number)
     return as_json(word)

@@ -38,6 +38,7 @@ OBJECTS: list[tuple[str, dict[str, Any]]] = [
     ('{"times": 2.}', {"times": 2.0}),
     ('{"times": .5}', {"times": 0.5}),
     ('{"times": 0x10}', {"times": 16}),
+    ('{"times": 0x' + "f" * 5000 + "}", {"times": "0x" + "f" * 5000}),
     ('{"times": 1_000}', {"times": 1000}),
     ('{"times": NaN}', {"times": None}),
     ('{"command": "say "hi" there"}', {"command": 'say "hi" there'}),
