@@ -138,7 +138,7 @@ class ToolFormat(Protocol):
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """Control tokens of a call, which must stay visible in answers; if the tags are ordinary text, the opening tag."""
+        """Control tokens of a call, to stay visible in answers; if the tags are ordinary text, only the opening tag."""
         ...
 
     def prepare(self, messages: tuple[Message, ...], tools: tuple[Tool, ...]) -> PreparedChat:
