@@ -22,6 +22,7 @@ __all__ = ["HarmonyFormat", "HarmonyReasoningParser", "HarmonySession"]
 
 _MESSAGE = "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>assistant", "<|start|>", "<|channel|>")
+_LAST = ("<|end|>", "<|call|>", "<|return|>")
 _RECIPIENT = re.compile(r"to=(?:functions\.)?([\w.-]+)", re.ASCII)
 _CHANNEL = re.compile(r"(?:<\|channel\|>)?\s*(analysis|commentary|final)")
 _MAX_HEADER_CHARS = 300
@@ -92,7 +93,7 @@ class HarmonySession:
         return parts
 
     def _beginning(self) -> bool:
-        """The prompt ends before a header; an answer in another form has none."""
+        """Before a header, at the start and after each message; an answer in another form has none."""
         text = self._rest.lstrip()
         starts = ("<|channel|>", "<|start|>", "to=")
         if not text or any(start.startswith(text) and start != text for start in starts):
@@ -130,7 +131,7 @@ class HarmonySession:
         if self._is_call:
             self._show("<|call|>")
         self._is_call = self._is_reasoning = False
-        self._state = self._header
+        self._state = self._beginning if tag in _LAST else self._header
         if tag == "<|channel|>":
             self._rest = tag + rest
         return True

@@ -195,7 +195,7 @@ def _is_same(one: ToolSyntax, other: ToolSyntax) -> bool:
 
 def _shown(model: ChatFormat, syntax: ToolSyntax, lines: tuple[str, ...]) -> SyntaxFormat:
     """Return the format; what the examples do not show of calls and results is written as text."""
-    if not model.examples and not model.failures:
+    if not model.examples:
         return SyntaxFormat(syntax, explanation=(syntax.summary, *lines))
     tools_as_text = not takes_tools(model)
     calls_as_text = not _shows(model, "call", "wert_a")

@@ -241,7 +241,10 @@ class ReasoningFormat(Protocol):
         ...
 
     def variables(self, enabled: bool | None, effort: str | None) -> dict[str, Any]:
-        """Return template variables that set reasoning on or off and its effort; None is the default."""
+        """Return template variables that set reasoning on or off and its effort; None is the default.
+
+        Without a switch, ``enabled=False`` may set the lowest effort.
+        """
         ...
 
     def is_open(self, prompt: str) -> bool:

@@ -148,7 +148,7 @@ async def test_check_finds_syntax_errors(patient: Renderer) -> None:
 # --- hostile templates -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("template", [HANGS, "{{ 9 ** (9 ** 9) }}", "{{ 'a' * 10**6 | wordcount }}" + HANGS])
+@pytest.mark.parametrize("template", [HANGS, "{{ 'a' * 10**6 | wordcount }}" + HANGS])
 async def test_a_hanging_template_fails_in_time_and_others_are_served_meanwhile(
     renderer: Renderer, template: str
 ) -> None:

@@ -89,7 +89,7 @@ MODEL = {"source": "fake", "backend": "fake"}
         ),
         (
             {"auth": AuthSettings(authenticators=("parsers",))},
-            "auth.authenticators: unknown authenticator 'parsers': the plugin 'parsers' brings tool parser hermes",
+            "auth.authenticators: unknown authenticator 'parsers': the plugin 'parsers' brings tool parser harmony",
         ),
         (
             {"models": {"m": ModelSettings(**MODEL)}, "router": RouterSettings(strategy="router")},

@@ -14,7 +14,8 @@ from enginehouse_testkit.served import served
 
 TEMPLATE = (
     "{% for t in tools or [] %}{{ t }}{% endfor %}"
-    "{% for m in messages %}[{{ m.role }}:{{ m.name }}:{{ m.tool_call_id }}:{{ m.content }}]{% endfor %}"
+    "{% for m in messages %}[{{ m.role }}:{{ m.name }}:{{ m.tool_call_id }}:{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}({{ c.function.arguments | tojson }}){% endfor %}]{% endfor %}"
     "{% if tools %}<tool_call>\n{'name': 1}</tool_call>{% endif %}"
 )
 SWITCH = "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"

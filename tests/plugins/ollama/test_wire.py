@@ -69,8 +69,11 @@ def test_calls_have_objects_as_arguments(client: httpx.Client) -> None:
     ]
     assert [call["function"] for call in whole["tool_calls"]] == [call["function"] for (call,) in calls]
     assert whole["content"] == "".join(chunk["message"]["content"] for chunk in chunks)
-    cut = chat(client, "caller", tools=[WEATHER], stream=False, options={"num_predict": 60}).json()
-    assert cut["done_reason"] == "length" and "tool_calls" not in cut["message"]
+    cut = chat(client, "caller", tools=[WEATHER], stream=False, options={"num_predict": 30}).json()
+    assert cut["done_reason"] == "length" and "tool_calls" not in cut["message"], "its arguments have not begun"
+    closed = chat(client, "caller", tools=[WEATHER], stream=False, options={"num_predict": 60}).json()
+    (call,) = closed["message"]["tool_calls"]
+    assert closed["done_reason"] == "length" and call["function"]["arguments"] == {"city": "Oslo"}
 
 
 def test_results_of_tools_find_their_calls(client: httpx.Client) -> None:
@@ -85,7 +88,8 @@ def test_results_of_tools_find_their_calls(client: httpx.Client) -> None:
     ]
     answer = client.post("/api/chat", json={"model": "hello", "messages": chatted, "stream": False})
     found = "[tool:g:call_1_1:1][tool:f:call_1_0:1][tool:f:mine:1]"
-    prompt = f"[user:::Hi][assistant:::]{found}[tool::mine:1][tool:f::1][tool:::1]"
+    called = '({"x": 1})({"x": 1})({})'
+    prompt = f"[user:::Hi][assistant:::{called}]{found}[tool::mine:1][tool:f::1][tool:::1]"
 
     assert answer.json()["prompt_eval_count"] == len(prompt)
 
