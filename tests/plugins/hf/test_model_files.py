@@ -57,6 +57,14 @@ def test_pickles_beside_safetensors_are_passed_by(folder: Path, tmp_path: Path) 
     assert not (tmp_path / "ran").exists()
 
 
+def test_a_gguf_in_parts_is_refused(tmp_path: Path) -> None:
+    """Transformers would read the first one, and draw the other weights at random."""
+    (path := tmp_path / "tiny-00001-of-00003.gguf").write_bytes(b"GGUF")
+
+    with pytest.raises(ModelLoadError, match="in several parts"):
+        open_model(path)
+
+
 def test_pickled_weights_are_read_for_whoever_trusts_them(folder: Path) -> None:
     from safetensors.torch import load_file
 
