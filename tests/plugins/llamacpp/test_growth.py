@@ -56,11 +56,19 @@ def test_sentencepiece(gemma_path: Path, special: bool) -> None:
 
 
 @pytest.mark.parametrize("name", ["<|im_end|>", "<|im_end|>a", "<|im_start|><|im_end|>"])
-def test_many_control_tokens(smollm_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_control_tokens(smollm_path: Path, name: str) -> None:
     """As many as llama.cpp, asked at once, needs seconds for."""
     tokenizer = open_tokenizer(smollm_path)
 
-    assert_near_linear(lambda size: hostile_text(name, size), lambda text: tokenizer.encode(text, True), 40_000)
+    assert_near_linear(lambda size: hostile_text(name, size), lambda text: tokenizer.encode(text, True), 100_000)
+
+
+def test_many_control_tokens_at_once_take_quadratic_time(smollm_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the test above can fail."""
+    tokenizer = open_tokenizer(smollm_path)
     monkeypatch.setattr(special_splits, "TOKENS_PER_PIECE", 10**9)
+
     with pytest.raises(AssertionError, match="grows faster"):
-        assert_near_linear(lambda size: hostile_text(name, size), lambda text: tokenizer.encode(text, True), 40_000)
+        assert_near_linear(
+            lambda size: hostile_text("<|im_end|>", size), lambda text: tokenizer.encode(text, True), 40_000
+        )
