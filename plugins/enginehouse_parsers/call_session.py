@@ -303,6 +303,8 @@ class CallSession:
     def _head(self) -> bool:
         """Expect the name of a function and what follows it."""
         start = len(self._rest) - len(self._rest.lstrip("\"':"))
+        if start >= _MAX_HEAD_CHARS:
+            return self._give_up()
         run = _RUN.match(self._rest, start)
         if run is None:
             if start == len(self._rest) and not self._is_last:
@@ -347,7 +349,7 @@ class CallSession:
             token = self._token_at(tokens, white)
             if token:
                 is_marked = is_marked or token in self._syntax.after_name
-                if self._syntax.kind == "tagged" and token == self._syntax.after_name[-1]:
+                if self._syntax.kind == "tagged" and (token,) == self._syntax.after_name[-1:]:
                     return white + len(token), True
                 end = white + len(token)
                 continue
