@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
+
+from attrs import define, field
 
 from enginehouse_llguidance.schemas.problems import SchemaProblem, join_pointer
 from enginehouse_llguidance.schemas.values import key_of
@@ -24,6 +27,7 @@ UNIQUE_NAMES = "x-unique-names"
 
 _ENDLESS = ("*", "+", ",}")
 _MAX_DEPTH = 16
+_MAX_LOOKED_AT = 200_000
 _MANY = 1_000_000  # no answer has as many items
 
 
@@ -49,13 +53,98 @@ def check_distinct(parts: Sequence[tuple[str, Any]], definitions: Mapping[str, A
         if low > 1 and any(count_values(one, definitions) < (low if len(needed) == 1 else math.inf) for one in needed):
             message = f"there may be fewer than the {low} different items that minItems asks for"
             raise SchemaProblem(join_pointer(pointer, ["uniqueItems"]), message)
-    for pointer, part in parts:
+    together = _Together(definitions)
+    for pointer, part in parts if arrays else ():
+        if isinstance(part, dict) and any(key in part for key in ("allOf", "anyOf", "$ref")):
+            together.check(pointer, part)
         if isinstance(part, dict) and "anyOf" in part:
             kinds = {kind for option in part["anyOf"] for kind in _arrays(option, definitions, 0)}
             if kinds == {True, False}:
                 message = "uniqueItems is not supported where another branch allows an array with equal items"
                 raise SchemaProblem(pointer, message)
     return bool(arrays or objects)
+
+
+@define
+class _Together:
+    """Check of arrays whose keywords are in several schemas: of ``allOf``, ``anyOf`` and references.
+
+    Attributes:
+        room: number of schemas that may still be looked at, in all combinations of branches.
+    """
+
+    definitions: Mapping[str, Any]
+    room: int = _MAX_LOOKED_AT
+    counts: dict[int, float] = field(factory=dict)
+
+    def check(self, pointer: str, part: Mapping[str, Any]) -> None:
+        """Raise SchemaProblem if an array at a part may run out of different items."""
+        if not self._is_unique(pointer, part):
+            return
+        least: dict[tuple[Any, ...], tuple[int, list[Any]]] = {}
+        for schemas in self._combinations(pointer, part):
+            if not any(UNIQUE in one for one in schemas) or not all(
+                "array" in one.get("type", "array") for one in schemas
+            ):
+                continue
+            for one in schemas:
+                self._check_contained(pointer, one)
+            low = max(one.get("minItems", 0) for one in schemas)
+            items = [one["items"] for one in schemas if one.get("items", True) not in (True, {})]
+            # Branches that differ in nothing but their least number of items, as those of contains: one is enough.
+            key = (*map(id, items), None, *(one["maxItems"] for one in schemas if "maxItems" in one))
+            least[key] = min(least.get(key, (low, items)), (low, items), key=itemgetter(0))
+        for low, items in least.values():
+            is_one = all(item == items[0] for item in items)
+            if low > 1 and items and low > (self._count(items[0]) if is_one else 1):
+                message = f"there may be fewer than the {low} different items that minItems asks for"
+                raise SchemaProblem(join_pointer(pointer, ["uniqueItems"]), message)
+
+    def _check_contained(self, pointer: str, schema: Mapping[str, Any]) -> None:
+        """Check a branch of ``contains``, which asks for several items of one schema."""
+        asked = [item for item in schema.get("prefixItems", ())[: schema.get("minItems", 0)] if item is not True]
+        if len(asked) > 1 and all(item == asked[0] for item in asked) and len(asked) > self._count(asked[0]):
+            message = f"there may be fewer than the {len(asked)} different items that are asked for, as by minContains"
+            raise SchemaProblem(join_pointer(pointer, ["uniqueItems"]), message)
+
+    def _count(self, schema: Any) -> float:
+        if id(schema) not in self.counts:
+            self.counts[id(schema)] = count_values(schema, self.definitions)
+        return self.counts[id(schema)]
+
+    def _inner(self, schema: Mapping[str, Any]) -> list[list[Any]]:
+        """Return the schemas at the same value, one list of alternatives for each keyword."""
+        referred = [[self.definitions[schema["$ref"].rpartition("/")[2]]]] if "$ref" in schema else []
+        options = [schema["anyOf"]] if "anyOf" in schema else []
+        return [*([one] for one in schema.get("allOf", ())), *referred, *options]
+
+    def _is_unique(self, pointer: str, part: Any) -> bool:
+        waiting, found = [part], set[int]()
+        while waiting:
+            one = waiting.pop()
+            if isinstance(one, dict) and id(one) not in found:
+                self._spend(pointer, 1)
+                found.add(id(one))
+                if UNIQUE in one:
+                    return True
+                waiting += [inner for group in self._inner(one) for inner in group]
+        return False
+
+    def _combinations(self, pointer: str, schema: Any) -> list[list[Mapping[str, Any]]]:
+        """Return the schemas that apply to a value together, for each choice of branches."""
+        if not isinstance(schema, dict):
+            return [[]]
+        found: list[list[Mapping[str, Any]]] = [[schema]]
+        for group in self._inner(schema):
+            others = [way for one in group for way in self._combinations(pointer, one)]
+            self._spend(pointer, len(found) * sum(map(len, others)) + len(others) * sum(map(len, found)))
+            found = [[*one, *other] for one in found for other in others]
+        return found
+
+    def _spend(self, pointer: str, number: int) -> None:
+        self.room -= number
+        if self.room < 0:
+            raise SchemaProblem(pointer, "uniqueItems is not supported beside too many combinations of schemas")
 
 
 def count_values(schema: Any, definitions: Mapping[str, Any], depth: int = 0) -> float:
@@ -77,7 +166,9 @@ def count_values(schema: Any, definitions: Mapping[str, Any], depth: int = 0) ->
     return max(_count_of(name, schema, definitions, depth) for name in ([named] if isinstance(named, str) else named))
 
 
-def _count_of(name: str, schema: Mapping[str, Any], definitions: Mapping[str, Any], depth: int) -> float:
+def _count_of(  # noqa: PLR0911 - one per form
+    name: str, schema: Mapping[str, Any], definitions: Mapping[str, Any], depth: int
+) -> float:
     if name in ("null", "boolean"):
         return 1 if name == "null" else 2
     if name in ("integer", "number"):
@@ -85,10 +176,13 @@ def _count_of(name: str, schema: Mapping[str, Any], definitions: Mapping[str, An
         span = schema.get("maximum", math.inf) - schema.get("minimum", -math.inf)
         return math.inf if span >= _MANY * step else max(1.0, span // step)
     if name == "string":
-        pattern = schema.get("pattern")
-        return math.inf if pattern is None or any(one in pattern for one in _ENDLESS) else 1
+        if "pattern" not in schema:
+            return math.inf if schema.get("maxLength", 1) > 0 else 1
+        is_endless = any(one in schema["pattern"] for one in _ENDLESS) and "maxLength" not in schema
+        return math.inf if is_endless else 1
     if name == "array":
-        return count_values(schema.get("items", True), definitions, depth + 1) if schema.get("maxItems", 1) > 0 else 1
+        first = [*schema.get("prefixItems", ()), schema.get("items", True)][0]
+        return count_values(first, definitions, depth + 1) if schema.get("maxItems", 1) > 0 else 1
     if "patternProperties" in schema or "maxProperties" in schema:
         return 1
     counts = [

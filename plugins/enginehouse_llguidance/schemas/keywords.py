@@ -89,7 +89,10 @@ KEYWORDS: dict[str, Keyword] = {
     "additionalItems": Keyword("enforced", "beside the array form of `items`"),
     "minItems": Keyword("enforced"),
     "maxItems": Keyword("enforced"),
-    "uniqueItems": Keyword("enforced", "in arguments of enforced calls where there is at most one item"),
+    "uniqueItems": Keyword(
+        "enforced",
+        "where the items asked for never run out of values; in arguments of enforced calls of one item at most",
+    ),
     "contains": Keyword("enforced", "the items asked for are among the first 8"),
     "minContains": Keyword("enforced", "up to 8, with `maxContains` up to 4"),
     "maxContains": Keyword("enforced", "where the complement of `contains` is supported (see `not`)"),

@@ -34,6 +34,19 @@ def loop(**fields: Any) -> dict[str, Any]:
     }
 
 
+FEW = [  # fewer than four values
+    {"type": "string", "maxLength": 0},
+    {"type": "string", "pattern": "^a*$", "maxLength": 2},
+    {"type": "array", "prefixItems": [{"const": 1}], "maxItems": 1},
+]
+FEW_TOGETHER: list[dict[str, Any]] = [  # number and kind of the items are asked for by different schemas
+    {"allOf": [{"minItems": 3, "items": {"enum": [1, 2]}}]},
+    {"allOf": [{"minItems": 3, "items": {"minimum": 1}}], "items": {"type": "integer", "maximum": 2}},
+    {"items": {"type": "boolean"}, "anyOf": [{"minItems": 3}, {"minItems": 4}]},
+    {"$ref": "#/$defs/booleans", "minItems": 3, "$defs": {"booleans": {"items": {"type": "boolean"}}}},
+    {"items": {"enum": [1, 2, 3]}, "contains": {"const": 1}, "minContains": 2},
+    {"items": {"const": 1}, "contains": {"type": "integer"}, "minContains": 2},
+]
 REFUSED: list[tuple[Any, str]] = [
     # Keywords without a grammar, wherever they stand
     ({"properties": {"a": {"not": {"patternProperties": {"^a": {}}}}}}, "'/properties/a/not': the complement of"),
@@ -48,6 +61,9 @@ REFUSED: list[tuple[Any, str]] = [
     ({"allOf": [{"anyOf": [{}, {}, {}]}] * 4, "unevaluatedItems": False}, "'/unevaluatedItems': is not supported"),
     ({"uniqueItems": True, "items": {"type": "boolean"}, "minItems": 3}, "'/uniqueItems': there may be fewer"),
     ({"anyOf": [{"type": "array", "uniqueItems": True}, {"items": {"type": "null"}}]}, "uniqueItems is not supported"),
+    *(({"uniqueItems": True, "items": items, "minItems": 4}, "'/uniqueItems': there may be fewer") for items in FEW),
+    *(({"type": "array", "uniqueItems": True, **keywords}, "there may be fewer than the") for keywords in FEW_TOGETHER),
+    ({"allOf": [{"uniqueItems": True}, *[{"anyOf": [{}] * 12}] * 5]}, "beside too many combinations"),
     ({"type": "array", "uniqueItems": 1, "maxItems": 1}, "'/uniqueItems': must be true or false"),
     # Malformed values
     ({"type": "strnig"}, "'/type': 'strnig' is not a type"),

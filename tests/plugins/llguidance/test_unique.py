@@ -60,6 +60,9 @@ UNIQUE = [
     },
     {"items": {"type": "array", "uniqueItems": True, "items": {"type": "integer", "minimum": 0, "maximum": 2}}},
     {"items": {"type": "integer", "minimum": 0, "maximum": 5}, "contains": {"const": 3}},
+    {"items": {"enum": [1, 2, 3, 4]}, "contains": {"enum": [1, 2]}, "minContains": 2},
+    {"allOf": [{"minItems": 3, "items": {"enum": [1, 2, 3]}}]},
+    {"items": {"type": "boolean"}, "anyOf": [{"minItems": 1}, {"minItems": 2}]},
     {"prefixItems": [{"enum": ["a", "b"]}, {"enum": ["a"]}], "items": {"enum": ["c", "a"]}},
     {},
 ]
