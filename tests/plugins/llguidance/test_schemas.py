@@ -103,7 +103,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"$ref": "#/$defs/none"}, "does not exist"),
     ({"$ref": "http://localhost:1/schema"}, "nothing is fetched"),
     ({"$ref": "other.json#/a"}, "nothing is fetched"),
-    ({"$ref": "#anchor", "$defs": {"a": {"$anchor": "other"}}}, "there is not an anchor 'anchor'"),
+    ({"$ref": "#anchor", "$defs": {"a": {"$anchor": "other"}}}, "this schema has no anchor 'anchor'"),
     ({"items": {"$dynamicRef": "#a", "$id": "b"}, "$defs": {"c": {"$id": "c", "$dynamicAnchor": "a"}}}, "nowhere"),
     ({"$ref": "#"}, "refers to itself without end"),
     ({"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{}, {"$ref": "#/$defs/b"}]}, "b": {"$ref": "#"}}}, "without end"),
