@@ -27,7 +27,6 @@ import contextlib
 import hashlib
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from enum import Enum
-from functools import partial
 
 import msgspec
 
@@ -151,6 +150,10 @@ _PAUSE_FACTOR = 2.0
 _MAX_PAUSE_S = 60.0
 
 
+def _known() -> Refusal:
+    return RequestKillsWorker(_KNOWN)
+
+
 class Culprits:
     """Culprits of one model.
 
@@ -162,7 +165,7 @@ class Culprits:
         self._clock = clock
         self._found: dict[bytes, tuple[float, Callable[[], Refusal]]] = {}  # oldest first
 
-    def add(self, work: Work, refuse: Callable[[], Refusal] = partial(RequestKillsWorker, _KNOWN)) -> None:
+    def add(self, work: Work, refuse: Callable[[], Refusal] = _known) -> None:
         """Add a work item: a worker died in its isolation run.
 
         Args:
