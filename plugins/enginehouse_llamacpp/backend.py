@@ -34,7 +34,8 @@ class LlamaCppBackend:
     def match(self, source: ModelSource) -> Match:
         """Return a high match for GGUF files, detected by their magic bytes."""
         if source.path is None or not source.path.is_file():
-            return Match(0.0, "not a file")
+            is_folder = source.path is not None and source.path.is_dir()
+            return Match(0.0, "a folder without GGUF files" if is_folder else "not a file")
         if not is_gguf(source.path):
             return Match(0.0, "not a GGUF file")
         problem = find_problem(source.path)

@@ -1,4 +1,4 @@
-"""Limit of the length of numbers: a model at a loss writes digits until the answer is cut.
+"""Limit of the length of numbers: a model may repeat digits until the answer is cut.
 
 17 digits and an exponent say everything about a number of 64 bits. Exponents have at most two digits, so that no reader
 takes the number for infinity.

@@ -76,4 +76,4 @@ STRING_FORMATS: dict[str, str] = {
     "uri-template": f"(?:/(?:{_PATH_CHAR}|\\{{[A-Za-z][A-Za-z0-9_]{{0,20}}\\}})+)+",
     "uuid": f"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}",
 }
-"""Expression of each format name. Other formats ask for nothing."""
+"""Expression of each format name. Other formats have no effect."""

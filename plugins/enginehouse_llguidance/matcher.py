@@ -19,7 +19,7 @@ __all__ = ["JsonRules", "LlguidanceGrammar", "LlguidanceMatcher"]
 
 @frozen(eq=False)
 class JsonRules:
-    """Rules for JSON that no grammar says.
+    """Rules for JSON that a grammar cannot express.
 
     Attributes:
         tokens: the vocabulary.

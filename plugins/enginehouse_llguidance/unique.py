@@ -1,4 +1,4 @@
-"""Enforces ``uniqueItems``, which a grammar cannot say: forbids the tokens that would complete an equal item.
+"""Enforces ``uniqueItems``, which a grammar cannot express: forbids the tokens that would complete an equal item.
 
 The follower reads the JSON as it is written. While an item of such an array is written, the tokens that would complete
 one that the array has already are removed from the mask, and so are those after which only such tokens remain: the text

@@ -54,7 +54,7 @@ def constraint_of(syntax: ToolSyntax, tools: Sequence[Tool], parallel: bool, ans
     if answer == "any":
         param = next(f"{tool.param}.strict" for tool in tools if tool.strict)
         marker = syntax.first_marker
-        if not marker or ("<|" in marker and not _MARKERS.fullmatch(marker)):  # control tokens are no text
+        if not marker or ("<|" in marker and not _MARKERS.fullmatch(marker)):  # control tokens are not text
             said = "this model's calls can only be checked with the tool_choice 'required' or a named function"
             raise UnsupportedParameter(f"{param}: {said}", param)
         return compose(_talk_or_call(syntax, _only_strict(tools), parallel), param)

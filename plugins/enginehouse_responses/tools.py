@@ -128,7 +128,7 @@ class Toolbox:
         if choice in ("auto", "none", "required"):
             return choice, None, False
         if not isinstance(choice, dict):
-            raise invalid("tool_choice", "must be 'none', 'auto', 'required' or an object")
+            raise invalid("tool_choice", f"must be 'none', 'auto', 'required' or an object, not {quoted(choice)}")
         node = Node(choice, "tool_choice")
         kind = node.text("type")
         if kind in ("function", "custom"):

@@ -236,7 +236,7 @@ def _keywords() -> str:
 
 def _formats() -> str:
     texts, numbers = (", ".join(f"`{name}`" for name in sorted(names)) for names in (STRING_FORMATS, NUMBER_FORMATS))
-    neutral = "Others ask for nothing; unknown ones are listed as ignored."
+    neutral = "Others have no effect; unknown ones are listed as ignored."
     return f"{texts}. Of numbers: {numbers}.\n{neutral}\n"
 
 

@@ -230,7 +230,9 @@ class ModelNotFound(RequestError):
     """No model is served under that name."""
 
     def __init__(self, model: str) -> None:
-        super().__init__(f"The model {quoted(model)} does not exist on this server.", "model")
+        super().__init__(
+            f"The model {quoted(model)} does not exist on this server; its models are listed at /v1/models.", "model"
+        )
         self.model = model
         self.fields = {"model": model}
 

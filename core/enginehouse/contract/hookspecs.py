@@ -20,7 +20,7 @@ An exception in the hook is recorded as the plugin's load error; other plugins a
 Errors of registered objects: any exception, ``SystemExit`` included, and any result of a wrong type is logged with its
 traceback (the first one of each place in a minute; of the others, the request's line) and counted in
 ``enginehouse_plugin_failures_total``. Where a request fails, its client sees the plugin's name and what was wrong with
-a result, never an exception. A :class:`~enginehouse.contract.errors.RequestError` is
+a result, never an exception. Errors of :class:`~enginehouse.contract.errors.RequestError` and its subclasses are
 the client's mistake: a 400 with its ``param``.
 """
 

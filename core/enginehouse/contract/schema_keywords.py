@@ -1,6 +1,6 @@
-"""Names of JSON Schema's keywords, and the search for members of a schema that are none.
+"""Names of JSON Schema's keywords, and the search for members of a schema that are not keywords.
 
-By the standard an unknown member is an annotation: it asks for nothing. A request with one is accepted, and it
+By the standard an unknown member is an annotation, without effect on validation. A request with one is accepted, and it
 is listed in ``X-Enginehouse-Ignored``, with a hint if it looks like a misspelt keyword.
 """
 

@@ -299,6 +299,6 @@ def _guard_at(candidate: Any) -> Guard | None:
 
 
 def _location(function: Callable[..., Any] | None) -> str:
-    """Return the file and line of a function, in brackets."""
+    """Return the file and line of a function, in parentheses."""
     code = getattr(inspect.unwrap(function), "__code__", None) if function is not None else None
     return f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""

@@ -232,7 +232,7 @@ class ModelWork:
         else:
             culprit.refusal = PluginFailed(f"{_blamed(call)}, twice with this request.", call.plugin, call.kind)
             text = f"{_blamed(call)}, with an equal request; for ten minutes it is not tried again."
-            self._culprits.add(culprit, PluginFailed(text, call.plugin, call.kind))
+            self._culprits.add(culprit, partial(PluginFailed, text, call.plugin, call.kind))
         for work in self._works:
             if work.refusal is None and not work.num_tokens:
                 work.refusal = self._culprits.refusal(work)

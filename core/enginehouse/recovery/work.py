@@ -150,6 +150,10 @@ _PAUSE_FACTOR = 2.0
 _MAX_PAUSE_S = 60.0
 
 
+def _known() -> Refusal:
+    return RequestKillsWorker(_KNOWN)
+
+
 class Culprits:
     """Culprits of one model.
 
@@ -159,14 +163,17 @@ class Culprits:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._found: dict[bytes, tuple[float, Refusal]] = {}  # oldest first
+        self._found: dict[bytes, tuple[float, Callable[[], Refusal]]] = {}  # oldest first
 
-    def add(self, work: Work, refusal: Refusal | None = None) -> None:
-        """Add a work item: a worker died in its isolation run. Equal ones get ``refusal``, or a general one."""
-        refusal = refusal or RequestKillsWorker(_KNOWN)
+    def add(self, work: Work, refuse: Callable[[], Refusal] = _known) -> None:
+        """Add a work item: a worker died in its isolation run.
+
+        Args:
+            refuse: creates the error of an equal one; each gets its own, as a raised error keeps its frames.
+        """
         for key in _blame(work):
             self._found.pop(key, None)
-            self._found[key] = self._clock(), refusal
+            self._found[key] = self._clock(), refuse
         while len(self._found) > _MAX_REMEMBERED:
             del self._found[next(iter(self._found))]
 
@@ -176,7 +183,7 @@ class Culprits:
             return None  # the usual case: no keys are computed
         begin_s = self._clock() - _REMEMBERED_S
         found = (self._found[key] for key in _keys(work) if key in self._found)
-        return next((refusal for found_s, refusal in found if found_s > begin_s), None)
+        return next((refuse() for found_s, refuse in found if found_s > begin_s), None)
 
 
 class Offences:

@@ -37,7 +37,7 @@ class Document:
         root: its JSON.
 
     Attributes:
-        is_early: draft 7 or earlier, where keywords beside ``$ref`` ask for nothing.
+        is_early: draft 7 or earlier, where keywords beside ``$ref`` have no effect.
         known: what was derived from its schemas, by subject and pointer: schemas may be referred to many times. A
             SchemaProblem if it cannot be derived, or is being derived.
     """
@@ -133,7 +133,7 @@ class Document:
             elif isinstance(value, list) and step.isascii() and step.isdecimal() and int(step[:9]) < len(value):
                 value = value[int(step)]
             else:
-                raise SchemaProblem(place, f"{pointer[:100]!r} leads nowhere")
+                raise SchemaProblem(place, f"{pointer[:100]!r} does not exist in this schema")
         return value
 
     def _find(self, reference: str, pointer: str, place: str) -> str:
@@ -148,11 +148,13 @@ class Document:
             try:
                 self.at(found, place)
             except SchemaProblem:
-                raise SchemaProblem(place, f"{reference[:100]!r} leads nowhere") from None
+                raise SchemaProblem(place, f"{reference[:100]!r} does not exist in this schema") from None
             return found
         anchor = self._anchors.get((uri, fragment))
         if anchor is None:
-            raise SchemaProblem(place, f"{reference[:100]!r} leads nowhere: there is not an anchor {fragment[:60]!r}")
+            raise SchemaProblem(
+                place, f"{reference[:100]!r} does not exist: this schema has no anchor {fragment[:60]!r}"
+            )
         return anchor
 
     def _base_of(self, pointer: str) -> str:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 
+from enginehouse.contract.errors import RequestKillsWorker
 from enginehouse.contract.types import Constraint, EngineRequest, SamplingParams, Segment, StopParams
 from enginehouse.recovery.work import (
     _FIRST_PAUSE_S,
@@ -53,6 +57,25 @@ def test_text_that_killed_is_known_at_every_address_and_for_every_caller():
         assert culprits.refusal(chat(f"{LONG} \n", sampling=SamplingParams(seed=7, temperature=1.5), priority=3))
         assert culprits.refusal(chat("hi", LONG, "and then?", caller="bob")), "a later turn of the conversation"
         assert not culprits.refusal(question(f"{LONG}!"))
+
+
+def test_refusals_keep_nothing_of_the_refused():
+    """A raised error keeps its frames, and what is in them."""
+    culprits, refused = Culprits(Clock()), []
+    culprits.add(question("bad"))
+
+    def ask() -> None:
+        work = question("bad")
+        refused.append(weakref.ref(work))
+        refusal = culprits.refusal(work)
+        assert refusal is not None
+        raise refusal
+
+    for _ in range(3):
+        with pytest.raises(RequestKillsWorker):
+            ask()
+    gc.collect()
+    assert not any(work() for work in refused)
 
 
 def test_short_texts_are_refused_to_their_caller_only():

@@ -276,7 +276,7 @@ def _give_up(exchange: Exchange, record: AccessRecord) -> None:
 
 
 def _note_annotations(call: Decoded[Any], constraint: Constraint) -> None:
-    """List the members of a schema that ask for nothing as ignored."""
+    """List the unknown members and formats of a schema as ignored."""
     with suppress(ValueError, RecursionError):  # not JSON: the compiler refuses it
         for path in find_unknown_keywords(json.loads(constraint.text), constraint.param):
             call.ignore(path)

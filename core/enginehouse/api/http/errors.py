@@ -220,9 +220,12 @@ def _retry_headers(error: EnginehouseError, status: int) -> tuple[tuple[str, str
     return (("retry-after", str(max(1, math.ceil(seconds)))),)
 
 
+_NO_ADDRESS = "There is nothing at this address. Check the path; OpenAI clients need a base URL that ends in /v1."
+
+
 def _describe_http(error: HTTPException) -> ErrorAnswer:
     """Describe errors raised by Litestar itself: routing, body size, broken clients."""
-    message = "There is nothing at this address." if error.status_code == 404 else error.detail
+    message = _NO_ADDRESS if error.status_code == 404 else error.detail
     headers: dict[str, Any] = dict(error.headers or {})
     if error.status_code == 405:
         allowed = {*_allowed(headers), "OPTIONS"}

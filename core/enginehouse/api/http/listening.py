@@ -7,6 +7,7 @@ is loaded.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import ssl
@@ -132,7 +133,8 @@ def _open_port(host: str, port: int, path: str) -> socket.socket:
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
-        raise ConfigError(f"cannot listen on {host}:{port} ({path}): {error.strerror}", path) from error
+        advice = "; choose another port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else ""
+        raise ConfigError(f"{path}: cannot listen on {host}:{port}: {error.strerror}{advice}", path) from error
     listener.setblocking(False)
     return listener
 

@@ -116,7 +116,9 @@ def _read_choice(choice: Any) -> tuple[_Mode, _Named | None]:
     if choice in ("auto", "none", "required"):
         return choice, None
     if not isinstance(choice, dict):
-        raise InvalidRequest("tool_choice: must be 'none', 'auto', 'required', or an object", "tool_choice")
+        raise InvalidRequest(
+            f"tool_choice: must be 'none', 'auto', 'required', or an object, not {quoted(choice)}", "tool_choice"
+        )
     if choice.get("type") == "allowed_tools":
         return _read_allowed(choice.get("allowed_tools"), "tool_choice.allowed_tools")
     if choice.get("type") != "function":

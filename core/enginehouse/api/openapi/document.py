@@ -90,7 +90,12 @@ _EXAMPLES_OF_ERRORS: dict[int, tuple[str, str | None, str, str]] = {
     400: ("temperature: must be <= 2: 3.0", "temperature", "invalid_request_error", "invalid_value"),
     401: ("A valid API key is needed.", None, "invalid_request_error", "invalid_api_key"),
     403: ("Web pages of that origin may not call this server.", None, "invalid_request_error", "origin_not_allowed"),
-    404: ("The model 'x' does not exist on this server.", "model", "invalid_request_error", "model_not_found"),
+    404: (
+        "The model 'x' does not exist on this server; its models are listed at /v1/models.",
+        "model",
+        "invalid_request_error",
+        "model_not_found",
+    ),
     413: ("The request body is too long.", None, "invalid_request_error", "body_too_large"),
     415: ("The request body must be JSON in UTF-8.", None, "invalid_request_error", "unsupported_media_type"),
     429: ("The queue of this model is full.", None, "overloaded_error", "queue_full"),
