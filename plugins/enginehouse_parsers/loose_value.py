@@ -207,7 +207,7 @@ class LooseValue(TextReader):
             return self._close(char, index)
         if char == ",":
             return index + 1
-        if char == "*":
+        if char == "*" and not (self._splits and len(self._stack) == 1):  # members of a call are not spread
             if len(text) < index + 2 and not self._is_last:
                 return MORE
             self._state = self._in_spread

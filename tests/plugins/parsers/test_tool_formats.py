@@ -129,6 +129,8 @@ DAMAGED = [
     ("hermes", '<tool_call>{"name": "now", "arguments": "[1]"}</tool_call>', '{"name": "now", "arguments": "[1]"}'),
     ("hermes", '<tool_call>{"arguments": {}}</tool_call>', '{"arguments": {}}'),
     ("hermes", "<tool_call></tool_call>", ""),
+    ("hermes", '<tool_call>{**{"a": 1}}</tool_call>', '{**{"a": 1}}'),
+    ("hermes", '{**{"name": "now"}}', '{**{"name": "now"}}'),
     ("hermes", "Hm </tool_call> yes <tool_call>", "Hm  yes"),
     ("hermes", "cut <tool_ca", "cut"),
     ("llama3", '{"name": "unknown", "parameters": {}}', '{"name": "unknown", "parameters": {}}'),
