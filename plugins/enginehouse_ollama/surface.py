@@ -65,10 +65,11 @@ def _requests(
 async def _change(call: Call, kind: _Kind, keep_alive: float | None) -> Reply:
     """Load, unload or pin a model, if the caller may; others are told that this had no effect."""
     name = known_name(call, call.body.model)
-    reason = "unload" if keep_alive == 0 else "load"
+    reason = "load"
     if _may_manage(call):
         if keep_alive == 0:
             await call.server.unload(name)
+            reason = "unload"
         else:
             await call.server.load(name)
             if keep_alive is not None and not (keep_alive < 0 and _pin(call, name)):

@@ -6,13 +6,12 @@ its arguments have started; until then the text may still turn out to be prose.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 from typing import Any
 
 from enginehouse.contract.parsers import CallArguments, CallFinished, CallStarted, ToolPart
 from enginehouse_parsers.loose_value import LooseValue
-from enginehouse_parsers.value_writer import END_OF_MEMBER, Member
+from enginehouse_parsers.value_writer import END_OF_MEMBER, Member, as_json, read_json
 
 __all__ = ["CallObject", "object_text"]
 
@@ -116,8 +115,8 @@ class CallObject:
         elif not self.is_started and (self._key in _NAMES | _ARGUMENTS):
             text = "".join(self._texts)
             try:
-                value = {} if self._key in _ARGUMENTS and text.startswith("{") else json.loads(text)
-            except (ValueError, RecursionError):  # a number or nesting without bounds
+                value = {} if self._key in _ARGUMENTS and text.startswith("{") else read_json(text)
+            except ValueError:  # a number or nesting without bounds
                 self.is_wrong = True
                 return
             if self._key in _ARGUMENTS:
@@ -148,7 +147,7 @@ class CallObject:
         if isinstance(value, str):
             text = object_text(value)
         elif isinstance(value, dict):
-            text = "".join(self._texts) if self._key in _ARGUMENTS else json.dumps(value)
+            text = "".join(self._texts) if self._key in _ARGUMENTS else as_json(value)
         else:
             text = "{}" if value is None else None
         if text is None:

@@ -305,12 +305,12 @@ class CallSession:
         start = len(self._rest) - len(self._rest.lstrip("\"':"))
         if start >= _MAX_HEAD_CHARS:
             return self._give_up()
-        run = _RUN.match(self._rest, start)
+        run = _RUN.match(self._rest, start, start + _MAX_HEAD_CHARS)
         if run is None:
             if start == len(self._rest) and not self._is_last:
                 raise _MoreNeeded
             return self._give_up()
-        if run.end() == len(self._rest) and not self._is_last and len(self._rest) < _MAX_HEAD_CHARS:
+        if run.end() == len(self._rest) < start + _MAX_HEAD_CHARS and not self._is_last:
             raise _MoreNeeded
         name = run[0] if run[0] in self._tools else run[0].removeprefix("functions.")
         if ID in self._syntax.before_calls and name not in self._tools:
@@ -343,9 +343,9 @@ class CallSession:
         is_marked = False
         tokens = (*self._syntax.after_name, *_FENCES)
         while end < _MAX_HEAD_CHARS:
-            white = end_of_white(self._rest, end)
+            white = self._end_of_gap(end)
             if self._rest[white : white + 1] in ("'", '"'):
-                white = end_of_white(self._rest, white + 1)
+                white = self._end_of_gap(white + 1)
             token = self._token_at(tokens, white)
             if token:
                 is_marked = is_marked or token in self._syntax.after_name
@@ -366,15 +366,19 @@ class CallSession:
             raise _MoreNeeded
         return end, is_marked
 
+    def _end_of_gap(self, start: int) -> int:
+        """Return where white space inside a head ends; more than a head may have ends it as well."""
+        return min(end_of_white(self._rest, start), start + _MAX_HEAD_CHARS)
+
     def _opening(self, end: int) -> str:
         """Return what follows a head: a bracket or a marker; "" if it is something else.
 
         Raises:
             _MoreNeeded: it has not arrived.
         """
-        start = end_of_white(self._rest, end)
+        start = self._end_of_gap(end)
         if start == len(self._rest):
-            if not self._is_last and start - end < _MAX_HEAD_CHARS:
+            if not self._is_last:
                 raise _MoreNeeded
             return ""
         char = self._rest[start]

@@ -16,12 +16,13 @@ from typing import Any
 from attrs import frozen
 
 from enginehouse.contract.parsers import AnswerText, ChatFormat, ReasoningPart, ReasoningSession, ReasoningText
-from enginehouse_parsers.tags import is_remnant, split_at_tag
+from enginehouse_parsers.tags import end_of_white, is_remnant, split_at_tag, token_at
 
 __all__ = ["HarmonyFormat", "HarmonyReasoningParser", "HarmonySession"]
 
 _MESSAGE = "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>assistant", "<|start|>", "<|channel|>")
+_BEGINNINGS = ("<|channel|>", "<|start|>", "to=")
 _LAST = ("<|end|>", "<|call|>", "<|return|>")
 _RECIPIENT = re.compile(r"to=(?:functions\.)?([\w.-]+)", re.ASCII)
 _CHANNEL = re.compile(r"(?:<\|channel\|>)?\s*(analysis|commentary|final)")
@@ -71,6 +72,7 @@ class HarmonySession:
 
     def __init__(self, is_open: bool) -> None:
         self._rest = ""  # unread text
+        self._num_white = 0  # number of leading white space characters seen so far
         self._parts: list[ReasoningPart] = []
         self._is_reasoning = is_open
         self._is_call = False
@@ -86,7 +88,12 @@ class HarmonySession:
 
     def flush(self, is_cut: bool) -> Sequence[ReasoningPart]:
         """See :class:`enginehouse.contract.parsers.ReasoningSession`."""
-        if self._state == self._beginning or (self._state == self._body and not is_remnant(self._rest, is_cut)):
+        text = self._rest.lstrip()
+        if self._state == self._header:  # only what begins without a marker may be no header
+            is_text = text.startswith("to=") and "<|" not in text and not is_cut
+        else:
+            is_text = not (text.startswith("<") and is_remnant(text, is_cut))
+        if is_text:
             self._show(self._rest)
         self._rest = ""
         parts, self._parts = self._parts, []
@@ -94,27 +101,32 @@ class HarmonySession:
 
     def _beginning(self) -> bool:
         """Before a header, at the start and after each message; an answer in another form has none."""
-        text = self._rest.lstrip()
-        starts = ("<|channel|>", "<|start|>", "to=")
-        if not text or any(start.startswith(text) and start != text for start in starts):
+        start = self._num_white = end_of_white(self._rest, self._num_white, is_json=False)
+        text = self._rest[start:]
+        if not text or any(begin.startswith(text) and begin != text for begin in _BEGINNINGS):
             return False
-        self._state = self._header if text.startswith(starts) else self._body
+        self._num_white = 0
+        if text.startswith(_BEGINNINGS):
+            self._rest, self._state = text, self._header
+        else:
+            self._state = self._body
         return True
 
     def _header(self) -> bool:
         """From the end of a message to the beginning of the next one's content."""
-        header, tag, rest = self._rest.partition(_MESSAGE)
-        if not tag:
-            if len(header) > _MAX_HEADER_CHARS:
-                self._begin("", header)
-                self._rest, self._state = header, self._body
-                return True
+        longest = _MAX_HEADER_CHARS + len(_MESSAGE)
+        header, tag, _ = self._rest[:longest].partition(_MESSAGE)
+        if not tag and len(self._rest) < longest:
             return False
-        self._rest, self._state = rest, self._body
-        self._begin(header, rest)
+        self._state = self._body
+        if tag:
+            self._rest = self._rest[len(header) + len(tag) :]
+            self._begin(header)
+        else:  # text; without its first marker, which would begin a header again
+            self._rest = self._rest[len(token_at(self._rest, 0, _ENDS, is_last=True) or "") :]
         return True
 
-    def _begin(self, header: str, rest: str) -> None:
+    def _begin(self, header: str) -> None:
         channel, recipient = _CHANNEL.search(header), _RECIPIENT.search(header)
         self._is_call = recipient is not None and recipient[1] not in ("assistant", "user")
         self._is_reasoning = channel is not None and channel[1] == "analysis" and not self._is_call

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import lru_cache
 
@@ -22,7 +23,7 @@ _UNICODE_ESCAPE = re.compile(r"\\u[0-9a-fA-F]{4}", re.ASCII)
 _LONGEST_ESCAPE = 110
 
 
-class TextReader(ValueWriter):
+class TextReader(ValueWriter, ABC):
     """The states inside a text; :class:`enginehouse_parsers.loose_value.LooseValue` has the others.
 
     Args:
@@ -43,13 +44,13 @@ class TextReader(ValueWriter):
         self._is_last = False
         self._raw: list[str] = []  # read since an end marker in a text
 
+    @abstractmethod
     def _colon(self, text: str, index: int) -> int:
         """State after a key."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _complete(self) -> None:
         """End a value."""
-        raise NotImplementedError
 
     @property
     def _is_in_call(self) -> bool:

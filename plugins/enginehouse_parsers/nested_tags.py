@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
 from enginehouse_parsers.json_schemas import types_of
+from enginehouse_parsers.value_writer import read_json
 
 __all__ = ["read_nested"]
 
@@ -56,6 +56,6 @@ def _plain(text: str, schema: dict[str, Any]) -> Any:
     if "type" not in schema or "string" in types:
         return text
     try:
-        return json.loads(text)
+        return read_json(text)
     except ValueError:
         return text

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+from typing import Any
 
 from attrs import define, frozen
 
-__all__ = ["END_OF_MEMBER", "Container", "Member", "ValueWriter", "as_json"]
+__all__ = ["END_OF_MEMBER", "Container", "Member", "ValueWriter", "as_json", "read_json"]
 
-_JSON_WHITE = re.compile(r"[ \t\n\r]*")
+_OTHER_WHITE = re.compile(r"[^ \t\n\r]")
 
 
 @frozen
@@ -67,10 +69,10 @@ class ValueWriter:
             self._emit(text)
 
     def _space(self, text: str) -> None:
-        """Write white space between values as it is, except around keyword arguments."""
+        """Write white space between values, except around keyword arguments; what JSON does not allow as spaces."""
         if not self._stack or self._stack[-1].is_call or self._stack[-1].is_spread:
             return
-        text = text if _JSON_WHITE.fullmatch(text) else " "
+        text = _OTHER_WHITE.sub(" ", text)
         if self._comma:
             self._gap.append(text)
         elif not self._splits or len(self._stack) > 1:
@@ -123,3 +125,20 @@ def as_json(value: object) -> str:
     """Return a value as JSON text that can be sent: lone surrogates are replaced."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     return text.encode("utf-8", "replace").decode()
+
+
+def read_json(text: str) -> Any:
+    """Return the value of JSON text; numbers beyond those that JSON can write again are None.
+
+    Raises:
+        ValueError: it is not JSON, or nested too deeply.
+    """
+    try:
+        return json.loads(text, parse_float=_finite, parse_constant=lambda _: None)
+    except RecursionError as error:
+        raise ValueError("the value is nested too deeply") from error
+
+
+def _finite(text: str) -> float | None:
+    number = float(text)
+    return number if math.isfinite(number) else None

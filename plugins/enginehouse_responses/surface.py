@@ -72,8 +72,9 @@ class ResponsesSurface:
         return None if self._kept is None else self._kept.store
 
     def error(self, error: ErrorAnswer) -> Reply:
-        """Return OpenAI's error object."""
-        body = {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}
+        """Return OpenAI's error object. What is wrong with a chat as a whole is wrong with ``input``."""
+        param = "input" if error.param == "messages" else error.param
+        body = {"message": error.message, "type": error.kind, "param": param, "code": error.code}
         return Reply({"error": body})
 
     def _routes(self, path: str) -> list[Route]:

@@ -65,6 +65,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
         "script": ModelSettings(source=source, backend="scripted", chat_template=str(folder / "t.jinja")),
         "fake": ModelSettings(source="fake", backend="fake", slots=8, options={"step_delay_s": 0.02}),
         "plain": repeating,
+        "gaps": evolve(repeating, options={"infill_tokens": ["<prefix>", "<suffix>", "<middle>"]}, defaults={}),
         "drafted": evolve(repeating, drafters=(DrafterSettings(name="prompt-lookup", options={"min_match": 1}),)),
         "slow": ModelSettings(source=write_script(folder / "l.json", [{"delay_s": 0.5}, "late"]), backend="scripted"),
     }
@@ -178,7 +179,8 @@ class Surface:
         answer = client.post(self.path, json=body, headers={"x-enginehouse-details": "true"})
         assert answer.status_code == 200, answer.text
         assert "x-enginehouse-ignored" not in answer.headers
-        assert answer.json()["enginehouse"]["timings_ms"]["total"] > 0
+        times = answer.json()["enginehouse"]["timings_ms"]
+        assert 0 < times["first_token"] <= times["total"]
         assert answer.headers.get("x-octomil-routed-model") == ("script" if model == "auto" else None)
         self.read(said, answer.json())
         return said.done()
@@ -442,6 +444,27 @@ def test_texts_are_routed_as_chats_are(client: httpx.Client, name: str, stream: 
     surface = SURFACES[name]
 
     assert surface.ask(client, "auto", stream=stream) == surface.ask(client, "script", stream=stream)
+
+
+def test_a_gap_is_filled_equally(client: httpx.Client) -> None:
+    """Other files and ``prompt`` come before the gap."""
+    file, options = {"filename": "x.py", "text": "one"}, {"temperature": 0, "num_predict": 8}
+    usual = {"prompt": "x.py\none\ndef f", "suffix": "return 4", "temperature": 0, "max_tokens": 8}
+    parts = {"input_extra": [file], "input_prefix": "def", "prompt": " f", "input_suffix": "return 4"}
+
+    def ask(path: str, **body: Any) -> Any:
+        answer = client.post(path, json={"model": "gaps", "stream": False, **body})
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    expected = ask("/v1/completions", **usual)
+    text, num_tokens = expected["choices"][0]["text"], expected["usage"]["prompt_tokens"]
+    infill = ask("/infill", **parts, temperature=0, n_predict=8)
+    generated = ask("/api/generate", prompt=usual["prompt"], suffix=usual["suffix"], options=options)
+
+    assert num_tokens > ask("/v1/completions", **{**usual, "suffix": None})["usage"]["prompt_tokens"] + 8
+    assert (infill["content"], infill["tokens_evaluated"]) == (text, num_tokens)
+    assert (generated["response"], generated["prompt_eval_count"]) == (text, num_tokens)
 
 
 @pytest.mark.parametrize("name", SURFACES)

@@ -102,7 +102,9 @@ def test_the_member_is_there_only_when_asked_for(client: httpx.Client) -> None:
 def test_a_wrong_header_is_named(client: httpx.Client) -> None:
     response = client.post("/v1/chat/completions", json=CHAT, headers={"X-Enginehouse-Details": "maybe"})
 
-    assert response.status_code == 400 and response.json()["error"]["param"] == "X-Enginehouse-Details"
+    error = response.json()["error"]
+    assert response.status_code == 400 and error["param"] == "X-Enginehouse-Details"
+    assert error["message"] == "X-Enginehouse-Details: must be true or false, not 'maybe'"
 
 
 def test_a_setting_asks_for_all_and_a_header_can_decline(reporting: httpx.Client) -> None:
@@ -197,9 +199,10 @@ def test_times_and_savings(client: httpx.Client) -> None:
     told = details(client, **fields)
     times = told["timings_ms"]
 
-    assert set(times) == {"render", "tokenize", "queue", "prefill", "decode", "total"}
+    assert set(times) == {"load", "render", "tokenize", "queue", "prefill", "first_token", "decode", "total"}
     assert all(0 <= value <= times["total"] for value in times.values())
     assert 0 < times["prefill"] + times["decode"] <= times["total"]
+    assert times["prefill"] <= times["first_token"]
     assert told["optimizations"]["cached_tokens"] > 50
     assert told["tokens_per_second"]["decode"] > 0
 

@@ -247,7 +247,9 @@ def test_keep_alive_loads_unloads_and_pins_for_admins_only(client: httpx.Client)
         return "hello" in {model["name"] for model in client.get("/api/ps").json()["models"]}
 
     assert asked().json()["done_reason"] == "load" and is_loaded()
-    assert asked(BOB, keep_alive=0).headers["x-enginehouse-ignored"] == "keep_alive" and is_loaded()
+    ignored = asked(BOB, keep_alive=0)
+    assert ignored.headers["x-enginehouse-ignored"] == "keep_alive" and is_loaded()
+    assert ignored.json()["done_reason"] == "load"  # nothing was unloaded
     assert asked(keep_alive=0).json()["done_reason"] == "unload" and not is_loaded()
     loaded = client.post("/api/chat", json={"model": "hello", "messages": [], "keep_alive": "-1m"})
     assert loaded.json()["message"] == {"role": "assistant", "content": ""} and is_loaded()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from enginehouse.contract.parsers import ChatFormat, ReasoningParser, ToolParser
+from enginehouse_parsers.harmony import HarmonyReasoningParser
 from enginehouse_parsers.think import ThinkParser
 from enginehouse_testkit.reasoning_parser_contract import ReasoningParserContract
 from enginehouse_testkit.tool_parser_contract import ToolParserContract
@@ -45,3 +46,12 @@ class TestThink(ReasoningContract):
 
 class TestThinkWithOtherTags(ReasoningContract):
     model = ChatFormat("{{ c.split('[/THINK]') }}")
+
+
+class TestHarmony(ReasoningParserContract):
+    model = ChatFormat("<|channel|>analysis<|message|>")
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def reasoning_parser(cls) -> ReasoningParser:
+        return HarmonyReasoningParser()

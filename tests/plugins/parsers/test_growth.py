@@ -8,6 +8,7 @@ import pytest
 
 from enginehouse.contract.parsers import ChatFormat
 from enginehouse.pipeline.answer_parser import AnswerParsing
+from enginehouse_parsers.harmony import HarmonyReasoningParser
 from enginehouse_parsers.think import ThinkParser
 from enginehouse_testkit.growth import assert_near_linear
 from enginehouse_testkit.hostile_texts import HOSTILE_UNITS, hostile_text
@@ -15,6 +16,7 @@ from enginehouse_testkit.hostile_texts import HOSTILE_UNITS, hostile_text
 from .answers import FORMATS, TOOLS
 
 THINK = ThinkParser().bind(ChatFormat(""))
+HARMONY = HarmonyReasoningParser().bind(ChatFormat(""))
 OPENINGS = {
     "text": "",
     "hermes": '<tool_call>\n{"name": "say", "arguments": {"text": "',
@@ -23,6 +25,7 @@ OPENINGS = {
     "tagged": "<|python_tag|>",
     "mistral": '[TOOL_CALLS] [{"name": "say", "arguments": {"text": "',
     "named": "[TOOL_CALLS]say[ARGS]",
+    "name": "[TOOL_CALLS]say",
     "list": '[say(text="',
     "call": "[say(",
     "bracket": "[",
@@ -59,7 +62,7 @@ READS = {
     "hermes": ["text", "hermes", "hermes object", "behind a call", "behind a tagged call"],
     "llama3": ["llama3", "tagged", "bracket"],
     "mistral": ["mistral"],
-    "mistral-named": ["named"],
+    "mistral-named": ["named", "name"],
     "pythonic": ["list", "call", "bracket", "behind a call in a list"],
     "qwen3-coder": ["tagged text", "tagged name", "tagged key", "tagged number"],
 }
@@ -84,6 +87,18 @@ def test_calls(format_name: str, opening: str) -> None:
 def test_reasoning(opening: str, is_open: bool) -> None:
     parsing = AnswerParsing(reasoning=THINK, reasoning_is_open=is_open, tool_format=FORMATS["hermes"], tools=TOOLS)
     for name, unit in UNITS.items():
+        assert_near_linear(
+            lambda size, unit=unit: opening + hostile_text(unit, size),
+            partial(parse, parsing, step=3),
+            2000,
+            f"parsing {name}",
+        )
+
+
+@pytest.mark.parametrize("opening", ["", "<|channel|>", "<|start|>", "<|channel|>analysis<|message|>a<|end|>"])
+def test_channels(opening: str) -> None:
+    parsing = AnswerParsing(reasoning=HARMONY, tool_format=FORMATS["harmony"], tools=TOOLS)
+    for name, unit in {**UNITS, "channels": "<|channel|>", "starts": "<|start|>", "ends": "<|end|>"}.items():
         assert_near_linear(
             lambda size, unit=unit: opening + hostile_text(unit, size),
             partial(parse, parsing, step=3),

@@ -49,6 +49,10 @@ LAMP = ("set_lamp", '{"on": true, "level": 3}')
         (" to=functions.now<|channel|>commentary json<|message|>{}", "", "", [("now", "{}")]),
         ("<|channel|>commentary to=functions.now<|message|>", "", "", [("now", "{}")]),
         ("no channel at all", "no channel at all", "", []),
+        ("to=be or not", "to=be or not", "", []),
+        ("<|channel|>" + "a" * 400, "a" * 400, "", []),  # longer than a header is
+        ("<|channel|>" + "a" * 285 + "<|message|>b", "b", "", []),
+        ("Hm.<|channel|><|channel|>" + "a " * 200 + "<|message|>b", "Hm." + "a " * 200 + "b", "", []),
         ("<|channel|>analysis<|message|>cut", "", "cut", []),
     ],
 )

@@ -177,10 +177,23 @@ def test_loose_calls(name: str, text: str, meant: list[tuple[str, Any]]) -> None
         assert calls_of(name, pieces) == meant, pieces
 
 
-@pytest.mark.parametrize("value", ["9" * 5000, "[" * 5000])
+def refused(constant: str) -> None:
+    raise AssertionError(f"{constant} is not JSON")
+
+
+@pytest.mark.parametrize("value", ["9" * 5000, "[" * 5000, "NaN", "1e999"])
 def test_values_without_bounds_are_no_failure(value: str) -> None:
-    """In tags, as members of a call, and as its arguments."""
-    tags = f"<tool_call>\n<function=run>\n<parameter=times>\n{value}\n</parameter>\n</function>\n</tool_call>"
-    assert [name for name, _ in told(AnswerParsing(tool_format=FORMATS["qwen3-coder"], tools=TOOLS), [tags])["calls"]]
-    for text in (f'{{"arguments": {value}, "name": "run"}}', f'{{"name": {value}}}'):
-        told(AnswerParsing(tool_format=FORMATS["hermes"], tools=TOOLS), [f"<tool_call>{text}</tool_call>"])
+    """In tags, nested in tags, as members of a call, and as its arguments; what comes out is JSON."""
+    at = "]<]minimax[>["
+    texts = [
+        ("qwen3-coder", f"<tool_call>\n<function=run>\n<parameter=times>\n{value}\n</parameter>\n</function>"),
+        ("minimax-m3", f'{at}<tool_call>{at}<invoke name="run">{at}<sizes>{at}<item>{value}{at}</item>{at}</sizes>'),
+        ("hermes", f'<tool_call>{{"function": {{"name": "run", "arguments": {{"a": {value}}}}}}}</tool_call>'),
+        ("hermes", f'<tool_call>{{"arguments": {value}, "name": "run"}}</tool_call>'),
+        ("hermes", f'<tool_call>{{"name": {value}}}</tool_call>'),
+    ]
+    tools = (*TOOLS, make_tool("run", sizes={"type": "array", "items": {"type": "number"}}))
+    calls = [told(AnswerParsing(tool_format=FORMATS[name], tools=tools), [text])["calls"] for name, text in texts]
+    assert [[name for name, _ in made] for made in calls[:2]] == [["run"], ["run"]]
+    for _, arguments in (call for made in calls for call in made if "[[[" not in value):  # deeper than Python reads
+        json.loads(arguments, parse_constant=refused, parse_int=str)

@@ -150,10 +150,32 @@ def test_damaged_calls_are_text_without_tags(same_however_cut: Check, name: str,
     assert said["content"].strip() == content
 
 
+LONG_HEADS = [
+    ("atem", "<atem:function_calls>" + '"' * 399 + "say</atem:function_calls>"),
+    ("kimi-k2", "<|tool_call_begin|>" + "i" * 500 + "<|tool_call_begin|>functions.now:0"),
+    ("mistral-named", "[TOOL_CALLS]now" + " " * 500 + "{}"),
+    ("functionary-v3.2", ">>>now" + " " * 500 + "{}"),
+    ("pythonic", "[now" + " " * 500 + "()]"),
+]
+
+
+@pytest.mark.parametrize(("name", "text"), LONG_HEADS)
+def test_a_head_beyond_what_is_held_back_is_the_same_however_it_is_cut(
+    same_however_cut: Check, name: str, text: str
+) -> None:
+    same_however_cut(parsing(name), text)
+
+
 LATE = [
     ("hermes", '<tool_call>{"name": "say", "arguments": {"text": n}}</tool_call>Hm', [("say", '{"text": "n"}')], "Hm"),
     ("hermes", '<tool_call>{"name": "say", "arguments": {"text": "cut', [("say", '{"text": "cut"}')], ""),
     ("hermes", '<tool_call>{"name": "now", "arguments": {}} rubbish</tool_call>', [EMPTY], ""),
+    (
+        "hermes",
+        '<tool_call>{"name": "say", "arguments": {\n\u2028"text":\xa0"a"}}</tool_call>',
+        [("say", '{\n "text": "a"}')],
+        "",
+    ),
     ("llama3", '{"name": "say", "parameters": {"text": nope}}', [("say", '{"text": "nope"}')], ""),
     ("mistral-named", '[TOOL_CALLS]say[ARGS]{"text": nope}', [("say", '{"text": "nope"}')], ""),
     ("mistral-named", "[TOOL_CALLS]now[ARGS]", [EMPTY], ""),

@@ -154,7 +154,8 @@ def test_truncation_drops_the_oldest_turns(client: Client) -> None:
     output = {"type": "function_call_output", "call_id": "c", "output": "x" * 300}
     items: list[dict[str, Any]] = [{"role": "user", "content": "a"}, call, output, {"role": "user", "content": "b"}]
 
-    assert client.refused("small", items)["code"] == "context_length_exceeded"
+    refused = client.refused("small", items)
+    assert (refused["code"], refused["param"]) == ("context_length_exceeded", "input")
     assert client.refused("small", items, truncation="disabled")["code"] == "context_length_exceeded"
     short = client.create("small", items, truncation="auto")
     assert short["usage"]["input_tokens"] == client.create("small", items[3:])["usage"]["input_tokens"]

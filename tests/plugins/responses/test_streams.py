@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from openai import OpenAI
 
 from .harness import WEATHER, Client
 
@@ -50,3 +51,26 @@ def test_a_stream_and_a_whole_response_have_the_same_items(client: Client, model
 
     assert plain(stream.last["output"]) == plain(whole["output"])
     assert stream.last["usage"] == whole["usage"]
+
+
+@pytest.mark.parametrize(
+    ("model", "kinds"),
+    [
+        ("say", ["message"]),
+        ("calls", ["message", "function_call", "function_call"]),
+        ("fast", ["reasoning", "function_call"]),
+        ("patch", ["custom_tool_call"]),
+    ],
+)
+def test_openai_s_sdk_accumulates_every_stream(client: Client, model: str, kinds: list[str]) -> None:
+    """Each environment has one of its two majors; newer versions raise where an event contradicts an earlier one."""
+    tools: list[Any] = [WEATHER | {"strict": False}, {"type": "custom", "name": "apply_patch"}]
+    with (
+        OpenAI(base_url=f"{client.http.base_url}/v1", api_key="unused", max_retries=0) as sdk,
+        sdk.responses.stream(model=model, input="hi", tools=tools) as stream,
+    ):
+        *_, last = stream
+        final = stream.get_final_response()
+
+    assert last.type == "response.completed" and [item.type for item in final.output] == kinds
+    assert [item.to_dict() for item in final.output] == [item.to_dict() for item in last.response.output]

@@ -11,7 +11,7 @@ from attrs import frozen
 from enginehouse.api.generation.assembly import Assembly
 from enginehouse.api.generation.decoding import Decoded
 from enginehouse.api.generation.reports import shown_reports
-from enginehouse.contract.errors import InvalidRequest
+from enginehouse.contract.errors import InvalidRequest, quoted
 from enginehouse.contract.rows import RequestField
 from enginehouse.contract.usage import USAGE_FIELDS, Usage
 from enginehouse.pipeline.parameters import Origin, Parameters
@@ -112,7 +112,8 @@ def asks_for_details(headers: Iterable[tuple[bytes, bytes]], by_default: bool) -
         return by_default
     wanted = _VALUES.get(value.strip().lower())
     if wanted is None:
-        raise InvalidRequest("X-Enginehouse-Details: must be true or false", "X-Enginehouse-Details")
+        shown = quoted(value.decode("latin-1"))
+        raise InvalidRequest(f"X-Enginehouse-Details: must be true or false, not {shown}", "X-Enginehouse-Details")
     return wanted
 
 
@@ -163,7 +164,7 @@ class AnswerDetails:
     def _timings_ms(self) -> dict[str, float]:
         """Return the time of each stage; with several prompts, the longest one."""
         total = self.assembly.total()
-        stages = ("render", "tokenize", "queue", "prefill", "decode", "total")
+        stages = ("load", "render", "tokenize", "queue", "prefill", "first_token", "decode", "total")
         return {stage: round(1000 * float(getattr(total, f"{stage}_s")), 3) for stage in stages}
 
     def _speeds(self) -> dict[str, float | None]:
