@@ -19,7 +19,7 @@ from enginehouse.contract.exit_policy import ExitOutput
 from enginehouse.engine.scheduler import Batch, Scheduler
 from enginehouse.engine.sequence import ActiveRequest, Sequence
 from enginehouse.plugins import Guard
-from enginehouse.plugins.guard import PASSED
+from enginehouse.plugins.guard import passed
 
 _log = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ def _attempt(runner: Runner, batch: Batch, guard: Guard, reads_all: bool = False
     guard.enter("forward")
     try:
         return _collect(batch, runner.forward(batch.spans), runner, guard, reads_all)
-    except PASSED:
+    except passed():
         raise
     except BaseException as error:  # noqa: BLE001 - any exception of a library, panics included
         return error

@@ -7,8 +7,8 @@ guard.
 A guarded call
 
 - lets errors of the contract pass: a :class:`RequestError` is the client's mistake;
-- turns any other exception, ``SystemExit`` included, into :class:`PluginFailed`, which names the plugin and nothing
-  else; the traceback is in the log, once per plugin, kind, place and minute;
+- turns any other exception, ``SystemExit`` included (see :func:`passed`), into :class:`PluginFailed`, which names the
+  plugin and nothing else; the traceback is in the log, once per object, place and minute;
 - checks the type of the result (``results``);
 - warns, once a minute, if it takes longer than it should.
 
@@ -23,6 +23,7 @@ import asyncio
 import inspect
 import logging
 import re
+import signal
 import threading
 import time
 from collections import Counter
@@ -36,14 +37,11 @@ from attrs import define, evolve, field, frozen
 from enginehouse.contract.errors import EnginehouseError, PluginFailed
 from enginehouse.plugins.call_notes import CallNotes, NotedCall
 from enginehouse.plugins.plugin_loops import PluginLoop, PluginLoops
-from enginehouse.plugins.threads import Abandoned, PluginThreads
+from enginehouse.plugins.threads import Abandoned, PluginThreads, caller_has_left
 
 _log = logging.getLogger("enginehouse.plugins")
 
 _T = TypeVar("_T")
-
-PASSED = (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit, Abandoned)
-"""Exceptions that are never a plugin's failure: they end the task, the process, the generator or an abandoned call."""
 
 _OWN_PACKAGES = re.compile(r"enginehouse(_\w+)?(\.|$)")
 _OWN_DISTRIBUTIONS = ("enginehouse", "enginehouse_testkit")
@@ -52,6 +50,31 @@ current_request: ContextVar[Callable[[], str] | None] = ContextVar("current_requ
 """Returns the id of the request that the current task of the server works on."""
 
 _LOG_EVERY_S = 60.0
+
+
+def passed(*errors: type[EnginehouseError]) -> tuple[type[BaseException], ...]:
+    """Return the exceptions that are no failure of a plugin in the current thread, ``errors`` among them.
+
+    Tasks and their generators end where an event loop runs, nested calls once their caller has left. Ctrl-C raises
+    ``KeyboardInterrupt`` in the main thread, and not in a server or a worker, which have other handlers.
+    """
+    has_left = caller_has_left.get()
+    if _has_event_loop() or (has_left is not None and has_left()):
+        ends: tuple[type[BaseException], ...] = (asyncio.CancelledError, GeneratorExit, Abandoned)
+    else:
+        ends = (Abandoned,)
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        return (*errors, *ends, KeyboardInterrupt)
+    return (*errors, *ends)
+
+
+def _has_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 @define(eq=False)
@@ -203,7 +226,7 @@ class Guard:
         self.enter(place)
         try:
             return function(*arguments)
-        except (*PASSED, EnginehouseError):
+        except passed(EnginehouseError):
             raise
         except BaseException as error:
             raise self.failed(place, error) from error
@@ -258,7 +281,7 @@ class Guard:
         self.enter(place)
         try:
             yield
-        except (*PASSED, passes):
+        except passed(passes):
             raise
         except BaseException as error:
             raise self.failed(place, error) from error

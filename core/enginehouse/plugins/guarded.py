@@ -34,7 +34,7 @@ from enginehouse.contract.router import ChecksModels, Router
 from enginehouse.contract.sampler import SamplerPlugin
 from enginehouse.contract.structured import Grammar, GrammarCompiler, StructuredDecoder
 from enginehouse.contract.surface import Surface
-from enginehouse.plugins.guard import PASSED, Guard, plain
+from enginehouse.plugins.guard import Guard, passed, plain
 from enginehouse.plugins.results import Expectation
 
 _T = TypeVar("_T")
@@ -218,7 +218,7 @@ def _method(interface: type[Any], declared: type[Any], name: str, is_bounded: bo
     result = get_type_hints(function)["return"]
     expectation = Expectation(result, is_share=name == "match" and result is float)
     inner = result if isinstance(result, type) and result in _GUARDED else None
-    passed, check = _passed(interface), _CHECKS.get((interface, name))
+    errors, check = _passed_errors(interface), _CHECKS.get((interface, name))
 
     def finish(self: _Guarded, value: Any, arguments: tuple[Any, ...]) -> Any:
         guard = self._enginehouse_guard
@@ -234,7 +234,7 @@ def _method(interface: type[Any], declared: type[Any], name: str, is_bounded: bo
         guard.enter(name)
         try:
             value = getattr(self._enginehouse_object, name)(*arguments, **named)
-        except passed:
+        except passed(*errors):
             raise
         except BaseException as error:
             raise guard.failed(name, error) from error
@@ -245,7 +245,7 @@ def _method(interface: type[Any], declared: type[Any], name: str, is_bounded: bo
     async def call_async(self: _Guarded, *arguments: Any, **named: Any) -> Any:
         try:
             value = await getattr(self._enginehouse_object, name)(*arguments, **named)
-        except passed:
+        except passed(*errors):
             raise
         except BaseException as error:
             raise self._enginehouse_guard.failed(name, error) from error
@@ -304,10 +304,10 @@ def _in_thread(
     return in_thread
 
 
-def _passed(interface: type[Any]) -> tuple[type[BaseException], ...]:
-    """Return the exceptions of an interface that are propagated unchanged."""
+def _passed_errors(interface: type[Any]) -> tuple[type[EnginehouseError], ...]:
+    """Return the errors of an interface that are propagated unchanged."""
     if interface in _NOTHING_PASSES:
-        return PASSED
+        return ()
     if interface in _ONLY_REQUEST_ERRORS:
-        return (*PASSED, RequestError, ConfigError, PluginFailed)
-    return (*PASSED, EnginehouseError)
+        return (RequestError, ConfigError, PluginFailed)
+    return (EnginehouseError,)

@@ -93,6 +93,8 @@ class PluginLoops:
         call = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(run_there(), chosen.loop))
         try:
             await asyncio.wait((call, chosen.failure), return_when=asyncio.FIRST_COMPLETED)
+            if call.cancelled() and not chosen.is_over.is_set():
+                raise self.guard.mistake(place, "raised CancelledError, although nothing has cancelled it")
             if call.done():
                 return call.result()
             raise chosen.failure.result()

@@ -1,7 +1,7 @@
 """A plugin that breaks at a chosen place, of every kind; the fixtures of this folder install it as ``flaky_kit``.
 
-The file ``$FLAKY_DEED`` says where and how, as in ``router.route raise``: the method raises, exits, ends its process,
-returns a wrong type, is slow, or hangs until the file says something else.
+The file ``$FLAKY_DEED`` says where and how, as in ``router.route raise``: the method raises, exits, interrupts,
+ends its process, returns a wrong type, is slow, or hangs until the file says something else.
 """
 
 import functools
@@ -45,6 +45,8 @@ def act(place):
         raise InvalidRequest("flaky_step: at most 3 words", "flaky_step")
     if deed == "exit":
         sys.exit(3)
+    if deed == "interrupt":
+        raise KeyboardInterrupt
     if deed == "end":
         os._exit(7)
     if deed == "slow":

@@ -37,11 +37,16 @@ compressor = { method = "flaky", min_tokens = 0 }
 """
 AUTO = {"model": "auto"}
 
-DEEDS = ("raise", "type", "exit", "slow", "hang")
+DEEDS = ("raise", "type", "exit", "interrupt", "slow", "hang")
 
 PLACES = [
     Place(
-        name="router.route", fields=AUTO, outcome="goes on", slow_ms=10, deeds=DEEDS, quick=("raise", "type", "slow")
+        name="router.route",
+        fields=AUTO,
+        outcome="goes on",
+        slow_ms=10,
+        deeds=DEEDS,
+        quick=("raise", "type", "interrupt", "slow"),
     ),
     Place(name="compressor.compress", fields={"compression": True}, outcome="goes on"),
     Place(name="preparer.prepare_request", fields={"flaky_prepare": True}, owner="flaky_preparer", deeds=DEEDS),

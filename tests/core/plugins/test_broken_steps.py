@@ -37,11 +37,11 @@ DRAFTED, EXITS = {"model": "drafted"}, {"model": "exits"}
 NO_RESULT = ("raise", "exit", "slow", "end", "hang")
 NAMED = "plugin_failed"
 FATAL = {"ended": NAMED, "is_remembered": True}
-ALL = ("raise", "type", "exit", "slow", "end", "hang")
+ALL = ("raise", "type", "exit", "interrupt", "slow", "end", "hang")
 
 PLACES = [
     Place(name="sampler.create", fields=STEP),
-    Place(name="sampler.its step", fields=STEP, deeds=ALL),
+    Place(name="sampler.its step", fields=STEP, deeds=ALL, quick=("raise", "type", "interrupt")),
     Place(name="logits processor.create", fields=PROCESS, owner="flaky_processor"),
     Place(name="logits processor.process", fields=PROCESS, owner="flaky_processor", deeds=ALL, quick=(*ALL[:2], "end")),
     Place(name="structured decoder.compile", fields=CHOICE, code="invalid_value"),

@@ -122,6 +122,34 @@ async def test_error_of_a_call_is_raised_as_it_is(guard: Guard) -> None:
         await PluginThreads(guard).run(PLACE, fail, 60.0)
 
 
+QUITS = [KeyboardInterrupt, SystemExit, asyncio.CancelledError, StopIteration]
+
+
+@pytest.mark.parametrize("quits", [*QUITS, GeneratorExit])
+async def test_function_that_quits_fails_by_name(quits: type[BaseException]) -> None:
+    """Neither the task of core that waits nor its event loop ends."""
+    guard = Guard.of_plugin("kit", "router", "held", PluginFailures(), is_own=False)
+
+    def route() -> None:
+        raise quits
+
+    with pytest.raises(PluginFailed, match="The router 'held' of the plugin 'kit' failed in route"):
+        await guard.run("route", lambda: guard.call("route", route))
+    guard.end_threads()
+
+
+@pytest.mark.parametrize("quits", QUITS)
+async def test_coroutine_that_quits_fails_by_name(quits: type[BaseException]) -> None:
+    guard = Guard.of_plugin("kit", "surface", "held", PluginFailures(), is_own=False)
+
+    async def handle() -> None:
+        raise quits
+
+    with pytest.raises(PluginFailed, match=r"The surface 'held' of the plugin 'kit'(:| failed in) handle"):
+        await guard.run_async("handle", handle)
+    guard.end_threads()
+
+
 async def test_coroutine_that_blocks_delays_no_other_and_fails_by_name(guard: Guard, gate: threading.Event) -> None:
     loops = PluginLoops(guard)
     entered = threading.Event()
