@@ -80,7 +80,7 @@ class BacktrackingMatcher(Matcher, Protocol):
         ...
 
     def num_held(self) -> int:
-        """Return how many tokens at the end ``backtrack`` may still undo; one that it may not undo once, it never may."""
+        """Return how many tokens at the end ``backtrack`` may still undo; those before them are final."""
         ...
 
 
