@@ -17,7 +17,7 @@ __all__ = ["prepare_linears", "restore_linears"]
 _MAX_ERROR = 1e-4
 
 
-class PreparedLinear(nn.Module):
+class _PreparedLinear(nn.Module):
     """Stands for ``linear``; keeps no copy of its weights in plain order."""
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -41,7 +41,7 @@ def prepare_linears(model: nn.Module) -> list[tuple[nn.Module, str, nn.Linear]]:
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear and child.weight.dtype == torch.float32 and not child.weight.is_meta:
-                setattr(parent, name, PreparedLinear(child))
+                setattr(parent, name, _PreparedLinear(child))
                 replaced.append((parent, name, child))
     return replaced
 
@@ -60,7 +60,7 @@ def _works() -> bool:
     rows = torch.randn(5, 48, generator=torch.Generator().manual_seed(0))
     try:
         with torch.inference_mode():
-            error = (PreparedLinear(linear)(rows) - linear(rows)).abs().max()
+            error = (_PreparedLinear(linear)(rows) - linear(rows)).abs().max()
     except (RuntimeError, AttributeError, TypeError):
         return False
     return bool(error < _MAX_ERROR)

@@ -43,7 +43,7 @@ class Network(Protocol):
         ...
 
 
-class PackedStates:
+class _PackedStates:
     """States of all tokens of a packed row."""
 
     name = "packed"
@@ -64,14 +64,14 @@ class PackedStates:
         return states
 
 
-class PackedLogits:
+class _PackedLogits:
     """Logits of a classifier: its body on the packed row, then its head run by run."""
 
     name = "packed"
 
     def __init__(self, model: Any, offset: int) -> None:
         body = getattr(model, model.base_model_prefix)
-        self._states, self._model = PackedStates(body, offset), model
+        self._states, self._model = _PackedStates(body, offset), model
         self._stand_in = _StandIn(body)
         self._most = _most_texts(model)
         setattr(model, model.base_model_prefix, self._stand_in)
@@ -108,7 +108,7 @@ class _StandIn(nn.Module):
         return BaseModelOutputWithPoolingAndCrossAttentions(last_hidden_state=self.states, pooler_output=pooled)
 
 
-class StatesOfEqualLengths:
+class _StatesOfEqualLengths:
     """States by the model's own attention, one run of texts of equal length after the other."""
 
     name = "texts of equal length"
@@ -121,7 +121,7 @@ class StatesOfEqualLengths:
         return torch.cat([output.last_hidden_state.flatten(0, 1) for output in _run_by_run(self._body, texts, None)])
 
 
-class LogitsOfEqualLengths:
+class _LogitsOfEqualLengths:
     """Logits by the model's own attention, one run of texts of equal length after the other."""
 
     name = "texts of equal length"
@@ -170,7 +170,7 @@ def choose_network(model: Any, *, has_head: bool, vocab_size: int, has_types: bo
         RuntimeError, ValueError, ...: the model cannot run at all.
     """
     sample = _sample(model, vocab_size, has_types=has_types)
-    plain: Network = LogitsOfEqualLengths(model) if has_head else StatesOfEqualLengths(model)
+    plain: Network = _LogitsOfEqualLengths(model) if has_head else _StatesOfEqualLengths(model)
     own_attention, body = model.config._attn_implementation, getattr(model, model.base_model_prefix, model)
     with torch.inference_mode():
         expected = plain.run(sample)
@@ -193,12 +193,12 @@ def _pack_model(model: Any, sample: PackedTexts, expected: Tensor, *, has_head: 
     if model.config._attn_implementation != PACKED_ATTENTION:
         return None  # its attention is written into the model
     offset = position_offset(model)
-    network = PackedLogits(model, offset) if has_head else PackedStates(model, offset)
+    network = _PackedLogits(model, offset) if has_head else _PackedStates(model, offset)
     problem = _problem(network, sample, expected)
     if not problem:
         return network
     _log.info("hf: texts are not packed into one row: %s", problem)
-    if isinstance(network, PackedLogits):
+    if isinstance(network, _PackedLogits):
         network.undo()
     return None
 
