@@ -20,7 +20,7 @@ from enginehouse.contract.regular_files import read_regular
 from enginehouse.engine.text.segments import bytes_per_token
 from enginehouse_backendkit.folder_files import read_object
 
-__all__ = ["BackendTokenizer", "FastTokenizer", "chat_templates", "check_tokenizer_file"]
+__all__ = ["BYTE_LEVEL", "BackendTokenizer", "FastTokenizer", "chat_templates", "check_tokenizer_file"]
 
 _TURN_ENDS = frozenset(
     {
@@ -289,12 +289,13 @@ def _byte_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
-_BYTES = _byte_alphabet()
+BYTE_LEVEL: Mapping[str, int] = _byte_alphabet()
+"""Bytes by the characters for them in the vocabulary of a byte-level BPE."""
 
 
 def _decode_byte_level(token: str) -> bytes:
     """Return the bytes of a byte-level token; a spelling outside the alphabet (an added token) is plain text."""
     try:
-        return bytes(_BYTES[character] for character in token)
+        return bytes(BYTE_LEVEL[character] for character in token)
     except KeyError:
         return token.encode()

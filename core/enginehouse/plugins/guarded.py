@@ -29,6 +29,7 @@ from enginehouse.contract.parsers import (
     ToolParser,
     ToolSession,
 )
+from enginehouse.contract.pooler import Pooler
 from enginehouse.contract.preparer import BoundPreparer, Preparer
 from enginehouse.contract.router import ChecksModels, Router
 from enginehouse.contract.sampler import SamplerPlugin
@@ -51,6 +52,7 @@ _GUARDED: dict[type[Any], tuple[type[Any], ...]] = {
     Grammar: (),
     GrammarCompiler: (),
     ModelHub: (),
+    Pooler: (),
     Preparer: (),
     ReasoningFormat: (),
     ReasoningParser: (),

@@ -12,6 +12,7 @@ from attrs import evolve, fields, frozen
 from enginehouse.contract.backend import Backend, ModelSource, Progress, Runner
 from enginehouse.contract.engine import Engine
 from enginehouse.contract.errors import ConfigError, EngineDead, ModelLoadError
+from enginehouse.contract.pooler import Pooler
 from enginehouse.contract.types import EngineSettings
 from enginehouse.plugins import PluginRegistry, guard_of
 from enginehouse.serving.background import run_in_daemon_thread
@@ -201,12 +202,12 @@ async def _open_here(plan: ModelPlan, progress: Progress, timeout_s: float) -> O
     return _opened(plan, opening.result())
 
 
-def _opened(plan: ModelPlan, engine: Runner | Engine) -> OpenEngine:
+def _opened(plan: ModelPlan, engine: Runner | Pooler | Engine) -> OpenEngine:
     """Return what a backend has opened, guarded; an engine of another distribution runs on a loop of its own."""
     return OpenEngine(*guarded_engine(cast(Engine, engine), guard_of(plan.backend, "backend")))
 
 
-async def _close_opened(plan: ModelPlan, opening: asyncio.Future[Runner | Engine]) -> None:
+async def _close_opened(plan: ModelPlan, opening: asyncio.Future[Runner | Pooler | Engine]) -> None:
     """Wait for an engine that is no longer needed, and close it."""
     with contextlib.suppress(Exception):
         await _opened(plan, await opening).engine.close()
