@@ -88,17 +88,18 @@ class BertModel:
         """
         state = self._hidden_states(np.asarray(token_ids))
         if pooling == "mean":
-            return state.mean(axis=0)  # type: ignore[no-any-return]
+            return np.asarray(state.mean(axis=0))
         if pooling == "rank":
             return self._linear(np.tanh(self._linear(state[0], "pooler.dense")), "classifier")
-        return {"none": state, "cls": state[0], "last": state[-1]}[pooling]
+        return np.asarray({"none": state, "cls": state[0], "last": state[-1]}[pooling])
 
     def _hidden_states(self, token_ids: NDArray[Any]) -> NDArray[np.float32]:
         """(num_tokens, width) of the last layer."""
         tables = ("word", "position", "token_type")
         rows = (token_ids, np.arange(len(token_ids)), np.zeros(len(token_ids), int))
-        state = sum(self.tensors[f"embeddings.{table}_embeddings.weight"][row] for table, row in zip(tables, rows))
-        state = self._norm(np.asarray(state), "embeddings.LayerNorm")
+        parts = zip(tables, rows, strict=True)
+        summed = sum(self.tensors[f"embeddings.{table}_embeddings.weight"][row] for table, row in parts)
+        state = self._norm(np.asarray(summed), "embeddings.LayerNorm")
         for layer in range(self.num_layers):
             state = self._layer(state, f"encoder.layer.{layer}")
         return state
@@ -115,16 +116,16 @@ class BertModel:
         attended = self._linear(mixed.swapaxes(0, 1).reshape(num_tokens, width), f"{name}.attention.output.dense")
         state = self._norm(state + attended, f"{name}.attention.output.LayerNorm")
         inner = self._linear(state, f"{name}.intermediate.dense")
-        inner = inner * 0.5 * (1 + np.vectorize(math.erf)(inner / math.sqrt(2)))
+        inner = inner * 0.5 * (1 + _erf(inner / math.sqrt(2)))
         return self._norm(state + self._linear(inner, f"{name}.output.dense"), f"{name}.output.LayerNorm")
 
     def _linear(self, state: NDArray[np.float32], name: str) -> NDArray[np.float32]:
-        return state @ self.tensors[f"{name}.weight"].T + self.tensors[f"{name}.bias"]
+        return np.asarray(state @ self.tensors[f"{name}.weight"].T + self.tensors[f"{name}.bias"])
 
     def _norm(self, state: NDArray[np.float32], name: str) -> NDArray[np.float32]:
         centred = state - state.mean(axis=-1, keepdims=True)
         spread = np.sqrt((centred**2).mean(axis=-1, keepdims=True) + self.norm_epsilon)
-        return centred / spread * self.tensors[f"{name}.weight"] + self.tensors[f"{name}.bias"]
+        return np.asarray(centred / spread * self.tensors[f"{name}.weight"] + self.tensors[f"{name}.bias"])
 
 
 def read_bert(folder: Path) -> BertModel:
@@ -146,7 +147,7 @@ def read_bert(folder: Path) -> BertModel:
     )
 
 
-def tiny_bert(labels: Sequence[str] = (), width: int = 32, max_tokens: int = 64, seed: int = 1) -> BertModel:
+def tiny_bert(labels: Sequence[str] = (), width: int = 32, max_tokens: int = 128, seed: int = 1) -> BertModel:
     """Make a model with random weights, two layers, and a vocabulary of ASCII characters and a few words.
 
     Args:
@@ -156,7 +157,7 @@ def tiny_bert(labels: Sequence[str] = (), width: int = 32, max_tokens: int = 64,
         seed: of the weights.
     """
     letters = [chr(code) for code in range(33, 127) if not chr(code).isupper()]
-    words = ["the", "cat", "dog", "sat", "on", "mat", "moon", "##s", "##ing"]
+    words = ["the", "cat", "dog", "sat", "on", "mat", "moon", "##gs", "##ing"]
     vocabulary = [*sorted(_CONTROL), *letters, *(f"##{letter}" for letter in letters if letter.isalnum()), *words]
     rng = np.random.default_rng(seed)
     inner = 2 * width
@@ -174,12 +175,13 @@ def tiny_bert(labels: Sequence[str] = (), width: int = 32, max_tokens: int = 64,
         shapes |= {f"encoder.layer.{layer}.{kind}": shape for kind, shape in kinds.items()}
     if labels:
         shapes |= {"pooler.dense": (width, width), "classifier": (len(labels), width)}
-    tensors = {}
+    tensors: dict[str, NDArray[np.float32]] = {}
     for name, shape in shapes.items():
-        tensors[f"{name}.weight"] = rng.standard_normal(shape) * (1 if len(shape) == 1 else 2 / math.sqrt(shape[-1]))
+        scale = 1 if len(shape) == 1 else 2 / math.sqrt(shape[-1])
+        tensors[f"{name}.weight"] = (scale * rng.standard_normal(shape)).astype(np.float32)
         if not name.endswith("_embeddings"):
-            tensors[f"{name}.bias"] = 0.1 * rng.standard_normal(shape[0])
-    return BertModel(vocabulary, {name: data.astype(np.float32) for name, data in tensors.items()}, 4, 1e-12, (*labels,))
+            tensors[f"{name}.bias"] = (0.1 * rng.standard_normal(shape[0])).astype(np.float32)
+    return BertModel(vocabulary, tensors, 4, labels=tuple(labels))
 
 
 def write_bert_gguf(
@@ -212,7 +214,8 @@ def write_bert_gguf(
     if model.labels:
         sizes["classifier.output_labels"] = list(model.labels)
     numbers = {token: number for number, token in enumerate(model.vocabulary)}
-    special = {"bos": "[CLS]", "seperator": "[SEP]", "unknown": "[UNK]", "padding": "[PAD]", "mask": "[MASK]"}
+    special = {"bos": "[CLS]", "eos": "[SEP]", "seperator": "[SEP]", "unknown": "[UNK]"}
+    special |= {"padding": "[PAD]", "mask": "[MASK]"}
     values = {
         "general.architecture": "bert",
         "general.name": "BERT",
@@ -224,9 +227,22 @@ def write_bert_gguf(
         "tokenizer.ggml.token_type_count": len(model.tensors["embeddings.token_type_embeddings.weight"]),
         "tokenizer.ggml.normalizer.lowercase": model.is_lowercase,
         **{f"tokenizer.ggml.{kind}_token_id": numbers[token] for kind, token in special.items()},
+        **{f"tokenizer.ggml.add_{kind}_token": kind != "sep" for kind in ("bos", "eos", "sep")},
         **{key.replace("__", "."): item for key, item in more.items()},
     }
     return write_gguf(path, values, tensors, {name: weights for name, is_it in is_matrix.items() if is_it})
+
+
+def _erf(numbers: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the error function, exact to 1.5e-7.
+
+    Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26.
+    """
+    fraction = 1 / (1 + 0.3275911 * np.abs(numbers))
+    series = np.polynomial.polynomial.polyval(
+        fraction, [0, 0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429]
+    )
+    return np.asarray(np.sign(numbers) * (1 - series * np.exp(-(numbers**2))), np.float32)
 
 
 def _gguf_token(token: str) -> str:
