@@ -24,7 +24,7 @@ class PoolText(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         text: the text; ignored if ``token_ids`` is given.
-        token_ids: the whole input as ids: no ids of the layout and no prompt are added.
+        token_ids: the input as ids; no prompt is added, and ids of the layout only with ``add_special_tokens``.
         second: second text of a pair, for the task ``rerank``: the document.
     """
 
@@ -43,7 +43,11 @@ class PoolingRequest(msgspec.Struct, frozen=True, kw_only=True):
         inputs: at least one.
         truncate: part at which a text that is too long is shortened; ``none`` refuses it. Of a pair the longer text is
             shortened first.
+        max_tokens: length to which an input is shortened instead of the model's limit, unless ``truncate`` is ``none``:
+            the whole input, the ids of the layout included; of a pair, the second text alone.
+        add_special_tokens: put the ids of the layout around inputs; None: around texts, not around token ids.
         prompt_name: prompt of the model that is put before each text; None is its default, empty is none.
+        prompt_hints: the first of these names that the model has a prompt of is used if ``prompt_name`` is None.
         dimensions: size to which embeddings are cut, and normalised again; None is the model's own.
         normalize: scale embeddings to length 1; False leaves them as the model gives them.
         raw_scores: return logits of ``rerank`` and ``classify`` as they are.
@@ -60,7 +64,10 @@ class PoolingRequest(msgspec.Struct, frozen=True, kw_only=True):
     task: PoolTask
     inputs: tuple[PoolText, ...]
     truncate: Literal["none", "start", "end"] = "none"
+    max_tokens: int | None = None
+    add_special_tokens: bool | None = None
     prompt_name: str | None = None
+    prompt_hints: tuple[str, ...] = ()
     dimensions: int | None = None
     normalize: bool = True
     raw_scores: bool = False
@@ -83,6 +90,7 @@ class PoolingResult(msgspec.Struct, frozen=True, array_like=True):
         score_kind: what the numbers are.
         labels: names of the columns, if the model has them.
         model: name of the model that computed them.
+        prompt: name of the prompt that was put before the texts; empty: none.
     """
 
     rows: bytes
@@ -92,6 +100,7 @@ class PoolingResult(msgspec.Struct, frozen=True, array_like=True):
     score_kind: ScoreKind = "embedding"
     labels: tuple[str, ...] = ()
     model: str = ""
+    prompt: str = ""
 
     @property
     def array(self) -> NDArray[np.float32]:
