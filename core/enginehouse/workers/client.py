@@ -386,13 +386,7 @@ class WorkerEngine:
         self._intake_watchdog.begin()
 
     async def pool(self, request: PoolingRequest, observer: WorkObserver | None = None) -> PoolingResult:
-        """Return the rows of a request; cancelling this drops it in the worker.
-
-        Raises:
-            RequestError: the request cannot be served.
-            Overloaded: too many tokens wait.
-            EngineDead: the worker is gone.
-        """
+        """Return the rows of a request, see :meth:`PoolCalls.answer_to`."""
         self._check_room()
         return await self._pools.answer_to(request, observer, self._begin_watch)
 
