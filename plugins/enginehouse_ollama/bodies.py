@@ -125,9 +125,13 @@ class _EmbeddingBody:
 
 @frozen(kw_only=True)
 class EmbedBody(_EmbeddingBody):
-    """The body of ``/api/embed``; without an input, the model is loaded."""
+    """The body of ``/api/embed``; without an input, the model is loaded.
 
-    input: str | tuple[str, ...] = ()
+    Attributes:
+        input: a text, or a list of texts.
+    """
+
+    input: Any = None
 
 
 @frozen(kw_only=True)

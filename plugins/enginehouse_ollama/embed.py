@@ -6,6 +6,7 @@ Texts that are too long are shortened at their end unless ``truncate`` is false,
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from attrs import evolve
 
@@ -24,12 +25,22 @@ __all__ = ["embed_routes"]
 async def _embed(call: Call) -> Reply:
     """``/api/embed``: one vector per text, and the tokens of all."""
     began_ns, body = time.perf_counter_ns(), call.body
-    texts = (body.input,) if isinstance(body.input, str) else body.input
+    texts = _texts(body.input)
     answer: Chunk = {"model": body.model, "embeddings": []}
     if texts in ((), ("",)):
         await _load(call)
         return Reply(answer)
     return Reply(answer | await _vectors(call, texts, "input", began_ns))
+
+
+def _texts(given: Any) -> tuple[str, ...]:
+    """Read a text or a list of texts. Raises InvalidRequest."""
+    texts = given if isinstance(given, list) else [] if given is None else [given]
+    for index, text in enumerate(texts):
+        if not isinstance(text, str):
+            path = f"input[{index}]" if isinstance(given, list) else "input"
+            raise InvalidRequest(f"{path}: must be a string", path)
+    return tuple(texts)
 
 
 async def _embeddings(call: Call) -> Reply:
