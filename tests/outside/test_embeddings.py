@@ -1,4 +1,4 @@
-"""Clients of embeddings and rerank: LangChain's standard suite, and the SDKs of OpenAI, Cohere, Ollama and Hugging Face."""
+"""Clients of embeddings and rerank: LangChain's suite, and the clients of OpenAI, Cohere, Ollama and Hugging Face."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ CONFIG = """
 [models.embedder]
 source = "fake-pooler"
 backend = "fake-pooler"
-options = { dimension_choices = [8], prompts = { query = "query: " } }
+dimension_choices = [8]
+prompts = { query = "query: " }
 
 [models.reranker]
 source = "fake-pooler"
 backend = "fake-pooler"
-options = { task = "rerank" }
+task = "rerank"
 """
 
 
@@ -106,7 +107,7 @@ def test_coheres_sdk_reranks_and_embeds(url: str) -> None:
 
     assert len(ranked.results) == 2 and ranked.results[0].index == 0
     assert 1 > ranked.results[0].relevance_score > ranked.results[1].relevance_score > 0
-    assert [one.document.text for one in former.results][0] == TEXTS[0]
+    assert next(one.document.text for one in former.results) == TEXTS[0]
     assert len(vectors.embeddings.float) == 3 and len(vectors.embeddings.float[0]) == 32
 
 

@@ -236,7 +236,6 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
 @pytest.mark.parametrize("path", BODIES)
 def test_a_wrong_value_at_any_place_is_no_fault_of_the_server(client: httpx.Client, path: str) -> None:
     """Nor a silence: an error says what is wrong. The script has no tokens for gaps, so that it refuses each."""
-    # Both are places like all others, of which a wrong model is one that does not exist.
     body = {"model": "script", "stream": False, **BODIES[path]}
     bodies = [body, *({**body, **more} for more in MORE.get(path, ()))]
     cases = [changed(body, place, value) for place in places(body) for value in WRONG]
