@@ -18,7 +18,7 @@ from enginehouse.contract.rows import row
 from enginehouse.contract.surface import AnswerRoute, Reply, new_id
 from enginehouse.contract.types import PoolingRequest, PoolingResult, PoolText
 from enginehouse.contract.vectors import VectorFormat, write_vectors
-from enginehouse_pooling.inputs import INPUT, USAGE, PoolingBody, prompt_hints, read_inputs, read_texts, usage_of
+from enginehouse_pooling.inputs import FORMS, INPUT, USAGE, PoolingBody, prompt_hints, read_inputs, read_texts, usage_of
 
 __all__ = ["embedding_routes"]
 
@@ -60,29 +60,29 @@ _EMBEDDINGS = {
 class EmbeddingsBody(PoolingBody):
     """Texts to embed, in OpenAI's form or, with `content`, in llama-server's."""
 
-    input: Any = row(schema=INPUT)
-    content: Any = row("llama-server's name of `input`; the response then has its form.", schema=INPUT)
+    input: Any = row(FORMS, schema=INPUT)
+    content: Any = row("The input by llama-server's name; the response then has that server's form.", schema=INPUT)
     encoding_format: Literal["float", "base64"] = row(
         "Lists of numbers, or the bytes of little-endian float32 in base64.", default="float"
     )
     dimensions: int | None = row(_DIMENSIONS, bounds=(1, 2**31 - 1))
     normalize: bool | None = row(_NORMALIZE)
     embd_normalize: int | None = row(
-        "llama-server's form of `normalize`: 2 is `true`, -1 is `false`.", schema={"enum": [_NO_NORM, _EUCLIDEAN]}
+        "The same in llama-server's form: 2 is `true`, -1 is `false`.", schema={"enum": [_NO_NORM, _EUCLIDEAN]}
     )
     prompt_name: str | None = row(_PROMPT_NAME)
     input_type: str | None = row(_INPUT_TYPE)
     add_special_tokens: bool | None = row(
         "Put the model's special tokens around the input. Without it: around texts, not around token ids."
     )
-    pooling: Any = row("Refused: the pooling is that of the model's files.")
+    pooling: Any = row("Refused: the pooling is that of the model's files.", schema={"type": "string"})
 
 
 @frozen(kw_only=True)
 class TeiEmbedBody(PoolingBody):
     """Texts to embed, as in Text Embeddings Inference."""
 
-    inputs: Any = row(default=NOTHING, schema=INPUT)
+    inputs: Any = row(FORMS, default=NOTHING, schema=INPUT)
     dimensions: int | None = row(_DIMENSIONS, bounds=(1, 2**31 - 1))
     normalize: bool = row(_NORMALIZE, default=True)
     prompt_name: str | None = row(_PROMPT_NAME)
@@ -92,7 +92,7 @@ class TeiEmbedBody(PoolingBody):
 class CohereEmbedBody(PoolingBody):
     """Texts to embed, as in Cohere's API."""
 
-    texts: Any = row(default=NOTHING, schema={"type": "array", "items": {"type": "string"}, "minItems": 1})
+    texts: Any = row("Texts.", default=NOTHING, schema={"type": "array", "items": {"type": "string"}, "minItems": 1})
     input_type: str | None = row(_INPUT_TYPE)
     embedding_types: tuple[Literal["float", "base64"], ...] = row("Forms of the vectors.", default=("float",))
     output_dimension: int | None = row(_DIMENSIONS, bounds=(1, 2**31 - 1))

@@ -14,6 +14,7 @@ from enginehouse.contract.shapes import NO_EFFECT, PROMPT
 from enginehouse.contract.types import PoolingResult, PoolText
 
 __all__ = [
+    "FORMS",
     "INPUT",
     "USAGE",
     "Cut",
@@ -27,7 +28,9 @@ __all__ = [
 
 Cut = Literal["none", "start", "end"]
 
-INPUT = {**PROMPT, "description": "A text, a list of texts, the token ids of a text, or a list of these."}
+INPUT = {"anyOf": PROMPT["oneOf"]}
+FORMS = "A text, a list of texts, the token ids of a text, or a list of these."
+"""Description of inputs with the schema :data:`INPUT`."""
 
 USAGE = {
     "type": "object",

@@ -18,7 +18,7 @@ from enginehouse.contract.errors import InvalidRequest
 from enginehouse.contract.rows import row
 from enginehouse.contract.surface import AnswerRoute, Chunk, Reply, new_id
 from enginehouse.contract.types import PoolingRequest, PoolingResult, PoolTask, PoolText
-from enginehouse_pooling.inputs import INPUT, USAGE, PoolingBody, one_or_many, read_inputs, usage_of
+from enginehouse_pooling.inputs import FORMS, INPUT, USAGE, PoolingBody, one_or_many, read_inputs, usage_of
 
 __all__ = ["score_routes"]
 
@@ -53,7 +53,7 @@ class ScoreBody(_ScoringBody):
 class ClassifyBody(_ScoringBody):
     """Texts to classify."""
 
-    input: Any = row(default=NOTHING, schema=INPUT)
+    input: Any = row(FORMS, default=NOTHING, schema=INPUT)
 
 
 @frozen(kw_only=True)
