@@ -18,7 +18,17 @@ from enginehouse.contract.rows import row
 from enginehouse.contract.surface import AnswerRoute, Reply, new_id
 from enginehouse.contract.types import PoolingRequest, PoolingResult, PoolText
 from enginehouse.contract.vectors import VectorFormat, write_vectors
-from enginehouse_pooling.inputs import FORMS, INPUT, USAGE, PoolingBody, prompt_hints, read_inputs, read_texts, usage_of
+from enginehouse_pooling.inputs import (
+    FORMS,
+    INPUT,
+    USAGE,
+    PoolingBody,
+    model_of,
+    prompt_hints,
+    read_inputs,
+    read_texts,
+    usage_of,
+)
 
 __all__ = ["embedding_routes"]
 
@@ -104,7 +114,7 @@ def _request(call: Call, inputs: Sequence[PoolText], path: str, **options: Any) 
     part, most = options.pop("cut", None) or body.cut()
     return PoolingRequest(
         request_id=new_id("embd-"),
-        model=body.model,
+        model=model_of(call, "embed"),
         task="embed",
         inputs=tuple(inputs),
         path=path,

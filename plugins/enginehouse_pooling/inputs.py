@@ -8,10 +8,11 @@ from typing import Any, Literal
 
 from attrs import frozen
 
+from enginehouse.contract.calls import Call
 from enginehouse.contract.errors import InvalidRequest, quoted
 from enginehouse.contract.rows import INT64_MAX, row
 from enginehouse.contract.shapes import NO_EFFECT, PROMPT
-from enginehouse.contract.types import PoolingResult, PoolText
+from enginehouse.contract.types import PoolingResult, PoolTask, PoolText
 
 __all__ = [
     "FORMS",
@@ -19,6 +20,7 @@ __all__ = [
     "USAGE",
     "Cut",
     "PoolingBody",
+    "model_of",
     "one_or_many",
     "prompt_hints",
     "read_inputs",
@@ -49,7 +51,7 @@ _HINTS = MappingProxyType(
         "search_document": ("document", "passage", "search_document"),
     }
 )
-_MODEL = "A name or alias of `/v1/models`; the first configured model without it."
+_MODEL = "A name or alias of `/v1/models`; without it, the first model that is loaded for this, else the first one."
 
 
 @frozen(kw_only=True)
@@ -98,6 +100,14 @@ class PoolingBody:
             part = (side or "end") if others else "none" if self.truncation is False else usual
         most = self.truncate_prompt_tokens
         return part, None if most is None or most < 0 else most
+
+
+def model_of(call: Call, task: PoolTask) -> str | None:
+    """Return the model that the body names, or the first one that is known to be for a task; None: the first one."""
+    if call.body.model is not None:
+        return str(call.body.model)
+    fitting = (entry.name for entry in call.server.models() if entry.info is not None and entry.info.task == task)
+    return next(fitting, None)
 
 
 def _named(known: Mapping[str, Cut], name: str, body: PoolingBody) -> Cut:

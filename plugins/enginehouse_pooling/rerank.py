@@ -17,7 +17,7 @@ from enginehouse.contract.errors import InvalidRequest
 from enginehouse.contract.rows import row
 from enginehouse.contract.surface import AnswerRoute, Reply, new_id
 from enginehouse.contract.types import PoolingRequest, PoolText
-from enginehouse_pooling.inputs import USAGE, Cut, PoolingBody, read_texts, usage_of
+from enginehouse_pooling.inputs import USAGE, Cut, PoolingBody, model_of, read_texts, usage_of
 
 __all__ = ["rerank_routes"]
 
@@ -69,7 +69,7 @@ async def _rerank(usual_cut: Cut, call: Call) -> Reply:
         raise InvalidRequest(message, "truncate_prompt_tokens")
     request = PoolingRequest(
         request_id=new_id("rerank-"),
-        model=body.model,
+        model=model_of(call, "rerank"),
         task="rerank",
         inputs=tuple(PoolText(body.query, second=document) for document in documents),
         path=path,

@@ -18,7 +18,7 @@ from enginehouse.contract.errors import InvalidRequest
 from enginehouse.contract.rows import row
 from enginehouse.contract.surface import AnswerRoute, Chunk, Reply, new_id
 from enginehouse.contract.types import PoolingRequest, PoolingResult, PoolTask, PoolText
-from enginehouse_pooling.inputs import FORMS, INPUT, USAGE, PoolingBody, one_or_many, read_inputs, usage_of
+from enginehouse_pooling.inputs import FORMS, INPUT, USAGE, PoolingBody, model_of, one_or_many, read_inputs, usage_of
 
 __all__ = ["score_routes"]
 
@@ -85,7 +85,7 @@ async def _pool(
     part, most = body.cut()
     request = PoolingRequest(
         request_id=new_id("pool-"),
-        model=body.model,
+        model=model_of(call, task),
         task=task,
         inputs=tuple(inputs),
         path=path,

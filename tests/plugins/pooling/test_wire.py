@@ -287,6 +287,12 @@ def test_long_documents_are_shortened_alone(client: httpx.Client) -> None:
     assert by_tokens["usage"]["prompt_tokens"] <= same["usage"]["prompt_tokens"] + 2
 
 
+def test_a_request_without_a_model_goes_to_one_for_its_task(client: httpx.Client) -> None:
+    assert len(ask(client, "/embed", inputs="the sea")[0]) == 32
+    assert ask(client, "/v1/rerank", query="a", documents=["b"])["model"] == "reranker"
+    assert ask(client, "/v1/classify", input="a")["model"] == "classifier"
+
+
 # -- score, classify ---------------------------------------------------------------------------------
 
 
