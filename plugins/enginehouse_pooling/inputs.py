@@ -20,6 +20,7 @@ __all__ = [
     "USAGE",
     "Cut",
     "PoolingBody",
+    "cut_of",
     "model_of",
     "one_or_many",
     "prompt_hints",
@@ -75,32 +76,6 @@ class PoolingBody:
     priority: int = row("Lower numbers are served earlier.", default=0, bounds=(-(2**31), 2**31 - 1))
     user: str | None = row(NO_EFFECT)
 
-    def cut(self, usual: Cut = "none") -> tuple[Cut, int | None]:
-        """Return the part at which long texts are shortened, and the number of tokens to keep; None: the model's limit.
-
-        Args:
-            usual: the part if the body does not say.
-
-        Raises:
-            InvalidRequest: two fields contradict each other, or a value has no meaning.
-        """
-        side = None if self.truncation_direction is None else _named(_DIRECTIONS, "truncation_direction", self)
-        given = self.truncate
-        if isinstance(given, bool):
-            part: Cut | None = (side or "end") if given else "none"
-        else:
-            part = None if given is None else _named(_CUTS, "truncate", self)
-        others = [name for name in ("truncation", "truncate_prompt_tokens") if getattr(self, name) not in (None, False)]
-        if part == "none" and others:
-            raise InvalidRequest(f"{others[0]}: contradicts truncate, which refuses long texts", others[0])
-        if self.truncate_prompt_tokens == 0:
-            message = "truncate_prompt_tokens: must be at least 1, or -1 for the model's limit"
-            raise InvalidRequest(message, "truncate_prompt_tokens")
-        if part is None:
-            part = (side or "end") if others else "none" if self.truncation is False else usual
-        most = self.truncate_prompt_tokens
-        return part, None if most is None or most < 0 else most
-
 
 def model_of(call: Call, task: PoolTask) -> str | None:
     """Return the model that the body names, or the first one that is known to be for a task; None: the first one."""
@@ -108,6 +83,36 @@ def model_of(call: Call, task: PoolTask) -> str | None:
         return str(call.body.model)
     fitting = (entry.name for entry in call.server.models() if entry.info is not None and entry.info.task == task)
     return next(fitting, None)
+
+
+def cut_of(call: Call, usual: Cut = "none") -> tuple[Cut, int | None]:
+    """Return the part at which long texts are shortened, and the number of tokens to keep; None: the model's limit.
+
+    Args:
+        usual: the part if the body does not say.
+
+    Raises:
+        InvalidRequest: two fields contradict each other, or a value has no meaning.
+    """
+    body: PoolingBody = call.body
+    most, given = body.truncate_prompt_tokens, body.truncate
+    side = None if body.truncation_direction is None else _named(_DIRECTIONS, "truncation_direction", body)
+    part: Cut | None = None
+    if isinstance(given, bool):
+        part = (side or "end") if given else "none"
+    elif given is not None:
+        part = _named(_CUTS, "truncate", body)
+    others = [name for name in ("truncation", "truncate_prompt_tokens") if getattr(body, name) not in (None, False)]
+    if part == "none" and others:
+        raise InvalidRequest(f"{others[0]}: contradicts truncate, which refuses long texts", others[0])
+    if most == 0:
+        message = "truncate_prompt_tokens: must be at least 1, or -1 for the model's limit"
+        raise InvalidRequest(message, "truncate_prompt_tokens")
+    if part is None:
+        part = (side or "end") if others else "none" if body.truncation is False else usual
+    if side is not None and side != part:
+        call.ignore("truncation_direction")
+    return part, None if most is None or most < 0 else most
 
 
 def _named(known: Mapping[str, Cut], name: str, body: PoolingBody) -> Cut:
