@@ -23,6 +23,7 @@ from enginehouse_pooling.inputs import (
     INPUT,
     USAGE,
     PoolingBody,
+    cut_of,
     model_of,
     prompt_hints,
     read_inputs,
@@ -111,7 +112,7 @@ class CohereEmbedBody(PoolingBody):
 def _request(call: Call, inputs: Sequence[PoolText], path: str, **options: Any) -> PoolingRequest:
     """Return the request of a body; ``options`` are further members of it."""
     body = call.body
-    part, most = options.pop("cut", None) or body.cut()
+    part, most = options.pop("cut", None) or cut_of(call)
     return PoolingRequest(
         request_id=new_id("embd-"),
         model=model_of(call, "embed"),
@@ -201,7 +202,7 @@ async def _cohere(call: Call) -> Reply:
         call,
         read_inputs(texts, "texts"),
         "texts",
-        cut=body.cut("end"),
+        cut=cut_of(call, "end"),
         dimensions=body.output_dimension,
         prompt_hints=prompt_hints(body.input_type),
     )

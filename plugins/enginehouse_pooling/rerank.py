@@ -17,7 +17,7 @@ from enginehouse.contract.errors import InvalidRequest
 from enginehouse.contract.rows import row
 from enginehouse.contract.surface import AnswerRoute, Reply, new_id
 from enginehouse.contract.types import PoolingRequest, PoolText
-from enginehouse_pooling.inputs import USAGE, Cut, PoolingBody, model_of, read_texts, usage_of
+from enginehouse_pooling.inputs import USAGE, Cut, PoolingBody, cut_of, model_of, read_texts, usage_of
 
 __all__ = ["rerank_routes"]
 
@@ -63,7 +63,10 @@ async def _rerank(usual_cut: Cut, call: Call) -> Reply:
     if given is None:
         raise InvalidRequest("documents: is required", "documents")
     documents = read_texts(given, path)
-    part, most = body.cut("end" if body.max_tokens_per_doc is not None else usual_cut)
+    part, most = cut_of(call, "end" if body.max_tokens_per_doc is not None else usual_cut)
+    if part == "none" and body.max_tokens_per_doc is not None:
+        message = "max_tokens_per_doc: contradicts truncate, which refuses long texts"
+        raise InvalidRequest(message, "max_tokens_per_doc")
     if most is not None:
         message = "truncate_prompt_tokens: use max_tokens_per_doc, which shortens the documents alone"
         raise InvalidRequest(message, "truncate_prompt_tokens")

@@ -18,7 +18,17 @@ from enginehouse.contract.errors import InvalidRequest
 from enginehouse.contract.rows import row
 from enginehouse.contract.surface import AnswerRoute, Chunk, Reply, new_id
 from enginehouse.contract.types import PoolingRequest, PoolingResult, PoolTask, PoolText
-from enginehouse_pooling.inputs import FORMS, INPUT, USAGE, PoolingBody, model_of, one_or_many, read_inputs, usage_of
+from enginehouse_pooling.inputs import (
+    FORMS,
+    INPUT,
+    USAGE,
+    PoolingBody,
+    cut_of,
+    model_of,
+    one_or_many,
+    read_inputs,
+    usage_of,
+)
 
 __all__ = ["score_routes"]
 
@@ -82,7 +92,7 @@ async def _pool(
     call: Call, task: PoolTask, inputs: Sequence[PoolText], path: str, *, raw_scores: bool
 ) -> tuple[PoolingRequest, PoolingResult]:
     body = call.body
-    part, most = body.cut()
+    part, most = cut_of(call)
     request = PoolingRequest(
         request_id=new_id("pool-"),
         model=model_of(call, task),

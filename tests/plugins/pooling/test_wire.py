@@ -166,6 +166,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/rerank", {"model": "reranker", "query": "a", "documents": ["b"], "texts": ["b"]}, "texts"),
     ("/v1/rerank", {"model": "reranker", "query": "a", "documents": ["b", LONG]}, "documents[1]"),
     ("/v1/rerank", {"model": "reranker", "query": "a", "documents": ["b"], "top_n": 0}, "top_n"),
+    (
+        "/v1/rerank",
+        {"model": "reranker", "query": "a", "documents": ["b"], "truncate": False, "max_tokens_per_doc": 1},
+        "max_tokens_per_doc",
+    ),
     ("/v1/score", {"model": "reranker", "text_1": ["a", "b"], "text_2": ["c"]}, "text_2"),
     ("/v1/score", {"model": "reranker", "text_1": "a"}, "text_2"),
     ("/v1/score", {"model": "reranker", "text_1": "a", "queries": "b", "text_2": "c"}, "queries"),
