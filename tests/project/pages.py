@@ -183,6 +183,8 @@ def _type(kind: Any) -> str:
         return _type(next(choice for choice in get_args(kind) if choice is not type(None)))
     if get_origin(kind) is tuple:
         (item, *_) = get_args(kind)
+        if item is int:
+            return "list of whole numbers"
         takes_tables = item is DrafterSettings or KeySettings in get_args(item)
         return "list of strings or tables" if takes_tables else "list of strings"
     if get_origin(kind) is dict:

@@ -25,7 +25,15 @@ from enginehouse.contract.errors import (
     WorkerDied,
 )
 from enginehouse.contract.inspection import EngineMetrics, EngineView
-from enginehouse.contract.types import EngineRequest, EngineStats, ModelInfo, Resume, Segment
+from enginehouse.contract.types import (
+    EngineRequest,
+    EngineStats,
+    ModelInfo,
+    PoolingRequest,
+    PoolingResult,
+    Resume,
+    Segment,
+)
 from enginehouse.plugins.call_notes import NotedCall
 from enginehouse.settings.limits import LimitsSettings
 from enginehouse.workers.health import LoadWatch, Watchdog
@@ -34,6 +42,7 @@ from enginehouse.workers.messages import (
     Accepted,
     CallFailed,
     Cancel,
+    CancelCall,
     Close,
     Detokenize,
     Detokenized,
@@ -49,6 +58,9 @@ from enginehouse.workers.messages import (
     LoadFailed,
     LoadProgress,
     MetricsReport,
+    Pool,
+    PoolAccepted,
+    Pooled,
     Ready,
     Rejected,
     StageBegan,
@@ -67,7 +79,7 @@ from enginehouse.workers.messages import (
 )
 from enginehouse.workers.process import Connection, ExitStatus
 from enginehouse.workers.request_queue import RequestQueue
-from enginehouse.workers.requests import NO_CALL, Calls, RequestTable, WorkerStream, WorkObserver, settle
+from enginehouse.workers.requests import NO_CALL, Answer, Calls, RequestTable, WorkerStream, WorkObserver, settle
 
 # Maximum time for a worker to close its model before it is killed; nothing is lost if it is killed.
 _CLOSE_S = 2.0
@@ -126,10 +138,11 @@ class WorkerEngine:
         self.request_queue = request_queue
         self._requests = RequestTable(self.request_queue)
         self._calls = Calls()
+        self._pools: dict[int, str] = {}  # calls that are pooling requests, with their ids
         self._reason: str | None = None  # exit reason reported by the worker
         self._step_watchdog = Watchdog(
             step_timeout_s,
-            lambda: bool(self._requests),
+            lambda: bool(self._requests or self._pools),
             lambda: self._connection.send(GetStats(NO_CALL)),
             lambda: self._end_hung(f"a step took longer than {step_timeout_s:g} s"),
         )
@@ -309,6 +322,7 @@ class WorkerEngine:
         self._step_watchdog.end()
         self._intake_watchdog.end()
         self._requests.fail_all(error)
+        self._pools.clear()
         self._calls.fail_all(error)
         for future in (self._greeted, self._loaded):
             settle(future, error)
@@ -371,6 +385,37 @@ class WorkerEngine:
     def _begin_watch(self) -> None:
         self._step_watchdog.begin()
         self._intake_watchdog.begin()
+
+    async def pool(self, request: PoolingRequest, observer: WorkObserver | None = None) -> PoolingResult:
+        """Return the rows of a request; cancelling this drops it in the worker.
+
+        Raises:
+            RequestError: the request cannot be served.
+            Overloaded: too many tokens wait.
+            EngineDead: the worker is gone.
+        """
+        number = self._calls.next_number()
+        self._check_room()
+        try:
+            self._connection.send(Pool(number, request))
+        except InvalidRequest as error:
+            raise InvalidRequest(error.message, request.path) from error
+        self._pools[number] = request.request_id
+        self._begin_watch()
+        try:
+            result: PoolingResult = await self._calls.answer_to(number, observer)
+        except (asyncio.CancelledError, Overloaded):
+            if number in self._pools and self._connection.is_open:
+                self._connection.send(CancelCall(number))
+            raise
+        return result
+
+    def _accept_pool(self, message: PoolAccepted) -> None:
+        """Refuse a request that is too long to wait with the others, which is known once it is tokenized."""
+        try:
+            self.request_queue.check_tokens(self._pools.get(message.call, ""), message.num_tokens)
+        except Overloaded as error:
+            self._calls.refuse(message.call, error)
 
     async def tokenize(
         self, segments: Sequence[Segment], add_special: bool, observer: WorkObserver | None = None
@@ -442,10 +487,7 @@ class WorkerEngine:
             self._step_watchdog.heard()
             self._requests.distribute(message)
             return
-        if isinstance(message, Entered | Started | Stats | View | ThinkingStopped):
-            self._step_watchdog.heard()
-        elif isinstance(message, Accepted | Rejected | Tokenized | Detokenized | CallFailed):
-            self._intake_watchdog.heard()
+        self._hear(message)
         match message:
             case Accepted() | Rejected() | Entered() | Started() | Left() | StageBegan(work=str()):
                 self._requests.handle(message)
@@ -461,10 +503,26 @@ class WorkerEngine:
             case LoadFailed():
                 settle(self._loaded, message.failure.to_error())
             case Died():
-                self._reason = message.reason
-                self._on_lost(None)  # its link may stay open until all of its threads have finished
+                self._on_lost(message.reason)  # its link may stay open until all of its threads have finished
+            case PoolAccepted():
+                self._accept_pool(message)
             case _:
-                self._calls.handle(message)
+                self._answer(message)
+
+    def _answer(self, message: Answer) -> None:
+        """Handle the start or the answer of a call, which may be a pooling request."""
+        if isinstance(message, StageBegan) and message.stage == "request":
+            self.request_queue.start(self._pools.get(int(message.work), ""))
+        elif isinstance(message, Pooled | CallFailed):
+            self._pools.pop(message.call, None)
+        self._calls.handle(message)
+
+    def _hear(self, message: FromWorker) -> None:
+        """Tell the watchdog of the thread that has sent a message."""
+        if isinstance(message, Entered | Started | Pooled | Stats | View | ThinkingStopped):
+            self._step_watchdog.heard()
+        elif isinstance(message, Accepted | Rejected | PoolAccepted | Tokenized | Detokenized | CallFailed):
+            self._intake_watchdog.heard()
 
 
 def _lost_request(reason: str) -> str:
