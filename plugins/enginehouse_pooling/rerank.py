@@ -38,8 +38,12 @@ class RerankBody(PoolingBody):
     """A query and documents, of which the response has the scores, best first."""
 
     query: str = row("The text for which the documents are scored.", default=NOTHING)
-    documents: Any = row("Texts, or objects with the member `text`.", schema=_TEXTS)
-    texts: Any = row("TEI's name of `documents`; the response is then a list of TEI's form.", schema=_TEXTS)
+    documents: Any = row("Texts, or objects with the member `text`.", schema=_TEXTS, limit=("maxItems", "max_inputs"))
+    texts: Any = row(
+        "TEI's name of `documents`; the response is then a list of TEI's form.",
+        schema=_TEXTS,
+        limit=("maxItems", "max_inputs"),
+    )
     top_n: int | None = row("Return the best ones only, at most this many.", bounds=(1, 2**31 - 1))
     return_documents: bool = row("Return the text of each document.", default=False)
     return_text: bool = row("TEI's name of `return_documents`.", default=False)
