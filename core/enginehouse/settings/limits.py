@@ -124,7 +124,7 @@ class LimitsSettings:
         total_timeout_s: maximum time from a request's arrival to the end of its answer.
         max_choices: maximum value of ``n``.
         max_messages: maximum number of messages in a chat.
-        max_inputs: maximum number of texts and pairs of texts, such as documents to rank, in a request to a pooling model.
+        max_inputs: maximum number of texts and pairs of texts (documents to rank) in a request to a pooling model.
         max_stop: maximum number of stop strings, and of regular expressions that stop.
         max_tokens: maximum answer length in tokens; unset is the rest of the context.
         render_timeout_s: time limit for rendering a chat template, in seconds.
