@@ -24,6 +24,7 @@ _FENCES = ("```json", "```python", "```tool_code", "```")
 _RUN = re.compile(r"[\w.-]+", re.ASCII)
 _ID = re.compile(r"[\w-]*", re.ASCII)
 _MAX_HEAD_CHARS = 400
+_PREFIX = "functions."
 
 
 class _MoreNeeded(Exception):
@@ -126,6 +127,13 @@ class CallSession:
             self._num_white = start
             return False
         is_call = text[0] == "{" or text.startswith("```") or (text[0] == "[" and not self._starts_marker(text))
+        text_start = self._syntax.text_start
+        if text_start and text.startswith(text_start):
+            self._rest, self._state = text[len(text_start) :], self._text
+            return True
+        if not self._is_last and text_start.startswith(text):
+            self._num_white = start
+            return False
         if text[0] == "[" and len(text) == 1 and not self._is_last:
             self._num_white = start
             return False
@@ -310,9 +318,10 @@ class CallSession:
             if start == len(self._rest) and not self._is_last:
                 raise _MoreNeeded
             return self._give_up()
-        if run.end() == len(self._rest) < start + _MAX_HEAD_CHARS and not self._is_last:
+        is_open = run.end() == len(self._rest) < start + _MAX_HEAD_CHARS and not self._is_last
+        if is_open and self._may_be_name(run[0]):
             raise _MoreNeeded
-        name = run[0] if run[0] in self._tools else run[0].removeprefix("functions.")
+        name = run[0] if run[0] in self._tools else run[0].removeprefix(_PREFIX)
         if ID in self._syntax.before_calls and name not in self._tools:
             return self._skip_id(run.end())
         if name not in self._tools or self._syntax.kind == "object":
@@ -330,6 +339,13 @@ class CallSession:
         else:
             self._tagged, self._state = TaggedArguments(self._syntax, self._tools[name]), self._parameters
         return True
+
+    def _may_be_name(self, text: str) -> bool:
+        """True if a text is the beginning of a name, or of an id before one."""
+        if ID in self._syntax.before_calls:
+            return True
+        names = (f"{prefix}{name}" for name in self._tools for prefix in ("", _PREFIX))
+        return self._syntax.kind != "object" and any(name.startswith(text) for name in names)
 
     def _skip_id(self, end: int) -> bool:
         """Skip an id that a marker follows."""

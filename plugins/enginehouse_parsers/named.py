@@ -6,7 +6,7 @@ import re
 
 from attrs import field, frozen
 
-from enginehouse_parsers.syntax import ID, INDEX, KEY, TYPE, ToolSyntax
+from enginehouse_parsers.syntax import ID, INDEX, KEY, NAME, TYPE, ToolSyntax
 
 __all__ = ["HERMES", "NAMED", "NamedFormat"]
 
@@ -350,7 +350,14 @@ NAMED: tuple[NamedFormat, ...] = (
         "functionary-v3.2",
         "Functionary 3.2",
         r">>>",
-        ToolSyntax(kind="named", call_start=">>>", name_end="\n", openers=(">>>",)),
+        ToolSyntax(  # the prompt ends with the first marker
+            kind="named",
+            name_end="\n",
+            separator=">>>",
+            openers=(">>>",),
+            ignored=(">>>all\n",),
+            text_start="all\n",
+        ),
     ),
     NamedFormat(
         "atem",
@@ -358,14 +365,16 @@ NAMED: tuple[NamedFormat, ...] = (
         r"<atem:invoke",
         ToolSyntax(
             kind="tagged",
-            section_start="<atem:function_calls>\n",
-            call_start='<atem:invoke name="',
+            call_start=f' to={NAME}<|message|><atem:function_calls>\n<atem:invoke name="',
             name_end='">\n',
             parameter_start='<atem:parameter name="',
             key_end='">',
             value_end="</atem:parameter>\n",
-            call_end="</atem:invoke>\n",
-            section_end="</atem:function_calls>",
+            call_end="</atem:invoke>\n</atem:function_calls>",
+            separator="<|eom|><|start|>assistant",
+            openers=("<atem:function_calls>", "<atem:invoke name="),
+            closers=("</atem:invoke>", "</atem:function_calls>"),
+            ignored=("<|start|>assistant", "<|message|>", "<|eom|>", "<|eot|>"),
         ),
     ),
     NamedFormat(

@@ -91,7 +91,7 @@ class ThinkSession:
     """Implements :class:`enginehouse.contract.parsers.ReasoningSession`.
 
     White space around the reasoning and blank lines between it and the answer are dropped. An answer that does not
-    begin with the opening tag has no reasoning and is unchanged.
+    begin with the opening tag has no reasoning and is unchanged; the closing tag at its beginning is dropped.
     """
 
     def __init__(self, start: str, end: str, is_open: bool, wrappers: tuple[str, ...] = ()) -> None:
@@ -126,13 +126,14 @@ class ThinkSession:
         return parts
 
     def _opening(self) -> bool:
-        """Only white space and possibly a prefix of the opening tag so far."""
+        """Only white space and possibly a prefix of a tag so far; the closing tag alone means no reasoning."""
         start = self._num_white = end_of_white(self._rest, self._num_white, is_json=False)
         text = self._rest[start:]
-        if text.startswith(self._start):
-            self._rest, self._state, self._num_white = text[len(self._start) :], self._inside, 0
-            return True
-        if self._start.startswith(text):
+        for tag, state in ((self._start, self._inside), (self._end[0], self._closed)):
+            if text.startswith(tag):
+                self._rest, self._state, self._num_white = text[len(tag) :], state, 0
+                return True
+        if self._start.startswith(text) or self._end[0].startswith(text):
             return False
         self._state = self._after
         return True

@@ -42,7 +42,6 @@ from enginehouse.workers.messages import (
     Accepted,
     CallFailed,
     Cancel,
-    CancelCall,
     Close,
     Detokenize,
     Detokenized,
@@ -58,7 +57,6 @@ from enginehouse.workers.messages import (
     LoadFailed,
     LoadProgress,
     MetricsReport,
-    Pool,
     PoolAccepted,
     Pooled,
     Ready,
@@ -77,9 +75,10 @@ from enginehouse.workers.messages import (
     decode_from_worker,
     pack,
 )
+from enginehouse.workers.pool_calls import PoolCalls
 from enginehouse.workers.process import Connection, ExitStatus
 from enginehouse.workers.request_queue import RequestQueue
-from enginehouse.workers.requests import NO_CALL, Answer, Calls, RequestTable, WorkerStream, WorkObserver, settle
+from enginehouse.workers.requests import NO_CALL, Calls, RequestTable, WorkerStream, WorkObserver, settle
 
 # Maximum time for a worker to close its model before it is killed; nothing is lost if it is killed.
 _CLOSE_S = 2.0
@@ -138,7 +137,7 @@ class WorkerEngine:
         self.request_queue = request_queue
         self._requests = RequestTable(self.request_queue)
         self._calls = Calls()
-        self._pools: dict[int, str] = {}  # calls that are pooling requests, with their ids
+        self._pools = PoolCalls(self._calls, request_queue, self._connection.send)
         self._reason: str | None = None  # exit reason reported by the worker
         self._step_watchdog = Watchdog(
             step_timeout_s,
@@ -387,35 +386,9 @@ class WorkerEngine:
         self._intake_watchdog.begin()
 
     async def pool(self, request: PoolingRequest, observer: WorkObserver | None = None) -> PoolingResult:
-        """Return the rows of a request; cancelling this drops it in the worker.
-
-        Raises:
-            RequestError: the request cannot be served.
-            Overloaded: too many tokens wait.
-            EngineDead: the worker is gone.
-        """
-        number = self._calls.next_number()
+        """Return the rows of a request, see :meth:`PoolCalls.answer_to`."""
         self._check_room()
-        try:
-            self._connection.send(Pool(number, request))
-        except InvalidRequest as error:
-            raise InvalidRequest(error.message, request.path) from error
-        self._pools[number] = request.request_id
-        self._begin_watch()
-        try:
-            result: PoolingResult = await self._calls.answer_to(number, observer)
-        except (asyncio.CancelledError, Overloaded):
-            if number in self._pools and self._connection.is_open:
-                self._connection.send(CancelCall(number))
-            raise
-        return result
-
-    def _accept_pool(self, message: PoolAccepted) -> None:
-        """Refuse a request that is too long to wait with the others, which is known once it is tokenized."""
-        try:
-            self.request_queue.check_tokens(self._pools.get(message.call, ""), message.num_tokens)
-        except Overloaded as error:
-            self._calls.refuse(message.call, error)
+        return await self._pools.answer_to(request, observer, self._begin_watch)
 
     async def tokenize(
         self, segments: Sequence[Segment], add_special: bool, observer: WorkObserver | None = None
@@ -505,17 +478,10 @@ class WorkerEngine:
             case Died():
                 self._on_lost(message.reason)  # its link may stay open until all of its threads have finished
             case PoolAccepted():
-                self._accept_pool(message)
+                self._pools.accepted(message)
             case _:
-                self._answer(message)
-
-    def _answer(self, message: Answer) -> None:
-        """Handle the start or the answer of a call, which may be a pooling request."""
-        if isinstance(message, StageBegan) and message.stage == "request":
-            self.request_queue.start(self._pools.get(int(message.work), ""))
-        elif isinstance(message, Pooled | CallFailed):
-            self._pools.pop(message.call, None)
-        self._calls.handle(message)
+                self._pools.note(message)
+                self._calls.handle(message)
 
     def _hear(self, message: FromWorker) -> None:
         """Tell the watchdog of the thread that has sent a message."""
