@@ -31,7 +31,7 @@ from enginehouse_pooling.inputs import (
     usage_of,
 )
 
-__all__ = ["embedding_routes"]
+__all__ = ["CohereEmbedBody", "EmbeddingsBody", "TeiEmbedBody", "embedding_routes"]
 
 _DIMENSIONS = "Size of the embeddings, one of those that the model was trained for. They are normalised again."
 _NORMALIZE = "Scale embeddings to length 1."

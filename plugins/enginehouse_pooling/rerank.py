@@ -15,11 +15,11 @@ from attrs import NOTHING, evolve, frozen
 from enginehouse.contract.calls import Call
 from enginehouse.contract.errors import InvalidRequest
 from enginehouse.contract.rows import row
-from enginehouse.contract.surface import AnswerRoute, Reply, new_id
-from enginehouse.contract.types import PoolingRequest, PoolText
+from enginehouse.contract.surface import AnswerRoute, Chunk, Reply, new_id
+from enginehouse.contract.types import PoolingRequest, PoolingResult, PoolText
 from enginehouse_pooling.inputs import USAGE, Cut, PoolingBody, cut_of, model_of, read_texts, usage_of
 
-__all__ = ["rerank_routes"]
+__all__ = ["RerankBody", "rerank_routes"]
 
 _TEXTS = {
     "type": "array",
@@ -60,27 +60,14 @@ async def _rerank(usual_cut: Cut, call: Call) -> Reply:
         usual_cut: part at which documents that are too long are shortened if the body does not say.
     """
     body: RerankBody = call.body
-    if body.documents is not None and body.texts is not None:
-        raise InvalidRequest("texts: not allowed together with documents; give one of them", "texts")
-    path = "documents" if body.texts is None else "texts"
-    given = getattr(body, path)
-    if given is None:
-        raise InvalidRequest("documents: is required", "documents")
-    documents = read_texts(given, path)
-    part, most = cut_of(call, "end" if body.max_tokens_per_doc is not None else usual_cut)
-    if part == "none" and body.max_tokens_per_doc is not None:
-        message = "max_tokens_per_doc: contradicts truncate, which refuses long texts"
-        raise InvalidRequest(message, "max_tokens_per_doc")
-    if most is not None:
-        message = "truncate_prompt_tokens: use max_tokens_per_doc, which shortens the documents alone"
-        raise InvalidRequest(message, "truncate_prompt_tokens")
+    path, documents = _documents(body)
     request = PoolingRequest(
         request_id=new_id("rerank-"),
         model=model_of(call, "rerank"),
         task="rerank",
         inputs=tuple(PoolText(body.query, second=document) for document in documents),
         path=path,
-        truncate=part,
+        truncate=_cut(call, usual_cut),
         max_tokens=body.max_tokens_per_doc,
         raw_scores=body.raw_scores,
         priority=body.priority,
@@ -88,33 +75,55 @@ async def _rerank(usual_cut: Cut, call: Call) -> Reply:
     result = await call.server.pool(request)
     scores = result.array[:, 0].tolist()
     best = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)[: body.top_n]
-    shows = body.return_documents or body.return_text
+    shown = documents if body.return_documents or body.return_text else None
     if path == "texts":
+        of_text = [{} if shown is None else {"text": shown[index]} for index in best]
         return Reply(
-            [
-                {"index": index, "score": scores[index], **({"text": documents[index]} if shows else {})}
-                for index in best
-            ]
+            [{"index": index, "score": scores[index], **text} for index, text in zip(best, of_text, strict=True)]
         )
-    answer: dict[str, Any] = {
+    return Reply(_answer(request, result, [_result(index, scores[index], shown) for index in best]))
+
+
+def _documents(body: RerankBody) -> tuple[str, list[str]]:
+    """Return the member of the body that has the documents, and their texts."""
+    if body.documents is not None and body.texts is not None:
+        raise InvalidRequest("texts: not allowed together with documents; give one of them", "texts")
+    path = "documents" if body.texts is None else "texts"
+    given = getattr(body, path)
+    if given is None:
+        raise InvalidRequest("documents: is required", "documents")
+    return path, read_texts(given, path)
+
+
+def _cut(call: Call, usual: Cut) -> Cut:
+    """Return the part at which documents that are too long are shortened."""
+    body: RerankBody = call.body
+    part, most = cut_of(call, usual if body.max_tokens_per_doc is None else "end")
+    if part == "none" and body.max_tokens_per_doc is not None:
+        message = "max_tokens_per_doc: contradicts truncate, which refuses long texts"
+        raise InvalidRequest(message, "max_tokens_per_doc")
+    if most is not None:
+        message = "truncate_prompt_tokens: use max_tokens_per_doc, which shortens the documents alone"
+        raise InvalidRequest(message, "truncate_prompt_tokens")
+    return part
+
+
+def _result(index: int, score: float, shown: list[str] | None) -> Chunk:
+    document = {} if shown is None else {"document": {"text": shown[index]}}
+    return {"index": index, "relevance_score": score, **document}
+
+
+def _answer(request: PoolingRequest, result: PoolingResult, results: list[Chunk]) -> Chunk:
+    answer: Chunk = {
         "id": request.request_id,
         "object": "list",
         "model": result.model,
         "usage": usage_of(result),
-        "results": [
-            {
-                "index": index,
-                "relevance_score": scores[index],
-                **({"document": {"text": documents[index]}} if shows else {}),
-            }
-            for index in best
-        ],
+        "results": results,
         "score_kind": result.score_kind,
         "meta": {"tokens": {"input_tokens": sum(result.num_tokens)}},
     }
-    if part != "none":
-        answer["num_truncated"] = result.num_truncated
-    return Reply(answer)
+    return answer if request.truncate == "none" else {**answer, "num_truncated": result.num_truncated}
 
 
 _RESULT = {

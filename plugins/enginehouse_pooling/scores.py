@@ -30,7 +30,7 @@ from enginehouse_pooling.inputs import (
     usage_of,
 )
 
-__all__ = ["score_routes"]
+__all__ = ["ClassifyBody", "PredictBody", "ScoreBody", "score_routes"]
 
 _TEXTS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}
 _RAW = "Return logits instead of scores from 0 to 1."
