@@ -11,12 +11,13 @@ Source: https://cookbook.openai.com/articles/openai-harmony; written anew.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from attrs import frozen
 
 from enginehouse.contract.parsers import AnswerText, ChatFormat, ReasoningPart, ReasoningSession, ReasoningText
+from enginehouse_parsers.state_reader import StateReader
 from enginehouse_parsers.tags import end_of_white, is_remnant, split_at_tag, token_at
 
 __all__ = ["HarmonyReasoningParser", "MessageFormat", "MessageSession", "RecipientsReasoningParser"]
@@ -92,7 +93,7 @@ class MessageFormat:
         return MessageSession(is_open, has_channels=self.has_channels)
 
 
-class MessageSession:
+class MessageSession(StateReader[ReasoningPart]):
     """Implements :class:`enginehouse.contract.parsers.ReasoningSession`. An answer without headers is text.
 
     Args:
@@ -101,22 +102,12 @@ class MessageSession:
     """
 
     def __init__(self, is_open: bool, *, has_channels: bool) -> None:
+        super().__init__()
         self._has_channels = has_channels
         self._beginnings = _BEGINNINGS
-        self._rest = ""  # unread text
-        self._num_white = 0  # number of leading white space characters seen so far
-        self._parts: list[ReasoningPart] = []
         self._is_reasoning = is_open
         self._is_call = False
-        self._state: Callable[[], bool] = self._body if is_open else self._beginning
-
-    def push(self, text: str) -> Sequence[ReasoningPart]:
-        """See :class:`enginehouse.contract.parsers.ReasoningSession`."""
-        self._rest += text
-        while self._rest and self._state():
-            pass
-        parts, self._parts = self._parts, []
-        return parts
+        self._state = self._body if is_open else self._beginning
 
     def flush(self, is_cut: bool) -> Sequence[ReasoningPart]:
         """See :class:`enginehouse.contract.parsers.ReasoningSession`."""
@@ -128,8 +119,7 @@ class MessageSession:
         if is_text:
             self._show(self._rest)
         self._rest = ""
-        parts, self._parts = self._parts, []
-        return parts
+        return self._taken()
 
     def _beginning(self) -> bool:
         """Before a header, at the start and after each message; an answer in another form has none."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from enginehouse_parsers.syntax import ID, INDEX, KEY, NAME, TYPE, ToolSyntax
 
@@ -35,16 +35,16 @@ HERMES = ToolSyntax(
     call_end="}\n</tool_call>",
     separator="\n",
 )
-_MISTRAL_LIST = ToolSyntax(
+_LISTED = ToolSyntax(
     kind="object",
-    section_start="[TOOL_CALLS][",
+    section_start="[",
     call_start='{"name": "',
     name_end='", "arguments": ',
     call_end="}",
     separator=", ",
     section_end="]",
-    ignored=("[ARGS]", "[CALL_ID]"),
 )
+"""A list of objects, which most formats put after a marker."""
 _DSML_VALUE = {
     "name_end": '">\n',
     "parameter_start": '<｜DSML｜parameter name="',  # noqa: RUF001 - characters of its own
@@ -104,7 +104,12 @@ NAMED: tuple[NamedFormat, ...] = (
         r"\[ARGS\]",
         ToolSyntax(kind="named", call_start="[TOOL_CALLS]", name_end="[ARGS]", name_extras=("[CALL_ID]", ID)),
     ),
-    NamedFormat("mistral", "Mistral 7B to Nemo", r"\[TOOL_CALLS\]", _MISTRAL_LIST),
+    NamedFormat(
+        "mistral",
+        "Mistral 7B to Nemo",
+        r"\[TOOL_CALLS\]",
+        evolve(_LISTED, section_start="[TOOL_CALLS][", ignored=("[ARGS]", "[CALL_ID]")),
+    ),
     NamedFormat(
         "qwen3-coder",
         "Qwen3-Coder, Qwen 3.5, Nemotron 3, Step 3.5",
@@ -276,29 +281,13 @@ NAMED: tuple[NamedFormat, ...] = (
         "granite3",
         "Granite 3",
         r"<\|tool_call\|>",
-        ToolSyntax(
-            kind="object",
-            section_start="<|tool_call|>[",
-            call_start='{"name": "',
-            name_end='", "arguments": ',
-            call_end="}",
-            separator=", ",
-            section_end="]",
-        ),
+        evolve(_LISTED, section_start="<|tool_call|>["),
     ),
     NamedFormat(
         "nemotron",
         "Nemotron Nano 2",
         r"<TOOLCALL>",
-        ToolSyntax(
-            kind="object",
-            section_start="<TOOLCALL>[",
-            call_start='{"name": "',
-            name_end='", "arguments": ',
-            call_end="}",
-            separator=", ",
-            section_end="]</TOOLCALL>",
-        ),
+        evolve(_LISTED, section_start="<TOOLCALL>[", section_end="]</TOOLCALL>"),
     ),
     NamedFormat(
         "functionary-v3.1",
@@ -334,17 +323,7 @@ NAMED: tuple[NamedFormat, ...] = (
         "phi4",
         "Phi-4 mini",
         r"<\|tool\|>",
-        ToolSyntax(
-            kind="object",
-            section_start="[",
-            call_start='{"name": "',
-            name_end='", "arguments": ',
-            call_end="}",
-            separator=", ",
-            section_end="]",
-            openers=("<|tool_call|>", "functools"),
-            closers=("<|/tool_call|>",),
-        ),
+        evolve(_LISTED, openers=("<|tool_call|>", "functools"), closers=("<|/tool_call|>",)),
     ),
     NamedFormat(
         "functionary-v3.2",
