@@ -14,9 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from enginehouse.contract.errors import ModelLoadError
-from enginehouse.contract.regular_files import read_regular_text
+from enginehouse.contract.regular_files import open_regular, read_regular_text
 
-__all__ = ["check_has_tokenizer", "check_names", "check_shards", "check_texts", "describe_folder", "read_object"]
+__all__ = [
+    "check_has_tokenizer",
+    "check_names",
+    "check_shards",
+    "check_texts",
+    "describe_folder",
+    "has_only_tekken",
+    "read_object",
+]
 
 _INDEX = "model.safetensors.index.json"
 _OBJECTS = ("generation_config.json", "special_tokens_map.json", "tokenizer_config.json", "chat_template.json")
@@ -25,6 +33,8 @@ _MAX_INDEX_BYTES = 64 * 2**20
 _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.safetensors")
 _NUM_SHOWN = 3
 _TOKENIZERS = ("tokenizer.json", "vocab.json", "vocab.txt")
+_TIKTOKEN_BYTES = 200
+_TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")
 _SENTENCEPIECE = {"sentencepiece": "sentencepiece", "protobuf": "google.protobuf"}
 
 
@@ -125,33 +135,43 @@ def describe_folder(folder: Path) -> str:
 
 
 def check_has_tokenizer(folder: Path) -> None:
-    """Check that a library can make a tokenizer of the files in a folder.
+    """Check that a tokenizer can be made of the files in a folder.
 
     Raises:
-        ModelLoadError: there is none that it knows, or the package that reads it is missing.
+        ModelLoadError: there is none that is known, or the package that reads it is missing.
     """
-    if any((folder / name).is_file() for name in _TOKENIZERS):
+    if any((folder / name).is_file() for name in _TOKENIZERS) or has_only_tekken(folder):
         return
-    if any(folder.glob("*.model")):
-        missing = [package for package, module in _SENTENCEPIECE.items() if not _is_installed(module)]
-        if missing:
-            raise ModelLoadError(
-                f"{folder}: its tokenizer is a sentencepiece model; to read it, run: pip install {' '.join(missing)}"
-            )
-    elif (folder / "tekken.json").is_file():
+    if any(folder.glob("*.tiktoken")) or any(map(_is_tiktoken, folder.glob("*.model"))):
         raise ModelLoadError(
-            f"{folder}: its tokenizer is tekken.json, which only mistral-common reads; copy the tokenizer.json of a "
-            "model of the same family into the folder"
+            f"{folder}: its tokenizer is a tiktoken file, which says neither how texts are split nor its control "
+            "tokens; copy the tokenizer.json of a model of the same family into the folder"
         )
-    elif any(folder.glob("*.tiktoken")):
+    if not any(folder.glob("*.model")):
         raise ModelLoadError(
-            f"{folder}: its tokenizer is a tiktoken file, which only code in the folder reads; copy the tokenizer.json "
-            "of a model of the same family into the folder"
+            f"{folder}: it has no tokenizer (tokenizer.json, tokenizer.model or tekken.json); copy it from the "
+            "original model"
         )
-    else:
+    missing = [package for package, module in _SENTENCEPIECE.items() if not _is_installed(module)]
+    if missing:
         raise ModelLoadError(
-            f"{folder}: it has no tokenizer (tokenizer.json or tokenizer.model); copy it from the original model"
+            f"{folder}: its tokenizer is a sentencepiece model; to read it, run: pip install {' '.join(missing)}"
         )
+
+
+def has_only_tekken(folder: Path) -> bool:
+    """True if Mistral's ``tekken.json`` is the only tokenizer of a folder."""
+    others = any((folder / name).is_file() for name in _TOKENIZERS) or any(folder.glob("*.model"))
+    return not others and (folder / "tekken.json").is_file()
+
+
+def _is_tiktoken(file: Path) -> bool:
+    """True if a file begins with a token in base64 and its rank; a sentencepiece model is binary."""
+    try:
+        with open_regular(file) as opened:
+            return _TIKTOKEN_LINE.match(opened.read(_TIKTOKEN_BYTES)) is not None
+    except OSError:
+        return False
 
 
 def _is_installed(module: str) -> bool:

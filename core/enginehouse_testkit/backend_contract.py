@@ -25,6 +25,7 @@ import pytest
 from enginehouse.contract.backend import Backend, MemoryEstimate, ModelSource, Runner
 from enginehouse.contract.engine import Engine
 from enginehouse.contract.errors import ModelLoadError
+from enginehouse.contract.pooler import Pooler
 from enginehouse_testkit.contract.form import FormContract, form_of_rows, loader_problem
 from enginehouse_testkit.contract.imports import packages_imported_by
 from enginehouse_testkit.contract.opening import ModelUnderTest
@@ -48,8 +49,10 @@ class BackendContract(FormContract):
         problem = loader_problem("backends", model.backend)
         if problem or model.backend.opens != "runner":
             return problem
-        runner = model.open_runner()
+        runner = cast(Runner | Pooler, model.open())
         try:
+            if isinstance(runner, Pooler):
+                return ""  # PoolerContract tests its rows
             return form_of_rows(runner, getattr(cls, "max_logit_difference", 0.05), getattr(cls, "exact", None))
         finally:
             runner.close()
@@ -161,20 +164,24 @@ class BackendContract(FormContract):
             assert opened.info.vocab_size > 0
             assert opened.info.max_context > 0
             if model.backend.opens == "runner":
-                assert isinstance(opened, Runner)
+                assert isinstance(opened, Runner | Pooler)
         finally:
             _close(opened)
 
     def test_context_and_slots_are_honoured(self, model: ModelUnderTest, make_opened: Callable[..., Any]) -> None:
-        """The runner has the context and slots that the settings request."""
+        """The runner has the context and slots that the settings request; a pooler has the context."""
         if model.backend.opens != "runner":
             pytest.skip("optional: the backend opens engines, which plan for themselves (opens)")
-        runner = cast(Runner, make_opened(context=48, slots=3))
+        opened = cast(Runner | Pooler, make_opened(context=48, slots=3))
         try:
-            assert runner.capabilities.max_context == runner.info.max_context == 48
-            assert runner.capabilities.max_sequences >= 3
+            assert opened.info.max_context == 48
+            if isinstance(opened, Pooler):
+                assert opened.capabilities.max_tokens == 48
+            else:
+                assert opened.capabilities.max_context == 48
+                assert opened.capabilities.max_sequences >= 3
         finally:
-            runner.close()
+            opened.close()
 
 
 def _bad_sources(model: ModelUnderTest, folder: Path) -> tuple[Path, Path]:
@@ -207,7 +214,7 @@ def _assert_context_counts(model: ModelUnderTest) -> None:
         )
 
 
-def _close(opened: Runner | Engine) -> None:
+def _close(opened: Runner | Pooler | Engine) -> None:
     closing = opened.close()
     if closing is not None:
         asyncio.run(_wait(closing))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import threading
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from attrs import field, frozen, validators
@@ -38,6 +41,27 @@ class FakeFaults:
     abort_at_text: str | None = None
     latch: str | None = None
     refuse_to_open: str | None = None
+
+    def happen(self, step: int, inputs: Iterable[Sequence[int]]) -> None:
+        """Raise, end the process or hang, if a fault is due at this pass over the token ids of ``inputs``."""
+        computed = list(inputs)
+        if self._is_due(step, computed, self.raise_at_step, self.raise_at_token):
+            raise RuntimeError(f"the fake runner fails on purpose at step {step}")
+        if self._is_due(step, computed, self.abort_at_step, self.abort_at_token):
+            os.abort()
+        if self._is_due(step, computed, self.hang_at_step, self.hang_at_token):
+            threading.Event().wait()  # forever; abort() has no effect
+
+    def _is_due(self, step: int, inputs: list[Sequence[int]], at_step: int | None, at_token: int | None) -> bool:
+        if step != at_step and not any(at_token in token_ids for token_ids in inputs):
+            return False
+        if self.latch is None:
+            return True
+        try:
+            os.close(os.open(self.latch, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return False
+        return True
 
 
 @frozen(kw_only=True)

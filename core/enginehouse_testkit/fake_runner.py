@@ -7,7 +7,6 @@ before anything changes, and a state that was not computed cannot be read. Optio
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Sequence
@@ -218,7 +217,7 @@ class FakeRunner:
         self._check_batch(spans, inputs)
         self._aborted.clear()
         self.num_steps += 1
-        self._fail_on_purpose(inputs)
+        self.options.faults.happen(self.num_steps, inputs)
         rows: list[NDArray[np.float32]] = []
         exit_layers: list[int] = []
         for span, token_ids in zip(spans, inputs, strict=True):
@@ -333,27 +332,6 @@ class FakeRunner:
         if self.options.window is not None:
             num_kept = self.options.window + self.options.window_slack
             self._num_lost[sequence] = max(self._num_lost[sequence], len(self._sequences[sequence]) - num_kept)
-
-    def _fail_on_purpose(self, inputs: Sequence[list[int]]) -> None:
-        faults, step = self.options.faults, self.num_steps
-
-        def is_due(at_step: int | None, at_token: int | None) -> bool:
-            if step != at_step and not any(at_token in token_ids for token_ids in inputs):
-                return False
-            if faults.latch is None:
-                return True
-            try:
-                os.close(os.open(faults.latch, os.O_CREAT | os.O_EXCL))
-            except FileExistsError:
-                return False
-            return True
-
-        if is_due(faults.raise_at_step, faults.raise_at_token):
-            raise RuntimeError(f"the fake runner fails on purpose at step {step}")
-        if is_due(faults.abort_at_step, faults.abort_at_token):
-            os.abort()
-        if is_due(faults.hang_at_step, faults.hang_at_token):
-            threading.Event().wait()  # forever; abort() has no effect
 
 
 class FakeBackend:

@@ -24,6 +24,7 @@ from enginehouse.plugins.processors import ProcessorSampler
 from enginehouse.serving.sources import find_source
 from enginehouse.settings.config import PluginsSettings, structure_options
 from enginehouse_testkit.backend_contract import ModelUnderTest
+from enginehouse_testkit.pooler_contract import PoolerContract
 from enginehouse_testkit.runner_contract import RunnerContract
 
 __all__ = ["test_targets_of_commands_exist", "test_the_plugin_registers_something"]
@@ -78,7 +79,7 @@ def _test_classes(kind: Kind) -> Iterator[type[Any]]:
             name: plain(candidate)  # without core's guard, whose errors quote no exception
             for name, candidate in getattr(_REGISTRY, kind.name).items()
             if not isinstance(plain(candidate), ProcessorSampler)  # tested as a logits processor
-            and (suite is not RunnerContract or candidate.opens == "runner")
+            and (suite not in (PoolerContract, RunnerContract) or candidate.opens == "runner")
         }
         if objects:
             each = pytest.fixture(scope="class", params=list(objects.values()), ids=list(objects))

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from attrs import frozen
+from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from enginehouse.contract.errors import ModelLoadError
 from enginehouse_backendkit.fast_tokenizer import FastTokenizer, chat_templates, check_tokenizer_file
-from enginehouse_backendkit.folder_files import check_has_tokenizer
+from enginehouse_backendkit.folder_files import check_has_tokenizer, has_only_tekken
+from enginehouse_backendkit.tekken import read_tekken
+from enginehouse_backendkit.template_files import read_templates
 
-__all__ = ["ModelFiles", "ModelText", "load_text"]
+__all__ = ["ModelFiles", "ModelText", "load_fast", "load_text"]
 
 
 @frozen
@@ -55,19 +58,44 @@ def load_text(files: ModelFiles, model: Any, vocab_size: int) -> ModelText:
     check_tokenizer_file(files.folder)
     if files.gguf_file is None and not files.trust_remote_code:
         check_has_tokenizer(files.folder)
-    loaded = AutoTokenizer.from_pretrained(**files.arguments)
-    if getattr(loaded, "backend_tokenizer", None) is None:
-        raise ModelLoadError(f"{files.folder}: {type(loaded).__name__} is not a fast tokenizer")
     # transformers 5.17 reads a GGUF tokenizer's own special ids wrongly; those in the configuration are right.
-    tokenizer_ids = [] if files.gguf_file else [loaded.eos_token_id]
-    configured = [_ids(config.eos_token_id) for config in (model.generation_config, model.config.get_text_config())]
-    ends = [i for ids in (*configured, tokenizer_ids) for i in ids if i is not None]
-    tokenizer = FastTokenizer(loaded.backend_tokenizer, vocab_size, ends)
+    configured = [i for c in (model.generation_config, model.config.get_text_config()) for i in _ids(c.eos_token_id)]
+    if files.gguf_file is None and has_only_tekken(files.folder):
+        return _read_tekken(files.folder, vocab_size, configured)
+    loaded = _read(files)
+    own = [] if files.gguf_file else list(_ids(loaded.eos_token_id))
+    tokenizer = FastTokenizer(loaded.backend_tokenizer, vocab_size, [*configured, *own])
     if files.gguf_file:
         bos, eos = (_name(tokenizer, getattr(model.config, f"{kind}_token_id", None)) for kind in ("bos", "eos"))
     else:
         bos, eos = str(loaded.bos_token or ""), str(loaded.eos_token or "")
     return ModelText(tokenizer, chat_templates(loaded.chat_template, files.folder), bos, eos)
+
+
+def load_fast(files: ModelFiles) -> Any:
+    """Return the tokenizer of a folder as transformers loads it, with ``backend_tokenizer``.
+
+    Raises:
+        ModelLoadError: a fast tokenizer is missing, or its file cannot be read.
+    """
+    check_tokenizer_file(files.folder)
+    if not files.trust_remote_code:
+        check_has_tokenizer(files.folder)
+    return _read(files)
+
+
+def _read(files: ModelFiles) -> Any:
+    loaded = AutoTokenizer.from_pretrained(**files.arguments)
+    if getattr(loaded, "backend_tokenizer", None) is None:
+        raise ModelLoadError(f"{files.folder}: {type(loaded).__name__} is not a fast tokenizer")
+    return loaded
+
+
+def _read_tekken(folder: Path, vocab_size: int, end_token_ids: Sequence[int]) -> ModelText:
+    read = read_tekken(folder)
+    ends = [*end_token_ids, read.eos_token_id]
+    tokenizer = FastTokenizer(Tokenizer.from_str(read.text), vocab_size, ends)
+    return ModelText(tokenizer, read_templates(folder), read.bos_token, read.eos_token)
 
 
 def _ids(value: int | list[int] | None) -> Iterator[int]:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
 import mlx_lm
 from mlx.utils import tree_flatten
+from mlx_lm.utils import load_model
 
 from enginehouse.contract.backend import ModelSource, Progress, RunnerCapabilities
 from enginehouse.contract.errors import EnginehouseError, MissingDependency, ModelLoadError
 from enginehouse.contract.types import ModelInfo
 from enginehouse_backendkit.fast_tokenizer import check_tokenizer_file
-from enginehouse_backendkit.folder_files import check_has_tokenizer, check_names
+from enginehouse_backendkit.folder_files import check_has_tokenizer, check_names, has_only_tekken
 from enginehouse_backendkit.model_folder import (
     ModelFolder,
     check_weights,
@@ -32,7 +35,7 @@ from enginehouse_mlx.exiting import ExitingRunner
 from enginehouse_mlx.halves import cut_model
 from enginehouse_mlx.runner import MlxRunner
 from enginehouse_mlx.sampling import SUPPORTED
-from enginehouse_mlx.tokenizer import wrap_text
+from enginehouse_mlx.tokenizer import ModelText, tekken_text, wrap_text
 
 __all__ = ["open_runner"]
 
@@ -51,11 +54,11 @@ def open_runner(source: ModelSource, options: MlxOptions, progress: Progress) ->
         raise ModelLoadError(f"{source.text}: {no_folder(source)}")
     try:
         progress(0.0, "loading weights")
-        model, tokenizer = _load(folder)
+        model, read_text = _load(folder)
         if options.dtype is not None:
             model.set_dtype(getattr(mx, options.dtype))
         progress(0.8, "warming up")
-        runner = _build(folder, model, tokenizer, options)
+        runner = _build(folder, model, read_text, options)
     except EnginehouseError:
         raise
     except ImportError as error:
@@ -68,18 +71,25 @@ def open_runner(source: ModelSource, options: MlxOptions, progress: Progress) ->
     return runner
 
 
-def _load(folder: ModelFolder) -> tuple[Any, Any]:
-    """Load mlx-lm's model and tokenizer wrapper; code from the folder is never run."""
+def _load(folder: ModelFolder) -> tuple[Any, Callable[[int], ModelText]]:
+    """Load mlx-lm's model, and return the function from its vocabulary size to its tokenizer.
+
+    Code from the folder is never run.
+    """
     if code := folder.config.get("model_file"):
         raise ModelLoadError(f"{folder.path}: it brings Python code of its own ({code!r}), which is not run")
     check_tokenizer_file(folder.path)
     check_has_tokenizer(folder.path)
     check_weights(folder.path)
     check_names(folder.path, "model*.safetensors")
+    if has_only_tekken(folder.path):
+        model, config = load_model(folder.path, model_config=older_keys(folder.config))
+        ends = config.get("eos_token_id") or []
+        return model, partial(tekken_text, folder.path, end_token_ids=[ends] if isinstance(ends, int) else ends)
     loaded: Any = mlx_lm.load(
         str(folder.path), tokenizer_config={"trust_remote_code": False}, model_config=older_keys(folder.config)
     )
-    return loaded[0], loaded[1]
+    return loaded[0], partial(wrap_text, loaded[1], folder=folder.path)
 
 
 def _quantization(folder: ModelFolder) -> dict[str, str]:
@@ -90,7 +100,7 @@ def _quantization(folder: ModelFolder) -> dict[str, str]:
     return {"quantization": f"{packed.get('bits')} bits, groups of {packed.get('group_size')}"}
 
 
-def _build(folder: ModelFolder, model: Any, tokenizer: Any, options: MlxOptions) -> MlxRunner:
+def _build(folder: ModelFolder, model: Any, read_text: Callable[[int], ModelText], options: MlxOptions) -> MlxRunner:
     memory = SlotMemory(model)
     max_context = served_context(_without_lost_windows(folder.config, memory), options.context)
     draws = options.draws or ("mlx" if mx.default_device().type == mx.DeviceType.gpu else "core")
@@ -106,7 +116,7 @@ def _build(folder: ModelFolder, model: Any, tokenizer: Any, options: MlxOptions)
         exit_layers=layered.exit_layers,
         states=True,
     )
-    text = wrap_text(tokenizer, vocab_size, folder.path)
+    text = read_text(vocab_size)
     parameters = dict(tree_flatten(model.parameters()))
     info = ModelInfo(
         backend="mlx",

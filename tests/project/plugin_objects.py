@@ -28,6 +28,7 @@ from enginehouse.contract import (
     logits_processor,
     model_hub,
     parsers,
+    pooler,
     preparer,
     router,
     sampler,
@@ -42,6 +43,7 @@ __all__ = ["SECTIONS", "classes_of", "object_pages", "section_of"]
 
 SECTIONS: tuple[tuple[str, ModuleType], ...] = (
     ("Backends", backend),
+    ("Poolers", pooler),
     ("Engines", engine),
     ("Samplers", sampler),
     ("Logits processors", logits_processor),

@@ -1,7 +1,8 @@
 """The contracts that a backend author implements: Backend, Runner, Tokenizer.
 
 A **backend** is the object that a plugin registers. It opens a **Runner** (a bare model: forward passes over sequences,
-one thread) or an **Engine** (serves whole requests by itself, asynchronous; :mod:`enginehouse.contract.engine`). Core's
+one thread), a **Pooler** (a model that gives one row per text; :mod:`enginehouse.contract.pooler`) or an **Engine**
+(serves whole requests by itself, asynchronous; :mod:`enginehouse.contract.engine`). Core's
 :class:`enginehouse.engine.loop.StepEngine` turns any runner into an engine.
 
 A runner does not know requests, sampling, stop strings, scheduling or text streams.
@@ -18,6 +19,7 @@ from attrs import frozen
 from numpy.typing import NDArray
 
 from enginehouse.contract.engine import Engine
+from enginehouse.contract.pooler import Pooler
 from enginehouse.contract.types import ModelInfo, SamplingParams
 
 __all__ = [
@@ -104,7 +106,7 @@ class Backend(Protocol):
     that opens runners declares the fields ``context: int | None = None`` (longest sequence in tokens; None: the
     backend's default) and ``slots: int = 8`` (sequences that decode concurrently); the model manager fills both from
     the generic settings of the same name, so users never write them twice. ``opens`` states the result of ``open``: a
-    Runner (hosted in a worker) or an Engine (lives in the server process).
+    Runner or, for a pooling model, a Pooler (hosted in a worker), or an Engine (lives in the server process).
 
     Calls:
         probe: for each model that is planned, and by commands; server, planning thread; milliseconds, 60 s at
@@ -129,7 +131,7 @@ class Backend(Protocol):
     def estimate(self, source: ModelSource, options: Any) -> MemoryEstimate:
         """Estimate the memory that ``open`` will need. Raises ModelLoadError if the source cannot be read."""
 
-    def open(self, source: ModelSource, options: Any, progress: Progress) -> Runner | Engine:
+    def open(self, source: ModelSource, options: Any, progress: Progress) -> Runner | Pooler | Engine:
         """Load the model; called on the thread that will use the runner.
 
         Raises:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from enginehouse.contract.backend import Tokenizer
 from enginehouse.contract.types import Constraint, ConstraintKind
 
-__all__ = ["Grammar", "GrammarCompiler", "Matcher", "StructuredDecoder"]
+__all__ = ["BacktrackingMatcher", "Grammar", "GrammarCompiler", "Matcher", "StructuredDecoder"]
 
 
 class Matcher(Protocol):
@@ -53,6 +53,34 @@ class Matcher(Protocol):
 
     def is_finished(self) -> bool:
         """Return True if the text is complete and only an end token may follow."""
+        ...
+
+
+@runtime_checkable
+class BacktrackingMatcher(Matcher, Protocol):
+    """A matcher of a constraint that masks alone do not enforce: a value may turn out to be wrong when it is complete.
+
+    Core then takes the last tokens back, and draws again. Text that may still be taken back is not sent. End tokens are
+    accepted as well, since they may complete a value. On a runner whose ``truncate`` is ``none``, requests with such
+    matchers are refused.
+
+    Calls:
+        backtrack: after each accepted token; worker, engine thread; microseconds, milliseconds if it goes back.
+        num_held: for each token that stands; worker, engine thread; microseconds.
+    """
+
+    def backtrack(self) -> int:
+        """Undo the last tokens if they lead to wrong values only; return their number, usually 0.
+
+        Another token may follow then: masks leave out what was tried, in any tokenization.
+
+        Raises:
+            GenerationFailed: no token is left that could be drawn instead.
+        """
+        ...
+
+    def num_held(self) -> int:
+        """Return how many tokens at the end ``backtrack`` may still undo; those before them are final."""
         ...
 
 

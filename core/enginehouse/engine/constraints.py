@@ -6,7 +6,7 @@ Called by admission, the sampler and the loop. Does not know decoder libraries: 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Literal
 
@@ -23,7 +23,7 @@ from enginehouse.contract.errors import (
     PluginFailed,
     UnsupportedParameter,
 )
-from enginehouse.contract.structured import Grammar, GrammarCompiler, Matcher, StructuredDecoder
+from enginehouse.contract.structured import BacktrackingMatcher, Grammar, GrammarCompiler, Matcher, StructuredDecoder
 from enginehouse.contract.types import Constraint, ConstraintKind, ReasoningParams
 from enginehouse.engine.text.text_stream import Detokenizer
 from enginehouse.plugins import Guard, guard_of, guarded
@@ -222,8 +222,16 @@ def _compile(decoder: StructuredDecoder, compiler: GrammarCompiler, constraint: 
         raise InvalidRequest(message, constraint.param) from error
 
 
+_MAX_BACKTRACKS = 1000
+"""Maximum number of times that one answer goes back; each costs a forward pass."""
+
+
 class ConstraintState:
-    """Grammar state of one sequence, and the mask of its next token."""
+    """Grammar state of one sequence, and the mask of its next token.
+
+    Attributes:
+        may_backtrack: True if tokens may have to be taken back.
+    """
 
     def __init__(self, matcher: Matcher, vocab_size: int, guard: Guard | None = None) -> None:
         self._matcher = matcher
@@ -231,6 +239,9 @@ class ConstraintState:
         self._bitmask = np.empty((vocab_size + 31) // 32, np.int32)
         self._is_filled = False
         self._error: EnginehouseError | None = None
+        self._backtracking = matcher if isinstance(matcher, BacktrackingMatcher) else None
+        self.may_backtrack = self._backtracking is not None
+        self._num_backtracks = 0
 
     def fill(self) -> None:
         """Compute the mask ahead of time. Any thread, one at a time; never raises."""
@@ -253,6 +264,40 @@ class ConstraintState:
         """Advance the grammar by an appended token."""
         self._is_filled = False
         self._guard.call("accept", self._matcher.accept, token_id)
+
+    def backtrack(self, num_held: int) -> int:
+        """Return the number of tokens at the end to take back, which the grammar has undone; usually 0.
+
+        Args:
+            num_held: number of tokens that may be taken back.
+
+        Raises:
+            GenerationFailed: no other token is left, or the answer went back too often.
+        """
+        if self._backtracking is None:
+            return 0
+        method = self._backtracking.backtrack
+        num_wrong = self._count("backtrack", method)
+        if num_wrong > num_held:
+            what = f"gave {num_wrong}, the number of held tokens is {num_held}"
+            raise self._guard.mistake("backtrack", what, method)
+        if num_wrong:
+            self._is_filled = False
+            self._num_backtracks += 1
+            if self._num_backtracks > _MAX_BACKTRACKS:
+                message = f"no valid value was found: the answer was taken back {_MAX_BACKTRACKS} times"
+                raise GenerationFailed(f"The constraint cannot be followed any further: {message}.")
+        return num_wrong
+
+    def num_held(self) -> int:
+        """Return the number of tokens at the end that may still be taken back."""
+        return 0 if self._backtracking is None else self._count("num_held", self._backtracking.num_held)
+
+    def _count(self, place: str, method: Callable[[], int]) -> int:
+        found: object = self._guard.call(place, method)
+        if not isinstance(found, int | np.integer) or isinstance(found, bool) or found < 0:
+            raise self._guard.mistake(place, f"gave {found!r}, a number of tokens was expected", method)
+        return int(found)
 
     def forced_token_ids(self) -> Sequence[int]:
         """Return the tokens that must follow."""

@@ -202,7 +202,7 @@ class StepEngine:
         if sequence.num_remaining:
             return
         if sequence.length == sequence.max_length:
-            self._finish(sequence, sequence.text.flush(), "length", None)  # a prompt that is only scored
+            self._finish(sequence, sequence.flush(), "length", None)  # a prompt that is only scored
         elif sequence.num_surplus:
             self._verify(sequence, lambda ahead: self._sample(sequence, rows[ahead]))
         else:
@@ -256,22 +256,28 @@ class StepEngine:
         """Append all forced tokens without reading the logits; the next step computes them in one span."""
         while forced := sequence.forced_token_ids():
             for token_id in forced:
-                sequence.num_forced += 1
-                if not self._take(sequence, token_id):
+                if not self._take(sequence, token_id, is_forced=True):
                     return
 
-    def _take(self, sequence: Sequence, token_id: int) -> bool:
-        """Append a token and emit the text it makes visible; returns False if it ended the sequence."""
-        piece = sequence.advance(token_id)
+    def _take(self, sequence: Sequence, token_id: int, *, is_forced: bool = False) -> bool:
+        """Append a token and emit the text it makes visible; returns False if the next token is not to follow now.
+
+        The sequence has ended then, or its constraint has taken tokens back.
+        """
+        if not sequence.append(token_id, is_forced=is_forced):
+            self._speculation.reopen(sequence)
+            self._scheduler.rewind(sequence)
+            return False
+        piece = sequence.show()
         if piece is None:
-            return self._finish(sequence, sequence.text.flush(), "stop", token_id)
+            return self._finish(sequence, sequence.flush(), "stop", token_id)
         if piece.stop is not None:
-            return self._finish(sequence, piece, "stop", piece.stop)
+            return self._finish(sequence, piece, "stop", None)
         self._emit(sequence, piece)
         if sequence.constraint is not None and sequence.constraint.is_finished():
-            return self._finish(sequence, sequence.text.flush(), "stop", None)
+            return self._finish(sequence, sequence.flush(), "stop", None)
         if sequence.length == sequence.max_length:
-            return self._finish(sequence, sequence.text.flush(), "length", None)
+            return self._finish(sequence, sequence.flush(), "length", None)
         return True
 
     def _emit(self, sequence: Sequence, piece: TextPiece) -> None:
@@ -283,6 +289,8 @@ class StepEngine:
         self, sequence: Sequence, piece: TextPiece, reason: FinishReason, stop_reason: str | int | None
     ) -> bool:
         """End a sequence, and its request if it was the last one. Returns False, the result of :meth:`_take`."""
+        if piece.stop is not None:
+            reason, stop_reason = "stop", piece.stop
         self._emit(sequence, piece)
         owner = sequence.owner
         request_id = owner.request.request_id

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from collections.abc import Sequence as Tokens
+from itertools import islice
 
 import numpy as np
 from msgspec.structs import replace
@@ -86,12 +87,15 @@ def text_delta(sequence: Sequence, piece: TextPiece) -> TextDelta | None:
     if sequence.owner.request.sampling.num_logprobs is not None:
         logprobs = tuple(sequence.pending_logprobs.popleft() for _ in piece.token_ids)
     work = sequence.owner.usage.work()
-    if not sequence.text.num_pending and not sequence.unreported:
+    if not sequence.text.num_pending and not sequence.probabilities:
         return TextDelta(sequence.choice, piece.text, piece.token_ids, logprobs, work=work)
-    held = HeldTokens(sequence.text.pending_token_ids, tuple(sequence.pending_logprobs))
-    probabilities, sequence.unreported = tuple(sequence.unreported), []
-    held_now = held if held.token_ids else None
-    return TextDelta(sequence.choice, piece.text, piece.token_ids, logprobs, held_now, probabilities, work)
+    held_ids = sequence.text.pending_token_ids
+    held = HeldTokens(held_ids, tuple(islice(sequence.pending_logprobs, len(held_ids)))) if held_ids else None
+    # Tokens that a constraint may take back are not reported.
+    start, end = sequence.num_reported, max(0, len(sequence.probabilities) - len(sequence.held))
+    sequence.num_reported = max(start, end)
+    probabilities = tuple(sequence.probabilities[start:end])
+    return TextDelta(sequence.choice, piece.text, piece.token_ids, logprobs, held, probabilities, work)
 
 
 def summary(owner: ActiveRequest, now_s: float) -> RequestFinished:

@@ -366,6 +366,16 @@ class Scheduler:
         self._drop_surplus(sequence, sequence.handle)
         return sequence.num_computed == wanted
 
+    def rewind(self, sequence: Sequence) -> None:
+        """Remove tokens from the runner that a sequence has taken back, and its last one: its logits are needed again.
+
+        The runner may drop more; this is computed again.
+        """
+        sequence.num_surplus = 0
+        sequence.num_computed = min(sequence.num_computed, sequence.length - 1)
+        if sequence.handle is not None:
+            sequence.num_computed = self.runner.truncate(sequence.handle, sequence.num_computed)
+
     def _drop_surplus(self, sequence: Sequence, handle: int) -> None:
         if sequence.num_surplus:
             sequence.num_surplus = 0

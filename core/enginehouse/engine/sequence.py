@@ -8,9 +8,9 @@ owns the rest. Nothing here calls a runner.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Tokens
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from attrs import Factory, define, field
@@ -70,6 +70,14 @@ class ActiveRequest:
         return (self.request.priority, self.arrival)
 
 
+class HeldToken(NamedTuple):
+    """An appended token that is not part of the text yet."""
+
+    token_id: int
+    is_reasoning: bool
+    is_forced: bool
+
+
 @define(eq=False)
 class Sequence:
     """The token stream of one choice.
@@ -87,7 +95,9 @@ class Sequence:
         reads_at_once: True if each token must be read before the next step, because drafts continue from it.
         num_forced: tokens forced by a constraint.
         num_counted: generated tokens already charged to its caller.
-        unreported: probabilities of the tokens since the last event, if a sampler step follows sampled tokens.
+        held: tokens at the end that a constraint may still take back; they are not part of the text yet.
+        probabilities: of the generated tokens, if a sampler step follows sampled tokens.
+        num_reported: number of probabilities in events so far.
         has_asked_disk: True if the disk tier was searched for a prefix of it.
         disk_read: such a prefix that is being loaded into the prefix cache.
         exit_layer: number of layers computed for the last row of logits (None without early exit).
@@ -100,6 +110,7 @@ class Sequence:
     length: int
     sampler: SequenceSampler
     text: TextStream
+    make_sampler: Callable[[], SequenceSampler]
     end_token_ids: frozenset[int] = frozenset()
     reasoning: ReasoningGate | None = None
     constraint: ConstraintState | None = None
@@ -116,7 +127,9 @@ class Sequence:
     num_surplus: int = 0
     num_confirmed: int = 0
     reads_at_once: bool = False
-    unreported: list[float | None] = field(factory=list)
+    held: deque[HeldToken] = field(factory=deque)
+    probabilities: list[float | None] = field(factory=list)
+    num_reported: int = 0
     has_asked_disk: bool = False
     disk_read: StateRead | None = None
     exit_layer: int | None = None
@@ -252,26 +265,85 @@ class Sequence:
     def _closing_token_ids(self) -> tuple[int, ...]:
         return self.reasoning.forced_token_ids() if self.reasoning is not None else ()
 
-    def advance(self, token_id: int) -> TextPiece | None:
-        """Append a token and update the dependent state; returns None if the token ends the sequence.
+    def append(self, token_id: int, *, is_forced: bool = False) -> bool:
+        """Append a token and update the dependent state; returns False if tokens were taken back instead.
+
+        Args:
+            is_forced: it is one of :meth:`forced_token_ids`.
 
         Raises:
-            GenerationFailed: a plugin's step failed.
+            GenerationFailed: a plugin's step failed, or the constraint cannot be followed any further.
         """
         is_closing, reasoning = self.is_closing, self.reasoning
+        constraint = None if self.is_reasoning else self.constraint
+        is_end = token_id in self.end_token_ids
         self.buffer[self.length] = token_id
         self.length += 1
+        self.num_forced += is_forced
         self.sampler.accept(token_id)
         if self.sampler.is_stateful:
-            self.unreported.append(self.sampler.last_probability)
-        if token_id in self.end_token_ids:
-            return None
-        if self.constraint is not None and not self.is_reasoning:
-            self.constraint.accept(token_id)
-        piece = self.text.push(token_id, is_reasoning=reasoning is not None and reasoning.is_inside)
-        if reasoning is not None and not reasoning.is_over:
+            self.probabilities.append(self.sampler.last_probability)
+        self.held.append(HeldToken(token_id, reasoning is not None and reasoning.is_inside, is_forced))
+        if constraint is not None and (constraint.may_backtrack or not is_end):
+            constraint.accept(token_id)
+            num_wrong = constraint.backtrack(len(self.held))
+            if num_wrong:
+                self._take_back(num_wrong)
+                return False
+        if reasoning is not None and not reasoning.is_over and not is_end:
             reasoning.accept(token_id, is_closing)
-        return piece
+        return True
+
+    def show(self) -> TextPiece | None:
+        """Return the text that stands since the last call; None if the last token ends the sequence."""
+        if self.held[-1].token_id in self.end_token_ids:
+            return None
+        num_open = self.constraint.num_held() if self.constraint is not None and not self.is_reasoning else 0
+        return self._push(len(self.held) - num_open)
+
+    def flush(self) -> TextPiece:
+        """Return all text that is left, at the end of the sequence."""
+        is_ended = bool(self.held) and self.held[-1].token_id in self.end_token_ids
+        shown = self._push(len(self.held) - is_ended)
+        if shown.stop is not None:
+            return shown
+        self.held.clear()
+        rest = self.text.flush()
+        return TextPiece(shown.text + rest.text, shown.token_ids + rest.token_ids, rest.stop)
+
+    def _push(self, num_tokens: int) -> TextPiece:
+        """Make held tokens part of the text. After a stop string, the rest was not generated."""
+        shown = TextPiece("")
+        for number in range(num_tokens):
+            token_id, is_reasoning, _ = self.held.popleft()
+            piece = self.text.push(token_id, is_reasoning=is_reasoning)
+            shown = (
+                TextPiece(shown.text + piece.text, shown.token_ids + piece.token_ids, piece.stop) if number else piece
+            )
+            if piece.stop is not None:
+                self._drop(len(self.held))
+                break
+        return shown
+
+    def _take_back(self, num_tokens: int) -> None:
+        """Remove held tokens: those that follow are drawn as if these had never been."""
+        self._drop(num_tokens)
+        del self.probabilities[self.num_generated :]
+        self.num_counted = min(self.num_counted, self.num_generated)
+        if self.reports_logprobs:
+            for _ in range(num_tokens):
+                self.pending_logprobs.pop()
+        if self.sampler.follows_tokens:
+            self.sampler = self.make_sampler()
+            generated = self.buffer[len(self.owner.prompt) : self.length].tolist()
+            for index, token_id in enumerate(generated):
+                self.sampler.recall(token_id, self.probabilities[index] if self.probabilities else None)
+                self.sampler.accept(token_id)
+
+    def _drop(self, num_tokens: int) -> None:
+        for _ in range(num_tokens):
+            self.num_forced -= self.held.pop().is_forced
+        self.length -= num_tokens
 
     def confirm_drafts(self) -> None:
         """Count drafted tokens as computed while they equal the appended tokens."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
+from functools import partial
 
 import numpy as np
 
 from enginehouse.contract.backend import Runner
 from enginehouse.contract.errors import ContextLengthExceeded, InvalidRequest
 from enginehouse.contract.sampler import SamplerPlugin
-from enginehouse.contract.structured import Grammar, StructuredDecoder
+from enginehouse.contract.structured import BacktrackingMatcher, Grammar, StructuredDecoder
 from enginehouse.contract.types import EngineCapabilities, EngineRequest, Resume, ResumedChoice
 from enginehouse.engine.constraints import Constraints, ConstraintState, ReasoningGate
 from enginehouse.engine.sampling.device_draws import can_draw
@@ -48,12 +49,13 @@ def _restore(sequence: Sequence, told: ResumedChoice, *, is_thinking_stopped: bo
             reasoning.close_now()  # reasoning was stopped by request at this point
         if not forced:
             forced.extend(sequence.forced_token_ids())
-        if forced:  # the token was forced originally, so it counts as forced again
+        is_forced = bool(forced)  # then it was forced originally, and counts as forced again
+        if is_forced:
             forced.popleft()
-            sequence.num_forced += 1
         sequence.sampler.recall(token_id, probability)
-        sequence.advance(token_id)
-    sequence.unreported.clear()
+        sequence.append(token_id, is_forced=is_forced)
+        sequence.show()
+    sequence.num_reported = len(sequence.probabilities)
     sequence.pending_logprobs.extend(told.held_logprobs)
 
 
@@ -116,7 +118,10 @@ class SequenceFactory:
             raise InvalidRequest(message, f"logit_bias.{bad_keys[0]}")
         build_steps(request.sampling, self._samplers, request.request_id)
         if request.constraint is not None:
-            self._constraints.compile(request.constraint)
+            grammar = self._constraints.compile(request.constraint)
+            if self._runner.capabilities.truncate == "none" and isinstance(grammar.start(), BacktrackingMatcher):
+                message = "cannot be enforced with this model: its answers would have to be taken back in part"
+                raise InvalidRequest(f"{request.constraint.param}: {message}.", request.constraint.param)
 
     def make(
         self, request: EngineRequest, prompt_token_ids: list[int], arrival: int, now_s: float, resume: Resume | None
@@ -142,18 +147,11 @@ class SequenceFactory:
         request, tokenizer = owner.request, self._tokenizer
         buffer = np.empty(max_length, np.int32)
         buffer[: len(owner.prompt)] = owner.prompt
-        sampler = SequenceSampler(
-            request.sampling,
-            choice=choice,
-            vocab_size=tokenizer.vocab_size,
-            prompt_token_ids=owner.prompt,
-            steps=build_steps(request.sampling, self._samplers, request.request_id),
-            token_bytes=tokenizer.token_bytes,
-        )
+        make_sampler = partial(self._make_sampler, owner, choice)
         stopping = request.stopping
         hidden = self._hidden_token_ids(request)
         text = TextStream(tokenizer.token_bytes, hidden, stopping.stop, stopping.stop_regex)
-        sequence = Sequence(owner, choice, buffer, len(owner.prompt), sampler, text)
+        sequence = Sequence(owner, choice, buffer, len(owner.prompt), make_sampler(), text, make_sampler)
         # A prompt that is only scored leaves no space for a sampled token.
         sequence.on_device = max_length > len(owner.prompt) and can_draw(self._runner, request)
         own = frozenset() if stopping.ignore_eos else tokenizer.end_token_ids
@@ -168,6 +166,17 @@ class SequenceFactory:
             matcher = guarded(plain(grammar), Grammar, guard).start()
             sequence.constraint = ConstraintState(matcher, tokenizer.vocab_size, guard)
         return sequence
+
+    def _make_sampler(self, owner: ActiveRequest, choice: int) -> SequenceSampler:
+        request, tokenizer = owner.request, self._tokenizer
+        return SequenceSampler(
+            request.sampling,
+            choice=choice,
+            vocab_size=tokenizer.vocab_size,
+            prompt_token_ids=owner.prompt,
+            steps=build_steps(request.sampling, self._samplers, request.request_id),
+            token_bytes=tokenizer.token_bytes,
+        )
 
     def _hidden_token_ids(self, request: EngineRequest) -> frozenset[int]:
         """Return the control tokens, except reasoning and call markers, which must be visible in the output."""

@@ -145,6 +145,7 @@ class PluginObjects:
         "backend",
         "backend_contract:BackendContract",
         "runner_contract:RunnerContract",
+        "pooler_contract:PoolerContract",
         "engine_contract:EngineContract",
     )
     model_sources: Mapping[str, FindSource] = _kind("model source")

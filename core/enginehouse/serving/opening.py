@@ -7,11 +7,12 @@ import contextlib
 from typing import Any, cast
 
 import attrs
-from attrs import evolve, fields, frozen
+from attrs import evolve, field, fields, frozen
 
 from enginehouse.contract.backend import Backend, ModelSource, Progress, Runner
 from enginehouse.contract.engine import Engine
 from enginehouse.contract.errors import ConfigError, EngineDead, ModelLoadError
+from enginehouse.contract.pooler import Pooler
 from enginehouse.contract.types import EngineSettings
 from enginehouse.plugins import PluginRegistry, guard_of
 from enginehouse.serving.background import run_in_daemon_thread
@@ -22,7 +23,7 @@ from enginehouse.settings.config import ModelSettings, Settings, structure_optio
 from enginehouse.settings.reload import WORKER_ONLY, names_with
 from enginehouse.workers.client import WorkerEngine
 from enginehouse.workers.health import LoadWatch
-from enginehouse.workers.messages import ExitPolicyLoad, Load, PrefixDiskLoad
+from enginehouse.workers.messages import ExitPolicyLoad, Load, PoolingLoad, PrefixDiskLoad
 from enginehouse.workers.request_queue import RequestQueue
 
 
@@ -63,6 +64,7 @@ class ModelPlan:
     drafters: tuple[DrafterPlan, ...] = ()
     exit_policy: ExitPolicyLoad | None = None
     prefix_disk: PrefixDiskLoad | None = None
+    pooling: PoolingLoad = field(factory=PoolingLoad)
 
     @property
     def options_path(self) -> str:
@@ -112,7 +114,13 @@ def plan_model(name: str, settings: ModelSettings, registry: PluginRegistry) -> 
     model = source, choice.backend, options
     drafters = plan_drafters(name, settings, registry, model) if exit_policy is None else ()
     prefix_disk = plan_prefix_disk(name, settings, choice.backend)
-    return evolve(plan, drafters=drafters, exit_policy=exit_policy, prefix_disk=prefix_disk)
+    pooling = PoolingLoad(
+        cache_bytes=settings.pooling_cache.num_bytes if settings.pooling_cache is not None else 0,
+        rerank=settings.rerank,
+        template=settings.rerank_template,
+        answers=settings.rerank_answers,
+    )
+    return evolve(plan, drafters=drafters, exit_policy=exit_policy, prefix_disk=prefix_disk, pooling=pooling)
 
 
 async def plan_in_thread(name: str, settings: ModelSettings, registry: PluginRegistry) -> ModelPlan:
@@ -163,6 +171,7 @@ async def open_engine(
         exit_policy=plan.exit_policy,
         prefix_disk=plan.prefix_disk,
         plugin_timeout_s=settings.limits.plugin_timeout_s,
+        pooling=plan.pooling,
     )
     engine = await WorkerEngine.open(
         load,
@@ -201,12 +210,12 @@ async def _open_here(plan: ModelPlan, progress: Progress, timeout_s: float) -> O
     return _opened(plan, opening.result())
 
 
-def _opened(plan: ModelPlan, engine: Runner | Engine) -> OpenEngine:
+def _opened(plan: ModelPlan, engine: Runner | Pooler | Engine) -> OpenEngine:
     """Return what a backend has opened, guarded; an engine of another distribution runs on a loop of its own."""
     return OpenEngine(*guarded_engine(cast(Engine, engine), guard_of(plan.backend, "backend")))
 
 
-async def _close_opened(plan: ModelPlan, opening: asyncio.Future[Runner | Engine]) -> None:
+async def _close_opened(plan: ModelPlan, opening: asyncio.Future[Runner | Pooler | Engine]) -> None:
     """Wait for an engine that is no longer needed, and close it."""
     with contextlib.suppress(Exception):
         await _opened(plan, await opening).engine.close()

@@ -47,9 +47,10 @@ def _attend(
     query, keys, values, table, slots, lengths, out, part_out, part_lse, scale, softcap, window, table_stride,
     NUM_QUERY: tl.constexpr, NUM_KV: tl.constexpr, DIM: tl.constexpr, DIM_V: tl.constexpr, COLUMNS: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
-    PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    await_previous()
+    if OVERLAPS:
+        await_previous()
     kv_head = tl.program_id(0)
     sequence = tl.program_id(1).to(tl.int64)
     part = tl.program_id(2)
@@ -103,8 +104,10 @@ def _attend(
 def _join(
     part_out, part_lse, lengths, out, window,
     NUM_QUERY: tl.constexpr, DIM_V: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
-    await_previous()
+    if OVERLAPS:
+        await_previous()
     sequence = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     part = tl.arange(0, PARTS)
@@ -171,11 +174,11 @@ def decode_attention(
     _attend[(num_kv, num_sequences, parts)](
         query, keys, values, table, slots, lengths, out, part_out, part_lse, scale, softcap or 1.0, window or 0,
         table.stride(0), num_query, num_kv, dim, dim_v, columns, rows, block, parts, softcap is not None,
-        "ieee" if is_exact else "tf32", stages, num_warps=warps, **overlapping,
+        "ieee" if is_exact else "tf32", stages, bool(overlapping), num_warps=warps, **overlapping,
     )  # fmt: skip
     if parts > 1:
         _join[(num_sequences, num_query)](
-            part_out, part_lse, lengths, out, window or 0, num_query, dim_v, columns, block, parts, num_warps=4,
-            **overlapping,
+            part_out, part_lse, lengths, out, window or 0, num_query, dim_v, columns, block, parts,
+            bool(overlapping), num_warps=4,            **overlapping,
         )  # fmt: skip
     return out

@@ -93,9 +93,10 @@ def test_other_folders_are_described(tmp_path: Path, files: dict[str, str | byte
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({}, "it has no tokenizer (tokenizer.json or tokenizer.model)"),
-        ({"tekken.json": "{}"}, "its tokenizer is tekken.json, which only mistral-common reads"),
+        ({}, "it has no tokenizer (tokenizer.json, tokenizer.model or tekken.json)"),
+        ({"tekken.json": "{}"}, None),
         ({"qwen.tiktoken": "{}"}, "its tokenizer is a tiktoken file"),
+        ({"tokenizer.model": "YQ== 0\n"}, "its tokenizer is a tiktoken file"),
         ({"tokenizer.json": "{}"}, None),
         ({"tokenizer.json": "{}", "tekken.json": "{}"}, None),
         ({"vocab.json": "{}", "merges.txt": ""}, None),

@@ -35,6 +35,14 @@ from enginehouse.contract.types.parameters import (
     SamplingParams,
     StopParams,
 )
+from enginehouse.contract.types.pooling import (
+    PoolingInfo,
+    PoolingRequest,
+    PoolingResult,
+    PoolTask,
+    PoolText,
+    ScoreKind,
+)
 from enginehouse.contract.types.requests import (
     EngineRequest,
     GenerateRequest,
@@ -62,6 +70,11 @@ __all__ = [
     "MediaPart",
     "Message",
     "ModelInfo",
+    "PoolTask",
+    "PoolText",
+    "PoolingInfo",
+    "PoolingRequest",
+    "PoolingResult",
     "PromptLogprobs",
     "PromptProgress",
     "ReasoningDelta",
@@ -71,6 +84,7 @@ __all__ = [
     "Resume",
     "ResumedChoice",
     "SamplingParams",
+    "ScoreKind",
     "Segment",
     "StopParams",
     "Task",

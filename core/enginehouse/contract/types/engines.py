@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from enginehouse.contract.types.parameters import ConstraintKind
+from enginehouse.contract.types.pooling import PoolingInfo
 
 __all__ = ["EngineCapabilities", "EngineSettings", "EngineStats", "ModelInfo", "Task"]
 
@@ -68,6 +69,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         engine: capabilities of its engine; filled in by core if core's engine runs it.
         generation_defaults: request fields that the model's own files recommend, such as ``temperature``.
         metadata: descriptive values (architecture, quantisation, parameter count), as strings.
+        pooling: what a pooling model's rows are; filled in by core from the capabilities of its pooler.
     """
 
     backend: str
@@ -82,6 +84,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     generation_defaults: dict[str, Any] = {}
     metadata: dict[str, str] = {}
     task: Task = "generate"
+    pooling: PoolingInfo | None = None
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -176,6 +176,11 @@ class SequenceSampler:
         return bool(self._followers)
 
     @property
+    def follows_tokens(self) -> bool:
+        """True if the state depends on the accepted tokens."""
+        return self._penalties is not None or self._history is not None or bool(self._followers)
+
+    @property
     def penalties(self) -> Penalties | None:
         """Token counts of core's own penalties; None if these are off."""
         return self._penalties

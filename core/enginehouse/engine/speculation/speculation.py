@@ -127,6 +127,12 @@ class Speculation:
             for session in sessions:
                 self._close(session)
 
+    def reopen(self, sequence: EngineSequence) -> None:
+        """Open the sessions of a sequence anew: they follow a text that only grows, and some of it was taken back."""
+        if sequence.speculation is not None:
+            self.close(sequence)
+            self.open(sequence)
+
     def shutdown(self) -> None:
         """Shut down all drafters; called when the model is closed."""
         for bound in self._drafters:
