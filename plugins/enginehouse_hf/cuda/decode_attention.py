@@ -179,6 +179,6 @@ def decode_attention(
     if parts > 1:
         _join[(num_sequences, num_query)](
             part_out, part_lse, lengths, out, window or 0, num_query, dim_v, columns, block, parts,
-            bool(overlapping), num_warps=4,            **overlapping,
+            bool(overlapping), num_warps=4, **overlapping,
         )  # fmt: skip
     return out
