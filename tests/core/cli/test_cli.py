@@ -363,6 +363,22 @@ def test_choose_models_without_arguments() -> None:
         choose_models([], None, {}, registry(starter=lambda: None))
 
 
+def test_choose_models_without_arguments_takes_every_starter_model_that_the_backend_opens() -> None:
+    """The one for chat is the first, which requests that name none get."""
+    sources: dict[str, Callable[[], ModelSource | None]] = {
+        "starter-embeddings": lambda: ModelSource("fake-pooler"),
+        "starter": lambda: ModelSource("fake"),
+        "starter-missing": lambda: None,
+        "other": lambda: ModelSource("fake"),
+    }
+    loaded = PluginRegistry.load(PluginsSettings(), builtin=["fake", "fake-pooler"])
+    offers = evolve(loaded, model_sources=sources)
+
+    assert list(choose_models([], None, {}, offers)) == ["starter", "starter-embeddings"]
+    assert list(choose_models([], "fake-pooler", {}, offers)) == ["starter-embeddings"]
+    assert list(choose_models([], "fake", {}, offers)) == ["starter"]
+
+
 def test_choose_models_refuses_one_name_for_two(folder: Path) -> None:
     for name in ("a", "b"):
         (folder / name).mkdir()
