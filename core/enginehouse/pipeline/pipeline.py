@@ -269,6 +269,17 @@ class Pipeline:
             undo.pop_all()
         return running
 
+    async def preview(
+        self, request: GenerateRequest, model: LoadedModel
+    ) -> tuple[GenerateRequest, Reports, tuple[str, ...]]:
+        """Return a request as preparers change it, their reports, and the parameters that were dropped.
+
+        Raises:
+            RequestError: the model cannot serve the request as asked.
+        """
+        asked, unsupported = self._check(request, self._capabilities_of(model.name, model.info), may_drop=True)
+        return *await self._preparers.prepare(asked, model), unsupported
+
     async def prepare(self, request: GenerateRequest, model: LoadedModel, *, may_drop: bool = True) -> Prepared:
         """Return the request as ``model`` will get it. Changes nothing.
 

@@ -23,7 +23,9 @@ from enginehouse.contract.types import PoolingRequest, PoolText
 from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.auth import AuthSettings, KeySettings
 from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings
+from enginehouse.settings.limits import LimitsSettings, MemoryBudget
 from enginehouse_testkit.served import served
+from enginehouse_testkit.server_thread import server_thread
 from enginehouse_testkit.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="worker processes need POSIX")
@@ -89,6 +91,14 @@ def serving(models: dict[str, ModelSettings], **fields: Any) -> Iterator[httpx.C
         yield client
 
 
+@contextlib.contextmanager
+def served_as_it_is(models: dict[str, ModelSettings]) -> Iterator[httpx.Client]:
+    """Serve models that need not become ready."""
+    settings = Settings(models=models, plugins=PluginsSettings(allow=()))
+    with server_thread(settings) as running, httpx.Client(base_url=running.url, timeout=60) as client:
+        yield client
+
+
 @pytest.fixture(scope="module")
 def client(folder: Path) -> Iterator[httpx.Client]:
     """Models for every task, a chat model, and ``held``, whose passes wait while the file ``hold`` exists."""
@@ -105,6 +115,7 @@ def client(folder: Path) -> Iterator[httpx.Client]:
         "cosine": pooler(rerank="cosine", is_normalized=False),
         "held": pooler(pass_tokens=40, hold=str(folder / "hold"), log=str(folder / "held.log"), context=32),
         "chat": ModelSettings(source="fake", backend="fake"),
+        "judge": ModelSettings(source="fake", backend="fake", rerank="yes_no", rerank_answers=("y", "n")),
     }
     keys = (
         KeySettings(name="ann", key="ann", scopes=("infer", "admin", "metrics")),
@@ -198,6 +209,19 @@ def test_embeddings_are_compared_where_the_settings_say_so(client: httpx.Client)
     assert answered["score_kind"] == "cosine"
     assert np.allclose(np.array(answered["rows"])[:, 0], [1.0, one @ two], atol=1e-6)
     assert answered["num_tokens"] == [6, 6]
+
+
+def test_a_generative_model_is_a_reranker_where_the_settings_say_so(client: httpx.Client) -> None:
+    pairs = [["a fast car", text] for text in ("a fast car", "nothing of it", "a fast car")]
+    scores, logits = (pool(client, "judge", pairs, "rerank", raw_scores=raw) for raw in (False, True))
+    chat = {"model": "judge", "messages": [{"role": "user", "content": "hi"}]}
+    refused = client.post("/v1/chat/completions", json=chat).json()["error"]
+
+    assert scores["score_kind"] == "sigmoid"
+    assert np.allclose(np.array(scores["rows"]), 1 / (1 + np.exp(-np.array(logits["rows"]))), atol=1e-6)
+    assert scores["rows"][0] == scores["rows"][2] != scores["rows"][1]
+    assert refused["code"] == "unsupported_task"
+    assert client.get("/v1/models/judge").json()["pooling"]["pooling"] == "yes_no"
 
 
 @pytest.mark.parametrize(
@@ -357,3 +381,57 @@ def test_metrics_count_texts_and_passes(client: httpx.Client) -> None:
     assert 'enginehouse_pooled_tokens_total{model="embed"}' in text
     assert 'enginehouse_prompt_tokens_total{model="embed"}' in text
     assert 'enginehouse_batch_sequences_count{model="embed"}' in text
+
+
+CHAT = {"model": "chat", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 40}
+
+
+def test_a_chat_model_and_an_embedder_share_a_budget(folder: Path) -> None:
+    """With room for one of them each waits for the other's requests and takes its place; a third never fits."""
+    models = {
+        "chat": ModelSettings(source="fake", backend="fake", context=1000, slots=4, load="lazy"),
+        "embed": pooler(weights_bytes=600_000, load="lazy"),
+        "large": pooler(weights_bytes=2_000_000, load="lazy"),
+    }
+    limits = LimitsSettings(memory_budget=MemoryBudget({"cpu": 1_000_000}))
+    with serving(models, limits=limits) as client, ThreadPoolExecutor(6) as threads:
+        refused = client.post("/pool", json={"model": "large", "texts": ["a"]})
+        works = [threads.submit(client.post, "/v1/chat/completions", json=CHAT) for _ in range(6)]
+        works += [threads.submit(client.post, "/pool", json={"model": "embed", "texts": ["a", "b"]}) for _ in range(6)]
+        statuses = [one.result().status_code for one in works]
+        held = {one["id"]: one["state"] for one in client.get("/v1/models").json()["data"]}
+
+    assert (refused.status_code, refused.json()["code"]) == (507, "model_too_large")
+    assert statuses == [200] * 12
+    assert sorted(held.values()) == ["ready", "unloaded", "unloaded"]
+
+
+def test_both_are_served_at_once_if_both_fit(folder: Path) -> None:
+    """While passes of the embedder are held, the chat model answers, and the other way round."""
+    models = {
+        "chat": ModelSettings(source="fake", backend="fake", options={"step_delay_s": 0.01}),
+        "embed": pooler(hold=str(folder / "hold"), log=str(folder / "both.log")),
+    }
+    with serving(models) as client, ThreadPoolExecutor(4) as threads:
+        with held(folder):
+            bulk = threads.submit(client.post, "/pool", json={**BULK, "model": "embed"})
+            wait_until(lambda: passes(folder / "both.log"))
+            assert client.post("/v1/chat/completions", json=CHAT).status_code == 200
+        assert bulk.result().status_code == 200
+        with client.stream("POST", "/v1/chat/completions", json={**CHAT, "max_tokens": 4000, "stream": True}) as stream:
+            next(stream.iter_lines())
+            assert client.post("/pool", json={"model": "embed", "texts": ["a"]}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rerank": "yes_no"}, "models.m.rerank: 'yes_no' needs a model for 'generate'; this one is for 'embed'"),
+        ({"rerank": "cosine", "task": "rerank"}, "models.m.rerank: 'cosine' needs a model for 'embed'"),
+    ],
+)
+def test_settings_without_effect_fail_the_load(settings: dict[str, Any], message: str) -> None:
+    with served_as_it_is({"m": pooler(**settings)}) as client:
+        shown = wait_until(lambda: client.get("/v1/models/m").json()["error"])
+
+    assert message in shown

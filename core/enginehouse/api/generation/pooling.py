@@ -11,6 +11,7 @@ from enginehouse.api.http.callers import Caller, check_model, check_priority, ti
 from enginehouse.api.http.errors import ClientLeft
 from enginehouse.api.http.exchange import Receive, deadlines
 from enginehouse.api.http.state import ApiState
+from enginehouse.contract.errors import InvalidRequest
 from enginehouse.contract.surface import new_id
 from enginehouse.contract.types import PoolingRequest, PoolingResult
 from enginehouse.contract.usage import Usage
@@ -28,6 +29,7 @@ async def pool(state: ApiState, scope: Scope, receive: Receive, caller: Caller, 
     """
     check_model(caller, asked.model, state.manager)
     check_priority(caller, asked.priority)
+    _check_number(asked, state.settings.limits.max_inputs)
     request = msgspec.structs.replace(
         asked,
         request_id=asked.request_id or new_id("pool-"),
@@ -57,6 +59,14 @@ async def pool(state: ApiState, scope: Scope, receive: Receive, caller: Caller, 
             if ticket is not None:
                 ticket.used = (ticket.used or 0) + num_used
     return result
+
+
+def _check_number(request: PoolingRequest, most: int) -> None:
+    """Raise InvalidRequest if a request has too many inputs."""
+    if (number := len(request.inputs)) > most:
+        raise InvalidRequest(
+            f"{request.path}: at most {most} are allowed (limits.max_inputs), not {number}", request.path
+        )
 
 
 def _note(record: AccessRecord, request: PoolingRequest, result: PoolingResult, num_tokens: int) -> None:

@@ -281,6 +281,15 @@ ANSWER_SCHEMAS: dict[str, JsonSchema] = {
         features={"type": "object", "additionalProperties": {"type": "number"}},
         decision_ms={"type": "number", "minimum": 0},
     ),
+    "Compression": object_of(
+        {
+            "messages": _list_of(object_of(role=_TEXT, content=_TEXT, is_shortened={"type": "boolean"})),
+            "prompt": _TEXT,
+        },
+        object=_const("compression"),
+        model=_TEXT,
+        compression={"type": ["object", "null"], "description": "As in the details of a response."},
+    ),
     "Health": object_of(
         status={"enum": ["ok", "degraded", "loading", "restarting", "failed", "stopping"]},
         models={

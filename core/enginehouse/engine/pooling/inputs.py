@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from enginehouse.contract.backend import Tokenizer
 from enginehouse.contract.errors import InvalidRequest, UnsupportedTask, quoted
-from enginehouse.contract.pooler import PoolerCapabilities, PoolerInput
+from enginehouse.contract.pooler import PoolerCapabilities, PoolerInput, TextLayout
 from enginehouse.contract.types import ModelInfo, PoolingRequest, PoolText, Segment
 from enginehouse.engine.text.segments import encode_segments, min_tokens
 
@@ -38,6 +38,7 @@ class PoolInputs:
         num_tokens: tokens of each of the request's texts or pairs.
         num_truncated: number of these that were shortened.
         accepted_s: time at which the request was accepted.
+        prompt: name of the prompt before the texts; empty: none.
     """
 
     request: PoolingRequest
@@ -47,14 +48,21 @@ class PoolInputs:
     num_tokens: tuple[int, ...]
     num_truncated: int
     accepted_s: float = 0.0
+    prompt: str = ""
 
 
 class Arrangement(Protocol):
     """Makes the input of one text or pair; several threads use it at once."""
 
-    def make(self, text: PoolText, prompt: str, truncate: Truncate) -> tuple[PoolerInput, int]:
-        """Return the input and the number of tokens before it was shortened; a longer one than the model's limit only
-        with ``truncate`` "none".
+    def make(
+        self, text: PoolText, prompt: str, truncate: Truncate, max_tokens: int | None = None
+    ) -> tuple[PoolerInput, int]:
+        """Return the input and the number of tokens before it was shortened.
+
+        The input is longer than the model's limit only with ``truncate`` "none".
+
+        Args:
+            max_tokens: as in :class:`enginehouse.contract.types.PoolingRequest`; None with ``truncate`` "none".
         """
 
 
@@ -65,7 +73,9 @@ class LayoutArrangement:
     tokenizer: Tokenizer
     capabilities: PoolerCapabilities
 
-    def make(self, text: PoolText, prompt: str, truncate: Truncate) -> tuple[PoolerInput, int]:
+    def make(
+        self, text: PoolText, prompt: str, truncate: Truncate, max_tokens: int | None = None
+    ) -> tuple[PoolerInput, int]:
         """See :class:`Arrangement`."""
         limits = self.capabilities
         if text.second is None or limits.pair is None:
@@ -75,17 +85,26 @@ class LayoutArrangement:
         first = self._encode(text.text, prompt)
         num_added = layout.num_added(is_pair=second is not None)
         num_tokens = len(first) + len(second or ()) + num_added
-        if num_tokens > limits.max_tokens and truncate != "none":
-            first, second = _shortened(first, second, limits.max_tokens - num_added, truncate)
+        if truncate != "none":
+            if second is not None and max_tokens is not None:
+                second, max_tokens = _cut(second, max_tokens, truncate), None
+            room = max(0, min(limits.max_tokens, max_tokens or limits.max_tokens) - num_added)
+            if len(first) + len(second or ()) > room:
+                first, second = _shortened(first, second, room, truncate)
         num_prompt = 0
         if prompt and not limits.include_prompt:
             num_prompt = min(len(self.tokenizer.encode(prompt, True)), len(first))
         return layout.arrange(first, second, num_prompt=num_prompt), num_tokens
 
     def _encode(self, text: str, prompt: str) -> list[int]:
-        if not prompt:
-            return self.tokenizer.encode(text, False)
-        return encode_segments(self.tokenizer, (Segment(prompt, trusted=True), Segment(text)), add_special=False)
+        return _token_ids(self.tokenizer, text, prompt)
+
+
+def _token_ids(tokenizer: Tokenizer, text: str, prompt: str) -> list[int]:
+    """Return the ids of a text after a prompt, without those of a layout."""
+    if not prompt:
+        return tokenizer.encode(text, False)
+    return encode_segments(tokenizer, (Segment(prompt, trusted=True), Segment(text)), add_special=False)
 
 
 def _shortened(
@@ -158,7 +177,15 @@ class InputMaker:
             num_tokens.append(total)
             num_truncated += was_cut
         rows = np.array(places, np.intp).reshape((-1, 2) if is_comparison else -1)
-        return PoolInputs(request, inputs, list(found), rows, tuple(num_tokens), num_truncated)
+        name = "" if is_comparison else self._prompt_of(request)
+        return PoolInputs(request, inputs, list(found), rows, tuple(num_tokens), num_truncated, prompt=name)
+
+    def _prompt_of(self, request: PoolingRequest) -> str:
+        """Return the name of the prompt for a request; empty: none."""
+        prompts = self.capabilities.prompts
+        if request.prompt_name is not None:
+            return request.prompt_name
+        return next((name for name in request.prompt_hints if name in prompts), self.capabilities.default_prompt)
 
     def _check(self, request: PoolingRequest) -> None:
         limits, task = self.capabilities, self.info.task
@@ -185,7 +212,7 @@ class InputMaker:
     def _texts(self, request: PoolingRequest, one: PoolText, *, is_comparison: bool) -> Iterator[tuple[PoolText, str]]:
         """Yield the text or texts of an input, each with its prompt."""
         prompts, name = self.capabilities.prompts, request.prompt_name
-        usual = self.capabilities.default_prompt if name is None else name
+        usual = self._prompt_of(request)
         if not is_comparison:
             yield one, prompts.get(usual, "")
             return
@@ -197,13 +224,17 @@ class InputMaker:
     def _input(self, request: PoolingRequest, text: PoolText, prompt: str, index: int) -> tuple[PoolerInput, int]:
         path, most = f"{request.path}[{index}]", self.capabilities.max_tokens
         if text.token_ids is not None:
-            made, num_tokens = self._given(text.token_ids, path, request.truncate)
+            made, num_tokens = self._given(request, text.token_ids, path, has_layout=bool(request.add_special_tokens))
+        elif request.add_special_tokens is False and text.second is None:
+            token_ids = _token_ids(self.tokenizer, text.text, prompt)
+            made, num_tokens = self._given(request, tuple(token_ids), path, has_layout=False)
         else:
             self._check_form(request, text, path)
             if request.truncate == "none":  # a text that cannot fit need not be tokenized
                 texts = (Segment(text.text), Segment(text.second or ""))
                 self._check_length(min_tokens(self.tokenizer, texts), path, is_lower_bound=True)
-            made, num_tokens = self.arrangement.make(text, prompt, request.truncate)
+            cut_at = None if request.truncate == "none" else request.max_tokens
+            made, num_tokens = self.arrangement.make(text, prompt, request.truncate, cut_at)
         if len(made.token_ids) > most:
             self._check_length(num_tokens, path)
         if not len(made.token_ids):
@@ -224,17 +255,23 @@ class InputMaker:
             message = f"{path}: has {about}{num_tokens} tokens, but this model takes {most}"
             raise InvalidRequest(f"{message}; shorten the text, or set truncate", path)
 
-    def _given(self, token_ids: tuple[int, ...], path: str, truncate: Truncate) -> tuple[PoolerInput, int]:
-        """Return the input for ids that the client gives."""
-        vocab_size, num_tokens = self.info.vocab_size, len(token_ids)
+    def _given(
+        self, request: PoolingRequest, token_ids: tuple[int, ...], path: str, *, has_layout: bool
+    ) -> tuple[PoolerInput, int]:
+        """Return the input for the ids of a text, and its number of tokens before it was shortened."""
+        limits, vocab_size = self.capabilities, self.info.vocab_size
+        layout = limits.text if has_layout else TextLayout()
+        num_added = layout.num_added(is_pair=False)
+        num_tokens = len(token_ids) + num_added
         if self.info.task == "rerank":
             raise InvalidRequest(f"{path}: this model needs two texts, not token ids", path)
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
             wrong = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
             raise InvalidRequest(f"{path}: token ids must be in [0, {vocab_size}); got {wrong}", path)
-        if num_tokens > self.capabilities.max_tokens and truncate != "none":
-            token_ids = tuple(_cut(list(token_ids), self.capabilities.max_tokens, truncate))
-        return PoolerInput(np.array(token_ids, np.int32)), num_tokens
+        if request.truncate != "none":
+            room = max(0, min(limits.max_tokens, request.max_tokens or limits.max_tokens) - num_added)
+            token_ids = tuple(_cut(list(token_ids), room, request.truncate))
+        return layout.arrange(token_ids), num_tokens
 
 
 def _key(one: PoolerInput) -> bytes:

@@ -91,7 +91,15 @@ def result_of(made: PoolInputs, rows: Rows, capabilities: PoolerCapabilities) ->
             rows = _sigmoid(rows) if kind == "sigmoid" else _softmax(rows)
         values = rows[made.places]
     written = np.ascontiguousarray(values, "<f4")
-    return PoolingResult(written.tobytes(), written.shape[1], made.num_tokens, made.num_truncated, kind, labels)
+    return PoolingResult(
+        written.tobytes(),
+        written.shape[1],
+        made.num_tokens,
+        made.num_truncated,
+        kind,
+        labels,
+        prompt=made.prompt,
+    )
 
 
 def _normalize(rows: Rows) -> None:
