@@ -412,4 +412,17 @@ def test_startup_shows_progress_and_then_the_example() -> None:
         text = console.export_text()
 
     assert text.count("is ready at http://127.0.0.1:1/v1") == 1
+    assert "/v1/chat/completions" in text
     assert """'{"model": "it'"'"'s\"""" in text
+
+
+@pytest.mark.parametrize(("task", "address"), [("embed", "embeddings"), ("rerank", "rerank"), ("classify", "classify")])
+def test_startup_shows_an_example_of_the_task(task: str, address: str) -> None:
+    from rich.console import Console
+
+    console = Console(record=True, width=100, file=io.StringIO())
+    with Startup(console, ["m"]) as startup:
+        startup.on_listening("http://127.0.0.1:1")
+        startup.on_progress("m", 1.0, f"ready for {task}")
+
+    assert f"http://127.0.0.1:1/v1/{address} -H" in console.export_text()
