@@ -131,7 +131,7 @@ class ModelManager:
             self._on_progress(event.model, 1.0, "ready" if task == "generate" else f"ready for {task}")
         elif event.kind in ("failed", "unloaded"):
             self._on_progress(event.model, 1.0, event.kind)
-        elif event.kind == "loading":
+        elif event.kind == "loading" and event.text != "ready":  # a backend's last stage; checks of the model follow
             self._on_progress(event.model, event.progress, event.text)
 
     # -- lifecycle ---------------------------------------------------------------------------------
