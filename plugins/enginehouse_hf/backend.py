@@ -46,7 +46,8 @@ class HfOptions:
         memory_share: share of the GPU's memory that this process may use.
         cuda_graphs: record decode steps as CUDA graphs while the model loads; without, each step costs some 20 ms of
             Python.
-        fused: use Enginehouse's own kernels for Llama-like models (Llama, Mistral, Qwen 2 and 3).
+        fused: use Enginehouse's own kernels for models whose layers consist of known parts (Llama, Qwen, Gemma, OLMo,
+            mixtures of experts, ...).
         compile: run the decode steps of other models through ``torch.compile``; the first load then takes minutes.
         device_map: spread a model over several GPUs; the value is passed to transformers (``auto``, ``balanced``, ...).
             Such a model runs layer by layer without graphs.

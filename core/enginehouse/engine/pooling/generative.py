@@ -62,16 +62,25 @@ class TemplateArrangement:
             raise ModelLoadError(f"{self.setting}: must contain {{query}} and {{document}}, once each")
         object.__setattr__(self, "_parts", parts)
 
-    def make(self, text: PoolText, prompt: str, truncate: Truncate) -> tuple[PoolerInput, int]:
-        """Return the input for a pair; a document is shortened in characters, to as many as fit."""
+    def make(
+        self, text: PoolText, prompt: str, truncate: Truncate, max_tokens: int | None = None
+    ) -> tuple[PoolerInput, int]:
+        """Return the input for a pair; a document is shortened in characters, to as many as fit.
+
+        Args:
+            max_tokens: of the document.
+        """
         document = text.second or ""
         token_ids = self._encode(text.text, document)
         num_tokens = len(token_ids)
-        if num_tokens > self.max_tokens and truncate != "none":
-            token_ids = self._shorten(text.text, document, truncate)
+        room = self.max_tokens
+        if max_tokens is not None:
+            room = min(room, len(self._encode(text.text, "")) + max_tokens)
+        if num_tokens > room and truncate != "none":
+            token_ids = self._shorten(text.text, document, truncate, room)
         return PoolerInput(np.array(token_ids, np.int32)), num_tokens
 
-    def _shorten(self, query: str, document: str, truncate: Truncate) -> list[int]:
+    def _shorten(self, query: str, document: str, truncate: Truncate, room: int) -> list[int]:
         """Return the ids with as much of the document as fits; with an empty one if none does."""
         fits, too_long = 0, len(document)
         best = self._encode(query, "")
@@ -79,7 +88,7 @@ class TemplateArrangement:
             middle = (fits + too_long) // 2
             part = document[:middle] if truncate == "end" else document[len(document) - middle :]
             token_ids = self._encode(query, part)
-            if len(token_ids) <= self.max_tokens:
+            if len(token_ids) <= room:
                 fits, best = middle, token_ids
             else:
                 too_long = middle

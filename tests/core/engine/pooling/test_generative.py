@@ -89,6 +89,7 @@ def test_texts_form_no_control_tokens_and_documents_are_shortened() -> None:
     assert num_tokens == len(plain.token_ids)
     assert before > 400
     assert len(end.token_ids) == len(start.token_ids) == 128
+    assert len(make(PoolText("q", None, "ab" * 200), "", "end", 5)[0].token_ids) == num_tokens - len("<|im_end|>") + 5
 
 
 @pytest.mark.parametrize("template", ["no places", "{query} only", "{query} {document} {query}"])
