@@ -30,7 +30,7 @@ PROMPTS = [
     "Liebe Grüße aus",
     "| Name | Age |\n|---|---|\n",
 ]
-LONG = "The meeting began late, and nobody had read the minutes of the one before. " * 24
+LONG = "The meeting began late, and nobody had read the minutes of the one before. " * 12
 MAX_GAP = 0.25
 """A text may turn only where the two best tokens are nearer than this (natural logarithms)."""
 

@@ -88,7 +88,7 @@ def check(server: Server, prompts: Sequence[Prompt], max_tokens: int) -> dict[st
 
 @pytest.mark.timeout(1800)  # on hf and mlx, beside other work
 def test_a_few_prompts(server: Server) -> None:
-    ways = check(server, FEW, 24)
+    ways = check(server, FEW, 16)
 
     drafted = {way: sum(saved["drafted_tokens"] for _, saved in answers.values()) for way, answers in ways.items()}
     assert drafted["cached, one by one"] == 0

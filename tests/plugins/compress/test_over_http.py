@@ -130,6 +130,34 @@ def test_prompt_that_does_not_fit(client: httpx.Client) -> None:
     assert refused.json()["error"]["code"] == "context_length_exceeded"
 
 
+@pytest.mark.parametrize("method", ["halving", "scoring", "failing"])
+def test_dry_run_shows_what_a_generation_would_get(client: httpx.Client, method: str) -> None:
+    body = {"model": "fake", "messages": [{"role": "system", "content": "Go."}, {"role": "user", "content": TEXT}]}
+    dry = client.post("/v1/compress", json={**body, "compression": {"method": method}})
+    system, user = dry.json()["messages"]
+    details = dry.json()["compression"]
+    asked = {**body, "messages": [system, user], "max_tokens": 1}
+    given = client.post("/v1/chat/completions", json={**body, "compression": {"method": method}, "max_tokens": 1})
+
+    assert (dry.json()["object"], dry.json()["model"]) == ("compression", "fake")
+    assert details["method"] == method and (details["failed"] is None) == (method != "failing")
+    assert system == {"role": "system", "content": "Go.", "is_shortened": False}
+    assert user["is_shortened"] == (method != "failing") == (len(user["content"]) < len(TEXT))
+    assert user["content"].endswith("What is it?")
+    whole = client.post("/v1/chat/completions", json=asked)
+    assert given.json()["usage"]["prompt_tokens"] == whole.json()["usage"]["prompt_tokens"]
+
+
+def test_dry_run_of_raw_prompts_settings_and_errors(client: httpx.Client) -> None:
+    raw = client.post("/v1/compress", json={"model": "m", "prompt": TEXT, "compression": HALF}).json()
+    none = client.post("/v1/compress", json={"model": "m", "prompt": TEXT}).json()
+    unknown = client.post("/v1/compress", json={"model": "m", "prompt": TEXT, "compression": {"method": "no"}})
+
+    assert raw["prompt"].endswith("What is it?") and len(raw["prompt"]) < len(TEXT)
+    assert none["prompt"] == TEXT and none["compression"] is None
+    assert unknown.status_code == 400 and unknown.json()["error"]["param"] == "compression.method"
+
+
 def test_log_and_metrics_count_tokens(client: httpx.Client, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "enginehouse.access"):
         answer = chat(client, compression=HALF).json()

@@ -60,7 +60,7 @@ def test_many_control_tokens(smollm_path: Path, name: str) -> None:
     """As many as llama.cpp, asked at once, needs seconds for."""
     tokenizer = open_tokenizer(smollm_path)
 
-    assert_near_linear(lambda size: hostile_text(name, size), lambda text: tokenizer.encode(text, True), 100_000)
+    assert_near_linear(lambda size: hostile_text(name, size), lambda text: tokenizer.encode(text, True), 40_000)
 
 
 def test_many_control_tokens_at_once_take_quadratic_time(smollm_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,6 +74,9 @@ for name in names:
 """
 
 
+every_name_or_some = pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.slow)])
+
+
 def run_on_a_small_stack(
     path: Path, names: Sequence[str], method: str = "encode", units: Sequence[str] = UNITS
 ) -> subprocess.CompletedProcess[str]:
@@ -84,16 +87,18 @@ def run_on_a_small_stack(
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, timeout=300)
 
 
-def test_those_said_to_need_no_stack_need_none(smollm_path: Path) -> None:
+@every_name_or_some
+def test_those_said_to_need_no_stack_need_none(smollm_path: Path, step: int) -> None:
     """The names in the table, with what this version of llama.cpp does for them."""
-    done = run_on_a_small_stack(smollm_path, sorted(pre_tokenizers.WITHOUT_REGEX))
+    done = run_on_a_small_stack(smollm_path, sorted(pre_tokenizers.WITHOUT_REGEX)[::step])
 
     assert done.returncode == 0, (done.stdout.split()[-1:], done.stderr[-500:])
 
 
-def test_others_get_the_stack_that_they_need(smollm_path: Path) -> None:
+@every_name_or_some
+def test_others_get_the_stack_that_they_need(smollm_path: Path, step: int) -> None:
     """The same texts; those that would take quadratic time are refused."""
-    done = run_on_a_small_stack(smollm_path, RECURSING)
+    done = run_on_a_small_stack(smollm_path, RECURSING[::step])
 
     assert done.returncode == 0, (done.stdout.split()[-1:], done.stderr[-500:])
 
