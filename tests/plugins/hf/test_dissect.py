@@ -99,7 +99,7 @@ def _load(folder: Path) -> Any:
 def test_parts_of_a_family_give_its_logits(random_model: RandomModel, fused_family: str) -> None:
     model = _load(random_model(fused_family))
     parts = dissect(model, 64)
-    token_ids = torch.arange(_NUM_TOKENS) * 37 % model.config.vocab_size
+    token_ids = torch.arange(_NUM_TOKENS) * 37 % model.config.get_text_config().vocab_size
     model.set_attn_implementation("eager")
     with torch.no_grad():
         expected = model(token_ids[None]).logits[0]  # whose weights are views of the joint projections by now
