@@ -58,7 +58,6 @@ _CONFIGS: dict[str, dict[str, Any]] = {
         "logits_scaling": 2.0,
         "attention_multiplier": 0.3,
     },
-    "granitemoe": {**_SIZES, "num_local_experts": 4, "num_experts_per_tok": 2},
     "exaone4": {**_SIZES, "sliding_window": 8, "sliding_window_pattern": 2},
     "ernie4_5": {**_SIZES, "head_dim": 16},
     "gemma3": {  # the model that also reads images
@@ -75,7 +74,7 @@ _CONFIGS: dict[str, dict[str, Any]] = {
 
 _FUSED = (
     "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "phi3", "mixtral", "qwen2_moe", "qwen3_moe", "olmo2", "olmo3",
-    "olmoe", "granite", "granitemoe", "glm4", "smollm3", "exaone4", "ernie4_5", "gemma3",
+    "olmoe", "granite", "glm4", "smollm3", "exaone4", "ernie4_5", "gemma3",
 )  # fmt: skip
 
 

@@ -116,3 +116,14 @@ def test_parts_of_a_family_give_its_logits(random_model: RandomModel, fused_fami
 def test_a_model_with_an_unknown_part_is_not_taken_apart(random_model: RandomModel, name: str, reason: str) -> None:
     with pytest.raises(NotFusable, match=reason):
         dissect(_load(random_model(name)), 64)
+
+
+def test_a_router_that_answers_in_another_way_is_not_taken_apart(random_model: RandomModel) -> None:
+    """As those of other versions of transformers do; not even its results are of the expected types."""
+    model = _load(random_model("mixtral"))
+    for layer in model.model.layers:
+        choose = layer.mlp.gate.forward
+        layer.mlp.gate.forward = lambda x, choose=choose: (choose(x)[0], choose(x)[1], choose(x)[1])
+
+    with pytest.raises(NotFusable, match=r"built in another way|unknown way"):
+        dissect(model, 64)
