@@ -18,12 +18,15 @@ import pytest
 from attrs import evolve, field, frozen
 
 from enginehouse.contract.calls import Call
+from enginehouse.contract.errors import InvalidRequest
 from enginehouse.contract.surface import AnswerRoute, ErrorAnswer, Reply
-from enginehouse.contract.types import PoolingRequest, PoolText
+from enginehouse.contract.types import PoolingRequest, PoolingResult, PoolText
 from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.auth import AuthSettings, KeySettings
 from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings
 from enginehouse.settings.limits import LimitsSettings, MemoryBudget
+from enginehouse_testkit.script import write_script
+from enginehouse_testkit.scripted import ScriptedBackend
 from enginehouse_testkit.served import served
 from enginehouse_testkit.server_thread import server_thread
 from enginehouse_testkit.waiting import wait_until
@@ -79,15 +82,35 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pooler(**options: Any) -> ModelSettings:
-    own = {name: options.pop(name) for name in ("rerank", "pooling_cache", "context", "ttl", "load") if name in options}
+    own = {name: options.pop(name) for name in ("rerank", "context", "load", "isolation") if name in options}
     return ModelSettings(source="fake-pooler", backend="fake-pooler", options=options, **own)
+
+
+class VectorBackend(ScriptedBackend):
+    """The scripted backend, whose engine answers pooling requests itself, as one over another server does."""
+
+    def open(self, source: Any, options: Any, progress: Any) -> Any:
+        engine: Any = super().open(source, options, progress)
+        engine.info = msgspec.structs.replace(engine.info, task="embed")
+
+        async def embed(request: PoolingRequest) -> PoolingResult:
+            if request.dimensions is not None:
+                raise InvalidRequest("dimensions: not here", "dimensions")
+            rows = np.arange(2 * len(request.inputs), dtype="<f4")
+            return PoolingResult(rows.tobytes(), 2, tuple(len(one.text) for one in request.inputs))
+
+        engine.pool = embed
+        return engine
 
 
 @contextlib.contextmanager
 def serving(models: dict[str, ModelSettings], **fields: Any) -> Iterator[httpx.Client]:
     settings = Settings(models=models, plugins=PluginsSettings(allow=()), **fields)
     registry = PluginRegistry.for_settings(settings)
-    with served(settings, evolve(registry, surfaces={"pool": PoolSurface()}), timeout=60) as client:
+    registry = evolve(
+        registry, surfaces={"pool": PoolSurface()}, backends={**registry.backends, "vectors": VectorBackend()}
+    )
+    with served(settings, registry, timeout=60) as client:
         yield client
 
 
@@ -111,7 +134,8 @@ def client(folder: Path) -> Iterator[httpx.Client]:
             log=str(folder / "embed.log"),
         ),
         "rerank": pooler(task="rerank"),
-        "classify": pooler(task="classify", labels=["bad", "fair", "good"]),
+        "classify": pooler(task="classify", labels=["bad", "fair", "good"], isolation="thread"),
+        "engine": ModelSettings(source=write_script(folder / "hi.json", ["hi"]), backend="vectors"),
         "cosine": pooler(rerank="cosine", is_normalized=False),
         "held": pooler(pass_tokens=40, hold=str(folder / "hold"), log=str(folder / "held.log"), context=32),
         "chat": ModelSettings(source="fake", backend="fake"),
@@ -258,6 +282,16 @@ def test_token_ids_are_taken_as_they_are(client: httpx.Client) -> None:
     assert refused["param"] == "texts[2]" and "9999" in refused["message"]
 
 
+def test_an_engine_may_answer_by_itself(client: httpx.Client) -> None:
+    answered = pool(client, "engine", ["ab", "c"])
+    body = {"model": "engine", "texts": ["a"], "options": {"dimensions": 2}}
+    refused = client.post("/pool", json=body).json()
+
+    assert answered["rows"] == [[0.0, 1.0], [2.0, 3.0]]
+    assert (answered["num_tokens"], answered["model"]) == ([2, 1], "engine")
+    assert (refused["code"], refused["param"]) == ("invalid_value", "dimensions")
+
+
 def test_models_show_what_their_rows_are(client: httpx.Client) -> None:
     shown = client.get("/v1/models/embed").json()
     chat = client.get("/v1/models/chat").json()
@@ -274,6 +308,7 @@ def test_models_show_what_their_rows_are(client: httpx.Client) -> None:
         "labels": [],
         "activation": "none",
     }
+    assert [shown[name] for name in ("template_hash", "parsers", "parameters", "capabilities")] == [None] * 4
 
 
 def test_limits_of_tokens_count_texts(client: httpx.Client) -> None:
