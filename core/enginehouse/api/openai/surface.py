@@ -10,6 +10,7 @@ from enginehouse.api.http.errors import error_body
 from enginehouse.api.http.state import ApiState
 from enginehouse.api.openai.chat import chat_route
 from enginehouse.api.openai.completions import completion_route
+from enginehouse.api.openai.compress import compress_route
 from enginehouse.api.openai.models import model_routes, route_route
 from enginehouse.api.openai.tokens import token_routes
 from enginehouse.contract.hookspecs import API_VERSION
@@ -33,6 +34,6 @@ class OpenAISurface:
 
 def openai_surface(state: ApiState) -> OpenAISurface:
     """Return the surface of one configuration snapshot."""
-    routes = [chat_route(state), completion_route(state), route_route(state)]
+    routes = [chat_route(state), completion_route(state), route_route(state), compress_route(state)]
     routes += [*model_routes(state), *token_routes(state)]
     return OpenAISurface([evolve(route, path=f"{prefix}{route.path}") for prefix in ("/v1", "") for route in routes])

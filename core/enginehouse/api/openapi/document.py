@@ -40,6 +40,7 @@ def request_schemas(plugin_fields: Mapping[str, RequestField], limits: LimitsSet
         "ChatCompletionRequest": schemas.object_schema(ChatBody),
         "CompletionRequest": schemas.object_schema(CompletionBody),
         "RouteRequest": schemas.object_schema(ChatBody),
+        "CompressRequest": schemas.object_schema(ChatBody),
         "TokenizeRequest": schemas.object_schema(TokenizeBody),
         "DetokenizeRequest": schemas.object_schema(DetokenizeBody),
         "ApplyTemplateRequest": schemas.object_schema(ApplyTemplateBody),
@@ -48,9 +49,9 @@ def request_schemas(plugin_fields: Mapping[str, RequestField], limits: LimitsSet
         declared = schemas.object_schema(fields_class)["properties"]
         for field_schema in declared.values():
             field_schema["x-plugin"] = name
-        for body in ("ChatCompletionRequest", "CompletionRequest", "RouteRequest"):
+        for body in ("ChatCompletionRequest", "CompletionRequest", "RouteRequest", "CompressRequest"):
             bodies[body]["properties"] |= declared
-    for body in ("ChatCompletionRequest", "RouteRequest"):
+    for body in ("ChatCompletionRequest", "RouteRequest", "CompressRequest"):
         bodies[body]["oneOf"] = [{"required": ["messages"]}, {"required": ["prompt"]}]
     bodies["TokenizeRequest"]["oneOf"] = [{"required": [name]} for name in ("content", "prompt", "messages")]
     bodies["ApplyTemplateRequest"]["required"] = ["messages"]

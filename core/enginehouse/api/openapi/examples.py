@@ -93,6 +93,7 @@ REQUEST_EXAMPLES: dict[str, dict[str, dict[str, Any]]] = {
     },
     "DetokenizeRequest": {"Token ids": {"tokens": [72, 105]}},
     "RouteRequest": {"A chat": {"messages": _MESSAGES}},
+    "CompressRequest": {"A chat": {"messages": _MESSAGES}},
     "ApplyTemplateRequest": {"A chat": {"messages": _MESSAGES}},
 }
 """Component name to examples by title; each runs on any model."""
