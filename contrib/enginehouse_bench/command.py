@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import attrs
 import click
@@ -17,29 +15,18 @@ from rich.text import Text
 
 from enginehouse.cli.target import connect
 from enginehouse_bench.driving import Run, Served, drive
+from enginehouse_bench.embeddings import embeddings
+from enginehouse_bench.options import LengthsType, check_is_here
 from enginehouse_bench.report import milliseconds, rows, spreads, to_json, to_markdown
 from enginehouse_bench.results import Goals, Results, Spread, results_of
-from enginehouse_bench.workload import Lengths, Workload, parse_lengths
+from enginehouse_bench.workload import Workload
 
 __all__ = ["bench"]
 
 _MAX_CLIENTS = 1024
 
 
-class _LengthsType(click.ParamType):
-    name = "lengths"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Lengths:
-        """Parse a length distribution."""
-        if isinstance(value, Lengths):
-            return value
-        try:
-            return parse_lengths(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
-@click.command()
+@click.group(invoke_without_command=True)
 @click.option("--url", default="http://127.0.0.1:8080", show_default=True, help="The server.")
 @click.option("--model", help="Model to ask.  [default: the first one that the server lists]")
 @click.option("--key", envvar="ENGINEHOUSE_KEY", help="API key; also the variable ENGINEHOUSE_KEY.")
@@ -58,11 +45,11 @@ class _LengthsType(click.ParamType):
     "next request when its last one is answered]",
 )
 @click.option(
-    "--prompt", "prompt_words", type=_LengthsType(), default="128", show_default=True,
+    "--prompt", "prompt_words", type=LengthsType(), default="128", show_default=True,
     help="Words of a prompt, about a token each: 128, 64-512 or normal:256:64.",
 )  # fmt: skip
 @click.option(
-    "--output", "output_tokens", type=_LengthsType(), default="64", show_default=True,
+    "--output", "output_tokens", type=LengthsType(), default="64", show_default=True,
     help="Tokens of an answer, in the same forms.",
 )  # fmt: skip
 @click.option(
@@ -110,9 +97,10 @@ def bench(ctx: click.Context, **options: Any) -> None:
     Prints times to the first token and between tokens, throughput, and (with goals) goodput. Exit code 1: a request
     failed.
     """
+    if ctx.invoked_subcommand is not None:
+        return
     url = options["url"]
-    if not options["allow_remote"] and not _is_here(url):
-        raise click.UsageError(f"{url} is not on this machine; loading it needs --allow-remote")
+    check_is_here(url, allow_remote=options["allow_remote"])
     target = connect(url, options["model"], options["key"])
     console = Console()
     workload = _workload(options)
@@ -201,9 +189,4 @@ def _setting(options: dict[str, Any]) -> dict[str, Any]:
     return {**{name: options[name] for name in shown}, **lengths, "fields": ", ".join(options["fields"])}
 
 
-def _is_here(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+bench.add_command(embeddings)

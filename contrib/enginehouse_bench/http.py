@@ -1,4 +1,4 @@
-"""Streams answers of an OpenAI-compatible server with minimal work per event.
+"""Requests to an OpenAI-compatible server with minimal work per event.
 
 Uses plain asyncio streams: a load generator with much computation measures itself. Each request has its own connection.
 Supports HTTP/1.1 as far as such servers use it. Does not know load or metrics.
@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-__all__ = ["RequestFailed", "stream_chat"]
+__all__ = ["RequestFailed", "post", "stream_chat"]
 
 _MAX_LINE_BYTES = 1024 * 1024
 _MAX_ERROR_BYTES = 4096
@@ -51,6 +51,26 @@ async def stream_chat(url: str, body: bytes, key: str | None) -> AsyncGenerator[
                     raise RequestFailed(f"error in the stream: {_message(chunk)}")
                 yield chunk
             raise RequestFailed("a stream ended without [DONE]")
+    except (OSError, EOFError, ValueError, asyncio.LimitOverrunError) as error:
+        raise RequestFailed(f"connection: {type(error).__name__}") from error
+
+
+async def post(url: str, body: bytes, key: str | None) -> bytes:
+    """POST a request and return the body of its answer.
+
+    Raises:
+        RequestFailed: the server refused it, broke off, or could not be reached.
+    """
+    parts = urlsplit(url)
+    try:
+        async with _connected(parts) as (reader, writer):
+            writer.write(_head(parts, body, key) + body)
+            await writer.drain()
+            status, headers = await _read_head(reader)
+            pieces = _chunked(reader) if headers.get("transfer-encoding") == "chunked" else _plain(reader, headers)
+            if status != 200:
+                raise RequestFailed(f"{status} {await _error(pieces)}".strip())
+            return b"".join([piece async for piece in pieces])
     except (OSError, EOFError, ValueError, asyncio.LimitOverrunError) as error:
         raise RequestFailed(f"connection: {type(error).__name__}") from error
 

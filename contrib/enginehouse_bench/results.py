@@ -10,7 +10,7 @@ from attrs import field, frozen
 
 from enginehouse_bench.driving import Answered, Run
 
-__all__ = ["Goals", "Results", "Spread", "results_of"]
+__all__ = ["Goals", "Results", "Spread", "results_of", "spread_of"]
 
 
 @frozen
@@ -87,10 +87,10 @@ def results_of(run: Run, num_requests: int, goals: Goals | None = None) -> Resul
         requests_per_s=len(whole) / seconds,
         output_tokens_per_s=num_output / seconds,
         total_tokens_per_s=(num_prompt + num_output) / seconds,
-        ttft_ms=_spread([value for answer in whole if (value := _ttft_ms(answer)) is not None]),
-        itl_ms=_spread([gap * 1000 for answer in whole for gap in _gaps(answer)]),
-        tpot_ms=_spread([value for answer in whole if (value := _tpot_ms(answer)) is not None]),
-        latency_ms=_spread([_latency_ms(answer) for answer in whole]),
+        ttft_ms=spread_of([value for answer in whole if (value := _ttft_ms(answer)) is not None]),
+        itl_ms=spread_of([gap * 1000 for answer in whole for gap in _gaps(answer)]),
+        tpot_ms=spread_of([value for answer in whole if (value := _tpot_ms(answer)) is not None]),
+        latency_ms=spread_of([_latency_ms(answer) for answer in whole]),
         goodput=num_good / max(1, len(run.answered)) if has_goals else None,
         good_requests_per_s=num_good / seconds if has_goals else None,
     )
@@ -127,7 +127,8 @@ def _is_good(answer: Answered, goals: Goals) -> bool:
     return all(goal is None or value is None or value <= goal for value, goal in reached)
 
 
-def _spread(values: Sequence[float]) -> Spread:
+def spread_of(values: Sequence[float]) -> Spread:
+    """Return the distribution of values in milliseconds."""
     if not values:
         return Spread()
     ordered = sorted(values)

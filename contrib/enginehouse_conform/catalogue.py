@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from enginehouse_conform import (
+    embeddings_api,
     lifetime,
     messages,
     messages_api,
@@ -45,5 +46,6 @@ CHECKS_BY_API: Mapping[str, tuple[Check, ...]] = MappingProxyType(
         "responses": responses_api.CHECKS,
         "messages": messages_api.CHECKS,
         "ollama": ollama_api.CHECKS,
+        "embeddings": embeddings_api.CHECKS,
     }
 )

@@ -1,4 +1,4 @@
-"""``enginehouse conform``: checks any server by one of four APIs, and shows a table."""
+"""``enginehouse conform``: checks any server by one of five APIs, and shows a table."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _STYLES: dict[Outcome, str] = {"passed": "green", "failed": "bold red", "refused
     type=click.Choice(tuple(CHECKS_BY_API)),
     default="chat",
     show_default=True,
-    help="OpenAI's chats or Responses, Anthropic's Messages, or Ollama's API.",
+    help="OpenAI's chats, Responses or embeddings, Anthropic's Messages, or Ollama's API.",
 )
 @click.option("--model", help="Model to ask.  [default: the first one that the server lists]")
 @click.option("--key", envvar="ENGINEHOUSE_CONFORM_KEY", help="API key; also the variable ENGINEHOUSE_CONFORM_KEY.")

@@ -105,13 +105,16 @@ class BackendTokenizer(Protocol):
 class FastTokenizer:
     """Implements ``Tokenizer``; thread-safe, since nothing changes after ``__init__``."""
 
-    def __init__(self, tokenizer: BackendTokenizer, vocab_size: int, end_token_ids: Iterable[int]) -> None:
+    def __init__(
+        self, tokenizer: BackendTokenizer, vocab_size: int, end_token_ids: Iterable[int], *, is_decoded: bool = True
+    ) -> None:
         """Wrap ``tokenizer``, which is not changed.
 
         Args:
             tokenizer: any fast tokenizer's backend object.
             vocab_size: width of a row of logits; ids beyond it are dropped, missing ones have no bytes.
             end_token_ids: end tokens from the model's files; the conventional ones are added.
+            is_decoded: ids are turned into text; False for poolers, where ``token_bytes`` only holds the spellings.
 
         Raises:
             ModelLoadError: the tokenizer's decoder has an unsupported type, so token bytes are unknown; or it has no
@@ -132,7 +135,9 @@ class FastTokenizer:
         self.special_tokens: Mapping[str, int] = {entry["content"]: entry["id"] for entry in added if entry["special"]}
         self.end_token_ids = ends | {token_id for name, token_id in self.special_tokens.items() if name in _TURN_ENDS}
         self.control_token_ids = ends | frozenset(self.special_tokens.values())
-        self.token_bytes: Sequence[bytes] = self._bytes_table(_byte_decoder(spec["decoder"]))
+        self.token_bytes: Sequence[bytes] = self._bytes_table(
+            _byte_decoder(spec["decoder"]) if is_decoded else str.encode
+        )
         self.prefix_token_ids = self._prefix()
         self.max_bytes_per_token = bytes_per_token(self.token_bytes) if _keeps_text(spec) else None
 

@@ -110,16 +110,27 @@ class ModelFolder:
         text = self.config.get("text_config") or self.config
         if not isinstance(text, dict):
             raise ModelLoadError(f"{self.path / 'config.json'}: text_config is not a JSON object")
-        stored = str(text.get("dtype", text.get("torch_dtype", "float32")))
+        stored = self._stored_dtype(text)
         size_bytes = _BYTES.get(dtype or stored, 4)
-        weights = sum(file.stat().st_size for file in self.path.glob("*.safetensors"))
-        if not self.is_mlx_quantized:
-            weights = weights * size_bytes // _BYTES.get(stored, 4)
+        weights = self.weights_bytes(dtype)
         heads = self._size(text, "num_attention_heads")
         kv_heads = self._size(text, "num_key_value_heads", heads)
         head_dim = self._size(text, "head_dim", 0) or self._size(text, "hidden_size") // max(heads, 1)
         per_token = 2 * self._size(text, "num_hidden_layers") * kv_heads * head_dim * size_bytes
         return MemoryEstimate(weights, per_token, weights + context_tokens * per_token)
+
+    def weights_bytes(self, dtype: str | None) -> int:
+        """Return the size of the weights in ``dtype``; None: as stored."""
+        weights = sum(file.stat().st_size for file in self.path.glob("*.safetensors"))
+        if dtype is None or self.is_mlx_quantized:
+            return weights
+        text = self.config.get("text_config")
+        stored = self._stored_dtype(text if isinstance(text, dict) else self.config)
+        return weights * _BYTES.get(dtype, 4) // _BYTES.get(stored, 4)
+
+    @staticmethod
+    def _stored_dtype(text: Mapping[str, Any]) -> str:
+        return str(text.get("dtype", text.get("torch_dtype", "float32")))
 
     def _size(self, text: Mapping[str, Any], key: str, default: int | None = None) -> int:
         """Return a size of the configuration, checked before any arithmetic: Python multiplies strings, too."""
@@ -220,8 +231,8 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _MAX_SIZE
 
 
-def served_context(config: Mapping[str, Any], wanted: int | None) -> int:
-    """Return the context to serve for a model with this configuration, in tokens.
+def served_context(config: Mapping[str, Any], wanted: int | None, usual: int = DEFAULT_CONTEXT) -> int:
+    """Return the context to serve for a model with this configuration, in tokens: ``wanted``, else at most ``usual``.
 
     Rotary embeddings that depend on the longest sequence of a batch (``dynamic``, ``longrope``) would let one request
     change another's text; such models are limited to the length below which they are constant.
@@ -230,14 +241,14 @@ def served_context(config: Mapping[str, Any], wanted: int | None) -> int:
         ModelLoadError: ``wanted`` is more than the model supports.
     """
     text = _object(config.get("text_config")) or config
-    limit = _tokens(text, "max_position_embeddings") or wanted or DEFAULT_CONTEXT
+    limit = _tokens(text, "max_position_embeddings") or wanted or usual
     rope = _object(text.get("rope_parameters")) or _object(text.get("rope_scaling"))
     if any(rope.get(key) in ("dynamic", "longrope") for key in ("rope_type", "type")):
         key = "original_max_position_embeddings"
         limit = min(limit, _tokens(rope, key) or _tokens(text, key) or limit)
     if wanted is not None and wanted > limit:
         raise ModelLoadError(f"context = {wanted} is more than this model supports ({limit})")
-    return wanted or min(limit, DEFAULT_CONTEXT)
+    return wanted or min(limit, usual)
 
 
 def _object(value: Any) -> Mapping[str, Any]:

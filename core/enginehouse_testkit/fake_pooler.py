@@ -129,8 +129,11 @@ class FakePooler:
                 file.write(msgspec.json.encode(token_ids) + b"\n")
         self.options.faults.happen(self.num_passes, token_ids)
         self._wait()
-        rows = np.array([self._row(one) for one in inputs], np.float32)
-        return rows.reshape(len(inputs), self.capabilities.dimensions)
+        rows = np.array([self._row(one) for one in inputs], np.float32).reshape(-1, self.capabilities.dimensions)
+        for row, ids in zip(rows, token_ids, strict=True):
+            if self.options.faults.nan_at_token in ids:
+                row[:] = np.nan
+        return rows
 
     def abort(self) -> None:
         """See :class:`enginehouse.contract.pooler.Pooler`."""

@@ -12,6 +12,8 @@ from attrs import evolve, field, frozen, validators
 from enginehouse.contract.backend import Match, MemoryEstimate, ModelSource, Probe, Progress, Runner
 from enginehouse.contract.errors import MissingDependency, ModelLoadError
 from enginehouse.contract.gguf_names import parts_of
+from enginehouse.contract.pooler import Pooler
+from enginehouse.contract.types import Task
 from enginehouse_backendkit.gguf_files import find_problem
 from enginehouse_backendkit.model_folder import (
     DEFAULT_CONTEXT,
@@ -21,6 +23,8 @@ from enginehouse_backendkit.model_folder import (
     pickled_weights,
 )
 from enginehouse_hf.gguf_estimate import estimate_gguf
+from enginehouse_hf.pooling.estimate import estimate_pooler
+from enginehouse_hf.pooling.recipe import Recipe, read_recipe
 
 __all__ = ["HfBackend", "HfOptions", "no_model"]
 
@@ -33,7 +37,7 @@ class HfOptions:
         context: longest sequence in tokens; None uses the model's own limit, at most 4096.
         slots: number of sequences that decode concurrently.
         max_batch_tokens: maximum tokens per forward pass; bounds the memory of a prefill. None is 2048 on the CPU, 8192
-            on a GPU.
+            on a GPU, 16384 there for a pooling model.
         device: a torch device, such as ``cpu`` or ``cuda:0``; ``auto`` is the first GPU of torch, else the CPU.
         dtype: data type of weights and KV; None is float32 on the CPU and bfloat16 elsewhere.
         threads: number of torch threads, for the whole process; None keeps torch's default.
@@ -48,6 +52,12 @@ class HfOptions:
             Such a model runs layer by layer without graphs.
         quantization: quantise the weights while loading; needs the package of that name, and runs without graphs.
         trust_remote_code: run Python code from the model's folder, and read weights stored as pickles.
+        task: ``generate``, or for a pooling model ``embed``, ``rerank`` or ``classify``; None is the task that the
+            model's files name.
+        pooling: how an embedding is made of the states of the tokens, instead of what the model's files say: ``cls``,
+            ``max``, ``mean``, ``mean_sqrt_len_tokens``, ``weightedmean`` or ``lasttoken``, or several joined by ``+``.
+        dimension_choices: smaller sizes to which embeddings may be cut (Matryoshka), besides those that the model's
+            files state.
         random_weights: use random weights instead of reading them, to measure speed from a ``config.json`` alone.
     """
 
@@ -65,9 +75,12 @@ class HfOptions:
     device_map: str | None = None
     quantization: Literal["bitsandbytes-8bit", "bitsandbytes-4bit", "torchao-int8"] | None = None
     trust_remote_code: bool = False
+    task: Task | None = None
+    pooling: str | None = None
+    dimension_choices: tuple[int, ...] = ()
     random_weights: bool = False
 
-    def resolved(self, device: str) -> HfOptions:
+    def resolved(self, device: str, *, is_pooler: bool = False) -> HfOptions:
         """Return a copy with device-dependent defaults filled in; ``device`` replaces ``auto``."""
         device = device if self.device == "auto" else self.device
         is_cpu = device == "cpu"
@@ -75,12 +88,12 @@ class HfOptions:
             self,
             device=device,
             dtype=self.dtype or ("float32" if is_cpu else "bfloat16"),  # bfloat16 has no fast kernels on most CPUs
-            max_batch_tokens=self.max_batch_tokens or (2048 if is_cpu else 8192),
+            max_batch_tokens=self.max_batch_tokens or (2048 if is_cpu else 16384 if is_pooler else 8192),
         )
 
 
 class HfBackend:
-    """Opens transformers causal models as runners."""
+    """Opens transformers models: causal ones as runners; encoders, embedders and classifiers as poolers."""
 
     name = "hf"
     api_version = 1
@@ -96,11 +109,13 @@ class HfBackend:
 
     def match(self, source: ModelSource) -> Match:
         """Return a high match for a folder of safetensors, a low one for a GGUF file, which is dequantised."""
-        folder = ModelFolder.find(source)
+        recipe = _recipe(source, HfOptions())
+        folder = ModelFolder.find(source if recipe is None else ModelSource(source.text, recipe.transformer))
         if folder is not None:
             if folder.is_mlx_quantized:
                 return Match(0.0, "quantised in MLX's own format")
-            return Match(0.8, "a folder with config.json and safetensors")
+            what = "a folder with config.json and safetensors"
+            return Match(0.8, what if recipe is None or recipe.task == "generate" else f"{what}, for {recipe.task}")
         if _is_gguf(source) and not _gguf_problem(source):
             return Match(0.2, "a GGUF file, dequantised to full size")
         if pickles := pickled_weights(source.path):
@@ -109,6 +124,11 @@ class HfBackend:
 
     def estimate(self, source: ModelSource, options: HfOptions) -> MemoryEstimate:
         """Estimate memory from ``config.json`` or the GGUF header."""
+        recipe = _recipe(source, options)
+        if recipe is not None and recipe.task != "generate":
+            resolved = options.resolved(_likely_device(), is_pooler=True)
+            assert resolved.dtype is not None and resolved.max_batch_tokens is not None
+            return estimate_pooler(recipe, resolved.dtype, resolved.max_batch_tokens)
         dtype = options.resolved(_likely_device()).dtype
         assert dtype is not None
         tokens = options.cache_tokens or options.slots * (options.context or DEFAULT_CONTEXT)
@@ -122,15 +142,27 @@ class HfBackend:
         assert source.path is not None
         return estimate_gguf(source.path, tokens, dtype)
 
-    def open(self, source: ModelSource, options: HfOptions, progress: Progress) -> Runner:
-        """Load the model on this thread; see :func:`enginehouse_hf.loader.open_runner`."""
+    def open(self, source: ModelSource, options: HfOptions, progress: Progress) -> Runner | Pooler:
+        """Load the model on this thread; see :func:`enginehouse_hf.loader.open_runner` and ``pooling/opening.py``."""
         # transformers draws progress bars into the log; ``progress`` reports the same. tqdm reads this on import.
         os.environ.setdefault("TQDM_DISABLE", "1")
         try:
             from enginehouse_hf.loader import open_runner  # noqa: PLC0415 - imports torch
+            from enginehouse_hf.pooling.opening import open_pooler  # noqa: PLC0415
         except ImportError as error:
             raise MissingDependency(error.name or "transformers", self.name) from error
+        recipe = _recipe(source, options)
+        if recipe is not None and recipe.task != "generate":
+            return open_pooler(source, recipe, options, progress)
         return open_runner(source, options, progress)
+
+
+def _recipe(source: ModelSource, options: HfOptions) -> Recipe | None:
+    """Return what a folder's files say, or None for a source without such files."""
+    path = source.path
+    if path is None or not ((path / "modules.json").is_file() or (path / "config.json").is_file()):
+        return None
+    return read_recipe(path, options.task, options.pooling)
 
 
 def _is_gguf(source: ModelSource) -> bool:

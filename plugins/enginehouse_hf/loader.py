@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 from enginehouse.contract.backend import ModelSource, Progress, Runner, RunnerCapabilities
-from enginehouse.contract.errors import EnginehouseError, MissingDependency, ModelLoadError
+from enginehouse.contract.errors import ModelLoadError
 from enginehouse.contract.types import ModelInfo
 from enginehouse_backendkit.folder_files import check_names
 from enginehouse_backendkit.gguf_reader import check_gguf
@@ -20,7 +20,6 @@ from enginehouse_backendkit.model_folder import (
     ModelFolder,
     check_model_files,
     check_weights,
-    describe_failure,
     describe_pickles,
     pickled_weights,
     recommended_parameters,
@@ -32,8 +31,9 @@ from enginehouse_hf.depth import exit_layers
 from enginehouse_hf.facts import ModelFacts
 from enginehouse_hf.runner import HfRunner, run_model
 from enginehouse_hf.tokenizer import ModelFiles, load_text
+from enginehouse_hf.weights import load_weights, mapped_errors
 
-__all__ = ["open_runner"]
+__all__ = ["find_files", "open_runner"]
 
 _KNOWN_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
@@ -46,31 +46,20 @@ def open_runner(source: ModelSource, options: HfOptions, progress: Progress) -> 
         ModelLoadError: any other failure.
     """
     options = options.resolved("cuda:0" if torch.cuda.is_available() else "cpu")
-    files = _find_files(source, options)
+    files = find_files(source, options)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    try:
+    with mapped_errors(source):
         progress(0.0, "loading weights")
         model = _load_model(files, options)
         progress(0.8, "loading tokenizer")
         runner = _build(files, model, options, progress)
-    except EnginehouseError:
-        raise
-    except ImportError as error:
-        if error.name is None:  # the library's own message names the package
-            raise ModelLoadError(f"{source.text}: transformers cannot open it: {error}") from error
-        raise MissingDependency(error.name, "hf") from error
-    except UnsupportedAttention as error:
-        raise ModelLoadError(
-            f"{source.text}: this model uses {error}, which the hf backend does not support"
-        ) from error
-    except Exception as error:
-        raise ModelLoadError(f"{source.text}: transformers cannot open it: {describe_failure(error)}") from error
     progress(1.0, "ready")
     return runner
 
 
-def _find_files(source: ModelSource, options: HfOptions) -> ModelFiles:
+def find_files(source: ModelSource, options: HfOptions) -> ModelFiles:
+    """Check the files of a model, and return where they are. Raises ModelLoadError."""
     path, trusts = source.path, options.trust_remote_code
     if path is not None and (ModelFolder.find(source) is not None or _is_config(source, options)):
         check_model_files(path)
@@ -95,61 +84,11 @@ def _is_config(source: ModelSource, options: HfOptions) -> bool:
 
 
 def _load_model(files: ModelFiles, options: HfOptions) -> Any:
-    assert options.dtype is not None
-    form: dict[str, Any] = {"dtype": getattr(torch, options.dtype), "attn_implementation": ATTENTION_NAME}
-    # A folder may contain pickles next to its safetensors; transformers would fall back to them.
-    safe: dict[str, Any] = {"use_safetensors": True} if not options.trust_remote_code else {}
-    if options.device.startswith("cuda") and not torch.cuda.is_available():
-        raise ModelLoadError(f"device = {options.device!r}: torch {torch.__version__} finds no CUDA device")
-    if options.random_weights:
-        config = AutoConfig.from_pretrained(**files.arguments)
-        with torch.device(options.device):
-            model: Any = AutoModelForCausalLM.from_config(config, **form)
-    elif options.device_map is not None or options.quantization is not None:
-        placed = options.device_map or options.device
-        model = _read_weights(files, **form, **safe, device_map=placed, **_quantized(options))
-    else:
-        model = _read_weights(files, **form, **safe).to(options.device)
+    model = load_weights(AutoModelForCausalLM, files, options, attention=ATTENTION_NAME)
     unknown = set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - _KNOWN_LAYER_TYPES
     if unknown:
         raise UnsupportedAttention(f"layers of the type {', '.join(sorted(unknown))}")
-    return model.eval()
-
-
-def _read_weights(files: ModelFiles, **arguments: Any) -> Any:
-    """Load a model; weights that its files lack are an error, where transformers draws them at random."""
-    model, report = AutoModelForCausalLM.from_pretrained(
-        **files.arguments, **arguments, output_loading_info=True, ignore_mismatched_sizes=True
-    )
-    missing = sorted(report["missing_keys"])
-    if missing:
-        raise ModelLoadError(
-            f"{files.folder}: its files lack {len(missing)} tensors of a {type(model).__name__} ({_first(missing)})"
-        )
-    wrong = sorted(f"{name} is {list(found)}, not {list(wanted)}" for name, found, wanted in report["mismatched_keys"])
-    if wrong:
-        raise ModelLoadError(f"{files.folder}: config.json and weights do not fit together: {_first(wrong)}")
     return model
-
-
-def _first(texts: Sequence[str]) -> str:
-    return ", ".join(texts[:3]) + (", ..." if len(texts) > 3 else "")
-
-
-def _quantized(options: HfOptions) -> dict[str, Any]:
-    """Return the transformers arguments that quantise the weights."""
-    if options.quantization is None:
-        return {}
-    package = options.quantization.split("-")[0]
-    if find_spec(package) is None:
-        message = f"quantization = {options.quantization!r} needs the package {package}; run: pip install {package}"
-        raise ModelLoadError(message)
-    if options.quantization == "torchao-int8":
-        from torchao.quantization import Int8WeightOnlyConfig  # noqa: PLC0415 - an optional library
-
-        return {"quantization_config": transformers.TorchAoConfig(Int8WeightOnlyConfig())}
-    bits = {"load_in_8bit": True} if options.quantization == "bitsandbytes-8bit" else {"load_in_4bit": True}
-    return {"quantization_config": transformers.BitsAndBytesConfig(**bits)}
 
 
 def _build(files: ModelFiles, model: Any, options: HfOptions, progress: Progress) -> Runner:

@@ -16,7 +16,7 @@ from enginehouse_backendkit.folder_files import check_has_tokenizer, has_only_te
 from enginehouse_backendkit.tekken import read_tekken
 from enginehouse_backendkit.template_files import read_templates
 
-__all__ = ["ModelFiles", "ModelText", "load_text"]
+__all__ = ["ModelFiles", "ModelText", "load_fast", "load_text"]
 
 
 @frozen
@@ -62,9 +62,7 @@ def load_text(files: ModelFiles, model: Any, vocab_size: int) -> ModelText:
     configured = [i for c in (model.generation_config, model.config.get_text_config()) for i in _ids(c.eos_token_id)]
     if files.gguf_file is None and has_only_tekken(files.folder):
         return _read_tekken(files.folder, vocab_size, configured)
-    loaded = AutoTokenizer.from_pretrained(**files.arguments)
-    if getattr(loaded, "backend_tokenizer", None) is None:
-        raise ModelLoadError(f"{files.folder}: {type(loaded).__name__} is not a fast tokenizer")
+    loaded = _read(files)
     own = [] if files.gguf_file else list(_ids(loaded.eos_token_id))
     tokenizer = FastTokenizer(loaded.backend_tokenizer, vocab_size, [*configured, *own])
     if files.gguf_file:
@@ -72,6 +70,25 @@ def load_text(files: ModelFiles, model: Any, vocab_size: int) -> ModelText:
     else:
         bos, eos = str(loaded.bos_token or ""), str(loaded.eos_token or "")
     return ModelText(tokenizer, chat_templates(loaded.chat_template, files.folder), bos, eos)
+
+
+def load_fast(files: ModelFiles) -> Any:
+    """Return the tokenizer of a folder as transformers loads it, with ``backend_tokenizer``.
+
+    Raises:
+        ModelLoadError: a fast tokenizer is missing, or its file cannot be read.
+    """
+    check_tokenizer_file(files.folder)
+    if not files.trust_remote_code:
+        check_has_tokenizer(files.folder)
+    return _read(files)
+
+
+def _read(files: ModelFiles) -> Any:
+    loaded = AutoTokenizer.from_pretrained(**files.arguments)
+    if getattr(loaded, "backend_tokenizer", None) is None:
+        raise ModelLoadError(f"{files.folder}: {type(loaded).__name__} is not a fast tokenizer")
+    return loaded
 
 
 def _read_tekken(folder: Path, vocab_size: int, end_token_ids: Sequence[int]) -> ModelText:

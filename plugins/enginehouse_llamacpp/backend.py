@@ -6,19 +6,21 @@ from typing import Literal
 
 from enginehouse.contract.backend import Match, MemoryEstimate, ModelSource, Probe, Progress, Runner
 from enginehouse.contract.errors import MissingDependency, ModelLoadError
+from enginehouse.contract.pooler import Pooler
 from enginehouse_backendkit.gguf_files import find_problem
-from enginehouse_llamacpp.estimate import estimate_memory
+from enginehouse_llamacpp.estimate import estimate_memory, estimate_pooler
 from enginehouse_llamacpp.first_layers import count_layers, cut_layers
 from enginehouse_llamacpp.gguf import is_gguf, read_header
 from enginehouse_llamacpp.layer_files import find_or_write
 from enginehouse_llamacpp.library import is_installed, load_library
 from enginehouse_llamacpp.options import LlamaCppOptions
+from enginehouse_llamacpp.pooling_type import find_pooling
 
 __all__ = ["LlamaCppBackend"]
 
 
 class LlamaCppBackend:
-    """Opens GGUF files as runners."""
+    """Opens GGUF files: pooling models as poolers, others as runners."""
 
     name = "llamacpp"
     api_version = 1
@@ -46,6 +48,8 @@ class LlamaCppBackend:
         if source.path is None:
             raise ModelLoadError(f"{source.text}: not a file")
         header = read_header(source.path)
+        if find_pooling(header, options) is not None:
+            return estimate_pooler(header, options)
         if options.num_layers is not None:
             header = header.with_layers(options.num_layers, cut_layers(source.path, options.num_layers).num_bytes)
         return estimate_memory(header, options)
@@ -56,14 +60,16 @@ class LlamaCppBackend:
             raise ModelLoadError(f"{source.text}: not a file")
         return count_layers(source.path)
 
-    def open(self, source: ModelSource, options: LlamaCppOptions, progress: Progress) -> Runner:
-        """Load the model on this thread; see :func:`enginehouse_llamacpp.loader.open_runner`."""
+    def open(self, source: ModelSource, options: LlamaCppOptions, progress: Progress) -> Runner | Pooler:
+        """Load the model on this thread; see :mod:`enginehouse_llamacpp.loader`."""
         library = load_library()
-        from enginehouse_llamacpp.loader import open_runner  # noqa: PLC0415 - numpy and the runner, only here
+        from enginehouse_llamacpp.loader import open_pooler, open_runner  # noqa: PLC0415 - the library, only here
 
         if source.path is None:
             raise ModelLoadError(f"{source.text}: not a file; llama.cpp needs the path of a GGUF file")
         path = source.path
+        if is_gguf(path) and (pooling := find_pooling(read_header(path), options)) is not None:
+            return open_pooler(library, path, options, pooling, progress)
         if options.num_layers is not None:
             path = find_or_write(path, options.num_layers, progress)
         return open_runner(library, path, options, progress)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from enginehouse.contract.errors import ModelLoadError
+from enginehouse.contract.errors import ModelLoadError, RunnerError
 from enginehouse_llamacpp.batch import Batch
 from enginehouse_llamacpp.library import Bindings, Library
 from enginehouse_llamacpp.options import LlamaCppOptions
@@ -24,14 +24,29 @@ __all__ = ["Context"]
 class Context:
     """Computes batches for one model. Single-threaded, except :meth:`abort`.
 
+    Args:
+        pooling_type: llama.cpp's number of how rows of a pooling model are made; None for logits.
+
     Attributes:
         address: the ``llama_context``.
     """
 
-    def __init__(self, library: Library, model: int, options: LlamaCppOptions, sizes: CacheSizes, threads: int) -> None:
+    def __init__(
+        self,
+        library: Library,
+        model: int,
+        options: LlamaCppOptions,
+        sizes: CacheSizes,
+        threads: int,
+        *,
+        pooling_type: int | None = None,
+    ) -> None:
         bindings = self._bindings = library.bindings
         library.log.clear()
-        address = bindings.llama_init_from_model(model, _context_params(bindings, options, sizes, threads))
+        params = _context_params(bindings, options, sizes, threads)
+        if pooling_type is not None:
+            params.embeddings, params.pooling_type = True, pooling_type
+        address = bindings.llama_init_from_model(model, params)
         if not address:
             raise ModelLoadError(
                 f"llama.cpp cannot make a cache of {sizes.num_cells} tokens: {library.log.reason()}; "
@@ -42,7 +57,8 @@ class Context:
         self._abort_flag = ctypes.create_string_buffer(2)
         self._abort_callback = library.strlen
         bindings.llama_set_abort_callback(address, self._abort_callback, ctypes.addressof(self._abort_flag))
-        self._get_logits = _as_address_function(bindings)
+        self._get_logits = _as_address_function(bindings._lib.llama_get_logits, 1)
+        self._get_pooled = _as_address_function(bindings._lib.llama_get_embeddings_seq, 2)
         self._logits_address = 0
         self._logits = np.empty((0, self._vocab_size), np.float32)
         self._threads = threads
@@ -74,6 +90,25 @@ class Context:
             self._logits_address = address
         return self._logits[:num_rows]
 
+    def pooled_rows(self, num_rows: int, width: int) -> NDArray[np.float32]:
+        """Copies of the rows of sequences 0 to ``num_rows`` of the last batch, (num_rows, width) float32.
+
+        Raises:
+            RunnerError: llama.cpp has no row for a sequence.
+        """
+        rows = np.empty((num_rows, width), np.float32)
+        for sequence in range(num_rows):
+            address = self._get_pooled(self.address, sequence)
+            if not address:
+                raise RunnerError(f"llama.cpp gave no row for text {sequence} of the pass")
+            ctypes.memmove(rows[sequence].ctypes.data, address, rows.itemsize * width)
+        return rows
+
+    def clear(self) -> None:
+        """Forget all sequences; does nothing for a model without a KV cache."""
+        if memory := self._bindings.llama_get_memory(self.address):
+            self._bindings.llama_memory_clear(memory, False)
+
     def abort(self) -> None:
         """Stop a running :meth:`decode` soon; thread-safe. llama.cpp checks between the nodes of its graph."""
         self._abort_flag[0] = b"\1"
@@ -101,7 +136,7 @@ def _context_params(bindings: Bindings, options: LlamaCppOptions, sizes: CacheSi
     return params
 
 
-def _as_address_function(bindings: Bindings) -> Callable[[int], int]:
-    """Return ``llama_get_logits`` as a function of plain addresses; the binding creates a pointer object per call."""
-    function = bindings._lib.llama_get_logits
-    return ctypes.cast(function, ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p))
+def _as_address_function(function: Any, num_arguments: int) -> Callable[..., int]:
+    """Return a function of a context, and numbers, that gives a plain address: the binding makes an object per call."""
+    arguments = (ctypes.c_void_p, ctypes.c_int32)[:num_arguments]
+    return ctypes.cast(function, ctypes.CFUNCTYPE(ctypes.c_void_p, *arguments))

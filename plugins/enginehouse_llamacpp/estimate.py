@@ -6,9 +6,29 @@ from enginehouse.contract.backend import MemoryEstimate
 from enginehouse.contract.errors import ModelLoadError
 from enginehouse_llamacpp.gguf import MAX_LAYERS, GgufHeader
 from enginehouse_llamacpp.options import LlamaCppOptions
-from enginehouse_llamacpp.sizes import choose_sizes, type_bytes
+from enginehouse_llamacpp.sizes import choose_pooling_sizes, choose_sizes, type_bytes
 
-__all__ = ["estimate_memory"]
+__all__ = ["estimate_memory", "estimate_pooler"]
+
+
+def estimate_pooler(header: GgufHeader, options: LlamaCppOptions) -> MemoryEstimate:
+    """Bytes for weights and the largest pass of a pooling model; decoders also have a KV cache, which holds one pass.
+
+    Raises:
+        ModelLoadError: the header contains implausible sizes, or ``context`` is too long.
+    """
+    num_layers = _num_layers(header)
+    sizes = choose_pooling_sizes(options, header.number("context_length"), header.vocab_size)
+    is_encoder = header.values.get(f"{header.architecture}.attention.causal") is False
+    kv_bytes = 0 if is_encoder else _kv_bytes_per_token(header, options, num_layers)
+    mask_bytes = 4 * sizes.batch_tokens**2
+    logits_bytes = 4 * sizes.batch_tokens * header.vocab_size * (1 if is_encoder else 2)
+    pass_bytes = logits_bytes + mask_bytes + _compute_bytes(header, num_layers, sizes.batch_tokens)
+    return MemoryEstimate(
+        weights_bytes=header.file_bytes,
+        kv_bytes_per_token=kv_bytes,
+        total_bytes=header.file_bytes + kv_bytes * sizes.num_cells + pass_bytes,
+    )
 
 
 def estimate_memory(header: GgufHeader, options: LlamaCppOptions) -> MemoryEstimate:
@@ -20,20 +40,29 @@ def estimate_memory(header: GgufHeader, options: LlamaCppOptions) -> MemoryEstim
     Raises:
         ModelLoadError: the header contains implausible sizes.
     """
-    num_layers = header.number("block_count")
-    if not 0 <= num_layers <= MAX_LAYERS:
-        raise ModelLoadError(f"{header.path}: it claims to have {num_layers} layers; the file is damaged")
+    num_layers = _num_layers(header)
     kv_bytes = _kv_bytes_per_token(header, options, num_layers)
     sizes = choose_sizes(options, header.number("context_length"), header.vocab_size, options.batch_invariant)
-    embedding = header.number("embedding_length")
-    widest = max(header.per_layer("feed_forward_length", num_layers) or [0])
-    compute_bytes = 4 * sizes.chunk_tokens * (header.vocab_size + 4 * embedding + 2 * widest)
+    compute_bytes = 4 * sizes.chunk_tokens * header.vocab_size + _compute_bytes(header, num_layers, sizes.chunk_tokens)
     logits_bytes = 4 * sizes.max_sequences * header.vocab_size
     return MemoryEstimate(
         weights_bytes=header.file_bytes,
         kv_bytes_per_token=kv_bytes,
         total_bytes=header.file_bytes + kv_bytes * sizes.num_cells + compute_bytes + logits_bytes,
     )
+
+
+def _num_layers(header: GgufHeader) -> int:
+    num_layers = header.number("block_count")
+    if not 0 <= num_layers <= MAX_LAYERS:
+        raise ModelLoadError(f"{header.path}: it claims to have {num_layers} layers; the file is damaged")
+    return num_layers
+
+
+def _compute_bytes(header: GgufHeader, num_layers: int, num_tokens: int) -> int:
+    """Bytes of the intermediate values of a layer."""
+    widest = max(header.per_layer("feed_forward_length", num_layers) or [0])
+    return 4 * num_tokens * (4 * header.number("embedding_length") + 2 * widest)
 
 
 def _kv_bytes_per_token(header: GgufHeader, options: LlamaCppOptions, num_layers: int) -> int:

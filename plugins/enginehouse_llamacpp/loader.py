@@ -1,29 +1,39 @@
-"""Builds a runner from a file: weights, vocabulary, context, warm-up, in order of cost."""
+"""Builds a runner or a pooler from a file: weights, vocabulary, context, warm-up, in order of cost."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
+import msgspec
 from attrs import evolve, frozen
 
 from enginehouse.contract.backend import Progress, RunnerCapabilities
+from enginehouse.contract.pooler import PoolerCapabilities
 from enginehouse_llamacpp.batch import Batch
 from enginehouse_llamacpp.cells import CellMap
 from enginehouse_llamacpp.context import Context
 from enginehouse_llamacpp.cores import usable_cores
 from enginehouse_llamacpp.invariance import is_batch_invariant, may_be_batch_invariant
-from enginehouse_llamacpp.library import Library
+from enginehouse_llamacpp.library import Bindings, Library
 from enginehouse_llamacpp.memory import SequenceMemory
-from enginehouse_llamacpp.metadata import describe_model, read_pre_tokenizer
+from enginehouse_llamacpp.metadata import describe_model, read_pre_tokenizer, read_word_rules
 from enginehouse_llamacpp.model import load_model
 from enginehouse_llamacpp.options import LlamaCppOptions
+from enginehouse_llamacpp.pooler import LlamaCppPooler
+from enginehouse_llamacpp.pooling import read_head, read_pair_layout, read_text_layout
+from enginehouse_llamacpp.pooling_type import PoolingType
 from enginehouse_llamacpp.runner import LlamaCppRunner
 from enginehouse_llamacpp.sequences import SequenceTable
-from enginehouse_llamacpp.sizes import CacheSizes, choose_sizes
+from enginehouse_llamacpp.sizes import CacheSizes, choose_pooling_sizes, choose_sizes
 from enginehouse_llamacpp.threads import ThreadChooser, thread_counts
 from enginehouse_llamacpp.tokenizer import LlamaCppTokenizer
+from enginehouse_llamacpp.wordpiece import WordPieceTokenizer
 
-__all__ = ["open_runner"]
+__all__ = ["open_pooler", "open_runner"]
+
+_Opened = TypeVar("_Opened")
 
 _WEIGHTS_SHARE = 0.8
 """Approximate share of the loading time; the rest is tables, cache and warm-up."""
@@ -35,17 +45,34 @@ def open_runner(library: Library, path: Path, options: LlamaCppOptions, progress
     Raises:
         ModelLoadError: the file is missing, damaged or not supported, or there is not enough memory.
     """
+    return _open(library, path, options, progress, lambda model: _open_warm(library, model, options))
+
+
+def open_pooler(
+    library: Library, path: Path, options: LlamaCppOptions, pooling: PoolingType, progress: Progress
+) -> LlamaCppPooler:
+    """Load a pooling model and warm it up.
+
+    Raises:
+        ModelLoadError: see :func:`open_runner`; or the file lacks what pooling needs.
+    """
+    return _open(library, path, options, progress, lambda model: _open_warm_pooler(library, model, options, pooling))
+
+
+def _open(
+    library: Library, path: Path, options: LlamaCppOptions, progress: Progress, build: Callable[[_Model], _Opened]
+) -> _Opened:
     address = load_model(library, path, options, lambda share: progress(_WEIGHTS_SHARE * share, "loading weights"))
     try:
         progress(_WEIGHTS_SHARE, "reading the vocabulary")
         model = _Model.read(library, address)
-        progress(0.9, "making the KV cache and warming up")
-        runner = _open_warm(library, model, options)
+        progress(0.9, "making the context and warming up")
+        opened = build(model)
     except BaseException:
         library.bindings.llama_model_free(address)
         raise
     progress(1.0, "ready")
-    return runner
+    return opened
 
 
 @frozen
@@ -64,11 +91,18 @@ class _Model:
         bindings = library.bindings
         return cls(
             address,
-            LlamaCppTokenizer(bindings, bindings.llama_model_get_vocab(address), read_pre_tokenizer(bindings, address)),
+            _read_tokenizer(bindings, address),
             bindings.llama_model_n_ctx_train(address),
             bindings.llama_model_n_swa(address),
             bindings.llama_model_is_recurrent(address) or bindings.llama_model_is_hybrid(address),
         )
+
+
+def _read_tokenizer(bindings: Bindings, address: int) -> LlamaCppTokenizer:
+    vocab, pre_tokenizer = bindings.llama_model_get_vocab(address), read_pre_tokenizer(bindings, address)
+    if bindings.llama_vocab_type(vocab) != bindings.LLAMA_VOCAB_TYPE_WPM:
+        return LlamaCppTokenizer(bindings, vocab, pre_tokenizer)
+    return WordPieceTokenizer(bindings, vocab, pre_tokenizer, read_word_rules(bindings, address))
 
 
 def _open_warm(library: Library, model: _Model, options: LlamaCppOptions) -> LlamaCppRunner:
@@ -85,10 +119,60 @@ def _open_warm(library: Library, model: _Model, options: LlamaCppOptions) -> Lla
     return runner
 
 
+def _open_warm_pooler(
+    library: Library, model: _Model, options: LlamaCppOptions, pooling: PoolingType
+) -> LlamaCppPooler:
+    bindings, tokenizer = library.bindings, model.tokenizer
+    sizes = choose_pooling_sizes(options, model.trained_context, tokenizer.vocab_size)
+    info = describe_model(bindings, model.address, tokenizer, sizes.max_context)
+    head = read_head(bindings, model.address, pooling, info.metadata.get("architecture", ""))
+    text = read_text_layout(bindings, tokenizer.vocab)
+    pair = None
+    if pooling is PoolingType.RANK:
+        pair = read_pair_layout(bindings, tokenizer, text, info.chat_templates.get("rerank", ""))
+    threads = _thread_chooser(options)
+    pooler = LlamaCppPooler(
+        capabilities=PoolerCapabilities(
+            max_tokens=sizes.max_context,
+            max_batch_tokens=sizes.batch_tokens,
+            max_batch_texts=sizes.max_sequences,
+            pass_tokens=min(options.n_batch, sizes.batch_tokens),
+            dimensions=head.dimensions,
+            text=text,
+            pair=pair,
+            pooling=pooling.name.lower(),
+            is_normalized=options.normalize,
+            dimension_choices=options.dimension_choices,
+            prompts=options.prompts,
+            default_prompt=options.default_prompt,
+            labels=head.labels,
+            activation=head.activation,
+        ),
+        tokenizer=tokenizer,
+        info=msgspec.structs.replace(info, task=head.task, chat_templates={}),
+        head=head,
+        context=Context(library, model.address, options, sizes, threads.max_threads, pooling_type=pooling),
+        batch=Batch(bindings, sizes.batch_tokens),
+        threads=threads,
+        log=library.log,
+        free_model=lambda: bindings.llama_model_free(model.address),
+    )
+    try:
+        pooler.warm_up()
+    except BaseException:
+        pooler.close_context()
+        raise
+    return pooler
+
+
+def _thread_chooser(options: LlamaCppOptions) -> ThreadChooser:
+    return ThreadChooser((options.threads,) if options.threads else thread_counts(usable_cores()))
+
+
 def _build(library: Library, model: _Model, options: LlamaCppOptions, keeps_order: bool) -> LlamaCppRunner:
     bindings, tokenizer = library.bindings, model.tokenizer
     sizes = choose_sizes(options, model.trained_context, tokenizer.vocab_size, keeps_order)
-    threads = ThreadChooser((options.threads,) if options.threads else thread_counts(usable_cores()))
+    threads = _thread_chooser(options)
     context = Context(library, model.address, options, sizes, threads.max_threads)
     memory = SequenceMemory(bindings, context.address, model.window_tokens, model.is_recurrent)
     cells = CellMap(context.num_cells, sizes.chunk_tokens)

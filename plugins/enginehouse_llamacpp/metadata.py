@@ -11,8 +11,9 @@ from enginehouse.contract.types import ModelInfo
 from enginehouse_llamacpp.library import Bindings
 from enginehouse_llamacpp.pre_tokenizers import PreTokenizer
 from enginehouse_llamacpp.tokenizer import LlamaCppTokenizer
+from enginehouse_llamacpp.wordpiece import WordRules
 
-__all__ = ["describe_model", "read_metadata", "read_pre_tokenizer", "recommended_parameters"]
+__all__ = ["describe_model", "read_metadata", "read_pre_tokenizer", "read_word_rules", "recommended_parameters"]
 
 _TEMPLATE_KEY = "tokenizer.chat_template"
 _VOCABULARY_KEYS = "tokenizer.ggml."
@@ -28,6 +29,9 @@ _SAMPLING_KEYS: Mapping[str, tuple[str, type[float] | type[int]]] = {
     "mirostat_tau": ("mirostat_tau", float),
     "mirostat_eta": ("mirostat_eta", float),
 }
+_UNKNOWN_ID = 100
+"""The id in BERT's own vocabulary, for files that do not state it, as llama.cpp assumes."""
+
 _MAX_NUMBER = 2**31  # also excludes "nan"
 
 
@@ -44,12 +48,26 @@ def read_metadata(bindings: Bindings, model: int) -> dict[str, str]:
 def read_pre_tokenizer(bindings: Bindings, model: int) -> PreTokenizer:
     """Return the pre-tokenizer of a model's vocabulary."""
 
-    def value(key: str) -> str:
-        name = f"{_VOCABULARY_KEYS}{key}".encode()
-        return _read_text(lambda *to: bindings.llama_model_meta_val_str(model, name, *to))
-
     kind = bindings.llama_vocab_type(bindings.llama_model_get_vocab(model))
-    return PreTokenizer.of(kind == bindings.LLAMA_VOCAB_TYPE_BPE, value("model"), value("pre"))
+    name, pre = (_vocabulary_value(bindings, model, key) for key in ("model", "pre"))
+    return PreTokenizer.of(kind == bindings.LLAMA_VOCAB_TYPE_BPE, name, pre)
+
+
+def read_word_rules(bindings: Bindings, model: int) -> WordRules:
+    """Return the rules of a WordPiece vocabulary."""
+    unknown_id = _vocabulary_value(bindings, model, "unknown_token_id")
+    is_lowercase = _vocabulary_value(bindings, model, "normalizer.lowercase") != "false"
+    strips_accents = _vocabulary_value(bindings, model, "normalizer.strip_accents")
+    return WordRules(
+        int(unknown_id) if unknown_id.isdecimal() else _UNKNOWN_ID,
+        is_lowercase,
+        strips_accents == "true" if strips_accents else is_lowercase,
+    )
+
+
+def _vocabulary_value(bindings: Bindings, model: int, key: str) -> str:
+    name = f"{_VOCABULARY_KEYS}{key}".encode()
+    return _read_text(lambda *to: bindings.llama_model_meta_val_str(model, name, *to))
 
 
 def describe_model(bindings: Bindings, model: int, tokenizer: LlamaCppTokenizer, max_context: int) -> ModelInfo:

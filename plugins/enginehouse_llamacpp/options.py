@@ -18,14 +18,16 @@ class LlamaCppOptions:
     """Settings of a model of this backend.
 
     Attributes:
-        context: longest sequence in tokens; None is the model's training context, at most 4096.
+        context: longest sequence in tokens; None is the model's training context, at most 4096, and for a pooling model
+            at most what 1 GiB of llama.cpp's output buffer holds.
         slots: number of sequences that decode concurrently.
         cache_tokens: KV positions over all sequences, both running and cached for reuse; None is the larger of
             ``context`` and 4096. Positions of other sequences slow down every token slightly, so larger is not faster.
         max_sequences: number of sequences that may hold KV positions; None is ``slots`` plus up to 56 cached prefixes.
+            Of a pooling model: texts per pass, None is 128.
         n_gpu_layers: layers on the GPU if this build supports one; -1 is all.
         threads: CPU threads of a step; None adapts them to the measured time of each kind of step.
-        n_batch: maximum tokens per forward pass.
+        n_batch: maximum tokens per forward pass; a pooling model computes a longer text in a pass of its own.
         n_ubatch: number of tokens that llama.cpp computes at once; None is ``n_batch``.
         flash_attn: use flash attention; None lets llama.cpp choose.
         batch_invariant: make greedy text independent of concurrent requests, if the model's kernels allow it (tested
@@ -39,6 +41,12 @@ class LlamaCppOptions:
             compilers break these, which terminates the process, and they round differently for one row and many.
         swa_full: keep more than the window of sliding-window layers, so that most cached prefixes can be cut anywhere;
             False saves memory.
+        pooling: how an embedding is made of token states, instead of what the file states; for a model that generates
+            text, it makes an embedding model of it. None is as the file states.
+        normalize: scale embeddings to length 1; no file states whether its model was trained so.
+        prompts: texts put before inputs, by name, such as ``query``; files do not contain them.
+        default_prompt: name of the prompt of requests that name none; empty: none.
+        dimension_choices: smaller sizes of an embedding that the model was trained for (Matryoshka).
         num_layers: run only this number of the model's first layers, from a shortened copy of its file that is made
             once; None is all. Set by the drafter ``layers``; the text that such a model generates by itself is not
             usable.
@@ -62,4 +70,9 @@ class LlamaCppOptions:
     use_mlock: bool = False
     extra_buffers: bool | None = None
     swa_full: bool = True
+    pooling: Literal["mean", "cls", "last"] | None = None
+    normalize: bool = True
+    prompts: dict[str, str] = field(factory=dict)
+    default_prompt: str = ""
+    dimension_choices: tuple[int, ...] = ()
     num_layers: int | None = field(default=None, validator=_positive)

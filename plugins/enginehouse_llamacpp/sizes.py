@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from attrs import frozen
 
+from enginehouse.contract.errors import ModelLoadError
 from enginehouse_llamacpp.options import LlamaCppOptions
 from enginehouse_llamacpp.sequences import NUM_OWN_SEQUENCES
 
-__all__ = ["GGML_TYPES", "CacheSizes", "choose_sizes", "type_bytes"]
+__all__ = ["GGML_TYPES", "CacheSizes", "choose_pooling_sizes", "choose_sizes", "type_bytes"]
 
 _DEFAULT_CONTEXT = 4096
 _KEPT_SEQUENCES = 56
@@ -16,6 +17,10 @@ _LOGITS_BYTES = 64 * 2**20
 
 _MAX_SEQUENCES = 256 - NUM_OWN_SEQUENCES
 """llama.cpp has 256 sequence ids."""
+
+_POOLED_TEXTS = 128
+_OUTPUT_BYTES = 2**30
+"""llama.cpp's buffer holds a row of logits for each token of a pass, also if the model has none."""
 
 _CELL_STEP = 256
 """llama.cpp rounds the number of cells up to a multiple of this."""
@@ -75,6 +80,33 @@ def choose_sizes(options: LlamaCppOptions, trained_context: int, vocab_size: int
         keeps_order=keeps_order,
         type_k=GGML_TYPES[options.type_k],
         type_v=GGML_TYPES[options.type_v or ("bf16" if keeps_order else "f16")],
+    )
+
+
+def choose_pooling_sizes(options: LlamaCppOptions, trained_context: int, vocab_size: int) -> CacheSizes:
+    """Choose the sizes for a pooling model: a pass is computed at once, and nothing is kept after it.
+
+    Raises:
+        ModelLoadError: ``context`` is longer than the model was trained for; beyond that, llama.cpp ends the process.
+    """
+    limit = trained_context or _DEFAULT_CONTEXT
+    fitting = max(_OUTPUT_BYTES // (4 * max(vocab_size, 1)), options.n_batch)
+    context = options.context or min(limit, _DEFAULT_CONTEXT, fitting)
+    if context > limit:
+        raise ModelLoadError(f"context is {context}, but this model has {limit} positions; set context to at most that")
+    batch_tokens = max(context, options.n_batch)
+    num_texts = min(options.max_sequences or _POOLED_TEXTS, batch_tokens)
+    return CacheSizes(
+        max_context=context,
+        cache_tokens=batch_tokens,
+        num_cells=-(-batch_tokens // _CELL_STEP) * _CELL_STEP,
+        max_sequences=num_texts,
+        num_sequence_ids=num_texts,
+        batch_tokens=batch_tokens,
+        chunk_tokens=batch_tokens,
+        keeps_order=False,
+        type_k=GGML_TYPES[options.type_k],
+        type_v=GGML_TYPES[options.type_v or "f16"],
     )
 
 

@@ -1,7 +1,7 @@
 """Request bodies of Ollama's API. What is only checked by hand has the type ``Any``.
 
-Source: https://github.com/ollama/ollama, ``api/types.go`` at 0.32.15. Members that are not here, such as ``truncate``
-and ``shift``, have no effect and are listed as ignored.
+Source: https://github.com/ollama/ollama, ``api/types.go`` at 0.32.15. Members that are not here, such as ``shift``,
+have no effect and are listed as ignored.
 """
 
 from __future__ import annotations
@@ -9,9 +9,18 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from attrs import field, frozen
-from attrs.validators import ge, le
+from attrs.validators import ge, le, optional
 
-__all__ = ["ChatBody", "FunctionBody", "GenerateBody", "MessageBody", "ModelBody", "ToolBody"]
+__all__ = [
+    "ChatBody",
+    "EmbedBody",
+    "EmbeddingsBody",
+    "FunctionBody",
+    "GenerateBody",
+    "MessageBody",
+    "ModelBody",
+    "ToolBody",
+]
 
 
 @frozen(kw_only=True)
@@ -101,3 +110,32 @@ class ModelBody:
     def asked(self) -> str:
         """The name of the model."""
         return self.model or self.name
+
+
+@frozen(kw_only=True)
+class _EmbeddingBody:
+    """Members of both bodies about embeddings. Of ``options``, none has an effect."""
+
+    model: str
+    options: dict[str, Any] = field(factory=dict)
+    keep_alive: Any = None
+    truncate: bool = True
+    dimensions: int | None = field(default=None, validator=optional(ge(1)))
+
+
+@frozen(kw_only=True)
+class EmbedBody(_EmbeddingBody):
+    """The body of ``/api/embed``; without an input, the model is loaded.
+
+    Attributes:
+        input: a text, or a list of texts.
+    """
+
+    input: Any = None
+
+
+@frozen(kw_only=True)
+class EmbeddingsBody(_EmbeddingBody):
+    """The body of ``/api/embeddings``, the former address; without a prompt, the model is loaded."""
+
+    prompt: str = ""

@@ -99,6 +99,8 @@ def _details(entry: ModelEntry) -> Chunk:
 
 def _capabilities(entry: ModelEntry) -> list[str]:
     """Return Ollama's names of what a model can do; before its first load, that it completes texts."""
+    if entry.info is not None and entry.info.task != "generate":
+        return ["embedding"] if entry.info.task == "embed" else []
     found = ["completion"]
     if "tools" in entry.supports:
         found.append("tools")

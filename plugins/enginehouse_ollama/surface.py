@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Literal
@@ -11,7 +10,7 @@ from typing import Any, Literal
 from attrs import evolve
 
 from enginehouse.contract.calls import Call
-from enginehouse.contract.errors import EnginehouseError, InvalidRequest, ModelNotFound
+from enginehouse.contract.errors import EnginehouseError, ModelNotFound
 from enginehouse.contract.hookspecs import API_VERSION
 from enginehouse.contract.surface import (
     NDJSON,
@@ -26,6 +25,8 @@ from enginehouse.contract.surface import (
 from enginehouse.contract.types import GenerateRequest
 from enginehouse_ollama.answers import OllamaAssembler, done
 from enginehouse_ollama.bodies import ChatBody, GenerateBody, ModelBody
+from enginehouse_ollama.embed import embed_routes
+from enginehouse_ollama.keep_alive import apply_keep_alive, may_manage, read_keep_alive
 from enginehouse_ollama.models import list_models, list_running, show_model
 from enginehouse_ollama.requests import chat_request, generate_request, known_name
 
@@ -37,8 +38,6 @@ API_LEVEL = "0.32.15"
 _Kind = Literal["chat", "generate"]
 
 _REFUSED: tuple[tuple[Literal["POST", "DELETE"], str, str], ...] = (
-    ("POST", "/api/embed", "this server makes no embeddings yet"),
-    ("POST", "/api/embeddings", "this server makes no embeddings yet"),
     ("POST", "/api/create", "models are added in the configuration file"),
     ("POST", "/api/copy", "add an alias of the model in the configuration file"),
     ("DELETE", "/api/delete", "models are removed in the configuration file"),
@@ -53,12 +52,11 @@ def _requests(
 ) -> Sequence[GenerateRequest] | Awaitable[Reply]:
     """Return the request, or the response to one that only loads or unloads the model."""
     body = call.body
-    keep_alive = _seconds(body.keep_alive)
+    keep_alive = read_keep_alive(body.keep_alive)
     if not (body.messages if kind == "chat" else body.prompt or body.suffix):
         return _change(call, kind, keep_alive)
     request = read(call)
-    if keep_alive is not None and not (keep_alive < 0 and _pin(call, known_name(call, body.model))):
-        call.ignore("keep_alive")
+    apply_keep_alive(call, keep_alive, known_name(call, body.model))
     return [request]
 
 
@@ -66,54 +64,17 @@ async def _change(call: Call, kind: _Kind, keep_alive: float | None) -> Reply:
     """Load, unload or pin a model, if the caller may; others are told that this had no effect."""
     name = known_name(call, call.body.model)
     reason = "load"
-    if _may_manage(call):
+    if may_manage(call):
         if keep_alive == 0:
             await call.server.unload(name)
             reason = "unload"
         else:
             await call.server.load(name)
-            if keep_alive is not None and not (keep_alive < 0 and _pin(call, name)):
-                call.ignore("keep_alive")
+            apply_keep_alive(call, keep_alive, name)
     else:
         call.ignore("keep_alive")
     answer = done(call.body.model, kind, reason)
     return Reply(answer, media_type="application/json")
-
-
-def _may_manage(call: Call) -> bool:
-    return "admin" in call.caller.scopes
-
-
-def _pin(call: Call, name: str) -> bool:
-    """Pin a model; returns False if the caller may not."""
-    if not _may_manage(call):
-        return False
-    call.server.pin(name)
-    return True
-
-
-_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-_DURATION = re.compile(r"(?:\d+(?:\.\d*)?|\.\d+)(?:ns|us|µs|ms|s|m|h)", re.ASCII)
-
-
-def _seconds(value: Any) -> float | None:
-    """Return a duration of Go, such as ``1h30m``, or a number of seconds.
-
-    Raises:
-        InvalidRequest: it is neither.
-    """
-    if value is None:
-        return None
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    if isinstance(value, str) and value.strip() in ("0", "-1"):
-        return float(value)
-    text = value if isinstance(value, str) else ""
-    sign, rest = (-1.0, text[1:]) if text.startswith("-") else (1.0, text)
-    parts = _DURATION.findall(rest)
-    if not parts or "".join(parts) != rest:
-        raise InvalidRequest("keep_alive: must be a number of seconds, or a duration such as '5m'", "keep_alive")
-    return sign * sum(float(part.rstrip("nuµmsh")) * _UNITS[part.lstrip("0123456789.")] for part in parts)
 
 
 def _generation(kind: _Kind, body: type[Any], read: Callable[[Call], GenerateRequest], summary: str) -> GenerationRoute:
@@ -192,6 +153,7 @@ def _routes() -> list[Route]:
         evolve(get, path="/api/tags", name="ollama_tags", summary="All models", handle=list_models),
         evolve(get, path="/api/ps", name="ollama_ps", summary="Loaded models", handle=list_running),
         post,
+        *embed_routes(),
         evolve(post, path="/api/pull", name="ollama_pull", summary="Download a model", scope="admin", handle=_pull),
         *(_refused(post, method, path, reason) for method, path, reason in _REFUSED),
         *(_missing(get, method) for method in ("GET", "POST", "DELETE")),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from enginehouse import hookimpl
 from enginehouse.contract.parsers import ReasoningParser, ToolParser
-from enginehouse_parsers.harmony import HarmonyReasoningParser
+from enginehouse_parsers.harmony import HarmonyReasoningParser, RecipientsReasoningParser
 from enginehouse_parsers.think import ThinkParser
 from enginehouse_parsers.tool_format import tool_parsers
 
@@ -22,6 +22,7 @@ def register_tool_parsers(register: Callable[[ToolParser], None]) -> None:
 
 @hookimpl
 def register_reasoning_parsers(register: Callable[[ReasoningParser], None]) -> None:
-    """Register the parsers of think tags and of channels."""
+    """Register the parsers of think tags, of channels and of recipients."""
     register(ThinkParser())
     register(HarmonyReasoningParser())
+    register(RecipientsReasoningParser())

@@ -1,19 +1,19 @@
 """Session for all formats that a :class:`enginehouse_parsers.syntax.ToolSyntax` describes.
 
-A small state machine over the unread text. Each state reads from its front and returns True if the next state can
-continue with the rest.
+A small state machine, see :mod:`enginehouse_parsers.state_reader`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from enginehouse.contract.parsers import AnswerText, CallArguments, CallFinished, CallStarted, ToolPart
 from enginehouse.contract.types import Tool
 from enginehouse_parsers.call_object import CallObject
 from enginehouse_parsers.loose_value import LooseValue
+from enginehouse_parsers.state_reader import StateReader
 from enginehouse_parsers.syntax import ID, INDEX, ToolSyntax, distinctive
 from enginehouse_parsers.tagged_arguments import TaggedArguments
 from enginehouse_parsers.tags import end_of_white, is_remnant, split_at_tag, token_at
@@ -24,13 +24,14 @@ _FENCES = ("```json", "```python", "```tool_code", "```")
 _RUN = re.compile(r"[\w.-]+", re.ASCII)
 _ID = re.compile(r"[\w-]*", re.ASCII)
 _MAX_HEAD_CHARS = 400
+_PREFIX = "functions."
 
 
 class _MoreNeeded(Exception):
     """The text ends inside something that must be read as a whole."""
 
 
-class CallSession:
+class CallSession(StateReader[ToolPart]):
     """Implements :class:`enginehouse.contract.parsers.ToolSession`.
 
     A call that is malformed before its arguments begin is text. What is malformed later is read as what is plainly
@@ -43,6 +44,7 @@ class CallSession:
     """
 
     def __init__(self, syntax: ToolSyntax, tools: Sequence[Tool]) -> None:
+        super().__init__()
         self._syntax = syntax
         self._tools = {tool.name: tool for tool in tools}
         self._openers, self._closers = syntax.markers, syntax.after_calls
@@ -51,35 +53,22 @@ class CallSession:
             dict.fromkeys((*self._openers, *self._closers, *filter(distinctive, syntax.after_name), *syntax.ignored))
         )
         self._ends = (*self._closers, *self._openers, "```")
-        self._rest = ""  # unread text
-        self._num_white = 0  # number of leading white space characters seen so far
         self._raw: list[str] = []  # what was read since the beginning of the answer, if that is not marked as a call
-        self._parts: list[ToolPart] = []
         self._call: CallObject | None = None
         self._value: LooseValue | None = None
         self._in_list = self._is_tagged = self._is_last = self._is_cut = False
-        self._state: Callable[[], bool] = self._beginning
+        self._state = self._beginning
         self._tool: Tool | None = None
         self._tagged: TaggedArguments | None = None
-
-    def push(self, text: str) -> Sequence[ToolPart]:
-        """See :class:`enginehouse.contract.parsers.ToolSession`."""
-        self._rest += text
-        while self._rest and self._state():
-            pass
-        parts, self._parts = self._parts, []
-        return parts
 
     def flush(self, is_cut: bool) -> Sequence[ToolPart]:
         """See :class:`enginehouse.contract.parsers.ToolSession`."""
         self._is_last, self._is_cut = True, is_cut
         for _ in range(len(self._rest) + 2):
-            while self._rest and self._state():
-                pass
+            self._read()
             if not self._end():
                 break
-        parts, self._parts = self._parts, []
-        return parts
+        return self._taken()
 
     def _end(self) -> bool:
         """End what is open at the end of the text; returns True if text after it is to be read."""
@@ -126,6 +115,13 @@ class CallSession:
             self._num_white = start
             return False
         is_call = text[0] == "{" or text.startswith("```") or (text[0] == "[" and not self._starts_marker(text))
+        text_start = self._syntax.text_start
+        if text_start and text.startswith(text_start):
+            self._rest, self._state = text[len(text_start) :], self._text
+            return True
+        if not self._is_last and text_start.startswith(text):
+            self._num_white = start
+            return False
         if text[0] == "[" and len(text) == 1 and not self._is_last:
             self._num_white = start
             return False
@@ -310,9 +306,10 @@ class CallSession:
             if start == len(self._rest) and not self._is_last:
                 raise _MoreNeeded
             return self._give_up()
-        if run.end() == len(self._rest) < start + _MAX_HEAD_CHARS and not self._is_last:
+        is_open = run.end() == len(self._rest) < start + _MAX_HEAD_CHARS and not self._is_last
+        if is_open and self._may_be_name(run[0]):
             raise _MoreNeeded
-        name = run[0] if run[0] in self._tools else run[0].removeprefix("functions.")
+        name = run[0] if run[0] in self._tools else run[0].removeprefix(_PREFIX)
         if ID in self._syntax.before_calls and name not in self._tools:
             return self._skip_id(run.end())
         if name not in self._tools or self._syntax.kind == "object":
@@ -330,6 +327,13 @@ class CallSession:
         else:
             self._tagged, self._state = TaggedArguments(self._syntax, self._tools[name]), self._parameters
         return True
+
+    def _may_be_name(self, text: str) -> bool:
+        """True if a text is the beginning of a name, or of an id before one."""
+        if ID in self._syntax.before_calls:
+            return True
+        names = (f"{prefix}{name}" for name in self._tools for prefix in ("", _PREFIX))
+        return self._syntax.kind != "object" and any(name.startswith(text) for name in names)
 
     def _skip_id(self, end: int) -> bool:
         """Skip an id that a marker follows."""

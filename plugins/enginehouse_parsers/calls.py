@@ -24,7 +24,7 @@ from enginehouse.contract.composition import (
 from enginehouse.contract.errors import UnsupportedParameter
 from enginehouse.contract.types import Constraint, Tool
 from enginehouse_parsers.json_schemas import type_of, types_of
-from enginehouse_parsers.syntax import ID, INDEX, KEY, TYPE, ToolSyntax
+from enginehouse_parsers.syntax import ID, INDEX, KEY, NAME, TYPE, ToolSyntax
 from enginehouse_parsers.written_json import written_json
 
 __all__ = ["MAX_CALLS", "Answer", "constraint_of"]
@@ -122,7 +122,7 @@ def _call(syntax: ToolSyntax, tools: Sequence[Tool], *, is_first: bool = False) 
     calls: list[Composition] = [
         InOrder(
             (
-                *_written(f"{start}{tool.name}{syntax.name_end}"),
+                *_written(f"{start.replace(NAME, tool.name)}{tool.name}{syntax.name_end}"),
                 *_arguments(syntax, tool),
                 *_written(syntax.call_end),
             )

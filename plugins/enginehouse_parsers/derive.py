@@ -406,7 +406,8 @@ def _typed_key_end(
         return text, ()
     size = _common_start(text, number)
     end = len(_common_end(text[size:], number[size:]))
-    before, after = text[:size], text[len(text) - end :]
+    before = re.sub(r"[\w-]+$", "", text[:size])  # words for types may begin or end alike
+    after = re.sub(r"^[\w-]+", "", text[len(text) - end :])
     words: dict[str, str] = {}
     for kind, start, key in zip(_TYPES, starts, keys, strict=True):
         found = re.compile(rf"{re.escape(before)}([\w-]+){re.escape(after)}").match(turn, start + len(key))

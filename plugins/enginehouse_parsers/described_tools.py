@@ -10,7 +10,7 @@ from attrs import evolve
 
 from enginehouse.contract.types import Message, Tool
 from enginehouse_parsers.json_schemas import type_of
-from enginehouse_parsers.syntax import ID, INDEX, KEY, TYPE, ToolSyntax, distinctive
+from enginehouse_parsers.syntax import ID, INDEX, KEY, NAME, TYPE, ToolSyntax, distinctive
 from enginehouse_parsers.written_json import written_json
 
 __all__ = ["describe_calls_in_text", "written_calls"]
@@ -62,12 +62,14 @@ _EXAMPLE = ("<function name>", "{...}")
 def written_calls(calls: Sequence[tuple[str, str]], syntax: ToolSyntax) -> str:
     """Return calls, given as names and arguments in JSON, as the model would write them."""
     written = [
-        f"{_filled(syntax.call_start, number)}{name}{_filled(syntax.name_end, number)}"
+        f"{_filled(syntax.call_start, number).replace(NAME, name)}{name}{_filled(syntax.name_end, number)}"
         f"{_written_arguments(arguments, syntax)}{syntax.call_end}"
         for number, (name, arguments) in enumerate(calls)
     ]
     start, end = syntax.section_start, syntax.section_end
-    if syntax.openers and syntax.closers and not distinctive(start.strip()):  # the template does not write them
+    if (
+        syntax.openers and syntax.closers and not distinctive((start + syntax.call_start).strip())
+    ):  # the template does not write them
         start, end = f"{syntax.openers[-1]}{start}", f"{end}{syntax.closers[-1]}"
     return f"{start}{syntax.separator.join(written)}{end}"
 

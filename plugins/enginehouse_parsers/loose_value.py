@@ -117,6 +117,13 @@ class LooseValue(TextReader):
             return index + len(opening)
         return self._at_end(text, index)
 
+    def _between_members(self, text: str, index: int) -> int | None:
+        """Read what may be between values, and a closing bracket; None if something else follows."""
+        following = self._between(text, index)
+        if following is None and text[index] in "}])":
+            return self._close(text[index], index)
+        return following
+
     def _at_end(self, text: str, index: int) -> int | None:
         """End the value before an end marker; None if there is none."""
         for marker in self._ends:
@@ -199,12 +206,10 @@ class LooseValue(TextReader):
             self._key, self._key_is_quoted, self._quote = [], True, quote
             self._is_python, self._state = quote != '"', self._in_string
             return index + len(quote)
-        following = self._between(text, index)
+        following = self._between_members(text, index)
         if following is not None:
             return following
         char, top = text[index], self._stack[-1]
-        if char in "}])":
-            return self._close(char, index)
         if char == ",":
             return index + 1
         if char == "*" and not (self._splits and len(self._stack) == 1):  # members of a call are not spread
@@ -285,12 +290,10 @@ class LooseValue(TextReader):
 
     def _after(self, text: str, index: int) -> int:
         """After a value inside a container."""
-        following = self._between(text, index)
+        following = self._between_members(text, index)
         if following is not None:
             return following
         char, top = text[index], self._stack[-1]
-        if char in "}])":
-            return self._close(char, index)
         self._state = self._in_object if top.is_object else self._value
         if char in ",;":
             self._comma = True

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
-from enginehouse_parsers.syntax import ID, INDEX, KEY, TYPE, ToolSyntax
+from enginehouse_parsers.syntax import ID, INDEX, KEY, NAME, TYPE, ToolSyntax
 
 __all__ = ["HERMES", "NAMED", "NamedFormat"]
 
@@ -35,16 +35,16 @@ HERMES = ToolSyntax(
     call_end="}\n</tool_call>",
     separator="\n",
 )
-_MISTRAL_LIST = ToolSyntax(
+_LISTED = ToolSyntax(
     kind="object",
-    section_start="[TOOL_CALLS][",
+    section_start="[",
     call_start='{"name": "',
     name_end='", "arguments": ',
     call_end="}",
     separator=", ",
     section_end="]",
-    ignored=("[ARGS]", "[CALL_ID]"),
 )
+"""A list of objects, which most formats put after a marker."""
 _DSML_VALUE = {
     "name_end": '">\n',
     "parameter_start": '<｜DSML｜parameter name="',  # noqa: RUF001 - characters of its own
@@ -104,7 +104,12 @@ NAMED: tuple[NamedFormat, ...] = (
         r"\[ARGS\]",
         ToolSyntax(kind="named", call_start="[TOOL_CALLS]", name_end="[ARGS]", name_extras=("[CALL_ID]", ID)),
     ),
-    NamedFormat("mistral", "Mistral 7B to Nemo", r"\[TOOL_CALLS\]", _MISTRAL_LIST),
+    NamedFormat(
+        "mistral",
+        "Mistral 7B to Nemo",
+        r"\[TOOL_CALLS\]",
+        evolve(_LISTED, section_start="[TOOL_CALLS][", ignored=("[ARGS]", "[CALL_ID]")),
+    ),
     NamedFormat(
         "qwen3-coder",
         "Qwen3-Coder, Qwen 3.5, Nemotron 3, Step 3.5",
@@ -276,29 +281,13 @@ NAMED: tuple[NamedFormat, ...] = (
         "granite3",
         "Granite 3",
         r"<\|tool_call\|>",
-        ToolSyntax(
-            kind="object",
-            section_start="<|tool_call|>[",
-            call_start='{"name": "',
-            name_end='", "arguments": ',
-            call_end="}",
-            separator=", ",
-            section_end="]",
-        ),
+        evolve(_LISTED, section_start="<|tool_call|>["),
     ),
     NamedFormat(
         "nemotron",
         "Nemotron Nano 2",
         r"<TOOLCALL>",
-        ToolSyntax(
-            kind="object",
-            section_start="<TOOLCALL>[",
-            call_start='{"name": "',
-            name_end='", "arguments": ',
-            call_end="}",
-            separator=", ",
-            section_end="]</TOOLCALL>",
-        ),
+        evolve(_LISTED, section_start="<TOOLCALL>[", section_end="]</TOOLCALL>"),
     ),
     NamedFormat(
         "functionary-v3.1",
@@ -334,23 +323,20 @@ NAMED: tuple[NamedFormat, ...] = (
         "phi4",
         "Phi-4 mini",
         r"<\|tool\|>",
-        ToolSyntax(
-            kind="object",
-            section_start="[",
-            call_start='{"name": "',
-            name_end='", "arguments": ',
-            call_end="}",
-            separator=", ",
-            section_end="]",
-            openers=("<|tool_call|>", "functools"),
-            closers=("<|/tool_call|>",),
-        ),
+        evolve(_LISTED, openers=("<|tool_call|>", "functools"), closers=("<|/tool_call|>",)),
     ),
     NamedFormat(
         "functionary-v3.2",
         "Functionary 3.2",
         r">>>",
-        ToolSyntax(kind="named", call_start=">>>", name_end="\n", openers=(">>>",)),
+        ToolSyntax(  # the prompt ends with the first marker
+            kind="named",
+            name_end="\n",
+            separator=">>>",
+            openers=(">>>",),
+            ignored=(">>>all\n",),
+            text_start="all\n",
+        ),
     ),
     NamedFormat(
         "atem",
@@ -358,14 +344,16 @@ NAMED: tuple[NamedFormat, ...] = (
         r"<atem:invoke",
         ToolSyntax(
             kind="tagged",
-            section_start="<atem:function_calls>\n",
-            call_start='<atem:invoke name="',
+            call_start=f' to={NAME}<|message|><atem:function_calls>\n<atem:invoke name="',
             name_end='">\n',
             parameter_start='<atem:parameter name="',
             key_end='">',
             value_end="</atem:parameter>\n",
-            call_end="</atem:invoke>\n",
-            section_end="</atem:function_calls>",
+            call_end="</atem:invoke>\n</atem:function_calls>",
+            separator="<|eom|><|start|>assistant",
+            openers=("<atem:function_calls>", "<atem:invoke name="),
+            closers=("</atem:invoke>", "</atem:function_calls>"),
+            ignored=("<|start|>assistant", "<|message|>", "<|eom|>", "<|eot|>"),
         ),
     ),
     NamedFormat(

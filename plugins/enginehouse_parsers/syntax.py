@@ -7,10 +7,11 @@ from typing import Literal
 
 from attrs import frozen
 
-__all__ = ["ID", "INDEX", "KEY", "TYPE", "ToolSyntax", "distinctive", "tokens_of"]
+__all__ = ["ID", "INDEX", "KEY", "NAME", "TYPE", "ToolSyntax", "distinctive", "tokens_of"]
 
-ID, INDEX, KEY, TYPE = "{id}", "{index}", "{key}", "{type}"
-"""Placeholders in the texts of a syntax: an id, the number of a call, the name of an argument, a word for its type."""
+ID, INDEX, KEY, NAME, TYPE = "{id}", "{index}", "{key}", "{name}", "{type}"
+"""Placeholders in the texts of a syntax: an id, the number of a call, the name of an argument, that of the function
+where it is written twice, a word for the type of an argument."""
 
 _OBJECT = re.compile(r"[\[{]*\{\s*\"")
 _WHOLE_MARKERS = re.compile(r"<[^<>{}\s]+>|\[[A-Z_]+\]")
@@ -40,6 +41,7 @@ class ToolSyntax:
         closers: markers after calls; by default those of ``call_end`` and ``section_end``.
         ignored: further markers that are not text.
         name_extras: further markers that may follow a name, before an id or the arguments.
+        text_start: text before an answer that is not a call, after the end of the prompt.
     """
 
     kind: Literal["object", "named", "keywords", "tagged"]
@@ -59,6 +61,7 @@ class ToolSyntax:
     closers: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
     name_extras: tuple[str, ...] = ()
+    text_start: str = ""
 
     @property
     def before_calls(self) -> tuple[str, ...]:
@@ -95,6 +98,8 @@ class ToolSyntax:
     def first_marker(self) -> str:
         """The marker with which calls begin; "" if the beginning of a call can be text."""
         start = (self.section_start + self.call_start).lstrip()
+        if NAME in start:  # a header, which ends with a marker that is not of calls alone
+            start = start.partition(NAME)[2].partition(">")[2]
         return max((marker for marker in self.markers if start.startswith(marker)), key=len, default="")
 
     @property
@@ -106,7 +111,8 @@ class ToolSyntax:
             key_end = self.key_end.replace(TYPE, word)
             arguments = f"{self.parameter_start}a{key_end}1{self.value_end.replace(KEY, 'a')}"
         name_end = "" if self.kind == "keywords" else self.name_end
-        return f"{self.section_start}{self.call_start}f{name_end}{arguments}{self.call_end}{self.section_end}"
+        start = f"{self.section_start}{self.call_start.replace(NAME, 'f')}"
+        return f"{start}f{name_end}{arguments}{self.call_end}{self.section_end}"
 
 
 def tokens_of(text: str) -> tuple[str, ...]:

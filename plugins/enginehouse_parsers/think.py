@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from attrs import frozen
 
 from enginehouse.contract.parsers import AnswerText, ChatFormat, ReasoningPart, ReasoningSession, ReasoningText
 from enginehouse.contract.template_examples import ANSWER, REASONING
+from enginehouse_parsers.state_reader import StateReader
 from enginehouse_parsers.tags import end_of_white, is_remnant, split_at_tag
 
 __all__ = ["ThinkFormat", "ThinkParser", "ThinkSession"]
@@ -87,31 +88,25 @@ class ThinkFormat:
         return ThinkSession(self.start, self.end, is_open, self.wrappers)
 
 
-class ThinkSession:
+class ThinkSession(StateReader[ReasoningPart]):
     """Implements :class:`enginehouse.contract.parsers.ReasoningSession`.
 
     White space around the reasoning and blank lines between it and the answer are dropped. An answer that does not
-    begin with the opening tag has no reasoning and is unchanged.
+    begin with the opening tag has no reasoning and is unchanged; the closing tag at its beginning is dropped.
     """
 
     def __init__(self, start: str, end: str, is_open: bool, wrappers: tuple[str, ...] = ()) -> None:
+        super().__init__()
         self._start, self._end, self._wrappers = start, (end,), wrappers
-        self._rest = ""  # unread text
-        self._num_white = 0  # number of leading white space characters seen so far
         self._white = list[str]()  # trailing white space of the reasoning so far
         self._has_reasoned = False
-        self._parts: list[ReasoningPart] = []
-        self._state: Callable[[], bool] = self._inside if is_open else self._opening
+        self._state = self._inside if is_open else self._opening
 
     def push(self, text: str) -> Sequence[ReasoningPart]:
         """See :class:`enginehouse.contract.parsers.ReasoningSession`."""
         if self._state == self._after and not self._wrappers:
             return (AnswerText(text),) if text else ()
-        self._rest += text
-        while self._rest and self._state():
-            pass
-        parts, self._parts = self._parts, []
-        return parts
+        return super().push(text)
 
     def flush(self, is_cut: bool) -> Sequence[ReasoningPart]:
         """See :class:`enginehouse.contract.parsers.ReasoningSession`."""
@@ -122,17 +117,17 @@ class ThinkSession:
         elif self._state == self._after and not is_remnant(self._rest, is_cut):
             self._show(self._rest)
         self._rest = ""
-        parts, self._parts = self._parts, []
-        return parts
+        return self._taken()
 
     def _opening(self) -> bool:
-        """Only white space and possibly a prefix of the opening tag so far."""
+        """Only white space and possibly a prefix of a tag so far; the closing tag alone means no reasoning."""
         start = self._num_white = end_of_white(self._rest, self._num_white, is_json=False)
         text = self._rest[start:]
-        if text.startswith(self._start):
-            self._rest, self._state, self._num_white = text[len(self._start) :], self._inside, 0
-            return True
-        if self._start.startswith(text):
+        for tag, state in ((self._start, self._inside), (self._end[0], self._closed)):
+            if text.startswith(tag):
+                self._rest, self._state, self._num_white = text[len(tag) :], state, 0
+                return True
+        if self._start.startswith(text) or self._end[0].startswith(text):
             return False
         self._state = self._after
         return True

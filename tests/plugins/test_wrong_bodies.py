@@ -12,7 +12,17 @@ from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSe
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.served import served
 
-PLUGINS = ("anthropic", "compress", "llama_server", "llguidance", "ollama", "parsers", "responses", "samplers")
+PLUGINS = (
+    "anthropic",
+    "compress",
+    "llama_server",
+    "llguidance",
+    "ollama",
+    "parsers",
+    "pooling",
+    "responses",
+    "samplers",
+)
 CALLING = "{% for m in messages %}[{{ m.role }}:{{ m.content }}]{% endfor %}{% if tools %}<tool_call>{% endif %}"
 LOOK = {"type": "object", "properties": {"at": {"type": "string"}}}
 FUNCTION = {"name": "look", "description": "Look.", "parameters": LOOK, "strict": False}
@@ -129,6 +139,19 @@ BODIES: dict[str, dict[str, Any]] = {
     "/completion": {"prompt": ["Hi"], "n_predict": 3, "n_probs": 1, "n_cmpl": 1}
     | {"response_fields": ["content"], "lora": [], **SHARED},
     "/infill": {"input_prefix": "a", "input_suffix": "b", "input_extra": [{"text": "t", "filename": "f"}]},
+    "/v1/embeddings": {"model": "embed", "input": ["Hi", [5, 6]], "encoding_format": "base64", "dimensions": 8}
+    | {"normalize": True, "prompt_name": "query", "add_special_tokens": True, "priority": 0, "user": "u"}
+    | {"truncate": "end", "truncation_direction": "right", "truncate_prompt_tokens": 9},
+    "/embedding": {"model": "embed", "content": "Hi", "embd_normalize": 2, "input_type": "query"},
+    "/embed": {"model": "embed", "inputs": ["Hi"], "truncate": True},
+    "/v2/embed": {"model": "embed", "texts": ["Hi"], "embedding_types": ["float"], "output_dimension": 8},
+    "/v1/rerank": {"model": "rerank", "query": "Hi", "documents": ["a", {"text": "b"}], "top_n": 1}
+    | {"return_documents": True, "raw_scores": True, "max_tokens_per_doc": 5},
+    "/v1/score": {"model": "rerank", "text_1": ["a"], "text_2": ["b", "c"], "use_activation": False},
+    "/v1/classify": {"model": "classify", "input": ["Hi"], "raw_scores": False},
+    "/predict": {"model": "classify", "inputs": [["Hi"]]},
+    "/api/embed": {"model": "embed", "input": ["Hi"], "truncate": True, "options": {"num_ctx": 5}, "dimensions": 8},
+    "/api/embeddings": {"model": "embed", "prompt": "Hi", "keep_alive": "5m"},
 }
 MORE: dict[str, list[dict[str, Any]]] = {
     "/v1/chat/completions": [
@@ -202,6 +225,9 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
         "script": ModelSettings(source=source, backend="scripted", chat_template=str(folder / "t.jinja")),
         "fake": ModelSettings(source="fake", backend="fake", isolation="thread"),
     }
+    for task in ("embed", "rerank", "classify"):
+        options = {"task": task, "dimension_choices": [8], "prompts": {"query": "query: "}}
+        models[task] = ModelSettings(source="fake-pooler", backend="fake-pooler", isolation="thread", options=options)
     limits = LimitsSettings(max_queue=20, max_choices=4)
     with served(Settings(models=models, plugins=PluginsSettings(allow=PLUGINS), limits=limits)) as client:
         yield client
@@ -210,7 +236,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
 @pytest.mark.parametrize("path", BODIES)
 def test_a_wrong_value_at_any_place_is_no_fault_of_the_server(client: httpx.Client, path: str) -> None:
     """Nor a silence: an error says what is wrong. The script has no tokens for gaps, so that it refuses each."""
-    body = {**BODIES[path], "model": "script", "stream": False}
+    body = {"model": "script", "stream": False, **BODIES[path]}
     bodies = [body, *({**body, **more} for more in MORE.get(path, ()))]
     cases = [changed(body, place, value) for place in places(body) for value in WRONG]
     for more in MORE.get(path, ()):

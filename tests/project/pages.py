@@ -33,13 +33,17 @@ from enginehouse_llguidance.options import LlguidanceOptions
 from enginehouse_llguidance.schemas.keywords import KEYWORDS
 from enginehouse_llguidance.schemas.numbers import NUMBER_FORMATS
 from enginehouse_otel.options import OtelOptions
+from enginehouse_pooling.embeddings import EmbeddingsBody
+from enginehouse_pooling.inputs import PoolingBody
+from enginehouse_pooling.rerank import RerankBody
+from enginehouse_pooling.scores import ScoreBody
 from enginehouse_testkit.plugin_skeleton import write_plugin
 
 from .error_codes import code_table
 from .parameters import parameter_table
 from .plugin_objects import object_pages
 from .repository import ROOT
-from .sampling_fields import body_tables, field_table, step_table
+from .sampling_fields import body_table, body_tables, field_table, step_table
 
 __all__ = ["COMMAND", "TUTORIALS", "fill", "hook_names", "page_parts", "settings_tables"]
 
@@ -66,6 +70,12 @@ def page_parts() -> dict[str, dict[str, str]]:
             "options": _table(CompressOptions, set()),
         },
         "docs/configuration.md": {"settings": _settings()},
+        "docs/embeddings.md": {
+            "shared-fields": body_table(PoolingBody, with_inherited=True),
+            "embeddings-fields": body_table(EmbeddingsBody, with_inherited=False),
+            "rerank-fields": body_table(RerankBody, with_inherited=False),
+            "score-fields": body_table(ScoreBody, with_inherited=False),
+        },
         "docs/metrics.md": {"families": _families(), "otel": _table(OtelOptions, set())},
         "docs/plugin-hooks.md": {"hooks": _hooks()},
         "docs/plugin-objects.md": {"objects": object_pages()},
@@ -173,6 +183,8 @@ def _type(kind: Any) -> str:
         return _type(next(choice for choice in get_args(kind) if choice is not type(None)))
     if get_origin(kind) is tuple:
         (item, *_) = get_args(kind)
+        if item is int:
+            return "list of whole numbers"
         takes_tables = item is DrafterSettings or KeySettings in get_args(item)
         return "list of strings or tables" if takes_tables else "list of strings"
     if get_origin(kind) is dict:

@@ -16,7 +16,7 @@ from enginehouse.pipeline.parameters import OFF_VALUES
 from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.config import PluginsSettings
 
-__all__ = ["body_tables", "field_table", "step_table"]
+__all__ = ["body_table", "body_tables", "field_table", "step_table"]
 
 _BOUNDS = {
     "minimum": "from {:g}",
@@ -61,13 +61,14 @@ def field_table() -> str:
 def body_tables() -> dict[str, str]:
     """Name of a table to its text, one row per field: of both generating endpoints, of chats, of completions."""
     return {
-        "common-fields": _body_table(GenerationFields, with_inherited=True),
-        "chat-fields": _body_table(ChatFields, with_inherited=False),
-        "completion-fields": _body_table(CompletionFields, with_inherited=False),
+        "common-fields": body_table(GenerationFields, with_inherited=True),
+        "chat-fields": body_table(ChatFields, with_inherited=False),
+        "completion-fields": body_table(CompletionFields, with_inherited=False),
     }
 
 
-def _body_table(table: type[Any], *, with_inherited: bool) -> str:
+def body_table(table: type[Any], *, with_inherited: bool) -> str:
+    """One row per field of a body."""
     off = {field: value for fields in OFF_VALUES.values() for field, value in fields.items()}
     properties = _properties(table)
     rows = []

@@ -13,7 +13,7 @@ from attrs import field, frozen
 
 from enginehouse.contract.fields import ParameterFields
 from enginehouse.contract.identity import Scope
-from enginehouse.contract.types import GenerateRequest, ModelInfo
+from enginehouse.contract.types import GenerateRequest, ModelInfo, PoolingRequest, PoolingResult
 
 __all__ = ["Call", "Caller", "ModelEntry", "ModelState", "Server"]
 
@@ -136,6 +136,21 @@ class Server(Protocol):
 
     async def detokenize(self, token_ids: Sequence[int], model: str | None = None) -> str:
         """Return the text of token ids, with control tokens by name."""
+        ...
+
+    async def pool(self, request: PoolingRequest) -> PoolingResult:
+        """Return the rows of texts: embeddings, or scores of a reranker or classifier.
+
+        Counted like a request that generates: the route's ``limits`` are ``all``. Dropped if the client disconnects,
+        then this raises an error that needs no answer.
+
+        Raises:
+            RequestError: a text is too long, or the model does not offer what is asked.
+            UnsupportedTask: the model is for another task.
+            RateLimited: the caller has used up its tokens.
+            Overloaded: too many requests wait.
+            EngineError: the model cannot be loaded, or failed.
+        """
         ...
 
     async def load(self, model: str) -> ModelEntry:

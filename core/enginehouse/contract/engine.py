@@ -6,11 +6,19 @@ Used from one event loop. Users of an engine cannot tell the two apart.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-from enginehouse.contract.types import EngineRequest, EngineStats, Event, ModelInfo, Segment
+from enginehouse.contract.types import (
+    EngineRequest,
+    EngineStats,
+    Event,
+    ModelInfo,
+    PoolingRequest,
+    PoolingResult,
+    Segment,
+)
 
-__all__ = ["Engine", "EngineStream"]
+__all__ = ["Engine", "EngineStream", "PoolingEngine"]
 
 
 class EngineStream(Protocol):
@@ -85,3 +93,21 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Stop the engine; running requests end with EngineDead."""
+
+
+@runtime_checkable
+class PoolingEngine(Protocol):
+    """An engine that also answers pooling requests, such as one over another server; its ``info`` has the task.
+
+    Calls:
+        pool: for each request to a pooling model; server, event loop of the engine; must not block.
+    """
+
+    async def pool(self, request: PoolingRequest) -> PoolingResult:
+        """Return the rows of a request; cancelled if its client disconnects.
+
+        Raises:
+            RequestError: the request cannot be served: a text is too long, or the model does not offer what is asked.
+            Overloaded: the queue is full.
+            EngineDead: the engine has stopped.
+        """

@@ -95,6 +95,8 @@ class EngineMetrics(msgspec.Struct, frozen=True, array_like=True):
         num_batched: sum over all steps of their sequences.
         rss_bytes: memory of the worker process; 0 if unknown or if the worker is a thread.
         plugin_failures: number of failures of plugins, by plugin and kind of object.
+        num_pooled_texts: texts that a pooling model has computed, and ``num_pooled_tokens`` their tokens.
+        num_cached_texts: texts whose rows came from its cache.
     """
 
     stats: EngineStats = EngineStats()
@@ -103,6 +105,9 @@ class EngineMetrics(msgspec.Struct, frozen=True, array_like=True):
     num_batched: int = 0
     rss_bytes: int = 0
     plugin_failures: dict[tuple[str, str], int] = {}
+    num_pooled_texts: int = 0
+    num_pooled_tokens: int = 0
+    num_cached_texts: int = 0
 
     def __add__(self, later: "EngineMetrics") -> "EngineMetrics":
         """Return the sum of the counters of two engines; gauges are those of the later one."""
@@ -115,6 +120,9 @@ class EngineMetrics(msgspec.Struct, frozen=True, array_like=True):
             num_batched=self.num_batched + later.num_batched,
             rss_bytes=later.rss_bytes,
             plugin_failures=dict(Counter(self.plugin_failures) + Counter(later.plugin_failures)),
+            num_pooled_texts=self.num_pooled_texts + later.num_pooled_texts,
+            num_pooled_tokens=self.num_pooled_tokens + later.num_pooled_tokens,
+            num_cached_texts=self.num_cached_texts + later.num_cached_texts,
         )
 
 

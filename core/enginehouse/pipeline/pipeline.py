@@ -11,16 +11,18 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 
+import msgspec
 from attrs import evolve, frozen
 
 from enginehouse.contract.errors import (
     ContextLengthExceeded,
     InvalidRequest,
     ModelNotFound,
+    QueueTimeout,
     UnsupportedParameter,
     UnsupportedTask,
 )
-from enginehouse.contract.types import GenerateRequest, ModelInfo, Segment
+from enginehouse.contract.types import GenerateRequest, ModelInfo, PoolingRequest, PoolingResult, Segment
 from enginehouse.pipeline.answer_parser import AnswerParsing
 from enginehouse.pipeline.capabilities import Capability, find_unsupported, without_parameters
 from enginehouse.pipeline.chat_formats import ChatFormats
@@ -154,6 +156,38 @@ class Pipeline:
         attempts = Attempts(plan, request, self._start_on, self._planner.circuit_breaker, on_discarded)
         running, routed = await attempts.run()
         return evolve(running, routed=routed, unsupported=(*unsupported, *running.unsupported))
+
+    async def pool(self, request: PoolingRequest) -> PoolingResult:
+        """Return the rows of a request to a pooling model; cancelling this drops it.
+
+        Raises:
+            RequestError: the request cannot be served as asked.
+            Overloaded: too many requests wait.
+            EngineError: the model is not ready or its engine died.
+        """
+        async with self._manager.use(request.model) as model:
+            if model.name not in self._settings.models:
+                raise ModelNotFound(model.name)  # it was added after this request arrived
+            is_comparison = request.task == "rerank" and model.info.task == "embed" and model.settings.rerank
+            if model.info.task != request.task and not is_comparison:
+                raise UnsupportedTask(model.name, model.info.task, request.task)
+            request = msgspec.structs.replace(
+                request, queue_timeout_s=self._settings.timeouts(model.settings).queue_s, model=model.name
+            )
+            if not isinstance(model.engine, WorkerEngine):  # which has a queue of its own
+                result = await self.recovery.pool(model, request)
+            else:
+                request_queue, is_served = model.engine.request_queue, False
+                request_queue.check(request.caller, request.priority, request.queue_timeout_s)
+                request_queue.enter(request.request_id, request.caller, request.priority)
+                try:
+                    result = await self.recovery.pool(model, request)
+                    is_served = True
+                except QueueTimeout as error:
+                    raise request_queue.explain(error, request.request_id) from error
+                finally:
+                    request_queue.leave(request.request_id, is_served=is_served)
+            return msgspec.structs.replace(result, model=model.name)
 
     def is_routed(self, asked: str | None) -> bool:
         """True if a router chooses the model for requests by that name."""

@@ -212,12 +212,10 @@ class PromptMaker:
     async def _render(
         self, template: str, plan: ChatPlan, info: ModelInfo, request: GenerateRequest
     ) -> tuple[Segment, ...]:
-        prompt = ChatPrompt(
-            template=template,
-            messages=plan.messages,
-            bos_token=info.bos_token,
-            eos_token=info.eos_token,
-            special_tokens=tuple(info.special_tokens),
+        prompt = ChatPrompt.of(
+            info,
+            template,
+            plan.messages,
             continues=request.continues,
             add_generation_prompt=request.opens_turn,
             extra=plan.variables,

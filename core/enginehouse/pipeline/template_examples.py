@@ -37,12 +37,10 @@ async def render_examples(renderer: Renderer, template: str, info: ModelInfo) ->
 
 def _prompt(template: str, example: Example, info: ModelInfo) -> ChatPrompt:
     tools = [tool.definition for tool in example.tools]
-    return ChatPrompt(
-        template=template,
-        messages=example.messages,
-        bos_token=info.bos_token,
-        eos_token=info.eos_token,
-        special_tokens=tuple(info.special_tokens),
+    return ChatPrompt.of(
+        info,
+        template,
+        example.messages,
         add_generation_prompt=example.opens,
         continues=False,
         extra={**example.variables, **({"tools": tools} if tools else {})},

@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast, get_type_hints
 from enginehouse.contract.backend import Backend, CutPlanner, DeviceSampler, Drawn, Runner, StateKeeper
 from enginehouse.contract.compressor import CompressionTask, Compressor, Range, cut
 from enginehouse.contract.drafter import BoundDrafter, Drafter, LayerBackend, LayerDrafter
-from enginehouse.contract.engine import Engine
+from enginehouse.contract.engine import Engine, PoolingEngine
 from enginehouse.contract.errors import ConfigError, EnginehouseError, PluginFailed, RequestError
 from enginehouse.contract.exit_policy import ExitPolicy, LayerAccess
 from enginehouse.contract.inspection import Inspectable
@@ -47,7 +47,7 @@ _GUARDED: dict[type[Any], tuple[type[Any], ...]] = {
     Compressor: (),
     Drafter: (LayerDrafter,),
     Drawn: (),
-    Engine: (Inspectable,),
+    Engine: (Inspectable, PoolingEngine),
     ExitPolicy: (),
     Grammar: (),
     GrammarCompiler: (),

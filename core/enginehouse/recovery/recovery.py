@@ -9,9 +9,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
-from enginehouse.contract.errors import EnginehouseError, WorkerDied
+import msgspec
+
+from enginehouse.contract.engine import PoolingEngine
+from enginehouse.contract.errors import EnginehouseError, UnsupportedTask, WorkerDied
 from enginehouse.contract.inspection import EngineView, Inspectable
-from enginehouse.contract.types import EngineRequest, Segment
+from enginehouse.contract.types import EngineRequest, PoolingRequest, PoolingResult, Segment
 from enginehouse.plugins import guard_of
 from enginehouse.recovery.generation import Generation
 from enginehouse.recovery.model_work import ModelWork
@@ -63,6 +66,25 @@ class Question(Work):
     def left(self) -> None:
         """The worker has answered."""
         self._model_work.answered(self)
+
+
+class PoolingQuestion(Question):
+    """A pooling request: asked again if its worker dies.
+
+    Args:
+        model_work: the work of the model.
+        pooling: the request.
+        timeout_s: maximum time without a worker.
+    """
+
+    def __init__(self, model_work: ModelWork, pooling: PoolingRequest, timeout_s: float) -> None:
+        request = EngineRequest(request_id=pooling.request_id, caller=pooling.caller, priority=pooling.priority)
+        super().__init__(model_work, request, timeout_s, ())
+        self._pooling = pooling
+
+    def content(self) -> bytes:
+        """Return its texts."""
+        return msgspec.msgpack.encode((self._pooling.task, self._pooling.inputs))
 
 
 class Recovery:
@@ -124,6 +146,17 @@ class Recovery:
         if question is None:
             return await model.engine.detokenize(token_ids)
         return await question.answer(WorkerEngine.detokenize, token_ids)
+
+    async def pool(self, model: LoadedModel, request: PoolingRequest) -> PoolingResult:
+        """Return the rows of a request to a pooling model."""
+        if not isinstance(model.engine, PoolingEngine):
+            raise UnsupportedTask(model.name, model.info.task, request.task)
+        model_work = self._model_work(model)
+        if model_work is None:
+            return await model.engine.pool(request)
+        question = PoolingQuestion(model_work, request, model.settings.replay_timeout_s)
+        model_work.add(model, question)
+        return await question.answer(WorkerEngine.pool, request)
 
     async def view(self, model: LoadedModel, caller: str) -> EngineView | None:
         """Return a snapshot of the engine; None if the engine provides none."""

@@ -96,6 +96,10 @@ class Work(WorkObserver):
         """Progress: number of tokens of its answer."""
         return 0
 
+    def content(self) -> bytes:
+        """Return its whole prompt, by which it is recognised; empty for a call without one."""
+        return _prompt(self.request)
+
     def stage_began(self, stage: Stage) -> None:
         """The worker starts a stage of it."""
         self.stage = stage
@@ -225,7 +229,7 @@ def _blame(work: Work) -> Iterator[bytes]:
         yield from (_text_key(text, work.caller) for text in _texts(work))
     elif work.stage == "constraint":
         yield _constraint_key(work)
-    elif _prompt(work.request):
+    elif work.content():
         yield _whole_key(work)
 
 
@@ -240,7 +244,7 @@ def _keys(work: Work) -> Iterator[bytes]:
 def _texts(work: Work) -> list[bytes]:
     """Return the tokenized texts: the whole prompt, and the part written by the caller if that is one text."""
     written = [_plain(text) for text in work.written] if len(work.written) == 1 else []
-    return [text for text in (_prompt(work.request), *written) if text]
+    return [text for text in (work.content(), *written) if text]
 
 
 def _prompt(request: EngineRequest) -> bytes:
@@ -266,7 +270,7 @@ def _constraint_key(work: Work) -> bytes:
 def _whole_key(work: Work) -> bytes:
     request = work.request
     rest = msgspec.msgpack.encode((request.chat, request.constraint))
-    return _key("whole", _prompt(request) + rest, work.caller)
+    return _key("whole", work.content() + rest, work.caller)
 
 
 def _reach(content: bytes, caller: str) -> str | None:

@@ -36,13 +36,17 @@ class Footprint:
 
 
 def footprint_of(plan: ModelPlan) -> Footprint:
-    """Estimate the memory of a model and its drafters, by their backends or, failing that, by the size of its files."""
+    """Estimate the memory of a model, its drafters and the rows that it keeps.
+
+    Failing the estimates of backends, the size of its files is taken.
+    """
     device = MAIN_MEMORY
     try:
         device = _device_of(plan)
         models = [(plan.source, plan.backend, plan.options)]
         models += [drafter.second for drafter in plan.drafters if drafter.second is not None]
-        return Footprint(sum(_estimate(*model) for model in models), device)
+        num_bytes = sum(_estimate(*model) for model in models)
+        return Footprint(num_bytes + plan.pooling.cache_bytes * (device == MAIN_MEMORY), device)
     except EnginehouseError as error:  # the guard has logged a failure; opening the model will say what else is wrong
         _log.debug("no estimate of the memory of %s: %s", plan.name, error)
         return Footprint(_file_bytes(plan.source.path), device)

@@ -7,7 +7,7 @@ import contextlib
 from typing import Any, cast
 
 import attrs
-from attrs import evolve, fields, frozen
+from attrs import evolve, field, fields, frozen
 
 from enginehouse.contract.backend import Backend, ModelSource, Progress, Runner
 from enginehouse.contract.engine import Engine
@@ -23,7 +23,7 @@ from enginehouse.settings.config import ModelSettings, Settings, structure_optio
 from enginehouse.settings.reload import WORKER_ONLY, names_with
 from enginehouse.workers.client import WorkerEngine
 from enginehouse.workers.health import LoadWatch
-from enginehouse.workers.messages import ExitPolicyLoad, Load, PrefixDiskLoad
+from enginehouse.workers.messages import ExitPolicyLoad, Load, PoolingLoad, PrefixDiskLoad
 from enginehouse.workers.request_queue import RequestQueue
 
 
@@ -64,6 +64,7 @@ class ModelPlan:
     drafters: tuple[DrafterPlan, ...] = ()
     exit_policy: ExitPolicyLoad | None = None
     prefix_disk: PrefixDiskLoad | None = None
+    pooling: PoolingLoad = field(factory=PoolingLoad)
 
     @property
     def options_path(self) -> str:
@@ -113,7 +114,13 @@ def plan_model(name: str, settings: ModelSettings, registry: PluginRegistry) -> 
     model = source, choice.backend, options
     drafters = plan_drafters(name, settings, registry, model) if exit_policy is None else ()
     prefix_disk = plan_prefix_disk(name, settings, choice.backend)
-    return evolve(plan, drafters=drafters, exit_policy=exit_policy, prefix_disk=prefix_disk)
+    pooling = PoolingLoad(
+        cache_bytes=settings.pooling_cache.num_bytes if settings.pooling_cache is not None else 0,
+        rerank=settings.rerank,
+        template=settings.rerank_template,
+        answers=settings.rerank_answers,
+    )
+    return evolve(plan, drafters=drafters, exit_policy=exit_policy, prefix_disk=prefix_disk, pooling=pooling)
 
 
 async def plan_in_thread(name: str, settings: ModelSettings, registry: PluginRegistry) -> ModelPlan:
@@ -164,6 +171,7 @@ async def open_engine(
         exit_policy=plan.exit_policy,
         prefix_disk=plan.prefix_disk,
         plugin_timeout_s=settings.limits.plugin_timeout_s,
+        pooling=plan.pooling,
     )
     engine = await WorkerEngine.open(
         load,

@@ -116,6 +116,13 @@ class ModelSettings:
         exit_policy: policy for early exit of confident tokens before the last layer, a name or a table with its
             settings. This changes the generated text; unset runs all layers.
         compressor: prompt compression: the name of a method, or a table; the plugin ``compress`` reads it.
+        pooling_cache: memory for rows of a pooling model (embeddings, scores), in bytes or like ``"64MiB"``, so that a
+            text that a caller sends again is not computed again; unset keeps none.
+        rerank: lets a model that is not a reranker answer rerank requests: ``cosine`` compares the embeddings of a
+            model for embeddings, ``yes_no`` asks a generative model for one word and compares its logits.
+        rerank_template: prompt for ``yes_no``, with ``{query}`` and ``{document}``; unset is the model's own template
+            ``rerank``, or that of Qwen3-Reranker.
+        rerank_answers: the two words for ``yes_no``: of a relevant document, and of another one.
         load: ``eager`` loads the model when the server starts, if ``limits.memory_budget`` allows it, ``lazy`` with its
             first request.
         pin: never unload it to make room for another model.
@@ -152,6 +159,10 @@ class ModelSettings:
     drafters: tuple[DrafterSettings, ...] | None = field(default=None, metadata=WORKER | WORKER_ONLY)
     compressor: Any = field(default=None, metadata=WORKER)
     exit_policy: ExitPolicySettings | None = field(default=None, metadata=WORKER)
+    pooling_cache: ByteCount | None = field(default=None, metadata=WORKER | WORKER_ONLY)
+    rerank: Literal["cosine", "yes_no"] | None = field(default=None, metadata=WORKER | WORKER_ONLY)
+    rerank_template: str | None = field(default=None, metadata=WORKER | WORKER_ONLY)
+    rerank_answers: tuple[str, str] = field(default=("yes", "no"), metadata=WORKER | WORKER_ONLY)
     load: Literal["eager", "lazy"] = field(default="eager", metadata=LIVE)
     pin: bool = field(default=False, metadata=LIVE)
     ttl: float | None = field(default=None, validator=optional(gt(0)), metadata=LIVE)

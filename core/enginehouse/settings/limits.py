@@ -124,6 +124,7 @@ class LimitsSettings:
         total_timeout_s: maximum time from a request's arrival to the end of its answer.
         max_choices: maximum value of ``n``.
         max_messages: maximum number of messages in a chat.
+        max_inputs: maximum number of texts and pairs of texts (documents to rank) in a request to a pooling model.
         max_stop: maximum number of stop strings, and of regular expressions that stop.
         max_tokens: maximum answer length in tokens; unset is the rest of the context.
         render_timeout_s: time limit for rendering a chat template, in seconds.
@@ -157,6 +158,7 @@ class LimitsSettings:
     total_timeout_s: float | None = field(default=None, validator=optional(gt(0)), metadata=LIVE)
     max_choices: int = field(default=16, validator=gt(0), metadata=LIVE)
     max_messages: int = field(default=4096, validator=gt(0), metadata=LIVE)
+    max_inputs: int = field(default=2048, validator=gt(0), metadata=LIVE)
     max_stop: int = field(default=16, validator=gt(0), metadata=LIVE)
     max_tokens: int | None = field(default=None, validator=optional(gt(0)), metadata=LIVE)
     render_timeout_s: float = field(default=5.0, validator=gt(0), metadata=SERVER)

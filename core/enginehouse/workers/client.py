@@ -25,7 +25,15 @@ from enginehouse.contract.errors import (
     WorkerDied,
 )
 from enginehouse.contract.inspection import EngineMetrics, EngineView
-from enginehouse.contract.types import EngineRequest, EngineStats, ModelInfo, Resume, Segment
+from enginehouse.contract.types import (
+    EngineRequest,
+    EngineStats,
+    ModelInfo,
+    PoolingRequest,
+    PoolingResult,
+    Resume,
+    Segment,
+)
 from enginehouse.plugins.call_notes import NotedCall
 from enginehouse.settings.limits import LimitsSettings
 from enginehouse.workers.health import LoadWatch, Watchdog
@@ -49,6 +57,8 @@ from enginehouse.workers.messages import (
     LoadFailed,
     LoadProgress,
     MetricsReport,
+    PoolAccepted,
+    Pooled,
     Ready,
     Rejected,
     StageBegan,
@@ -65,6 +75,7 @@ from enginehouse.workers.messages import (
     decode_from_worker,
     pack,
 )
+from enginehouse.workers.pool_calls import PoolCalls
 from enginehouse.workers.process import Connection, ExitStatus
 from enginehouse.workers.request_queue import RequestQueue
 from enginehouse.workers.requests import NO_CALL, Calls, RequestTable, WorkerStream, WorkObserver, settle
@@ -126,10 +137,11 @@ class WorkerEngine:
         self.request_queue = request_queue
         self._requests = RequestTable(self.request_queue)
         self._calls = Calls()
+        self._pools = PoolCalls(self._calls, request_queue, self._connection.send)
         self._reason: str | None = None  # exit reason reported by the worker
         self._step_watchdog = Watchdog(
             step_timeout_s,
-            lambda: bool(self._requests),
+            lambda: bool(self._requests or self._pools),
             lambda: self._connection.send(GetStats(NO_CALL)),
             lambda: self._end_hung(f"a step took longer than {step_timeout_s:g} s"),
         )
@@ -309,6 +321,7 @@ class WorkerEngine:
         self._step_watchdog.end()
         self._intake_watchdog.end()
         self._requests.fail_all(error)
+        self._pools.clear()
         self._calls.fail_all(error)
         for future in (self._greeted, self._loaded):
             settle(future, error)
@@ -371,6 +384,11 @@ class WorkerEngine:
     def _begin_watch(self) -> None:
         self._step_watchdog.begin()
         self._intake_watchdog.begin()
+
+    async def pool(self, request: PoolingRequest, observer: WorkObserver | None = None) -> PoolingResult:
+        """Return the rows of a request, see :meth:`PoolCalls.answer_to`."""
+        self._check_room()
+        return await self._pools.answer_to(request, observer, self._begin_watch)
 
     async def tokenize(
         self, segments: Sequence[Segment], add_special: bool, observer: WorkObserver | None = None
@@ -442,10 +460,7 @@ class WorkerEngine:
             self._step_watchdog.heard()
             self._requests.distribute(message)
             return
-        if isinstance(message, Entered | Started | Stats | View | ThinkingStopped):
-            self._step_watchdog.heard()
-        elif isinstance(message, Accepted | Rejected | Tokenized | Detokenized | CallFailed):
-            self._intake_watchdog.heard()
+        self._hear(message)
         match message:
             case Accepted() | Rejected() | Entered() | Started() | Left() | StageBegan(work=str()):
                 self._requests.handle(message)
@@ -461,10 +476,19 @@ class WorkerEngine:
             case LoadFailed():
                 settle(self._loaded, message.failure.to_error())
             case Died():
-                self._reason = message.reason
-                self._on_lost(None)  # its link may stay open until all of its threads have finished
+                self._on_lost(message.reason)  # its link may stay open until all of its threads have finished
+            case PoolAccepted():
+                self._pools.accepted(message)
             case _:
+                self._pools.note(message)
                 self._calls.handle(message)
+
+    def _hear(self, message: FromWorker) -> None:
+        """Tell the watchdog of the thread that has sent a message."""
+        if isinstance(message, Entered | Started | Pooled | Stats | View | ThinkingStopped):
+            self._step_watchdog.heard()
+        elif isinstance(message, Accepted | Rejected | PoolAccepted | Tokenized | Detokenized | CallFailed):
+            self._intake_watchdog.heard()
 
 
 def _lost_request(reason: str) -> str:

@@ -25,17 +25,22 @@ from attrs import frozen
 
 from enginehouse.contract.backend import Runner
 from enginehouse.contract.errors import EnginehouseError, ModelLoadError, PluginFailed
+from enginehouse.contract.pooler import Pooler
 from enginehouse.contract.types import EngineRequest, Resume
 from enginehouse.engine.disk import DiskTier
 from enginehouse.engine.loop import EngineOutput, StepEngine
+from enginehouse.engine.pooling.inputs import PoolInputs
+from enginehouse.engine.pooling.loop import PoolEngine, PoolOutput
 from enginehouse.engine.sequence import ActiveRequest
 from enginehouse.plugins import PluginFailures, PluginRegistry
 from enginehouse.plugins.call_notes import CallNotes
-from enginehouse.workers.intake import Intake, contained
+from enginehouse.workers.intake import Intake, contained, left
 from enginehouse.workers.ipc import FrameTooLarge, Link
 from enginehouse.workers.messages import (
     Cached,
+    CallFailed,
     Cancel,
+    CancelCall,
     Close,
     Detokenize,
     Died,
@@ -44,11 +49,12 @@ from enginehouse.workers.messages import (
     GetCached,
     GetStats,
     GetView,
-    Left,
     Load,
     LoadFailed,
     LoadProgress,
     MetricsReport,
+    Pool,
+    Pooled,
     Ready,
     StageBegan,
     Started,
@@ -66,7 +72,15 @@ from enginehouse.workers.messages import (
     own_hello,
     printable,
 )
-from enginehouse.workers.parts import bind_drafters, find_backend, open_disk, open_runner, shut_down, use_exit_policy
+from enginehouse.workers.parts import (
+    bind_drafters,
+    find_backend,
+    open_disk,
+    open_model,
+    open_pooling,
+    shut_down,
+    use_exit_policy,
+)
 
 _INTERVAL_S = 1.0
 
@@ -81,7 +95,7 @@ class MetricsReports:
 
     def __init__(
         self,
-        engine: StepEngine,
+        engine: StepEngine | PoolEngine,
         send: Callable[[MetricsReport], None],
         *,
         is_process: bool,
@@ -137,6 +151,17 @@ class _Enter:
     resume: Resume | None
 
 
+@frozen
+class _EnterPool:
+    """The inputs of a pooling request, passed in the same way."""
+
+    call: int
+    made: PoolInputs
+
+
+_Inbox = Load | Cancel | CancelCall | GetStats | GetView | GetCached | StopThinking | Close | _Enter | _EnterPool
+
+
 class WorkerHost:
     """Serves one model over one link.
 
@@ -153,11 +178,9 @@ class WorkerHost:
         self._link = link
         self._notes = notes
         self._on_server_gone = on_server_gone
-        self._inbox: SimpleQueue[Load | Cancel | GetStats | GetView | GetCached | StopThinking | Close | _Enter] = (
-            SimpleQueue()
-        )
+        self._inbox: SimpleQueue[_Inbox] = SimpleQueue()
         self._intake: Intake | None = None
-        self._engine: StepEngine | None = None
+        self._engine: StepEngine | PoolEngine | None = None
         self._disk: DiskTier | None = None
         self._failures = PluginFailures()
         self._registry: PluginRegistry | None = None
@@ -207,10 +230,10 @@ class WorkerHost:
         if self._registry is not None:
             self._registry.end_threads()
 
-    def _load(self, message: Load) -> StepEngine | None:
+    def _load(self, message: Load) -> StepEngine | PoolEngine | None:
         """Open the model and report the result to the server; None if opening failed."""
         try:
-            runner, engine = self._open(message)
+            model, engine = self._open(message)
         except PluginFailed as error:
             self._send(LoadFailed(failure_of(_explained(error))))
             return None
@@ -219,25 +242,32 @@ class WorkerHost:
             return None
         self._intake = Intake(
             engine,
-            runner.tokenizer,
+            model.tokenizer,
             self._send,
             lambda *item: self._inbox.put(_Enter(*item)),
-            engine.guard,
+            enter_pool=lambda *item: self._inbox.put(_EnterPool(*item)),
+            guard=engine.guard,
         )
         self._intake.start()
         self._engine = engine
         if self._on_server_gone is not None:  # a process of its own
             _exempt_from_collection()
-        self._send(Ready(msgspec.structs.replace(runner.info, engine=engine.capabilities)))
+        info = engine.info if isinstance(engine, PoolEngine) else model.info
+        self._send(Ready(msgspec.structs.replace(info, engine=engine.capabilities)))
         return engine
 
-    def _open(self, message: Load) -> tuple[Runner, StepEngine]:
+    def _open(self, message: Load) -> tuple[Runner | Pooler, StepEngine | PoolEngine]:
         self._registry = registry = PluginRegistry.load(message.plugins, builtin=[message.backend])
         registry.failures.notes, registry.failures.max_call_s = self._notes, message.plugin_timeout_s
         self._failures = registry.failures
-        runner = open_runner(find_backend(registry, message.backend), message, self._report)
+        opened = open_model(find_backend(registry, message.backend), message, self._report)
         with contextlib.ExitStack() as undo:
-            undo.callback(_close, runner)
+            undo.callback(_close, opened)
+            if isinstance(opened, Pooler) or message.pooling.rerank is not None:
+                pooling = open_pooling(opened, message, self._report_turn)
+                undo.pop_all()
+                return opened, pooling
+            runner = opened
             slots = message.engine.slots
             if message.exit_policy is not None:
                 use_exit_policy(registry, message.exit_policy, runner, message.backend)
@@ -260,6 +290,9 @@ class WorkerHost:
             undo.pop_all()
         return runner, engine
 
+    def _report_turn(self, call: int, is_computing: bool) -> None:
+        self._send(StageBegan(call, "request" if is_computing else "waiting"))
+
     def _report_start(self, request: ActiveRequest) -> None:
         self._send(StageBegan(request.request.request_id, "request"))
 
@@ -273,17 +306,18 @@ class WorkerHost:
             self._last_progress = LoadProgress(share, printable(text))
             self._send(self._last_progress)
 
-    def _serve(self, engine: StepEngine) -> None:
+    def _serve(self, engine: StepEngine | PoolEngine) -> None:
         """Run the engine thread's loop: handle messages, then run one step; blocks without work."""
         is_process = self._on_server_gone is not None
         reports = MetricsReports(engine, self._send, is_process=is_process, failures=self._failures)
         while self._take_messages(engine, reports):
-            outputs = engine.step()
-            if outputs:
+            if isinstance(engine, PoolEngine):
+                self._send_results(engine.step())
+            elif outputs := engine.step():
                 self._send_outputs(outputs)
             reports.after_step()
 
-    def _take_messages(self, engine: StepEngine, reports: MetricsReports) -> bool:
+    def _take_messages(self, engine: StepEngine | PoolEngine, reports: MetricsReports) -> bool:
         """Handle all queued messages; returns False after Close. Blocks while the engine has nothing to do."""
         while True:
             is_idle = not engine.has_work()
@@ -296,24 +330,39 @@ class WorkerHost:
                     return True
                 self._disk.flush_when_idle()
                 continue
-            match message:
-                case _Enter():
-                    self._add(engine, message)
-                case Cancel():
-                    engine.cancel(message.request_id)
-                    self._send(Left(message.request_id))
-                case GetStats():
-                    self._send(Stats(message.call, engine.stats()))
-                case GetView():
-                    self._send(StageBegan(message.call, "request"))
-                    self._send(View(message.call, engine.view()))
-                case GetCached():
-                    self._send(StageBegan(message.call, "request"))
-                    self._send(Cached(message.call, engine.cached_tokens(message.token_ids, message.namespace)))
-                case StopThinking():
-                    self._send(ThinkingStopped(message.call, engine.stop_thinking(message.request_id)))
-                case Close():
-                    return False
+            if not self._apply(engine, message):
+                return False
+
+    def _apply(self, engine: StepEngine | PoolEngine, message: _Inbox) -> bool:
+        """Handle one message; returns False after Close."""
+        match message:
+            case _Enter() if isinstance(engine, StepEngine):
+                self._add(engine, message)
+            case _EnterPool() if isinstance(engine, PoolEngine):
+                self._add_pool(engine, message)
+            case Cancel() if isinstance(engine, StepEngine):
+                engine.cancel(message.request_id)
+                self._send(left(message.request_id))
+            case CancelCall() if isinstance(engine, PoolEngine):
+                engine.cancel(message.call)
+                self._send(left(message.call))
+            case GetStats():
+                self._send(Stats(message.call, engine.stats()))
+            case GetView():
+                self._send(StageBegan(message.call, "request"))
+                self._send(View(message.call, engine.view()))
+            case GetCached():
+                self._send(StageBegan(message.call, "request"))
+                self._send(Cached(message.call, engine.cached_tokens(message.token_ids, message.namespace)))
+            case StopThinking():
+                self._send(ThinkingStopped(message.call, engine.stop_thinking(message.request_id)))
+            case Close():
+                return False
+        return True
+
+    def _add_pool(self, engine: PoolEngine, entering: _EnterPool) -> None:
+        with contained(lambda error: self._send_results([(entering.call, error)]), "beginning the request failed"):
+            engine.add(entering.call, entering.made)
 
     def _add(self, engine: StepEngine, entering: _Enter) -> None:
         request_id = entering.request.request_id
@@ -321,6 +370,14 @@ class WorkerHost:
         with contained(lambda error: self._send_outputs([(request_id, error)]), "beginning the request failed"):
             engine.add(entering.request, entering.token_ids, entering.resume)
             self._send(Entered(request_id))
+
+    def _send_results(self, outputs: list[PoolOutput]) -> None:
+        """Send the results of pooling requests, each in a message of its own, because they are large."""
+        for call, output in outputs:
+            if isinstance(output, EnginehouseError):
+                self._send(CallFailed(call, failure_of(output)))
+            else:
+                self._send(Pooled(call, output))
 
     def _send_outputs(self, outputs: list[EngineOutput]) -> None:
         """Send the outputs of a step in one message."""
@@ -357,9 +414,14 @@ class WorkerHost:
             case Cancel():
                 if intake is None or not intake.cancel(message.request_id):
                     self._inbox.put(message)
-                    if self._engine is not None:
+                    if isinstance(self._engine, StepEngine):
                         self._engine.interrupt(message.request_id)
-            case Submit() if intake is not None:
+            case CancelCall():
+                if intake is None or not intake.cancel(message.call):
+                    self._inbox.put(message)
+                    if isinstance(self._engine, PoolEngine):
+                        self._engine.interrupt(message.call)
+            case Submit() | Pool() if intake is not None:
                 intake.admit(message)
             case Tokenize() | Detokenize() if intake is not None:
                 intake.call(message)
@@ -382,10 +444,10 @@ def _exempt_from_collection() -> None:
     gc.freeze()
 
 
-def _close(runner: Runner) -> None:
-    """Close a runner; a failure, which its guard logs, does not hide the reason for closing it."""
+def _close(model: Runner | Pooler) -> None:
+    """Close a model; a failure, which its guard logs, does not hide the reason for closing it."""
     with contextlib.suppress(PluginFailed):
-        runner.close()
+        model.close()
 
 
 def _explained(error: PluginFailed) -> ModelLoadError:

@@ -16,9 +16,17 @@ from queue import SimpleQueue
 import numpy as np
 
 from enginehouse.contract.backend import Tokenizer
-from enginehouse.contract.errors import EnginehouseError, GenerationFailed, InvalidRequest
-from enginehouse.contract.types import EngineRequest, Resume, Segment
+from enginehouse.contract.errors import (
+    EnginehouseError,
+    GenerationFailed,
+    InvalidRequest,
+    RequestCancelled,
+    UnsupportedTask,
+)
+from enginehouse.contract.types import EngineRequest, PoolingRequest, PoolText, Resume, Segment
 from enginehouse.engine.loop import StepEngine
+from enginehouse.engine.pooling.inputs import PoolInputs
+from enginehouse.engine.pooling.loop import PoolEngine
 from enginehouse.engine.text.segments import encode_segments, min_tokens
 from enginehouse.plugins import Guard, guard_of
 from enginehouse.plugins.guard import current_request
@@ -30,6 +38,8 @@ from enginehouse.workers.messages import (
     Detokenized,
     FromWorker,
     Left,
+    Pool,
+    PoolAccepted,
     Rejected,
     StageBegan,
     Submit,
@@ -45,11 +55,11 @@ _LONG_CHARACTERS = 32_768
 _log = logging.getLogger(__name__)
 
 
-_Queue = SimpleQueue[Submit | Tokenize | Detokenize | None]
+_Queue = SimpleQueue[Submit | Pool | Tokenize | Detokenize | None]
 
 
 class Intake:
-    """Turns Submit messages into tokenized requests.
+    """Turns Submit and Pool messages into tokenized requests.
 
     Long prompts have their own thread, so that short ones do not wait for them. So do requests with a constraint, which
     may take a second to compile.
@@ -59,15 +69,18 @@ class Intake:
         tokenizer: the tokenizer of the model.
         send: sends a message to the server.
         enter: passes a tokenized request to the engine thread.
+        enter_pool: passes the inputs of a Pool to it, with the number of the call.
         guard: the guard of the backend, whose tokenizer is called here.
     """
 
     def __init__(
         self,
-        engine: StepEngine,
+        engine: StepEngine | PoolEngine,
         tokenizer: Tokenizer,
         send: Callable[[FromWorker], None],
         enter: Callable[[EngineRequest, list[int], Resume | None], None],
+        *,
+        enter_pool: Callable[[int, PoolInputs], None],
         guard: Guard | None = None,
     ) -> None:
         self._guard = guard if guard is not None else guard_of(tokenizer, "backend")
@@ -75,13 +88,15 @@ class Intake:
         self._tokenizer = tokenizer
         self._send = send
         self._enter = enter
+        self._enter_pool = enter_pool
         self._queue: _Queue = SimpleQueue()
         self._long: _Queue = SimpleQueue()
         self._constrained: _Queue = SimpleQueue()
         self._queues = {"constrained intake": self._constrained, "long intake": self._long, "intake": self._queue}
         self._lock = threading.Lock()
-        self._waiting: set[str] = set()  # submitted, not yet handed to the engine thread, not cancelled
-        self._in_progress: dict[str, bool] = {}  # being tokenized or compiled; True if cancelled since then
+        # Requests by id, and pools by call number: submitted, not yet handed to the engine thread, not cancelled
+        self._waiting: set[str | int] = set()
+        self._in_progress: dict[str | int, bool] = {}  # being tokenized or compiled; True if cancelled since then
         self._is_closing = False
         self._threads = [
             threading.Thread(target=self._run, args=(queue,), name=name, daemon=True)
@@ -103,11 +118,12 @@ class Intake:
 
     # -- reader thread -----------------------------------------------------------------------------
 
-    def admit(self, message: Submit) -> None:
+    def admit(self, message: Submit | Pool) -> None:
         """Queue a request. The server bounds their number, see :mod:`enginehouse.workers.request_queue`."""
         with self._lock:
-            self._waiting.add(message.request.request_id)
-        usual = self._queue if message.request.constraint is None else self._constrained
+            self._waiting.add(_work_of(message))
+        is_constrained = isinstance(message, Submit) and message.request.constraint is not None
+        usual = self._constrained if is_constrained else self._queue
         (self._long if _is_long(message.request) else usual).put(message)
 
     def call(self, message: Tokenize | Detokenize) -> None:
@@ -115,17 +131,17 @@ class Intake:
         usual = self._constrained if message.call == NO_CALL else self._queue
         (self._long if _is_long(message) else usual).put(message)
 
-    def cancel(self, request_id: str) -> bool:
-        """Drop a request, and send Left if no thread is working on it; False if the engine thread already has it."""
+    def cancel(self, work: str | int) -> bool:
+        """Drop a request, and say so if no thread is working on it; False if the engine thread already has it."""
         with self._lock:
-            if request_id not in self._waiting:
+            if work not in self._waiting:
                 return False
-            self._waiting.remove(request_id)
-            is_in_progress = request_id in self._in_progress
+            self._waiting.remove(work)
+            is_in_progress = work in self._in_progress
             if is_in_progress:
-                self._in_progress[request_id] = True
+                self._in_progress[work] = True
         if not is_in_progress:
-            self._send(Left(request_id))
+            self._send(left(work))
         return True
 
     # -- intake threads ----------------------------------------------------------------------------
@@ -133,27 +149,43 @@ class Intake:
     def _run(self, queue: _Queue) -> None:
         while (message := queue.get()) is not None and not self._is_closing:
             # Failures of plugins are logged with the request.
-            current_request.set(partial(str, message.request.request_id) if isinstance(message, Submit) else None)
-            if isinstance(message, Submit):
-                self._begin(message.request, message.resume)
+            request = message.request if isinstance(message, Submit | Pool) else None
+            current_request.set(partial(str, request.request_id) if request is not None else None)
+            if isinstance(message, Submit | Pool):
+                self._begin(message)
             elif message.call == NO_CALL and queue is not self._queue:
                 (self._long if queue is self._constrained else self._queue).put(message)
             else:
                 self._answer(message)
 
-    def _begin(self, request: EngineRequest, resume: Resume | None) -> None:
-        """Take in a request unless it was cancelled while it waited; if cancelled meanwhile, send Left afterwards."""
-        request_id = request.request_id
+    def _begin(self, message: Submit | Pool) -> None:
+        """Take in a request unless it was cancelled while it waited; if cancelled meanwhile, say so afterwards."""
+        work = _work_of(message)
         with self._lock:
-            if request_id not in self._waiting:
+            if work not in self._waiting:
                 return
-            self._in_progress[request_id] = False
-        self._send(StageBegan(request_id, "text"))
-        self._take(request, resume)
+            self._in_progress[work] = False
+        self._send(StageBegan(work, "text"))
+        if isinstance(message, Pool):
+            self._take_pool(message.call, message.request)
+        else:
+            self._take(message.request, message.resume)
         with self._lock:
-            is_cancelled = self._in_progress.pop(request_id)
+            is_cancelled = self._in_progress.pop(work)
         if is_cancelled:
-            self._send(Left(request_id))
+            self._send(left(work))
+
+    def _take_pool(self, call: int, request: PoolingRequest) -> None:
+        with contained(lambda error: self._reject(call, error), "checking the request failed"):
+            if isinstance(self._engine, StepEngine):
+                raise UnsupportedTask(request.model or "", "generate", request.task)
+            with self._guard.of_request(request.request_id).calling("encode of its tokenizer"):
+                made = self._engine.make(request)
+            self._send(PoolAccepted(call, sum(made.num_tokens)))
+            with self._lock:
+                if call in self._waiting:
+                    self._waiting.remove(call)
+                    self._enter_pool(call, made)
 
     def _take(self, request: EngineRequest, resume: Resume | None) -> None:
         request_id = request.request_id
@@ -171,10 +203,11 @@ class Intake:
                     self._waiting.remove(request_id)
                     self._enter(request, token_ids, resume)
 
-    def _reject(self, request_id: str, error: EnginehouseError) -> None:
+    def _reject(self, work: str | int, error: EnginehouseError) -> None:
         with self._lock:
-            self._waiting.discard(request_id)
-        self._send(Rejected(request_id, failure_of(error)))
+            self._waiting.discard(work)
+        failure = failure_of(error)
+        self._send(Rejected(work, failure) if isinstance(work, str) else CallFailed(work, failure))
 
     def _token_ids(self, request: EngineRequest) -> list[int]:
         if request.token_ids is not None:
@@ -184,7 +217,10 @@ class Intake:
         return self._encode(request.segments, request.add_special)
 
     def _encode(self, segments: Sequence[Segment], add_special: bool) -> list[int]:
-        token_ids = encode_segments(self._tokenizer, segments, add_special)
+        layout = self._engine.layout if isinstance(self._engine, PoolEngine) else None
+        token_ids = encode_segments(self._tokenizer, segments, add_special and layout is None)
+        if add_special and layout is not None:
+            token_ids = [*layout.before, *token_ids, *layout.after]
         if wrong := [kind for kind in set(map(type, token_ids)) if not issubclass(kind, int | np.integer)]:
             what = f"gave {wrong[0].__name__} as a token id"
             raise self._guard.mistake("encode of its tokenizer", what, self._tokenizer.encode)
@@ -215,11 +251,28 @@ class Intake:
         return [self._tokenizer.token_bytes[token_id] for token_id in token_ids]
 
 
-def _is_long(asked: EngineRequest | Tokenize | Detokenize) -> bool:
+def _work_of(message: Submit | Pool) -> str | int:
+    return message.call if isinstance(message, Pool) else message.request.request_id
+
+
+def left(work: str | int) -> FromWorker:
+    """Return the message that a cancelled request (by its id) or pool (by its call) is dropped."""
+    if isinstance(work, str):
+        return Left(work)
+    return CallFailed(work, failure_of(RequestCancelled("The request was cancelled.")))
+
+
+def _is_long(asked: EngineRequest | PoolingRequest | Tokenize | Detokenize) -> bool:
     """True if tokenizing, or listing the bytes of token ids, may take more than a few milliseconds."""
     if isinstance(asked, Detokenize):
         return len(asked.token_ids) > _LONG_CHARACTERS
+    if isinstance(asked, PoolingRequest):
+        return sum(map(_num_characters, asked.inputs)) > _LONG_CHARACTERS
     return sum(len(segment.text) for segment in asked.segments) > _LONG_CHARACTERS
+
+
+def _num_characters(one: PoolText) -> int:
+    return len(one.text) + len(one.second or "") + len(one.token_ids or ())
 
 
 @contextmanager

@@ -21,6 +21,8 @@ from enginehouse.contract.types import (
     EngineStats,
     Event,
     ModelInfo,
+    PoolingRequest,
+    PoolingResult,
     Resume,
     Segment,
 )
@@ -29,7 +31,7 @@ from enginehouse.settings.config import PluginsSettings
 from enginehouse.workers.ipc import FrameTooLarge, frame
 
 # Increase whenever the messages change.
-PROTOCOL = 8
+PROTOCOL = 9
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True, tag="error"):
@@ -95,6 +97,23 @@ class PrefixDiskLoad(msgspec.Struct, frozen=True, kw_only=True):
     setting: str
 
 
+class PoolingLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of a pooling model.
+
+    Attributes:
+        cache_bytes: memory for rows of earlier requests.
+        rerank: how a model that is not for the task ``rerank`` answers it; None: not at all.
+        template: prompt of a generative reranker, with ``{query}`` and ``{document}``; None: the model's own or the
+            usual one.
+        answers: the tokens whose logits are compared: of a relevant document, and of another one.
+    """
+
+    cache_bytes: int = 0
+    rerank: Literal["cosine", "yes_no"] | None = None
+    template: str | None = None
+    answers: tuple[str, str] = ("yes", "no")
+
+
 class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     """The first message: the model to open and its settings.
 
@@ -106,6 +125,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
         exit_policy: early-exit policy of the model.
         prefix_disk: disk tier of its prefix cache; None disables it.
         plugin_timeout_s: time limit for compiling a constraint by a decoder that is not our own.
+        pooling: settings of a pooling model.
     """
 
     backend: str
@@ -119,6 +139,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     exit_policy: ExitPolicyLoad | None = None
     prefix_disk: PrefixDiskLoad | None = None
     plugin_timeout_s: float = 10.0
+    pooling: PoolingLoad = PoolingLoad()
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
@@ -136,6 +157,19 @@ class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
     """Drop a request; answered by Left."""
 
     request_id: str
+
+
+class Pool(msgspec.Struct, frozen=True, array_like=True, tag="pool"):
+    """Compute the rows of a request; answered by PoolAccepted, then by Pooled; or by CallFailed."""
+
+    call: int
+    request: PoolingRequest
+
+
+class CancelCall(msgspec.Struct, frozen=True, array_like=True, tag="cancel_call"):
+    """Drop a Pool that is not answered yet; answered by CallFailed, if not by Pooled."""
+
+    call: int
 
 
 class Tokenize(msgspec.Struct, frozen=True, array_like=True, tag="tokenize"):
@@ -184,7 +218,20 @@ class Close(msgspec.Struct, frozen=True, array_like=True, tag="close"):
     """Free the model and exit; not answered."""
 
 
-ToWorker = Load | Submit | Cancel | Tokenize | Detokenize | GetStats | GetView | GetCached | StopThinking | Close
+ToWorker = (
+    Load
+    | Submit
+    | Cancel
+    | Pool
+    | CancelCall
+    | Tokenize
+    | Detokenize
+    | GetStats
+    | GetView
+    | GetCached
+    | StopThinking
+    | Close
+)
 
 
 # -- worker to server ------------------------------------------------------------------------------
@@ -309,6 +356,20 @@ class Detokenized(msgspec.Struct, frozen=True, array_like=True, tag="detokenized
     pieces: list[bytes]
 
 
+class PoolAccepted(msgspec.Struct, frozen=True, array_like=True, tag="pool_accepted"):
+    """A Pool can be served, and is queued; ``num_tokens`` are those of all of its texts."""
+
+    call: int
+    num_tokens: int
+
+
+class Pooled(msgspec.Struct, frozen=True, array_like=True, tag="pooled"):
+    """Answer to Pool."""
+
+    call: int
+    result: PoolingResult
+
+
 class Stats(msgspec.Struct, frozen=True, array_like=True, tag="stats"):
     """Answer to GetStats."""
 
@@ -370,6 +431,8 @@ FromWorker = (
     | StepOutputs
     | Tokenized
     | Detokenized
+    | PoolAccepted
+    | Pooled
     | Stats
     | View
     | Cached

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import cast
@@ -19,8 +19,10 @@ from enginehouse.contract.backend import Backend, ModelSource, Progress, Runner,
 from enginehouse.contract.drafter import BoundDrafter, DraftContext
 from enginehouse.contract.errors import EnginehouseError, ModelLoadError, PluginFailed
 from enginehouse.contract.exit_policy import BoundExitPolicy, ExitContext, ExitView, LayerAccess
+from enginehouse.contract.pooler import Pooler
 from enginehouse.contract.regular_files import open_regular
 from enginehouse.engine.disk import DiskTier, FolderTaken, StateFolder
+from enginehouse.engine.pooling.loop import PoolEngine
 from enginehouse.plugins import Guard, PluginRegistry, guard_of, guarded
 from enginehouse.settings.config import structure_options
 from enginehouse.workers.messages import DrafterLoad, ExitPolicyLoad, Load, ModelLoad, PrefixDiskLoad
@@ -78,12 +80,34 @@ def _facts(source: Path) -> Iterator[bytes]:
             yield file.read(_PROBE_BYTES)
 
 
-def open_runner(backend: Backend, model: Load | ModelLoad, progress: Progress) -> Runner:
-    """Open a model on this thread; returns its runner, guarded."""
+def open_model(backend: Backend, model: Load | ModelLoad, progress: Progress) -> Runner | Pooler:
+    """Open a model on this thread; returns its runner or pooler, guarded."""
     options = structure_options(backend.options, model.options, model.options_path)
     path = Path(model.source_path) if model.source_path is not None else None
-    opened = cast(Runner, backend.open(ModelSource(text=model.source_text, path=path), options, progress))
-    return guarded(opened, Runner, guard_of(backend, "backend"))
+    opened = backend.open(ModelSource(text=model.source_text, path=path), options, progress)
+    if isinstance(opened, Pooler):
+        return guarded(opened, Pooler, guard_of(backend, "backend"))
+    return guarded(cast(Runner, opened), Runner, guard_of(backend, "backend"))
+
+
+def open_pooling(opened: Runner | Pooler, load: Load, on_turn: Callable[[int, bool], None]) -> PoolEngine:
+    """Return the engine of a pooling model, or of a generative one that answers pooling requests.
+
+    Raises:
+        ModelLoadError: settings of the model have no effect on it.
+    """
+    for setting, is_set in (("exit_policy", load.exit_policy is not None), ("prefix_cache_dir", load.prefix_disk)):
+        if is_set:
+            path = f"{load.options_path}.{setting}"
+            raise ModelLoadError(f"{path}: this model is a pooling model, which does not generate; remove the setting")
+    settings, path = load.pooling, f"{load.options_path}.rerank"
+    if settings.rerank == "yes_no":
+        raise ModelLoadError(f"{path}: not here yet")
+    assert isinstance(opened, Pooler)
+    if settings.rerank == "cosine" and opened.info.task != "embed":
+        raise ModelLoadError(f"{path}: 'cosine' needs a model for embeddings; this one is for {opened.info.task!r}")
+    compares = settings.rerank == "cosine"
+    return PoolEngine(opened, cache_bytes=settings.cache_bytes, compares=compares, on_turn=on_turn)
 
 
 def find_backend(registry: PluginRegistry, name: str) -> Backend:
@@ -149,7 +173,11 @@ class _Second:
     def __call__(self) -> Runner:
         """Open the second model and return its runner."""
         self.was_opened = True
-        return open_runner(find_backend(self.registry, self.model.backend), self.model, self.progress)
+        opened = open_model(find_backend(self.registry, self.model.backend), self.model, self.progress)
+        if isinstance(opened, Pooler):
+            opened.close()
+            raise ModelLoadError(f"{self.model.options_path}: {self.model.source_text} is a pooling model")
+        return opened
 
 
 class GuardedExitPolicy:

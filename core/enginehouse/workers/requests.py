@@ -21,6 +21,7 @@ from enginehouse.workers.messages import (
     Entered,
     Failure,
     Left,
+    Pooled,
     Rejected,
     Stage,
     StageBegan,
@@ -33,7 +34,7 @@ from enginehouse.workers.messages import (
 )
 from enginehouse.workers.request_queue import RequestQueue
 
-Answer = StageBegan | Cached | CallFailed | Detokenized | Stats | ThinkingStopped | Tokenized | View
+Answer = StageBegan | Cached | CallFailed | Detokenized | Pooled | Stats | ThinkingStopped | Tokenized | View
 
 NO_CALL = -1
 """Call number of pings, whose answer is not delivered; its arrival is enough."""
@@ -77,6 +78,8 @@ class Calls:
                 settle(future, message.token_ids)
             case Detokenized():
                 settle(future, message.pieces)
+            case Pooled():
+                settle(future, message.result)
             case Stats():
                 settle(future, message.stats)
             case Cached():
@@ -87,6 +90,11 @@ class Calls:
                 settle(future, message.num_choices)
             case CallFailed():
                 settle(future, message.failure.to_error())
+
+    def refuse(self, number: int, error: EnginehouseError) -> None:
+        """End the wait for an answer with an error; the answer is still expected from the worker."""
+        if (waiting := self._open.get(number)) is not None:
+            settle(waiting[0], error)
 
     def fail_all(self, error: EnginehouseError) -> None:
         """Fail all open calls; no more answers will come."""

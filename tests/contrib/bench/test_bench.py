@@ -145,6 +145,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         file = folder / f"{name}.json"
         file.write_text(json.dumps({"tokens": tokens}))
         models[name] = ModelSettings(source=str(file), backend="scripted", slots=64)
+    models["embedder"] = ModelSettings(source="fake-pooler", backend="fake-pooler")
     with server_thread(Settings(models=models)) as running:
         wait_ready(running.url)
         yield running.url
@@ -225,9 +226,28 @@ def test_command_prints_tables_and_writes_files(url: str, tmp_path: Path) -> Non
     assert "| time to first token |" in files[1].read_text()
 
 
+def test_embeddings_are_measured_at_each_load(url: str, tmp_path: Path) -> None:
+    file = tmp_path / "results.json"
+    loads = ("--load", "1x1", "--load", "2x5", "--words", "4-8", "--seconds", "0.2")
+    result = bench("embeddings", url, "--model", "embedder", *loads, "--json", str(file))
+    data = json.loads(file.read_text())
+
+    assert result.exit_code == 0
+    assert [one["load"] for one in data["figures"]] == ["1x1", "2x5"]
+    assert data["setting"]["encoding_format"] == "base64"
+    for one, texts in zip(data["figures"], (1, 5), strict=True):
+        assert one["num_texts"] == texts * one["num_requests"] > 0
+        assert one["num_tokens"] > 4 * one["num_texts"]
+        assert one["wall_s"] >= 0.2 and 0 < one["latency_ms"]["p50"] <= one["latency_ms"]["max"]
+        assert re.search(rf"{one['load']} .* 0 *$", result.output, flags=re.MULTILINE)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["embeddings", "--model", "slow"], "does not serve such requests: 400"),
+        (["embeddings", "--load", "0x1"], "is not a load; write CLIENTSxTEXTS"),
+        (["embeddings", "http://192.0.2.1:8080"], "needs --allow-remote"),
         (["--url", "http://192.0.2.1:8080"], "is not on this machine; loading it needs --allow-remote"),
         (["--url", "http://127.0.0.1:9"], "cannot be reached"),
         (["--prompt", "many"], "is not a length"),
@@ -238,7 +258,11 @@ def test_command_prints_tables_and_writes_files(url: str, tmp_path: Path) -> Non
     ],
 )
 def test_what_cannot_be_measured_is_refused(url: str, arguments: list[str], message: str) -> None:
-    result = bench(*(arguments if "--url" in arguments else ["--url", url, *arguments]))
+    if arguments[0] == "embeddings":
+        asked = arguments if arguments[1].startswith("http") else ["embeddings", url, *arguments[1:]]
+    else:
+        asked = arguments if "--url" in arguments else ["--url", url, *arguments]
+    result = bench(*asked)
 
     assert result.exit_code in (1, 2)
     assert message in " ".join(result.output.split())

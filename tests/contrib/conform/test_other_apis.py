@@ -1,4 +1,4 @@
-"""Checks of Responses, Messages and Ollama's API: our server passes all, and each fault of another one is caught."""
+"""Checks of APIs other than chats: our server passes all, and each fault of another one is caught."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from attrs import evolve
 from click.testing import CliRunner
 
 from enginehouse.cli import main
@@ -23,7 +24,7 @@ from enginehouse_testkit.served import served
 
 KEY = "key-for-checks"
 APIS = ("responses", "messages", "ollama")
-PLUGINS = ("anthropic", "llamacpp", "llguidance", "ollama", "parsers", "responses", "starter")
+PLUGINS = ("anthropic", "llamacpp", "llguidance", "ollama", "parsers", "pooling", "responses", "starter")
 REAL = {"responses": ("R03", "R07"), "messages": ("M03", "M06"), "ollama": ("O04", "O08")}
 """What depends on the model most; the others take long with a real one."""
 Events = list[dict[str, Any]]
@@ -38,7 +39,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModelSettings]
     script = write_script(folder / "s.json", ["The ", "sea ", "is ", "calm"], replies={"You can call functions": call})
     scripted = ModelSettings(source=script, backend="scripted", chat_template=str(folder / "t.jinja"))
     fake = ModelSettings(source=str(folder), backend="fake", isolation="thread", context=2048)
-    return {"fake": fake, "scripted": scripted}
+    options = {"dimension_choices": [16], "prompts": {"query": "query: "}}
+    pooler = ModelSettings(source="fake-pooler", backend="fake-pooler", isolation="thread", options=options)
+    return {"fake": fake, "scripted": scripted, "embedder": evolve(pooler, rerank="cosine"), "plain": pooler}
 
 
 @pytest.fixture(scope="module")
@@ -62,11 +65,19 @@ def not_passed(url: str, api: str, model: str, numbers: tuple[str, ...] = ()) ->
 def test_our_server_passes_every_check(good: str, api: str, model: str) -> None:
     found = not_passed(good, api, model)
 
-    found.pop("O13", None)  # there are no embeddings yet
+    found.pop("O13", None)  # the model makes no embeddings
     if model == "scripted":  # its answers obey no schema, and its engine has no cache
         for number in ("M14", "M15", "O08", "R09"):
             found.pop(number, None)
     assert found == {}
+
+
+def test_our_embeddings_pass_every_check(good: str) -> None:
+    refused = not_passed(good, "embeddings", "plain", ("E13",))
+
+    assert not_passed(good, "embeddings", "embedder") == {}
+    assert not_passed(good, "ollama", "embedder", ("O13",)) == {}
+    assert refused["E13"].startswith("refused: ")  # an embedding model reranks only if its settings say so
 
 
 @pytest.mark.llamacpp
@@ -334,9 +345,64 @@ OLLAMA: list[tuple[str, str, Callable[[Sent, Any], Any]]] = [
     ("O12", "think: false", refusing(lambda sent: "think" in sent)),
     ("O13", "no text 'error'", whole(lambda data: {"error": None}, "error")),
 ]
+
+
+def some_vectors(sent: Sent) -> dict[str, Any]:
+    """An answer of a server that takes everything."""
+    given = sent.get("input")
+    number = len(given) if isinstance(given, list) and given else 1
+    data = [{"object": "embedding", "index": index, "embedding": [0.6, 0.8]} for index in range(number)]
+    return {"object": "list", "model": "m", "data": data, "usage": {"prompt_tokens": 3, "total_tokens": 3}}
+
+
+def embedded(change: Callable[[Sent, list[dict[str, Any]]], Any]) -> Callable[[Sent, Any], Any]:
+    """A fault of vectors: ``change`` gets the items."""
+
+    def fault(sent: Sent, data: Any) -> Any:
+        if isinstance(data, dict) and "data" in data and "input" in sent:
+            change(sent, data["data"])
+        return data
+
+    return fault
+
+
+def doubled(sent: Sent, items: list[dict[str, Any]]) -> None:
+    for item in items:
+        if isinstance(item["embedding"], list):
+            item["embedding"] = [2 * one for one in item["embedding"]]
+
+
+def beside_others(sent: Sent, items: list[dict[str, Any]]) -> None:
+    if len(items) > 1:
+        items[0]["embedding"] = items[-1]["embedding"]
+
+
+EMBEDDINGS: list[tuple[str, str, Callable[[Sent, Any], Any]]] = [
+    ("E01", "usage is", whole(lambda data: data.update(usage={"prompt_tokens": 0, "total_tokens": 0}), "data")),
+    ("E02", "has the length 2.0", embedded(doubled)),
+    ("E03", "the indexes of four texts are [3, 2, 1, 0]", embedded(lambda sent, items: items.reverse())),
+    ("E04", "beside a long one", embedded(beside_others)),
+    (
+        "E05",
+        "and three times 3",
+        whole(lambda data: data.update(usage={"prompt_tokens": 3, "total_tokens": 3}), "data"),
+    ),
+    ("E06", "gives list", lambda sent, data: some_vectors(sent) if "input" in sent else data),
+    ("E07", "refused", refusing(lambda sent: isinstance(sent.get("input"), list) and sent["input"][0] == 5)),
+    ("E08", "the input ''", lambda sent, data: some_vectors(sent) if "error" in data else data),
+    ("E09", "without an error object", lambda sent, data: some_vectors(sent) if "error" in data else data),
+    ("E10", "gives 32 numbers", embedded(lambda sent, items: items[0].update(embedding=[0.1] * 32))),
+    ("E12", "was answered with 400", refusing(lambda sent: sent.get("model") == "no-such-model")),
+    ("E13", "not sorted", whole(lambda data: data["results"].reverse(), "results")),
+]
 FAULTS = [
     (api, *fault)
-    for api, faults in (("responses", RESPONSES), ("messages", MESSAGES), ("ollama", OLLAMA))
+    for api, faults in (
+        ("responses", RESPONSES),
+        ("messages", MESSAGES),
+        ("ollama", OLLAMA),
+        ("embeddings", EMBEDDINGS),
+    )
     for fault in faults
 ]
 
@@ -344,10 +410,11 @@ FAULTS = [
 @pytest.mark.parametrize(("api", "number", "detail", "fault"), FAULTS, ids=[f"{one[1]}-{one[2]}" for one in FAULTS])
 def test_a_fault_is_caught(good: str, api: str, number: str, detail: str, fault: Callable[[Sent, Any], Any]) -> None:
     with faulty(good, fault) as url:
-        found = not_passed(url, api, "scripted", (number,))
+        found = not_passed(url, api, "embedder" if api == "embeddings" else "scripted", (number,))
 
     assert found.keys() == {number}
-    assert found[number].startswith("failed: ") and detail in found[number]
+    assert found[number].startswith("failed: ") or detail == "refused"
+    assert detail in found[number]
 
 
 def test_command_has_the_api_as_an_option(good: str) -> None:
@@ -360,7 +427,7 @@ def test_command_has_the_api_as_an_option(good: str) -> None:
 
 
 def test_every_check_has_a_number_and_one_sentence() -> None:
-    for api in APIS:
+    for api in (*APIS, "embeddings"):
         checks = CHECKS_BY_API[api]
         assert len({check.sentence for check in checks}) == len(checks)
         assert all(check.sentence.endswith(".") and check.behaviour[0] == api[0].upper() for check in checks)

@@ -20,9 +20,13 @@ SCHEMA = Constraint(kind="json_schema", text=" " * 2**20, param="format")
 @pytest.mark.parametrize(
     ("changes", "num_prompts", "problem"),
     [
-        ({"num_choices": 2**31}, 1, "at most 4 choices, not 2147483648"),
-        ({"messages": (Message(role="user", content="Hi"),) * 11}, 1, "at most 10 messages, not 11"),
-        ({}, 101, "at most 100 prompts, not 101"),
+        ({"num_choices": 2**31}, 1, "n: this server allows at most 4 choices, not 2147483648"),
+        (
+            {"messages": (Message(role="user", content="Hi"),) * 11},
+            1,
+            "messages: this server allows at most 10 messages, not 11",
+        ),
+        ({}, 101, "prompt: this server allows at most 100 prompts, not 101"),
         ({"constraint": SCHEMA}, 17, "format: with 17 prompts it may have at most 986895 characters, not 1048576"),
         ({"sampling": {"logit_bias": dict.fromkeys(range(2000), 1.0)}}, 100, "logit_bias: with 100 prompts"),
     ],

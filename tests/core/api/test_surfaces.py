@@ -311,10 +311,15 @@ class Lines:
     stream: bool = False
 
 
+async def _nothing() -> None:
+    """A connection from which nothing comes."""
+
+
 def test_unknown_members_of_parts_are_listed() -> None:
     decoder = BodyDecoder(Lines, {}, LimitsSettings(), "reject")
     body = {"lines": [{"text": "a"}, {"text": "b", "pitch": 1}], "volume": 11}
-    server = ServerAccess(make_state(settings()), {}, Caller(profile=PROFILES["openai"]))  # type: ignore[typeddict-item]
+    caller = Caller(profile=PROFILES["openai"])
+    server = ServerAccess(make_state(settings()), {}, _nothing, caller)  # type: ignore[typeddict-item]
     decoded = decoder.decode(json.dumps(body).encode(), server)
 
     assert decoded.body.lines[1] == Line(text="b")

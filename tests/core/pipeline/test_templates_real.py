@@ -24,8 +24,8 @@ SPECIAL = (
     *("<end_of_turn>", "[INST]", "[/INST]", "<|user|>", "<|assistant|>", "<|end|>", "<think>", "</think>"),
     *("<|turn_end|>", "<|END_OF_TURN_TOKEN|>", "<|message|>"),
 )
-# Templates of models that are only for tool calls insist on tools; that is theirs to refuse.
-NEEDS_MORE = ("is not iterable", "is undefined")
+# Templates of models that are only for tool calls insist on tools, one on a variable; that is theirs to refuse.
+NEEDS_MORE = ("the chat template needs", "The chat template needs the variable")
 
 
 def chat(*turns: tuple[str, str]) -> tuple[Message, ...]:

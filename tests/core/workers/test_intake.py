@@ -77,7 +77,7 @@ class Bench:
         self.entered: list[str] = []
         settings = EngineSettings(slots=1)
         engine = StepEngine(FakeRunner(FakeOptions(context=64)), settings, {}, [self.decoder])  # type: ignore[list-item]
-        self.intake = Intake(engine, self.tokenizer, self.told.append, self._enter)
+        self.intake = Intake(engine, self.tokenizer, self.told.append, self._enter, enter_pool=lambda *_: None)
         self.intake.start()
 
     @property
@@ -284,7 +284,7 @@ def test_tokens_that_fit_no_frame_are_refused():
             sent.append(message)
 
     engine = StepEngine(FakeRunner(FakeOptions(context=64)), EngineSettings(slots=1), {})
-    intake = Intake(engine, FakeTokenizer(), send, lambda *_: None)
+    intake = Intake(engine, FakeTokenizer(), send, lambda *_: None, enter_pool=lambda *_: None)
     intake.start()
     intake.call(Tokenize(1, (Segment("hello"),), False))
     deadline = time.monotonic() + 60

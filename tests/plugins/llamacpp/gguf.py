@@ -2,51 +2,13 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-UINT16, UINT32, INT32, FLOAT32, BOOL, STRING, ARRAY = 2, 4, 5, 6, 7, 8, 9
-
-
-LAYOUTS = {UINT32: "I", FLOAT32: "f", BOOL: "?"}
-
-
-def text(value: str) -> bytes:
-    return struct.pack("<Q", len(value.encode())) + value.encode()
-
-
-def value(item: Any) -> bytes:
-    """Type and value of a key: a text, a number, or a list of texts or of numbers of one type."""
-    if isinstance(item, str):
-        return struct.pack("<I", STRING) + text(item)
-    if isinstance(item, list) and isinstance(item[0], str):
-        return struct.pack("<IIQ", ARRAY, STRING, len(item)) + b"".join(map(text, item))
-    if isinstance(item, np.ndarray):  # the vocabulary's types are signed
-        return struct.pack(f"<IIQ{len(item)}i", ARRAY, INT32, len(item), *item)
-    if isinstance(item, np.generic):  # numbers of parts have 16 bits
-        return struct.pack("<I", UINT16 if item.dtype == np.uint16 else INT32) + item.tobytes()
-    kind = {bool: BOOL, float: FLOAT32, int: UINT32}[type(item[0] if isinstance(item, list) else item)]
-    if isinstance(item, list):
-        return struct.pack(f"<IIQ{len(item)}{LAYOUTS[kind]}", ARRAY, kind, len(item), *item)
-    return struct.pack(f"<I{LAYOUTS[kind]}", kind, item)
-
-
-def write_gguf(path: Path, values: Mapping[str, Any], tensors: Mapping[str, NDArray[np.float32]]) -> Path:
-    """A file of float32 tensors; those of several dimensions have the last one first, as the format wants."""
-    infos, blob = b"", b""
-    for name, data in tensors.items():
-        infos += text(name) + struct.pack(f"<I{data.ndim}QIQ", data.ndim, *data.shape[::-1], 0, len(blob))
-        blob += data.tobytes() + bytes(-data.nbytes % 32)
-    keys = b"".join(text(key) + value(item) for key, item in values.items())
-    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(values)) + keys + infos
-    path.write_bytes(head + bytes(-len(head) % 32) + blob)
-    return path
-
+from enginehouse_testkit.gguf_writer import write_gguf
 
 _SPECIAL = ["<unk>", "<s>", "</s>"]
 _VOCABULARY = [*_SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "▁a"]
@@ -119,3 +81,17 @@ def toy_tensors(num_layers: int = 4) -> dict[str, NDArray[np.float32]]:
         sizes |= {f"blk.{layer}.attn_q.weight": 9 + layer, f"blk.{layer}.ffn_up.weight": 24}
     rng = np.random.default_rng(1)
     return {name: rng.standard_normal(size).astype(np.float32) for name, size in sizes.items()}
+
+
+def write_decoder(path: Path, architecture: str = "llama", labels: list[str] | None = None, **more: Any) -> Path:
+    """The tiny model as a file of another architecture, or with labels as a classifier."""
+    values = {key.replace("llama.", f"{architecture}."): item for key, item in tiny_values(**more).items()}
+    values["general.architecture"], tensors = architecture, tiny_tensors()
+    if architecture == "qwen3":
+        norms = ("attn_q_norm", "attn_k_norm")
+        tensors |= {f"blk.{layer}.{norm}.weight": np.ones(8, np.float32) for layer in range(_LAYERS) for norm in norms}
+    if labels:
+        values |= {f"{architecture}.pooling_type": 4, f"{architecture}.classifier.output_labels": labels}
+        head = np.random.default_rng(2).standard_normal((len(labels), _WIDTH)) / 8
+        tensors["cls.output.weight"] = head.astype(np.float32)
+    return write_gguf(path, values, tensors)

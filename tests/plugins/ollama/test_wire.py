@@ -260,8 +260,6 @@ def test_keep_alive_loads_unloads_and_pins_for_admins_only(client: httpx.Client)
 @pytest.mark.parametrize(
     ("method", "path"),
     [
-        ("POST", "/api/embed"),
-        ("POST", "/api/embeddings"),
         ("POST", "/api/create"),
         ("POST", "/api/copy"),
         ("DELETE", "/api/delete"),

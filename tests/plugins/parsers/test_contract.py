@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from enginehouse.contract.parsers import ChatFormat, ReasoningParser, ToolParser
-from enginehouse_parsers.harmony import HarmonyReasoningParser
+from enginehouse_parsers.harmony import HarmonyReasoningParser, RecipientsReasoningParser
 from enginehouse_parsers.think import ThinkParser
 from enginehouse_testkit.reasoning_parser_contract import ReasoningParserContract
 from enginehouse_testkit.tool_parser_contract import ToolParserContract
@@ -46,6 +46,15 @@ class TestThink(ReasoningContract):
 
 class TestThinkWithOtherTags(ReasoningContract):
     model = ChatFormat("{{ c.split('[/THINK]') }}")
+
+
+class TestRecipients(ReasoningParserContract):
+    model = ChatFormat("' to=self<|message|>'")
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def reasoning_parser(cls) -> ReasoningParser:
+        return RecipientsReasoningParser()
 
 
 class TestHarmony(ReasoningParserContract):

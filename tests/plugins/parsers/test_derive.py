@@ -47,6 +47,14 @@ def test_the_derived_text_is_the_template_s_own() -> None:
     assert syntax.summary == call
 
 
+def test_words_for_types_may_begin_or_end_alike() -> None:
+    """As "true" and "false" do, which DeepSeek's templates write for texts and for other values."""
+    template = TEMPLATES["tags with types"][1].replace("'yes'", "'true'").replace("'no'", "'false'")
+    best = max(PARSERS.values(), key=lambda parser: parser.match(with_examples(template)))
+
+    assert best.bind(with_examples(template)).syntax.type_words == (("string", "true"), ("", "false"))
+
+
 def test_templates_that_take_tools_get_them() -> None:
     """Also where nothing says how calls are written; what such a template does not show is written as text."""
     model = with_examples(

@@ -167,6 +167,8 @@ WRITTEN: list[tuple[str, str, list[tuple[str, Any]]]] = [
     ("gemma", '<|tool_call>call:run{"command": "a"}<tool_call|>', [("run", {"command": "a"})]),
     ("deepseek-v3", '<｜tool▁call▁begin｜>function<｜tool▁sep｜>run\n{"times": 1}<｜tool▁call▁end｜>',  # noqa: RUF001
      [("run", {"times": 1})]),
+    ("functionary-v3.2", 'run\n{"times": 1}', [("run", {"times": 1})]),
+    ("functionary-v3.2", 'run\n{"times": 1}>>>list_all\n{}', [("run", {"times": 1}), ("list_all", {})]),
     ("deepseek-v3.1", "<｜tool▁call▁begin｜>list_all<｜tool▁sep｜><｜tool▁call▁end｜>", [("list_all", {})]),  # noqa: RUF001
 ]  # fmt: skip
 

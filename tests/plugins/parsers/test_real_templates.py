@@ -53,6 +53,8 @@ CHOSEN = {
     "Kimi-K3": "kimi-k3",
     "MiniMax-M2": "minimax-m2",
     "MiniMax-M3": "minimax-m3",
+    "muse-glimmer": "atem",
+    "openai-gpt-oss-120b": "harmony",
     "google-gemma-4-31B-it": "gemma",
     "CohereForAI-c4ai-command-r7b-12-2024-tool_use": "command-r",
     "NVIDIA-Nemotron-Nano-v2": "nemotron",

@@ -39,6 +39,7 @@ def parsing(is_open: bool = False, calls: bool = False) -> AnswerParsing:
         (True, "never closed </thi", ("never closed", "")),
         (False, "<think>\n\n</think>\n\nAnswer", ("", "Answer")),
         (True, "</think>Answer", ("", "Answer")),
+        (False, "</think>\n\nAnswer</think>", ("", "Answer</think>")),
         (False, "No <think>reasoning</think> here", ("", "No <think>reasoning</think> here")),
         (False, "\n\n Answer", ("", "\n\n Answer")),
         (False, "<thin", ("", "")),

@@ -120,6 +120,21 @@ def test_text_without_calls_stays_as_it_is(same_however_cut: Check, name: str, t
     assert same_however_cut(parsing(name), text) == {"content": text, "reasoning": "", "calls": []}
 
 
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        ("all\nHi", "Hi"),
+        ("all", "all"),
+        ("almost\n", "almost\n"),
+        ("all\nHi>>>all\nthere", "Hithere"),
+        ("nowhere", "nowhere"),
+    ],
+)
+def test_the_text_before_an_answer_is_not_part_of_it(same_however_cut: Check, text: str, content: str) -> None:
+    """Functionary names the recipient of each message, also where that is everybody."""
+    assert same_however_cut(parsing("functionary-v3.2"), text) == {"content": content, "reasoning": "", "calls": []}
+
+
 DAMAGED = [
     ("hermes", "<tool_call>no json</tool_call>", "no json"),
     ("hermes", '<tool_call>{"name": "unknown", "arguments": {}}</tool_call>', '{"name": "unknown", "arguments": {}}'),

@@ -151,10 +151,11 @@ def describe_answer(answer: OpenAnswer, views: Mapping[str, EngineView], restart
         views: snapshots of engines, by model.
         restarting: models whose worker has died and has not restarted yet; their requests are paused.
     """
-    record, request = answer.record, answer.requests[0]
+    record, request = answer.record, answer.pooling or answer.requests[0]
     requests = _views_of(answer, views)
-    choices = _choices(answer, requests)
-    is_paused = answer.assembly is not None and answer.assembly.running[0].model.name in restarting
+    choices = [] if answer.pooling is not None else _choices(answer, requests)
+    model = record.model or record.asked_model if answer.pooling is not None else _model_of(answer)
+    is_paused = model in restarting
     phases = {choice["phase"] for choice in choices}
     return {
         "id": answer.id,
@@ -180,8 +181,15 @@ def describe_partial(answer: OpenAnswer) -> dict[str, Any]:
     return {"id": answer.id, "choices": [_partial(choice) for choice in choices]}
 
 
+def _model_of(answer: OpenAnswer) -> str | None:
+    """Return the model that generates; None until a worker has accepted every prompt."""
+    return answer.assembly.running[0].model.name if answer.assembly is not None else None
+
+
 def prompts_of(answer: OpenAnswer) -> list[Any]:
-    """Return the prompts as the client sent them: messages, text or token ids."""
+    """Return the prompts as the client sent them: messages, text or token ids; the inputs of a pooling request."""
+    if answer.pooling is not None:
+        return [msgspec.to_builtins(one) for one in answer.pooling.inputs]
     return [_prompt(request) for request in answer.requests]
 
 

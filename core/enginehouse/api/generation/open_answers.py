@@ -14,7 +14,7 @@ from enginehouse.api.http.exchange import Exchange
 from enginehouse.contract.engine import Engine
 from enginehouse.contract.errors import InvalidRequest, RequestCancelled, quoted
 from enginehouse.contract.inspection import Inspectable
-from enginehouse.contract.types import GenerateRequest
+from enginehouse.contract.types import GenerateRequest, PoolingRequest
 
 
 @define(eq=False)
@@ -22,9 +22,10 @@ class OpenAnswer:
     """One request, from its decoded body to the end of its response.
 
     Attributes:
-        requests: one per prompt.
+        requests: one per prompt; empty for a pooling request.
         assembly: output so far; None until every prompt is accepted by its engine.
         num_discarded_tokens: tokens computed for it that are in no response.
+        pooling: a request to a pooling model.
     """
 
     exchange: Exchange
@@ -32,6 +33,7 @@ class OpenAnswer:
     requests: Sequence[GenerateRequest]
     assembly: Assembly | None = None
     num_discarded_tokens: int = 0
+    pooling: PoolingRequest | None = None
 
     def discard(self, num_tokens: int) -> None:
         """Count tokens that were computed for the request but are not returned."""
@@ -40,7 +42,7 @@ class OpenAnswer:
     @property
     def id(self) -> str:
         """The id in the response body, unique among responses."""
-        return self.requests[0].request_id
+        return self.requests[0].request_id if self.pooling is None else self.pooling.request_id
 
     def cancel(self) -> None:
         """Cancel the request: its slots are free after the running step, and its client receives the reason."""
@@ -99,6 +101,14 @@ _ANSWER_TOKENS = 256
 def estimate_tokens(requests: Sequence[GenerateRequest]) -> int:
     """Estimate the tokens of prompts and completions, to be reserved until the requests have ended."""
     return sum(_prompt_tokens(one) + one.num_choices * _answer_tokens(one) for one in requests)
+
+
+def num_tokens_of(request: PoolingRequest) -> int:
+    """Estimate the tokens of a pooling request."""
+    return sum(
+        len(one.token_ids) if one.token_ids is not None else _num_tokens(one.text) + _num_tokens(one.second or "")
+        for one in request.inputs
+    )
 
 
 def used_tokens(answer: OpenAnswer) -> int:

@@ -19,14 +19,14 @@ def check_request_sizes(requests: Sequence[GenerateRequest], limits: LimitsSetti
     Raises:
         InvalidRequest: there is too much of something.
     """
-    first, num_prompts, most_prompts = requests[0], len(requests), limits.max_prompts
-    if first.num_choices > limits.max_choices:
-        raise InvalidRequest(f"this server allows at most {limits.max_choices} choices, not {first.num_choices}")
-    if num_prompts > most_prompts:
-        raise InvalidRequest(f"this server allows at most {most_prompts} prompts, not {num_prompts}")
-    num_messages = len(first.messages or ())
-    if num_messages > limits.max_messages:
-        raise InvalidRequest(f"this server allows at most {limits.max_messages} messages, not {num_messages}")
+    first, num_prompts = requests[0], len(requests)
+    for field, noun, number, most in (
+        ("n", "choices", first.num_choices, limits.max_choices),
+        ("prompt", "prompts", num_prompts, limits.max_prompts),
+        ("messages", "messages", len(first.messages or ()), limits.max_messages),
+    ):
+        if number > most:
+            raise InvalidRequest(f"{field}: this server allows at most {most} {noun}, not {number}", field)
     constraint, bias = first.constraint, first.sampling.get("logit_bias", ())
     if constraint is not None and num_prompts * len(constraint.text) > _MAX_SHARED_CHARS:
         most = _MAX_SHARED_CHARS // num_prompts

@@ -12,14 +12,16 @@ from litestar.types import Scope
 
 from enginehouse.api.admin.requests import Engines, describe_answer
 from enginehouse.api.generation.open_answers import OpenAnswer, find_answer, list_answers
+from enginehouse.api.generation.pooling import pool
 from enginehouse.api.http.access import record_of
 from enginehouse.api.http.callers import Caller, caller_of, check_model, may_manage, shown_as
 from enginehouse.api.http.errors import MissingScope, NotLocal, RequestNotRunning
+from enginehouse.api.http.exchange import Receive
 from enginehouse.api.http.origins import foreign_sign
 from enginehouse.api.http.state import ApiState
 from enginehouse.contract.calls import ModelEntry
 from enginehouse.contract.errors import InvalidRequest, ModelLoadError, ModelNotFound, quoted
-from enginehouse.contract.types import GenerateRequest, Segment
+from enginehouse.contract.types import GenerateRequest, PoolingRequest, PoolingResult, Segment
 from enginehouse.pipeline.prompting import Prompt
 from enginehouse.serving import LoadedModel, ModelStatus
 from enginehouse.serving.changing import load_model, unload_model
@@ -32,18 +34,21 @@ class ServerAccess:
 
     Attributes:
         scope: ASGI scope of the request.
+        receive: ASGI's, which tells when the client disconnects.
         caller: the sender of the request.
     """
 
     state: ApiState
     scope: Scope
+    receive: Receive
     caller: Caller
 
     @classmethod
-    def of(cls, state: ApiState, scope: Scope) -> ServerAccess:
+    def of(cls, state: ApiState, scope: Scope, receive: Receive) -> ServerAccess:
         """Return the access of a request that the guard admitted."""
         caller = caller_of(scope)
-        return cls(state, scope, evolve(caller, is_local=may_manage(scope)) if caller.key is None else caller)
+        caller = evolve(caller, is_local=may_manage(scope)) if caller.key is None else caller
+        return cls(state, scope, receive, caller)
 
     @property
     def max_tokens(self) -> int | None:
@@ -162,6 +167,10 @@ class ServerAccess:
         """Return the text of token ids, with control tokens by name."""
         async with self.use(model) as loaded:
             return await self.state.pipeline.recovery.detokenize(loaded, token_ids, self.caller.name)
+
+    async def pool(self, request: PoolingRequest) -> PoolingResult:
+        """Return the rows of a request to a pooling model."""
+        return await pool(self.state, self.scope, self.receive, self.caller, request)
 
     # -- orders ------------------------------------------------------------------------------------
 

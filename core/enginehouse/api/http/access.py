@@ -130,6 +130,7 @@ class AccessRecord:
         request_id: as in the response header.
         answer_id: the id in the response body, by which the engine knows the request.
         key: name of the API key that was used.
+        num_texts: texts or pairs of texts of a pooling request.
         model: the configured name of the model that answered; ``asked_model`` is the name in the request.
         usage: what it has cost; None if nothing was generated for it.
         is_complete: False if the response was broken off: then ``usage`` covers the part until then.
@@ -152,6 +153,7 @@ class AccessRecord:
     asked_model: str | None = None
     stream: bool | None = None
     num_choices: int | None = None
+    num_texts: int | None = None
     usage: Usage | None = None
     is_complete: bool = False
     total_s: float = 0.0
@@ -210,6 +212,7 @@ class AccessRecord:
             "model": self.model,
             "asked_model": self._other_model(),
             "stream": self.stream,
+            "texts": self.num_texts,
             **self.counts(),
             "first_token_s": self.pace.first_s,
             "total_s": self.total_s,

@@ -139,7 +139,7 @@ def _handle(route: Route, surface: SurfaceCalls, state: ApiState) -> _Handle:
         )
 
     async def call_of(request: _Request) -> Decoded[Any]:
-        access = ServerAccess.of(state, request.scope)
+        access = ServerAccess.of(state, request.scope, request.receive)
         if decoder is None:
             return Decoded(body=None, server=access)
         return await surface.decode(decoder, await read_body(request.receive, limits.max_body_bytes), access)

@@ -83,7 +83,7 @@ _OF_USAGE = tuple(_families_of_usage())
 _OF_MODELS = (
     _gauge("models", "1 for the state that a model is in.", "model", "state"),
     _counter("worker_restarts", "Restarts of a model's worker after its death.", "model"),
-    _gauge("open_requests", "Generating requests that are being answered.", "model"),
+    _gauge("open_requests", "Requests to a model that are being answered.", "model"),
     _gauge("running_sequences", "Sequences that hold a slot.", "model"),
     _gauge("waiting_requests", "Requests that wait for a slot.", "model"),
     _gauge("slots", "Sequences that can run at once.", "model"),
@@ -92,7 +92,15 @@ _OF_MODELS = (
     _gauge("prefix_cache_tokens", "Tokens that the prefix cache holds.", "model"),
     _gauge("worker_memory_bytes", "Resident memory of a model's worker process.", "model"),
     _counter("preemptions", "Sequences that were preempted and computed again.", "model"),
-    _histogram("batch_sequences", "Sequences in one step.", tuple(map(float, BATCH_SIZES)), "model"),
+    _counter("pooled_texts", "Texts and pairs of texts that a pooling model has computed.", "model"),
+    _counter("pooled_tokens", "Tokens of these.", "model"),
+    _counter("cached_texts", "Texts whose rows came from the cache of their model (`pooling_cache`).", "model"),
+    _histogram(
+        "batch_sequences",
+        "Sequences, or texts of a pooling model, in one step.",
+        tuple(map(float, BATCH_SIZES)),
+        "model",
+    ),
 )
 
 _OF_THE_SERVER = (

@@ -206,6 +206,9 @@ class ServerMetrics(Collector):
         for (plugin, kind), number in total.plugin_failures.items():
             now.add("plugin_failures", plugin, kind, amount=number)
         now.add("preemptions", model, amount=total.stats.num_preemptions)
+        for name in ("pooled_texts", "pooled_tokens", "cached_texts"):
+            if number := getattr(total, f"num_{name}"):
+                now.add(name, model, amount=number)
         now.observe_counts("batch_sequences", model, counts=total.steps_by_size or _NO_STEPS, total=total.num_batched)
 
 

@@ -41,7 +41,7 @@ def compress_route(state: ApiState) -> Route:
         name = call.server.model(body.model).name
         prepared = await _preview(state, call.server, evolve(asked, model=name))
         call.unsupported.extend(prepared.unsupported)
-        return Reply(_shown(prepared))
+        return Reply(_shown(asked, prepared))
 
     return AnswerRoute(
         path="/compress",
@@ -75,13 +75,13 @@ async def _preview(state: ApiState, server: ServerAccess, request: GenerateReque
     return prepared
 
 
-def _shown(prepared: Prepared) -> dict[str, Any]:
+def _shown(asked: GenerateRequest, prepared: Prepared) -> dict[str, Any]:
     report = prepared.reports.get(_PREPARER)
     changed = prepared.request
-    if changed.messages is None:
+    if asked.messages is None or changed.messages is None:
         texts: dict[str, Any] = {"prompt": changed.text}
     else:
-        texts = {"messages": [_message(message) for message in changed.messages]}
+        texts = {"messages": [_message(*pair) for pair in zip(asked.messages, changed.messages, strict=True)]}
     explained = report.explain() if report is not None and report.explain is not None else {"texts": []}
     return {
         "object": "compression",
@@ -92,5 +92,5 @@ def _shown(prepared: Prepared) -> dict[str, Any]:
     }
 
 
-def _message(message: Message) -> dict[str, Any]:
-    return {"role": message.role, "content": message.content}
+def _message(asked: Message, changed: Message) -> dict[str, Any]:
+    return {"role": changed.role, "content": changed.content, "is_shortened": changed.content != asked.content}

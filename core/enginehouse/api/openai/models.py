@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
 from attrs import evolve
 
 from enginehouse.api.generation.decoding import Decoded
@@ -151,7 +152,16 @@ def _routed(models: Sequence[dict[str, Any]], *, is_long: bool) -> dict[str, Any
 
 
 _UNKNOWN = dict.fromkeys(
-    ("quantization", "template_hash", "system_fingerprint", "parsers", "parameters", "capabilities", "metadata")
+    (
+        "pooling",
+        "quantization",
+        "template_hash",
+        "system_fingerprint",
+        "parsers",
+        "parameters",
+        "capabilities",
+        "metadata",
+    )
 )
 
 
@@ -166,6 +176,7 @@ def _details(state: ApiState, status: ModelStatus, asked: str, server: ServerAcc
     if parameters["seed"]["origin"] == "drawn":
         parameters["seed"]["value"] = None  # differs per request
     return {
+        "pooling": msgspec.to_builtins(info.pooling),
         "quantization": model_profile.quantization,
         "template_hash": model_profile.template_hash,
         "system_fingerprint": model_profile.fingerprint,

@@ -74,7 +74,19 @@ _MESSAGE = object_of(
 _DELTA = object_of({"role": _const("assistant"), "content": _TEXT, **_REASONING, "tool_calls": _list_of(_CALL_DELTA)})
 _VALUE = object_of({"value": {}}, origin={"enum": list(get_args(Origin))})
 _DETAILS = {"enginehouse": reference("Details")}
+_POOLING = object_of(
+    max_tokens=_COUNT,
+    dimensions=_COUNT,
+    pooling=_TEXT,
+    is_normalized={"type": "boolean"},
+    dimension_choices=_list_of(_COUNT),
+    prompts={"type": "object", "additionalProperties": _TEXT},
+    default_prompt=_TEXT,
+    labels=_list_of(_TEXT),
+    activation={"enum": ["none", "sigmoid", "softmax"]},
+)
 _MODEL_DETAILS = {
+    "pooling": _nullable(_POOLING),
     "quantization": _TEXT_OR_NULL,
     "template_hash": _TEXT_OR_NULL,
     "system_fingerprint": _TEXT_OR_NULL,
@@ -271,7 +283,10 @@ ANSWER_SCHEMAS: dict[str, JsonSchema] = {
         decision_ms={"type": "number", "minimum": 0},
     ),
     "Compression": object_of(
-        {"messages": _list_of(object_of(role=_TEXT, content=_TEXT)), "prompt": _TEXT},
+        {
+            "messages": _list_of(object_of(role=_TEXT, content=_TEXT, is_shortened={"type": "boolean"})),
+            "prompt": _TEXT,
+        },
         object=_const("compression"),
         model=_TEXT,
         compression={"type": ["object", "null"], "description": "As in the details of a response."},

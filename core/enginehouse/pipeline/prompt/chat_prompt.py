@@ -99,6 +99,18 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
     continues: bool | None = None
     extra: dict[str, Any] = {}
 
+    @classmethod
+    def of(cls, info: ModelInfo, template: str, messages: tuple[Message, ...], **options: Any) -> ChatPrompt:
+        """Return a chat with the control tokens of a model; ``options`` are further attributes."""
+        return cls(
+            template=template,
+            messages=messages,
+            bos_token=info.bos_token,
+            eos_token=info.eos_token,
+            special_tokens=tuple(info.special_tokens),
+            **options,
+        )
+
 
 class ModelTemplates:
     """The chat templates of all configured models.

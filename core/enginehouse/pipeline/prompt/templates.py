@@ -16,6 +16,7 @@ from enginehouse.contract.errors import RenderError
 from enginehouse.contract.types import Message, Segment, ToolCall
 from enginehouse.engine.text.segments import ControlStrings, control_strings
 from enginehouse.pipeline.prompt.chat_prompt import ChatPrompt
+from enginehouse.pipeline.prompt.content_parts import as_parts, roles_with_parts
 from enginehouse.pipeline.prompt.markers import Markers, RequestList
 from enginehouse.pipeline.prompt.sandbox import ChatTemplate, TemplateExhausted, compile_template
 
@@ -62,8 +63,8 @@ _INSTRUCTING = frozenset({"developer", "system"})
 
 
 def check(template: str) -> None:
-    """Raise RenderError if ``template`` cannot be compiled."""
-    compile_template(template)
+    """Raise RenderError if ``template`` cannot be compiled; find out which contents it reads as parts."""
+    roles_with_parts(compile_template(template))
 
 
 def render(prompt: ChatPrompt, max_chars: int) -> tuple[Segment, ...]:
@@ -141,10 +142,13 @@ def _render(
     # In practice reasoning tags, never the ends of turns.
     visible = _inspected_tags(template, control) - {prompt.bos_token, prompt.eos_token}
     marked = RequestList(_marked(message, markers, visible, calls_as_text) for message in plain)
-    end = ""
-    if _continues(prompt, messages):
-        end = markers.new("")
+    end = markers.new("") if _continues(prompt, messages) else ""
+    if end:
         marked[-1]["content"] += end
+    in_parts = roles_with_parts(template)
+    for message in marked:
+        if message["role"] in in_parts or (message["role"] == "developer" and "system" in in_parts):
+            message["content"] = RequestList(as_parts(message["content"]))
     variables = {
         "tools": None,
         "documents": None,

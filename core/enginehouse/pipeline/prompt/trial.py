@@ -35,14 +35,7 @@ async def find_template_problem(renderer: Renderer, template: str, info: ModelIn
     problem = ""
     for messages, variables in _CHATS:
         began = asyncio.get_running_loop().time()
-        prompt = ChatPrompt(
-            template=template,
-            messages=messages,
-            bos_token=info.bos_token,
-            eos_token=info.eos_token,
-            special_tokens=tuple(info.special_tokens),
-            extra=variables,
-        )
+        prompt = ChatPrompt.of(info, template, messages, extra=variables)
         try:
             await renderer.render(prompt)
         except RenderError as error:

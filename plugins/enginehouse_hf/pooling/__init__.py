@@ -1,0 +1,1 @@
+"""Poolers over transformers models: embeddings, cross-encoders and classifiers."""

@@ -1,0 +1,69 @@
+"""Pooler over a transformers model: all inputs of a pass side by side in one forward pass.
+
+Handles inputs and rows. Does not know files (see ``opening.py``), requests or texts.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from enginehouse.contract.backend import Tokenizer
+from enginehouse.contract.errors import EngineError, StepAborted
+from enginehouse.contract.pooler import PoolerCapabilities, PoolerInput
+from enginehouse.contract.types import ModelInfo
+from enginehouse_hf.pooling.modules import RowSteps
+from enginehouse_hf.pooling.networks import Network
+from enginehouse_hf.pooling.packing import PassAborted, pack
+
+__all__ = ["HfPooler"]
+
+
+class HfPooler:
+    """Implements :class:`enginehouse.contract.pooler.Pooler`; ``steps`` is None for a classifier."""
+
+    def __init__(
+        self,
+        network: Network,
+        steps: RowSteps | None,
+        *,
+        capabilities: PoolerCapabilities,
+        tokenizer: Tokenizer,
+        info: ModelInfo,
+        device: torch.device,
+    ) -> None:
+        self.capabilities, self.tokenizer, self.info = capabilities, tokenizer, info
+        self._network: Network | None = network
+        self._steps, self._device = steps, device
+        self._aborted = threading.Event()
+
+    def pool(self, inputs: Sequence[PoolerInput]) -> NDArray[np.float32]:
+        """Compute one pass."""
+        assert self._network is not None, "the pooler is closed"
+        self._aborted.clear()
+        texts = pack(inputs, self._device, self._aborted)
+        try:
+            with torch.inference_mode():
+                result = self._network.run(texts)
+                if self._steps is not None:
+                    result = self._steps.run(result, texts)
+                ordered = result.to("cpu", torch.float32).numpy()
+        except PassAborted:
+            raise StepAborted({}) from None
+        except RuntimeError as error:  # torch's base error, which includes out of memory
+            raise EngineError(f"hf: the forward pass failed: {error}") from error
+        rows: NDArray[np.float32] = np.empty_like(ordered)
+        rows[texts.order] = ordered
+        return rows
+
+    def abort(self) -> None:
+        """Stop a running pass before its next layer."""
+        self._aborted.set()
+
+    def close(self) -> None:
+        """Release the weights. Idempotent."""
+        self._network = self._steps = None
