@@ -6,7 +6,7 @@ beside a better one gets a share of the difference, because it often names what 
 Without a question, the mean of all sentences takes its place.
 
 Source: maximal marginal relevance is equation 2 of Carbonell and Goldstein, "The use of MMR, diversity-based reranking
-for reordering documents and producing summaries" (SIGIR 1998). The share of neighbours is ours.
+for reordering documents and producing summaries" (SIGIR 1998), https://doi.org/10.1145/290941.291025. The share of neighbours is ours.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ STEPS = "To reset the pump, do this:\n\n1. Close the red valve. Wait.\n2. Press 
         ("- apples\n- pears", ["- apples", "- pears"]),
         ("1. Only one.\nAnother line.", ["1. Only one.", "Another line."]),
         ("1. a\n2. b\n1. c\n2. d", ["1. a\n2. b", "1. c\n2. d"]),
-        ("手順：\n1、閉める。\n2、押す。\n終わり。", ["手順：\n1、閉める。\n2、押す。", "終わり。"]),
+        ("手順：\n1、閉める。\n2、押す。\n終わり。", ["手順：\n1、閉める。\n2、押す。", "終わり。"]),  # noqa: RUF001
         ("Schritt 1: auf.\nSchritt 2: zu.\nEnde.", ["Schritt 1: auf.\nSchritt 2: zu.", "Ende."]),
         ("> One. Two.\n> Three.\nFour.", ["> One. Two.\n> Three.", "Four."]),
         ("Er rief: „Kommt!\nAlle!“ Sie kamen. Nein.", ["Er rief: „Kommt!\nAlle!“", "Sie kamen.", "Nein."]),
@@ -41,10 +41,11 @@ RAIN = "\n".join(f"Rain fell on hill {number} and on field {number}." for number
 
 
 @pytest.mark.parametrize(
-    ("question", "is_kept"), [("Which knob resets the pump?", True), ("Which hill had rain?", False)]
+    ("question", "is_kept"),
+    [("Which knob resets the pump?", True), ("Rain fell on which hill and on which field?", False)],
 )
 def test_numbered_list_is_kept_or_removed_whole(question: str, is_kept: bool) -> None:
-    left, _ = kept(f"{RAIN}\n\n{STEPS}\n\n{RAIN}", question, 120)
+    left, _ = kept(f"{RAIN}\n\n{STEPS}", question, 90)
 
     assert (STEPS in left) == is_kept
     assert is_kept or not any(word in left for word in ("valve", "knob", "Let go"))
