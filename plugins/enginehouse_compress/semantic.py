@@ -5,8 +5,8 @@ what was taken before, so that ten sentences that say the same do not displace o
 beside a better one gets a share of the difference, because it often names what the other one only calls "it" or "she".
 Without a question, the mean of all sentences takes its place.
 
-Source: maximal marginal relevance is equation 2 of Carbonell and Goldstein, "The use of MMR, diversity-based reranking
-for reordering documents and producing summaries" (SIGIR 1998), https://doi.org/10.1145/290941.291025. The share of neighbours is ours.
+Source: Carbonell and Goldstein, "The use of MMR, diversity-based reranking for reordering documents and producing
+summaries" (SIGIR 1998), https://doi.org/10.1145/290941.291025. The share of neighbours is ours.
 """
 
 from __future__ import annotations
