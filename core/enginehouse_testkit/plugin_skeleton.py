@@ -23,8 +23,8 @@ _FILES = Path(__file__).parent / "new_plugin"
 _FILES_ONLY = Path(__file__).parent / "new_plugin_only"
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 
-NEW_KINDS = (*(kind.noun.replace(" ", "-") for kind in KINDS.values()), "engine")
-"""Values of ``--only``: the kinds of objects, and a backend that opens an engine."""
+NEW_KINDS = (*(kind.noun.replace(" ", "-") for kind in KINDS.values()), "engine", "pooler")
+"""Values of ``--only``: the kinds of objects, and backends that open an engine or a pooler."""
 
 
 @click.command()

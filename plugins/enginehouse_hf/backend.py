@@ -37,16 +37,18 @@ class HfOptions:
         context: longest sequence in tokens; None uses the model's own limit, at most 4096.
         slots: number of sequences that decode concurrently.
         max_batch_tokens: maximum tokens per forward pass; bounds the memory of a prefill. None is 2048 on the CPU, 8192
-            on a GPU, 16384 there for a pooling model.
+            on a GPU, 32768 there for a pooling model.
         device: a torch device, such as ``cpu`` or ``cuda:0``; ``auto`` is the first GPU of torch, else the CPU.
-        dtype: data type of weights and KV; None is float32 on the CPU and bfloat16 elsewhere.
+        dtype: data type of weights and KV; None is float32 on the CPU and bfloat16 elsewhere, for a pooling model
+            float16 unless its files state bfloat16.
         threads: number of torch threads, for the whole process; None keeps torch's default.
         cache_tokens: KV positions over all sequences, both running and cached for reuse; None is the number that fits
             into GPU memory, on the CPU ``context`` for each slot.
         memory_share: share of the GPU's memory that this process may use.
         cuda_graphs: record decode steps as CUDA graphs while the model loads; without, each step costs some 20 ms of
             Python.
-        fused: use Enginehouse's own kernels for Llama-like models (Llama, Mistral, Qwen 2 and 3).
+        fused: use Enginehouse's own kernels for models whose layers consist of known parts (Llama, Qwen, Gemma, OLMo,
+            mixtures of experts, ...).
         compile: run the decode steps of other models through ``torch.compile``; the first load then takes minutes.
         device_map: spread a model over several GPUs; the value is passed to transformers (``auto``, ``balanced``, ...).
             Such a model runs layer by layer without graphs.
@@ -80,15 +82,22 @@ class HfOptions:
     dimension_choices: tuple[int, ...] = ()
     random_weights: bool = False
 
-    def resolved(self, device: str, *, is_pooler: bool = False) -> HfOptions:
-        """Return a copy with device-dependent defaults filled in; ``device`` replaces ``auto``."""
+    def resolved(self, device: str, recipe: Recipe | None = None) -> HfOptions:
+        """Return a copy with device-dependent defaults filled in; ``device`` replaces ``auto``.
+
+        Args:
+            recipe: of a pooling model.
+        """
         device = device if self.device == "auto" else self.device
-        is_cpu = device == "cpu"
+        is_cpu, is_pooler = device == "cpu", recipe is not None
+        on_gpu: Literal["bfloat16", "float16"] = "bfloat16"
+        if recipe is not None and not recipe.is_stored_in("bfloat16"):
+            on_gpu = "float16"  # eight times closer to float32 than bfloat16: 4e-4 of a vector of length 1
         return evolve(
             self,
             device=device,
-            dtype=self.dtype or ("float32" if is_cpu else "bfloat16"),  # bfloat16 has no fast kernels on most CPUs
-            max_batch_tokens=self.max_batch_tokens or (2048 if is_cpu else 16384 if is_pooler else 8192),
+            dtype=self.dtype or ("float32" if is_cpu else on_gpu),  # bfloat16 has no fast kernels on most CPUs
+            max_batch_tokens=self.max_batch_tokens or (2048 if is_cpu else 32768 if is_pooler else 8192),
         )
 
 
@@ -126,7 +135,7 @@ class HfBackend:
         """Estimate memory from ``config.json`` or the GGUF header."""
         recipe = _recipe(source, options)
         if recipe is not None and recipe.task != "generate":
-            resolved = options.resolved(_likely_device(), is_pooler=True)
+            resolved = options.resolved(_likely_device(), recipe)
             assert resolved.dtype is not None and resolved.max_batch_tokens is not None
             return estimate_pooler(recipe, resolved.dtype, resolved.max_batch_tokens)
         dtype = options.resolved(_likely_device()).dtype

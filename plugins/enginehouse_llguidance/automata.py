@@ -2,7 +2,7 @@ r"""Intersections and complements of regular expressions, written as expressions
 
 The library's own dialect has neither when it compiles JSON Schema, so expressions become automata here: the product of
 deterministic automata decides, and its states are eliminated one by one. Reads the dialect that ``patterns`` writes,
-without ``\p``. Called for look-ahead.
+without ``\p``. Called for look-ahead, and where values are evaluated.
 
 Source: subset construction, partition refinement and state elimination from textbooks.
 """
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 
 from attrs import field, frozen
 
-__all__ = ["AutomatonError", "restricted"]
+__all__ = ["AutomatonError", "Expression", "restricted"]
 
 _Ranges = tuple[tuple[int, int], ...]  # of code points, both ends inclusive
 _State = tuple[frozenset[int], ...]
@@ -26,6 +26,7 @@ _MAX_STATES = 1500
 _MAX_MINIMIZED = 250
 _MAX_STEPS = 1_000_000  # of nodes, about a second
 _MAX_CHARS = 40_000
+_MAX_KEPT_STEPS = 10_000
 _TOKEN = re.compile(r"\(\?s:\.\)|\(\?:|\[\^?|\\x\{[0-9a-f]+\}|\\.|\{\d+,?\d*\}|.", re.DOTALL)
 _CONTROLS = {"\\t": 9, "\\n": 10, "\\r": 13}
 
@@ -49,6 +50,27 @@ def restricted(text: str, conditions: Sequence[tuple[str, bool]]) -> str:
     if len(product.table) > _MAX_MINIMIZED:
         raise AutomatonError("too large beside look-ahead")
     return _eliminated(product)
+
+
+class Expression:
+    """An expression that texts are matched against as a whole, in a time linear in their length.
+
+    Raises:
+        AutomatonError: it is too large, or outside the supported dialect.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._machine = _Machine.of(text)
+
+    def matches(self, text: str) -> bool:
+        """Return True if all of a text matches."""
+        machine = self._machine
+        if len(machine.steps) > _MAX_KEPT_STEPS:
+            machine.steps.clear()
+        nodes = machine.closure([0])
+        for char in text:
+            nodes = machine.step(nodes, ord(char))
+        return not nodes.isdisjoint(machine.end)
 
 
 # -- from an expression to a nondeterministic automaton ------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 import numpy as np
@@ -11,17 +12,19 @@ from numpy.typing import NDArray
 
 from enginehouse.contract.backend import Tokenizer
 from enginehouse.contract.composition import read_composition
-from enginehouse.contract.errors import InvalidRequest
+from enginehouse.contract.errors import GenerationFailed, InvalidRequest
+from enginehouse.contract.structured import BacktrackingMatcher
 from enginehouse.contract.types import Constraint
+from enginehouse_llguidance.compiled import LlguidanceGrammar
+from enginehouse_llguidance.composed import Follower, Value, part_of
 from enginehouse_llguidance.compositions import grammar_of_composition
 from enginehouse_llguidance.grammars import GrammarProblem, lark_of_gbnf, read_lark
 from enginehouse_llguidance.kept import KeptGrammars
-from enginehouse_llguidance.matcher import JsonRules, LlguidanceGrammar
 from enginehouse_llguidance.options import LlguidanceOptions
 from enginehouse_llguidance.patterns import PatternError, escape_text, translate_pattern
 from enginehouse_llguidance.schemas import PreparedSchema, SchemaProblem, prepare_schema, read_schema
-from enginehouse_llguidance.tokens import TokenTexts
-from enginehouse_llguidance.unique import UniqueSites
+from enginehouse_llguidance.schemas.validation import NO_RULES
+from enginehouse_llguidance.tokens import TokenTexts, bits_of, to_bits
 
 __all__ = ["LlguidanceCompiler"]
 
@@ -35,6 +38,9 @@ _JSON_STYLE = {
 }
 _MAX_LOCATED_PARTS = 200
 _LEXER_FUEL = 300_000  # an expression that needs more takes over a second to start; 20,000 choices need far less
+_MAX_TRIED_TOKENS = 600
+_MAX_TRIED_BACKTRACKS = 300
+_LIKES_CLOSING = 0.7
 _MAX_FORCED_ROUNDS = 4  # one round yields up to about 20,000 tokens
 
 
@@ -54,7 +60,7 @@ class LlguidanceCompiler:
         self._vocabulary = vocabulary
         self._control_tokens = tokenizer.special_tokens
         self._text_tokens = _text_tokens(tokenizer)
-        self._tokens = TokenTexts(tokenizer.token_bytes, tokenizer.control_token_ids | tokenizer.end_token_ids)
+        self._tokens = TokenTexts(tokenizer.token_bytes, tokenizer.control_token_ids, tokenizer.end_token_ids)
         self._options = options
         self._limits = LLParserLimits(verbose_errors=False, initial_lexer_fuel=_LEXER_FUEL)
         self._kept = KeptGrammars(options.max_cached, options.max_cached_bytes)
@@ -82,18 +88,53 @@ class LlguidanceCompiler:
                 return self._schema(constraint.text)
             # The negation of a user's grammar also contains control tokens.
             allowed = self._text_tokens if constraint.kind in ("lark", "gbnf") else None
-            rules = JsonRules(self._tokens) if constraint.kind in ("json_object", "composition") else None
-            return self._start(self._grammar_of(constraint), allowed, rules)
+            grammar = self._grammar_of(constraint)
+            if constraint.kind == "composition":
+                return self._start(grammar, tokens=self._tokens, follower=self._follower(constraint))
+            if constraint.kind == "json_object":
+                return self._start(grammar, tokens=self._tokens, value=Value(NO_RULES))
+            return self._start(grammar, allowed)
         except (SchemaProblem, PatternError, GrammarProblem, _Refused) as error:
             raise InvalidRequest(f"{constraint.param}: {error}", constraint.param) from error
 
     def _schema(self, text: str) -> LlguidanceGrammar:
         prepared = prepare_schema(read_schema(text), self._options)
-        rules = JsonRules(self._tokens, UniqueSites(prepared.schema) if prepared.has_unique else None)
         try:
-            return self._start(_grammar_of_schema(prepared.schema), rules=rules)
+            value = Value(prepared.rules or NO_RULES)
+            follower = Follower((value,)) if prepared.rules is not None else None
+            grammar = self._start(
+                _grammar_of_schema(prepared.schema), None, self._tokens, follower=follower, value=value
+            )
         except _Refused as error:
             raise SchemaProblem(self._locate(prepared), str(error)) from error
+        if prepared.rules is not None and not self._has_value(grammar):
+            raise SchemaProblem("", "no value was found that satisfies the schema")
+        return grammar
+
+    def _has_value(self, grammar: LlguidanceGrammar) -> bool:
+        """Write a short value at random; return False if none is found within a limited number of steps."""
+        matcher, chance = grammar.start(), random.Random(0)
+        bitmask = np.zeros((self._vocabulary.vocab_size + 31) // 32, np.int32)
+        closing, num_backtracks = self._tokens.closing, 0
+        assert isinstance(matcher, BacktrackingMatcher)
+        try:
+            for _ in range(_MAX_TRIED_TOKENS):
+                if matcher.is_finished():
+                    break
+                matcher.fill_bitmask(bitmask)
+                preferred = bits_of(bitmask, closing) if chance.random() < _LIKES_CLOSING else closing[:0]
+                allowed = preferred if preferred.size else np.flatnonzero(to_bits(bitmask))
+                token_id = int(chance.choice(allowed))
+                matcher.accept(token_id)
+                if matcher.backtrack():
+                    num_backtracks += 1
+                    if num_backtracks == _MAX_TRIED_BACKTRACKS:
+                        return False
+                elif token_id in self._vocabulary.eos_tokens:
+                    break
+        except GenerationFailed:
+            return False
+        return True  # found, or values are long
 
     def _locate(self, prepared: PreparedSchema) -> str:
         """Return the pointer of the innermost subschema refused by itself, or "" if only the combination is refused."""
@@ -111,10 +152,7 @@ class LlguidanceCompiler:
             case "json_object":
                 grammar = _grammar_of_schema({"type": "object"})
             case "json_schema":
-                prepared = prepare_schema(read_schema(text), self._options)
-                if prepared.has_unique:
-                    raise SchemaProblem("", "uniqueItems is only supported in whole answers, not in arguments of calls")
-                grammar = _grammar_of_schema(prepared.schema)
+                grammar = _grammar_of_schema(prepare_schema(read_schema(text), self._options).schema)
             case "regex":
                 pattern = translate_pattern(text, search=False, max_depth=self._options.max_depth)
                 grammar = LLMatcher.grammar_from_regex(pattern.regex)
@@ -135,6 +173,18 @@ class LlguidanceCompiler:
         except SchemaProblem as error:
             raise InvalidRequest(f"{constraint.param}: {error}", constraint.param) from error
 
+    def _follower(self, constraint: Constraint) -> Follower | None:
+        """Return what enforces the rules of a composition's parts; None if there are none."""
+        values: list[Value] = []
+
+        def value_of(part: Constraint) -> Value | None:
+            value = self.compile(part).value
+            values.extend([value] if value is not None else [])
+            return value
+
+        parts = part_of(read_composition(constraint.text), value_of)
+        return Follower(parts) if any(value.rules is not NO_RULES for value in values) else None
+
     def _choice(self, text: str) -> str:
         choices = json.loads(text)
         if not isinstance(choices, list) or not choices or not all(isinstance(choice, str) for choice in choices):
@@ -144,7 +194,13 @@ class LlguidanceCompiler:
         return "|".join(map(escape_text, dict.fromkeys(choices)))
 
     def _start(
-        self, grammar: str, allowed: NDArray[np.int32] | None = None, rules: JsonRules | None = None
+        self,
+        grammar: str,
+        allowed: NDArray[np.int32] | None = None,
+        tokens: TokenTexts | None = None,
+        *,
+        follower: Follower | None = None,
+        value: Value | None = None,
     ) -> LlguidanceGrammar:
         """Build a grammar and check that its first token can be chosen; ``allowed`` limits its text tokens."""
         matcher = LLMatcher(self._vocabulary, grammar, log_level=0, limits=self._limits)
@@ -156,7 +212,7 @@ class LlguidanceCompiler:
         if not bitmask.any() or (matcher.is_stopped() and not matcher.is_accepting()):
             raise _Refused("no text satisfies this constraint")
         _check_forced(matcher)
-        return LlguidanceGrammar(matcher, self._vocabulary, allowed, rules)
+        return LlguidanceGrammar(matcher, self._vocabulary, allowed, tokens, follower=follower, value=value)
 
 
 def _check_forced(matcher: LLMatcher) -> None:

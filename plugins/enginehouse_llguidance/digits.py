@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from enginehouse_llguidance.tokens import NUMBER, WITH_MARKS, TokenTexts
 
-__all__ = ["DigitLimit", "limit_number"]
+__all__ = ["DigitLimit"]
 
 _MAX_CHARS = 24  # 17 digits, the zeros before them, sign and point
 _MAX_EXPONENT_DIGITS = 2
@@ -42,6 +42,15 @@ class DigitLimit:
         elif not self._is_in_string and (kind or self.number):
             self._extend(self._tokens.bytes_of[token_id])
 
+    @property
+    def state(self) -> tuple[bytes, bool, bool]:
+        """All that it knows; may be set to go back."""
+        return self.number, self._is_in_string, self._is_escaped
+
+    @state.setter
+    def state(self, state: tuple[bytes, bool, bool]) -> None:
+        self.number, self._is_in_string, self._is_escaped = state
+
     def _follow(self, text: bytes) -> None:
         for byte in text:
             if self._is_escaped:
@@ -58,22 +67,18 @@ class DigitLimit:
         tail = len(text) - len(text.rstrip(NUMBER))
         self.number = (self.number + text) if tail == len(text) else text[len(text) - tail :]
 
-
-def limit_number(number: bytes, tokens: TokenTexts, bitmask: NDArray[np.int32]) -> None:
-    """Forbid what would make a number too long, unless nothing else may follow.
-
-    Args:
-        number: its text so far.
-    """
-    mark = max(number.find(b"e"), number.find(b"E"))
-    if mark >= 0:
-        num_digits = len(number[mark + 1 :].lstrip(b"+-"))
-        allowed = tokens.short_exponents[max(0, _MAX_EXPONENT_DIGITS - num_digits)]
-    elif len(number) >= _MAX_CHARS:
-        allowed = tokens.ending_digits
-    elif tokens.has_long_exponents:
-        allowed = tokens.short_exponents[-1]
-    else:
-        return
-    if (left := bitmask & allowed).any():
-        bitmask[:] = left
+    def limit(self, bitmask: NDArray[np.int32]) -> None:
+        """Forbid what would make the number at the end too long, unless nothing else may follow."""
+        number, tokens = self.number, self._tokens
+        mark = max(number.find(b"e"), number.find(b"E"))
+        if mark >= 0:
+            num_digits = len(number[mark + 1 :].lstrip(b"+-"))
+            allowed = tokens.short_exponents[max(0, _MAX_EXPONENT_DIGITS - num_digits)]
+        elif len(number) >= _MAX_CHARS:
+            allowed = tokens.ending_digits
+        elif tokens.has_long_exponents:
+            allowed = tokens.short_exponents[-1]
+        else:
+            return
+        if (left := bitmask & allowed).any():
+            bitmask[:] = left

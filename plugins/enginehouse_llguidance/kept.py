@@ -7,7 +7,7 @@ import sys
 import threading
 from collections import OrderedDict
 
-from enginehouse_llguidance.matcher import LlguidanceGrammar
+from enginehouse_llguidance.compiled import LlguidanceGrammar
 
 __all__ = ["KeptGrammars"]
 

@@ -10,7 +10,7 @@ from functools import cached_property, partial
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["NUMBER", "WITH_MARKS", "TokenTexts", "bits_of", "clear", "is_allowed"]
+__all__ = ["NUMBER", "WITH_MARKS", "TokenTexts", "bits_of", "clear", "to_bits"]
 
 _OFNUMBERS = b"0123456789.eE"
 NUMBER = b"0123456789.eE+-"
@@ -20,7 +20,6 @@ WITH_MARKS = 2
 """Kind of a token with a quotation mark or a backslash; 1 is that of others at whose end a number may be."""
 
 _NUMBER_ENDS = frozenset(NUMBER[place : place + 1] for place in range(len(NUMBER)))
-_CROSSING = re.compile(rb"(?:^[0-9a-z.E+-]*|[\"\]}]) ?, ?[^ ]")
 _LONG_EXPONENT = re.compile(rb"[0-9.]*[eE][+-]?[0-9]{3}")
 
 
@@ -29,12 +28,14 @@ class TokenTexts:
 
     Args:
         token_bytes: bytes of each id.
-        excluded: control and end tokens, which are not text.
+        controls: control tokens, which are not text.
+        ends: end tokens, which are not text.
     """
 
-    def __init__(self, token_bytes: Sequence[bytes], excluded: frozenset[int]) -> None:
+    def __init__(self, token_bytes: Sequence[bytes], controls: frozenset[int], ends: frozenset[int]) -> None:
         self.bytes_of = token_bytes
-        self._excluded = excluded
+        self._ends = ends
+        self._excluded = controls | ends
 
     @cached_property
     def _sorted(self) -> tuple[list[bytes], NDArray[np.int64]]:
@@ -46,34 +47,11 @@ class TokenTexts:
         texts, ids = self._sorted
         return ids[bisect_left(texts, text) : bisect_left(texts, text + b"\xff" * 4)]
 
-    def beginnings_of(self, text: bytes) -> list[int]:
-        """Return the ids of tokens with which a text starts."""
-        texts, ids = self._sorted
-        found: list[int] = []
-        for end in range(1, len(text) + 1):
-            place = bisect_left(texts, text[:end])
-            if place == len(texts) or not texts[place].startswith(text[:end]):
-                break  # no token starts with this
-            while place < len(texts) and texts[place] == text[:end]:
-                found.append(int(ids[place]))
-                place += 1
-        return found
-
     @cached_property
     def closing(self) -> NDArray[np.int64]:
-        """Ids of tokens that may close an array or an object."""
-        return self._with(lambda text: b"]" in text or b"}" in text)
-
-    @cached_property
-    def ending_number(self) -> list[tuple[int, bytes]]:
-        """Tokens that may end a number in an array, with their digits: a comma or a bracket follows."""
-        pairs = [(one, text, len(text) - len(text.lstrip(NUMBER))) for one, text in enumerate(self.bytes_of)]
-        return [(one, text[:size]) for one, text, size in pairs if text[size : size + 1] in (b",", b"]")]
-
-    @cached_property
-    def of_digits(self) -> list[tuple[int, bytes]]:
-        """Tokens within a number, with their text."""
-        return [(one, text) for one, text in enumerate(self.bytes_of) if text and not text.strip(NUMBER)]
+        """Ids of tokens that begin with the end of a string, an array or an object, and end tokens."""
+        found = self._with(lambda text: text[:1] in (b'"', b"]", b"}"))
+        return np.append(found, sorted(self._ends))
 
     @cached_property
     def ending_digits(self) -> NDArray[np.int32]:
@@ -103,16 +81,6 @@ class TokenTexts:
         bits[self._with(lambda text: not condition(text))] = 0
         return np.packbits(bits, bitorder="little").view(np.int32)
 
-    @cached_property
-    def separating(self) -> NDArray[np.int64]:
-        """Ids of tokens with a comma."""
-        return self._with(lambda text: b"," in text)
-
-    @cached_property
-    def crossing(self) -> NDArray[np.int64]:
-        """Ids of tokens that may end an item, and hold more than the comma after it."""
-        return self._with(lambda text: _CROSSING.search(text) is not None)
-
     def _with(self, condition: Callable[[bytes], bool]) -> NDArray[np.int64]:
         texts = enumerate(self.bytes_of)
         found = [one for one, text in texts if text and one not in self._excluded and condition(text)]
@@ -129,9 +97,9 @@ def bits_of(bitmask: NDArray[np.int32], ids: NDArray[np.int64]) -> NDArray[np.in
     return ids[(words[ids >> 5] >> (ids & 31).astype(np.uint32)) & np.uint32(1) == 1]
 
 
-def is_allowed(bitmask: NDArray[np.int32], token_id: int) -> bool:
-    """Return True if a bitmask allows a token."""
-    return bool((int(bitmask[token_id >> 5]) >> (token_id & 31)) & 1)
+def to_bits(bitmask: NDArray[np.int32]) -> NDArray[np.uint8]:
+    """Return one number for each token, 1 if it is allowed."""
+    return np.unpackbits(bitmask.view(np.uint8), bitorder="little")
 
 
 def clear(bitmask: NDArray[np.int32], ids: NDArray[np.int64]) -> None:

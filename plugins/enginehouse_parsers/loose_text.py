@@ -168,13 +168,13 @@ class TextReader(ValueWriter, ABC):
         char = text[index]
         if not self._stack or self._quote not in "'\"" or char in ",;":
             return True
-        if char in "]})":
-            return any(container.closer == char for container in self._stack)
-        for marker in self._ends:
+        for marker in self._ends:  # some begin with a bracket
             if text.startswith(marker, index):
                 return True
             if not self._is_last and marker.startswith(text[index:]):
                 return None
+        if char in "]})":
+            return any(container.closer == char for container in self._stack)
         return self._is_next_key(text, index)
 
     def _is_next_key(self, text: str, index: int) -> bool | None:

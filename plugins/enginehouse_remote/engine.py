@@ -12,11 +12,12 @@ import msgspec
 
 from enginehouse.contract.engine import EngineStream
 from enginehouse.contract.errors import EngineDead, GenerationFailed, Overloaded, UnsupportedParameter
-from enginehouse.contract.types import EngineRequest, EngineStats, Segment
+from enginehouse.contract.types import EngineRequest, EngineStats, PoolingRequest, PoolingResult, Segment
 from enginehouse_remote.bodies import body_of
 from enginehouse_remote.failures import ServerFailed, of_exception, of_response
 from enginehouse_remote.generation import RemoteGeneration
 from enginehouse_remote.options import RemoteOptions
+from enginehouse_remote.pooling import RowAnswer, parts_of, result_of
 from enginehouse_remote.probing import Found
 from enginehouse_remote.reading import AnswerLimits, read_beginning, read_body
 from enginehouse_remote.servers import Server, Servers
@@ -51,14 +52,14 @@ class RemoteEngine:
         self.servers = Servers(urls, headers, options)
         self._found, self._options = found, options
         self._running: set[RemoteGeneration] = set()
+        self._num_pooling = 0
 
     async def submit(self, request: EngineRequest) -> EngineStream:
         """Send the request to the least busy server; returns once a server has accepted it."""
         if request.num_prompt_logprobs is not None:
             message = "prompt_logprobs: not supported for remote models"
             raise UnsupportedParameter(message, "prompt_logprobs")
-        if len(self._running) >= self._options.max_requests:
-            raise Overloaded(f"{len(self._running)} requests run at the servers of this model; try again later.")
+        self._check_number()
         self.servers.start()
         use = request.chat.tool_use if request.chat is not None else None
         requires_call = use is not None and use.choice == "required"
@@ -77,6 +78,20 @@ class RemoteEngine:
             generation.cancel()
             raise
         return generation
+
+    async def pool(self, request: PoolingRequest) -> PoolingResult:
+        """Ask a server for the rows of a request; see :class:`enginehouse.contract.engine.PoolingEngine`."""
+        self._check_number()
+        kind, info = self._found.name_of_kind, self.info.pooling
+        parts = parts_of(request, self._found.model, kind, info)
+        self._num_pooling += 1
+        try:
+            answers = [await self._send(part.path, part.body, RowAnswer, part.max_bytes) for part in parts]
+            return result_of(request, parts, answers, kind, info)
+        except (ValueError, OverflowError) as error:
+            raise GenerationFailed(f"The servers of this model gave an invalid answer: {error}") from error
+        finally:
+            self._num_pooling -= 1
 
     async def tokenize(self, segments: Sequence[Segment], add_special: bool) -> list[int]:
         """Tokenize on a server; only Enginehouse servers have this endpoint with a known meaning."""
@@ -99,7 +114,8 @@ class RemoteEngine:
 
     async def stats(self) -> EngineStats:
         """Number of requests running on the servers."""
-        return EngineStats(num_running=len(self._running), max_sequences=self._options.max_requests)
+        num_running = len(self._running) + self._num_pooling
+        return EngineStats(num_running=num_running, max_sequences=self._options.max_requests)
 
     async def close(self) -> None:
         """Cancel all requests and close the connections."""
@@ -107,18 +123,28 @@ class RemoteEngine:
             generation.end(EngineDead("the engine was closed"))
         await self.servers.close()
 
+    def _check_number(self) -> None:
+        """Raise Overloaded if the servers have as many requests as the settings allow."""
+        num_running = len(self._running) + self._num_pooling
+        if num_running >= self._options.max_requests:
+            raise Overloaded(f"{num_running} requests run at the servers of this model; try again later.")
+
     async def _ask(self, path: str, data: dict[str, Any], param: str, kind: type[_A], max_bytes: int) -> _A:
-        """Send a short request; returns the response of the first server that answers."""
+        """Send a question that only Enginehouse servers answer."""
         if not self._found.tokenizes:
             raise UnsupportedParameter(f"{param}: the remote server has no {path}", param)
+        return await self._send(path, {"model": self._found.model, **data}, kind, max_bytes)
+
+    async def _send(self, path: str, content: Mapping[str, Any], kind: type[_A], max_bytes: int) -> _A:
+        """Send a request; returns the whole response of the first server that answers."""
         self.servers.start()
-        content = {"model": self._found.model, **data}
         tried: set[Server] = set()
         last: ServerFailed | None = None
         while (server := self.servers.choose(tried)) is not None:
             tried.add(server)
             try:
-                return await self._ask_server(server, path, content, kind, max_bytes)
+                with server.used():
+                    return await self._ask_server(server, path, content, kind, max_bytes)
             except ServerFailed as failed:
                 if failed.is_down:
                     self.servers.mark_down(server, failed.final.message)
@@ -127,7 +153,7 @@ class RemoteEngine:
         raise last.final from last
 
     async def _ask_server(
-        self, server: Server, path: str, content: dict[str, Any], kind: type[_A], max_bytes: int
+        self, server: Server, path: str, content: Mapping[str, Any], kind: type[_A], max_bytes: int
     ) -> _A:
         limit_s = self._options.idle_timeout_s
         try:

@@ -12,6 +12,7 @@ from attrs import field, frozen
 from attrs.validators import ge, gt, optional
 
 from enginehouse.contract.errors import ModelLoadError
+from enginehouse.contract.types import Task
 
 __all__ = ["Kind", "RemoteOptions", "base_url"]
 
@@ -34,6 +35,7 @@ class RemoteOptions:
         urls: URLs of further servers of the same model; each request goes to the least busy one.
         model: name of the model on the server; None is the first one that is listed.
         kind: kind of server; ``auto`` detects it.
+        task: what the remote model does; None is what an Enginehouse server reports, else ``generate``.
         parameters: further request fields that these servers support, by the names that clients use.
         without: request fields that these servers do not support, although others of their kind do.
         images: the remote model accepts images in messages.
@@ -51,6 +53,7 @@ class RemoteOptions:
     urls: tuple[str, ...] = field(default=(), validator=_check_urls)
     model: str | None = None
     kind: Literal["auto", "enginehouse", "vllm", "sglang", "llamacpp", "openai"] = "auto"
+    task: Task | None = None
     parameters: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     images: bool = False

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, get_args
 from urllib.parse import quote
 
 import httpx
@@ -15,7 +15,7 @@ from attrs import evolve, frozen
 
 from enginehouse.contract.backend import Progress
 from enginehouse.contract.errors import EngineDead, ModelLoadError
-from enginehouse.contract.types import ConstraintKind, EngineCapabilities, ModelInfo
+from enginehouse.contract.types import ConstraintKind, EngineCapabilities, ModelInfo, PoolingInfo, Task
 from enginehouse_remote.kinds import ALL_PARAMETERS, KINDS, KindOfServer
 from enginehouse_remote.options import Kind, RemoteOptions
 from enginehouse_remote.reading import IDENTITY, AnswerUnreadable, read_body
@@ -48,11 +48,13 @@ class Found:
     Attributes:
         model: the model's name on the servers.
         kind: API dialect of the servers.
+        name_of_kind: its name.
         tokenizes: they provide Enginehouse's ``/tokenize`` and ``/detokenize``.
     """
 
     model: str
     kind: KindOfServer
+    name_of_kind: Kind
     info: ModelInfo
     tokenizes: bool
 
@@ -131,8 +133,10 @@ def _found(
         engine=msgspec.structs.replace(engine, media=("image",) if options.images else ()),
         generation_defaults=_defaults(description),
         metadata=_metadata(description, entry, url, name, kind),
+        task=options.task or _task(description),
+        pooling=_pooling(description),
     )
-    return Found(model=name, kind=table, info=info, tokenizes=kind == "enginehouse")
+    return Found(model=name, kind=table, name_of_kind=kind, info=info, tokenizes=kind == "enginehouse")
 
 
 async def _models(client: httpx.AsyncClient, url: str, limit_s: float) -> list[dict[str, Any]]:
@@ -210,6 +214,19 @@ def _context(entry: Mapping[str, Any]) -> int | None:
     if isinstance(meta, dict):
         candidates += [meta.get("n_ctx"), meta.get("n_ctx_train")]
     return next((value for value in candidates if _is_size(value)), None)
+
+
+def _task(description: Mapping[str, Any]) -> Task:
+    task = description.get("task")
+    return task if task in get_args(Task) else "generate"
+
+
+def _pooling(description: Mapping[str, Any]) -> PoolingInfo | None:
+    """Return what an Enginehouse server reports about a pooling model; None for other models and servers."""
+    try:
+        return msgspec.convert(description.get("pooling"), PoolingInfo | None)
+    except msgspec.ValidationError:
+        return None
 
 
 def _is_size(value: Any) -> TypeGuard[int]:

@@ -2,6 +2,7 @@
 
 Parts: ``llama`` (the shape of Llama-3.1-8B through the engine: one sequence, decode steps of many, 128 requests),
 ``served``, ``served-large-chunks`` and ``served-whole`` (the 128 requests through the server, the last not streamed),
+``experts`` and ``gemma`` (decode steps and 32 requests of the shapes of Qwen3-30B-A3B and Gemma 3 4B),
 ``offline`` (256 sequences of Qwen3-0.6B's shape through the engine), ``speculation`` (with and without drafts, see
 ``cuda_speculation.py``), ``early-exit`` (see ``cuda_early_exit.py``) and ``transformers`` (``generate`` and
 ``generate_batch``). Weights are random.
@@ -82,10 +83,17 @@ def open_shape(name: str, **options: Any) -> Any:
 
 
 def step_bytes(name: str, num_sequences: int, context: int) -> float:
-    """Bytes that a decode step must read: every weight but the embeddings, and all keys and values."""
+    """Bytes that a decode step must read: every weight but the embeddings, and all keys and values.
+
+    Of experts those that the tokens touch in the mean, if each chooses at random.
+    """
     c = SHAPES[name]
     hidden, heads, kv, dim = c["hidden_size"], c["num_attention_heads"], c["num_key_value_heads"], c["head_dim"]
-    layer = hidden * (2 * heads + 2 * kv) * dim + 3 * hidden * c["intermediate_size"]
+    num_experts, inner = c.get("num_experts", 0), c["intermediate_size"]
+    if num_experts:
+        untouched = (1 - c["num_experts_per_tok"] / num_experts) ** num_sequences
+        inner = num_experts * (1 - untouched) * c["moe_intermediate_size"] + num_experts / 3  # the last is the router
+    layer = hidden * (2 * heads + 2 * kv) * dim + 3 * hidden * inner
     weights = c["num_hidden_layers"] * layer + hidden * c["vocab_size"]
     return 2.0 * (weights + num_sequences * context * c["num_hidden_layers"] * 2 * kv * dim)
 
@@ -335,11 +343,22 @@ def _measure_llama(bandwidth: float) -> None:
     runner.close()
 
 
+def _measure_shape(name: str, bandwidth: float) -> None:
+    """Decode steps of 1, 8 and 32 sequences, and 32 requests at once through the engine."""
+    runner = open_shape(name, slots=32, context=2048)
+    for num_sequences in (1, 8, 32):
+        measure_steps(runner, name, num_sequences, 600, bandwidth)
+    found = run_engine(runner, [(512, 128)] * 32, _SAMPLING, slots=32)
+    chunk = runner.capabilities.prefill_chunk_tokens
+    _say(f"engine, {name}, 32 requests of 512 and 128 tokens: {found['tok/s']:.0f} tok/s; chunks of {chunk}")
+    runner.close()
+
+
 def _measure_changed(measure: Callable[[Any, Tensor, Tensor], Iterator[str]]) -> None:
     """Give a fresh model, whose weights may be changed, to a measurement that yields lines."""
     runner = open_shape("llama-3.1-8b", slots=8, context=2048)
     network = runner._model.network
-    for line in measure(runner, network._embeddings, network._head):
+    for line in measure(runner, network.structure.embeddings, network.structure.head.weight):
         _say(line)
     runner.close()
 
@@ -349,6 +368,8 @@ def main() -> None:
     bandwidth = measure_card()
     parts: dict[str, Callable[[], None]] = {
         "llama": lambda: _measure_llama(bandwidth),
+        "experts": lambda: _measure_shape("qwen3-30b-a3b", bandwidth),
+        "gemma": lambda: _measure_shape("gemma-3-4b", bandwidth),
         "offline": measure_offline,
         "speculation": lambda: _measure_changed(measure_speculation),
         "early-exit": lambda: _measure_changed(measure_early_exit),

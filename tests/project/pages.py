@@ -51,6 +51,7 @@ TUTORIALS = {
     "compressor": "compressor",
     "drafter": "drafter",
     "engine": "engine",
+    "pooler": "pooler",
     "parser": "tool-parser",
     "router": "router",
     "sampler": "sampler",

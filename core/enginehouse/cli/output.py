@@ -9,7 +9,7 @@ import os
 import shlex
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Literal
@@ -132,17 +132,18 @@ class Startup:
     def on_progress(self, model: str, share: float, text: str) -> None:
         """Report that ``model`` has loaded ``share`` (0 to 1) of itself.
 
-        The texts ``ready``, ``failed``, and ``unloaded`` (for a postponed load) end the load.
+        The texts ``ready``, ``ready for`` a task, ``failed``, and ``unloaded`` (for a postponed load) end the load.
         """
         with self._lock:
-            if text in ("ready", "failed", "unloaded"):
-                self._end(model, text)
+            outcome, _, task = text.partition(" for ")
+            if outcome in ("ready", "failed", "unloaded"):
+                self._end(model, outcome, task)
             elif model in self._waiting:
                 if model not in self._bars:
                     self._bars[model] = self._progress.add_task(text, total=1.0, model=model)
                 self._progress.update(self._bars[model], completed=share, description=text)
 
-    def _end(self, model: str, outcome: str) -> None:
+    def _end(self, model: str, outcome: str, task: str) -> None:
         if model not in self._waiting:  # a restart, long after the start
             return
         del self._waiting[model]
@@ -152,7 +153,7 @@ class Startup:
             self._stop()
         if outcome == "ready":
             at = self._url if self._url.startswith("unix:") else f"{self._url}/v1"
-            self._say(f"{model} is ready at {at}. Try it:\n\n{_curl_example(self._url, model)}\n")
+            self._say(f"{model} is ready at {at}. Try it:\n\n{_curl_example(self._url, model, task)}\n")
 
     def _stop(self) -> None:
         with contextlib.suppress(OSError):  # a failed write (a full disk) must not stop the server
@@ -163,9 +164,19 @@ class Startup:
             self._console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
 
-def _curl_example(url: str, model: str) -> str:
-    question = {"role": "user", "content": "Name the capital of France."}
-    body = shlex.quote(json.dumps({"model": model, "temperature": 0, "messages": [question]}, ensure_ascii=False))
+_QUESTION = "Name the capital of France."
+_EXAMPLES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "": ("chat/completions", {"temperature": 0, "messages": [{"role": "user", "content": _QUESTION}]}),
+    "embed": ("embeddings", {"input": _QUESTION}),
+    "rerank": ("rerank", {"query": _QUESTION, "documents": ["Berlin is in Germany.", "Paris is its capital."]}),
+    "classify": ("classify", {"input": _QUESTION}),
+}
+"""Address and body of an example by task; "" is generating text."""
+
+
+def _curl_example(url: str, model: str, task: str) -> str:
+    address, fields = _EXAMPLES[task]
+    body = shlex.quote(json.dumps({"model": model, **fields}, ensure_ascii=False))
     if url.startswith("unix:"):
         url = f"--unix-socket {shlex.quote(url.removeprefix('unix:'))} http://localhost"
-    return f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n    -d {body}"
+    return f"  curl {url}/v1/{address} -H 'Content-Type: application/json' \\\n    -d {body}"

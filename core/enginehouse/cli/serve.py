@@ -17,7 +17,7 @@ from enginehouse.cli.output import Startup, drop_unwritable, write_logs
 from enginehouse.contract.errors import ConfigError
 from enginehouse.plugins import PluginRegistry
 from enginehouse.serving.opening import plan_model
-from enginehouse.serving.sources import find_source, missing_download
+from enginehouse.serving.sources import find_source, missing_download, suits
 from enginehouse.settings.config import ModelSettings, Settings
 
 _STARTER = "starter"
@@ -42,7 +42,7 @@ def choose_models(
 
     Args:
         arguments: configured names, paths, and names of model sources. If empty: every configured model, or the starter
-            model if none is configured.
+            models if none is configured.
         backend: backend that is to open all of them, or None.
         configured: the models of the settings.
         registry: the plugins, for their model sources.
@@ -61,7 +61,7 @@ def choose_models(
                 raise ConfigError(f"two models would be served as {name!r}: {both}; name them in a configuration file")
             chosen[name] = model
     else:
-        chosen = dict(configured) or _starter(registry)
+        chosen = dict(configured) or _starters(registry, backend)
     if backend is not None:
         chosen = {name: evolve(model, backend=backend) for name, model in chosen.items()}
     for name, model in chosen.items():
@@ -99,11 +99,15 @@ def _name_of(path: Path) -> str:
     return path.name if path.is_dir() or path.suffix[1:2].isdigit() else path.stem
 
 
-def _starter(registry: PluginRegistry) -> dict[str, ModelSettings]:
-    find = registry.model_sources.get(_STARTER)
-    if find is None or find() is None:
+def _starters(registry: PluginRegistry, backend: str | None) -> dict[str, ModelSettings]:
+    """Return the installed starter models, the one for chat first; of several, those that the backend can open."""
+    offered = sorted(name for name in registry.model_sources if name == _STARTER or name.startswith(f"{_STARTER}-"))
+    found = [name for name in offered if registry.model_sources[name]() is not None]
+    if not found:
         raise ConfigError(_NO_MODEL)
-    return {_STARTER: ModelSettings(source=_STARTER)}
+    if (wanted := registry.backends.get(backend or "")) is not None:
+        found = [name for name in found if suits(find_source(name, registry), wanted)] or found
+    return {name: ModelSettings(source=name) for name in found}
 
 
 _FILE = click.Path(path_type=Path)
@@ -146,7 +150,7 @@ def serve(
     """Serve models over HTTP until Ctrl-C; SIGHUP reads the configuration again.
 
     MODEL is a model file or folder, the id of a model that `enginehouse pull` has downloaded, or a name from the
-    configuration file. Without one, every configured model is served, or the starter model where none is configured.
+    configuration file. Without one, every configured model is served, or the starter models where none is configured.
     """
     if uds is not None and (host is not None or port is not None):
         raise click.UsageError("--uds takes the place of --host and --port; give one or the other")

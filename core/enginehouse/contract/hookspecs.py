@@ -109,7 +109,7 @@ def register_model_sources(
     Args:
         register: call it with a name and a function that finds the model, or returns None if it is not installed. The
             function is called when a user asks for that name; it must not load anything. ``enginehouse serve`` without
-            arguments serves the name ``starter``.
+            arguments serves the name ``starter``, and names that begin with ``starter-``.
 
     An exception in the function fails the load of that model.
 

@@ -299,7 +299,11 @@ class Sequence:
         if self.held[-1].token_id in self.end_token_ids:
             return None
         num_open = self.constraint.num_held() if self.constraint is not None and not self.is_reasoning else 0
-        return self._push(len(self.held) - num_open)
+        return self._push(max(0, len(self.held) - num_open))
+
+    def settle(self) -> None:
+        """Make all tokens part of the text: they were reported before, so they stand."""
+        self._push(len(self.held))
 
     def flush(self) -> TextPiece:
         """Return all text that is left, at the end of the sequence."""

@@ -54,7 +54,7 @@ def _restore(sequence: Sequence, told: ResumedChoice, *, is_thinking_stopped: bo
             forced.popleft()
         sequence.sampler.recall(token_id, probability)
         sequence.append(token_id, is_forced=is_forced)
-        sequence.show()
+    sequence.settle()
     sequence.num_reported = len(sequence.probabilities)
     sequence.pending_logprobs.extend(told.held_logprobs)
 

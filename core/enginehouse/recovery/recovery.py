@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from enginehouse.contract.engine import PoolingEngine
-from enginehouse.contract.errors import EnginehouseError, UnsupportedTask, WorkerDied
+from enginehouse.contract.errors import EnginehouseError, InvalidRequest, WorkerDied, quoted
 from enginehouse.contract.inspection import EngineView, Inspectable
 from enginehouse.contract.types import EngineRequest, PoolingRequest, PoolingResult, Segment
 from enginehouse.plugins import guard_of
@@ -150,7 +150,8 @@ class Recovery:
     async def pool(self, model: LoadedModel, request: PoolingRequest) -> PoolingResult:
         """Return the rows of a request to a pooling model."""
         if not isinstance(model.engine, PoolingEngine):
-            raise UnsupportedTask(model.name, model.info.task, request.task)
+            message = f"The engine of the model {quoted(model.name)} answers no requests for the task {request.task!r}."
+            raise InvalidRequest(message, "model")
         model_work = self._model_work(model)
         if model_work is None:
             return await model.engine.pool(request)

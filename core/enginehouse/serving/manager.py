@@ -39,7 +39,8 @@ from enginehouse.workers.request_queue import RequestQueue
 OnProgress = Callable[[str, float, str], None]
 """Called on the event loop with a model's name, the loaded share (0 to 1), and the current activity.
 
-The text of the last call for a load is ``ready``, ``failed`` or ``unloaded``.
+The text of the last call for a load is ``ready``, for a pooling model ``ready for`` its task, or ``failed`` or
+``unloaded``.
 """
 
 _log = logging.getLogger(__name__)
@@ -123,9 +124,14 @@ class ModelManager:
         self.events.publish(event)
         if self._on_progress is None:
             return
-        if event.kind in ("ready", "restarted", "failed", "unloaded"):
-            self._on_progress(event.model, 1.0, "ready" if event.kind == "restarted" else event.kind)
-        elif event.kind == "loading":
+        if event.kind in ("ready", "restarted"):
+            model = self._models.get(event.model)
+            info = None if model is None else model.status().info
+            task = "generate" if info is None else info.task
+            self._on_progress(event.model, 1.0, "ready" if task == "generate" else f"ready for {task}")
+        elif event.kind in ("failed", "unloaded"):
+            self._on_progress(event.model, 1.0, event.kind)
+        elif event.kind == "loading" and event.text != "ready":  # a backend's last stage; checks of the model follow
             self._on_progress(event.model, event.progress, event.text)
 
     # -- lifecycle ---------------------------------------------------------------------------------

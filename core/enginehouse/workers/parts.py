@@ -22,6 +22,7 @@ from enginehouse.contract.exit_policy import BoundExitPolicy, ExitContext, ExitV
 from enginehouse.contract.pooler import Pooler
 from enginehouse.contract.regular_files import open_regular
 from enginehouse.engine.disk import DiskTier, FolderTaken, StateFolder
+from enginehouse.engine.pooling.generative import QWEN_TEMPLATE, RunnerPooler, TemplateArrangement
 from enginehouse.engine.pooling.loop import PoolEngine
 from enginehouse.plugins import Guard, PluginRegistry, guard_of, guarded
 from enginehouse.settings.config import structure_options
@@ -100,14 +101,22 @@ def open_pooling(opened: Runner | Pooler, load: Load, on_turn: Callable[[int, bo
         if is_set:
             path = f"{load.options_path}.{setting}"
             raise ModelLoadError(f"{path}: this model is a pooling model, which does not generate; remove the setting")
-    settings, path = load.pooling, f"{load.options_path}.rerank"
-    if settings.rerank == "yes_no":
-        raise ModelLoadError(f"{path}: not here yet")
-    assert isinstance(opened, Pooler)
-    if settings.rerank == "cosine" and opened.info.task != "embed":
-        raise ModelLoadError(f"{path}: 'cosine' needs a model for embeddings; this one is for {opened.info.task!r}")
-    compares = settings.rerank == "cosine"
-    return PoolEngine(opened, cache_bytes=settings.cache_bytes, compares=compares, on_turn=on_turn)
+    settings, path, task = load.pooling, f"{load.options_path}.rerank", opened.info.task
+    needed = {"cosine": "embed", "yes_no": "generate"}.get(settings.rerank or "", task)
+    if task != needed:
+        raise ModelLoadError(f"{path}: {settings.rerank!r} needs a model for {needed!r}; this one is for {task!r}")
+    if isinstance(opened, Pooler):
+        compares = settings.rerank == "cosine"
+        return PoolEngine(opened, cache_bytes=settings.cache_bytes, compares=compares, on_turn=on_turn)
+    pooler = RunnerPooler(opened, settings.answers, f"{path}_answers")
+    template = settings.template or opened.info.chat_templates.get("rerank", QWEN_TEMPLATE)
+    arrangement = TemplateArrangement(pooler.tokenizer, pooler.capabilities.max_tokens, template, f"{path}_template")
+    return PoolEngine(
+        guarded(pooler, Pooler, guard_of(opened, "backend")),
+        cache_bytes=settings.cache_bytes,
+        arrangement=arrangement,
+        on_turn=on_turn,
+    )
 
 
 def find_backend(registry: PluginRegistry, name: str) -> Backend:

@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from enginehouse_hf.cuda.overlap import OVERLAPPING, await_previous
+
 __all__ = ["decode_attention", "num_parts"]
 
 _PROGRAMS_WANTED = 528  # four for each of an H100's 132 multiprocessors
@@ -45,8 +47,10 @@ def _attend(
     query, keys, values, table, slots, lengths, out, part_out, part_lse, scale, softcap, window, table_stride,
     NUM_QUERY: tl.constexpr, NUM_KV: tl.constexpr, DIM: tl.constexpr, DIM_V: tl.constexpr, COLUMNS: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
-    PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
+    if OVERLAPS:
+        await_previous()
     kv_head = tl.program_id(0)
     sequence = tl.program_id(1).to(tl.int64)
     part = tl.program_id(2)
@@ -100,7 +104,10 @@ def _attend(
 def _join(
     part_out, part_lse, lengths, out, window,
     NUM_QUERY: tl.constexpr, DIM_V: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+    OVERLAPS: tl.constexpr,
 ):  # fmt: skip
+    if OVERLAPS:
+        await_previous()
     sequence = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     part = tl.arange(0, PARTS)
@@ -129,9 +136,9 @@ def decode_attention(
     window: int | None = None,
     softcap: float | None = None,
     parts: int | None = None,
-    block: int = 64,
+    block: int | None = None,
     warps: int | None = None,
-    stages: int = 3,
+    stages: int | None = None,
 ) -> Tensor:
     """Attend with one query token per sequence.
 
@@ -161,15 +168,17 @@ def decode_attention(
     is_exact = query.dtype == torch.float32
     rows = max(16, triton.next_power_of_2(num_query // num_kv))
     columns = max(16, triton.next_power_of_2(max(dim, dim_v)))
-    if is_exact or columns > 128:
-        block, stages = 32, 2
+    overlapping = {} if torch.compiler.is_compiling() else OVERLAPPING  # inductor does not know such launches
+    usual_block, usual_stages = (32, 2) if is_exact or columns > 128 else (64, 3)
+    block, stages = block or usual_block, stages or usual_stages
     _attend[(num_kv, num_sequences, parts)](
         query, keys, values, table, slots, lengths, out, part_out, part_lse, scale, softcap or 1.0, window or 0,
         table.stride(0), num_query, num_kv, dim, dim_v, columns, rows, block, parts, softcap is not None,
-        "ieee" if is_exact else "tf32", stages, num_warps=warps,
+        "ieee" if is_exact else "tf32", stages, bool(overlapping), num_warps=warps, **overlapping,
     )  # fmt: skip
     if parts > 1:
         _join[(num_sequences, num_query)](
-            part_out, part_lse, lengths, out, window or 0, num_query, dim_v, columns, block, parts, num_warps=4
-        )
+            part_out, part_lse, lengths, out, window or 0, num_query, dim_v, columns, block, parts,
+            bool(overlapping), num_warps=4, **overlapping,
+        )  # fmt: skip
     return out

@@ -1,75 +1,39 @@
-"""Llama-like models as a short list of kernels: the same arithmetic, an eighth of the launches.
+"""A model that was taken apart, as a short list of kernels: the same arithmetic, an eighth of the launches.
 
-Uses the weights and rotary tables of the loaded transformers model; joint projections are built in place, so that no
-weight is in memory twice. :func:`fuse` refuses any deviation from the pattern, and the loader compares the logits with
-those of transformers' own layers before it uses the result.
+Every part has a kernel for one token of one sequence and one for many tokens. The loader compares the logits with those
+of transformers' own layers before it uses the result.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from attrs import frozen
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import embedding, linear
 
 from enginehouse_hf.cuda.attention import PoolAttention
+from enginehouse_hf.cuda.experts import run_experts
+from enginehouse_hf.cuda.few import project_few
 from enginehouse_hf.cuda.layered import States
-from enginehouse_hf.cuda.layers import add_norm, rotate_and_store, silu_times
+from enginehouse_hf.cuda.layers import add_norm, gated, rotate_and_store
 from enginehouse_hf.cuda.step import Step
+from enginehouse_hf.cuda.structure import Attention, Experts, Gated, Linear, Structure
 from enginehouse_hf.cuda.vector import project
 
-__all__ = ["FusedNetwork", "NotFusable", "fuse"]
-
-_CLASSES = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
-
-
-class NotFusable(Exception):
-    """The model differs from the pattern; the message describes the difference."""
-
-
-@frozen(eq=False)
-class _Norm:
-    weight: Tensor
-    eps: float
-
-
-@frozen(eq=False)
-class _Layer:
-    """Weights of one layer; ``qkv`` and ``gate_up`` are joint projections. ``head_norms``: of queries and keys."""
-
-    input_norm: _Norm
-    qkv: Tensor
-    qkv_bias: Tensor | None
-    head_norms: tuple[Tensor, Tensor, float] | None
-    output: Tensor
-    mlp_norm: _Norm
-    gate_up: Tensor
-    down: Tensor
-    scale: float
-    window: int | None
+__all__ = ["FusedNetwork"]
 
 
 class FusedNetwork:
     """Implements :class:`enginehouse_hf.cuda.networks.Network` and, by parts, ``LayeredNetwork``.
 
-    Build it with :func:`fuse`.
+    Args:
+        structure: the parts of the model.
+        attention: attention over the pool.
     """
 
     name = "fused layers"
 
-    def __init__(
-        self,
-        layers: list[_Layer],
-        embeddings: Tensor,
-        norm: _Norm,
-        head: Tensor,
-        rope: tuple[Tensor, Tensor],
-        attention: PoolAttention,
-    ) -> None:
-        self._layers, self._embeddings, self._norm, self._head = layers, embeddings, norm, head
-        self._rope, self._attention = rope, attention
+    def __init__(self, structure: Structure, attention: PoolAttention) -> None:
+        self.structure, self._layers, self._attention = structure, structure.layers, attention
 
     @property
     def num_layers(self) -> int:
@@ -83,184 +47,89 @@ class FusedNetwork:
     def run(self, step: Step) -> Tensor:
         """See :class:`Network`."""
         step.begin()
-        hidden = embedding(step.token_ids, self._embeddings)
-        layers = range(len(self._layers))[: step.num_layers]
-        if _is_single(step) and step.rows is None:
-            self._run_single(step, hidden, layers)
-            return self.head(hidden)
-        update = self._run_many(step, hidden, layers)
+        hidden = self._embed(step)
+        num_layers = step.num_layers or self.num_layers
+        update, last = self._run(step, hidden, range(num_layers)), self._layers[num_layers - 1]
         if step.rows is not None:
             hidden, update = hidden.index_select(0, step.rows), update.index_select(0, step.rows)
         if not len(hidden):
-            return hidden.new_empty(0, self._head.shape[0])
-        return linear(add_norm(hidden, update, self._norm.weight, self._norm.eps), self._head)
+            return hidden.new_empty(0, self.structure.head.weight.shape[0])
+        return self._logits(add_norm(hidden, update, self.structure.norm, after=last.after_mlp, factor=last.factor))
 
     def run_layers(self, step: Step, states: States, begin: int, end: int) -> None:
         """See :class:`enginehouse_hf.cuda.layered.LayeredNetwork`."""
         if not begin:
             step.begin()
-            states.hidden.copy_(embedding(step.token_ids, self._embeddings))
-        layers = range(begin, end)
-        if _is_single(step):
-            self._run_single(step, states.hidden, layers, states.before)
-        else:
-            states.hidden.add_(self._run_many(step, states.hidden, layers, states.before))
+            states.hidden.copy_(self._embed(step))
+        update, last = self._run(step, states.hidden, range(begin, end), states.before), self._layers[end - 1]
+        add_norm(states.hidden, update, None, after=last.after_mlp, factor=last.factor)
 
     def write_keys(self, step: Step, hidden: Tensor, begin: int) -> None:
         """See :class:`enginehouse_hf.cuda.layered.LayeredNetwork`."""
         for index, layer in enumerate(self._layers[begin:], begin):
             keys, values = step.state.layers[index]
             num_rows = 2 * keys.shape[1] * keys.shape[2]  # the joint projection ends with keys and values
-            weight, norm = layer.qkv[-num_rows:], layer.input_norm
-            bias = layer.qkv_bias[-num_rows:] if layer.qkv_bias is not None else None
-            if _is_single(step):
-                projected = project(hidden, weight, bias=bias, norm=(norm.weight, norm.eps))
-            else:
-                projected = linear(add_norm(hidden, None, norm.weight, norm.eps), weight, bias)
-            rotate_and_store(projected, keys, values, step.positions, step.places, self._rope, layer.head_norms)
+            qkv = layer.attention.qkv
+            part = Linear(qkv.weight[-num_rows:], None if qkv.bias is None else qkv.bias[-num_rows:])
+            projected = _linear(add_norm(hidden, None, layer.before_attention), part)
+            rotate_and_store(projected, keys, values, step.positions, step.places, layer.attention)
 
     def head(self, hidden: Tensor) -> Tensor:
         """See :class:`enginehouse_hf.cuda.layered.LayeredNetwork`."""
-        norm = self._norm
-        if len(hidden) == 1:
-            return project(hidden, self._head, norm=(norm.weight, norm.eps))
-        return linear(add_norm(hidden, None, norm.weight, norm.eps), self._head)
+        return self._logits(add_norm(hidden, None, self.structure.norm))
 
-    def _run_many(self, step: Step, hidden: Tensor, layers: range, before: Tensor | None = None) -> Tensor:
-        """Run some layers: the result is ``hidden``, which is changed, plus the returned tensor.
+    def _embed(self, step: Step) -> Tensor:
+        hidden = embedding(step.token_ids, self.structure.embeddings)
+        return hidden if self.structure.embedding_scale == 1.0 else hidden.mul_(self.structure.embedding_scale)
+
+    def _run(self, step: Step, hidden: Tensor, layers: range, before: Tensor | None = None) -> Tensor:
+        """Run some layers, and return the update of the last: ``hidden``, which is changed, lacks only that.
 
         The states before the last of the layers are written to ``before``.
         """
         update: Tensor | None = None
+        after, factor = None, 1.0
         for index in layers:
             layer = self._layers[index]
-            normed = add_norm(hidden, update, layer.input_norm.weight, layer.input_norm.eps)
+            normed = add_norm(hidden, update, layer.before_attention, after=after, factor=factor)
             if before is not None and index == layers[-1]:
                 before.copy_(hidden)
-            attended = self._attend(step, index, layer, linear(normed, layer.qkv, layer.qkv_bias))
-            update = linear(attended, layer.output)
-            normed = add_norm(hidden, update, layer.mlp_norm.weight, layer.mlp_norm.eps)
-            update = linear(silu_times(linear(normed, layer.gate_up)), layer.down)
+            attended = self._attend(step, index, layer.attention, _linear(normed, layer.attention.qkv))
+            update, after, factor = _update(attended, layer.attention.output), layer.after_attention, layer.factor
+            normed = add_norm(hidden, update, layer.before_mlp, after=after, factor=factor)
+            mlp = layer.mlp
+            update = run_experts(normed, mlp) if isinstance(mlp, Experts) else _update(_gated(normed, mlp), mlp.down)
+            after = layer.after_mlp
         assert update is not None
         return update
 
-    def _run_single(self, step: Step, hidden: Tensor, layers: range, before: Tensor | None = None) -> None:
-        """Run one token of one sequence with matrix-vector products only; ``hidden`` becomes the result."""
-        for index in layers:
-            layer = self._layers[index]
-            if before is not None and index == layers[-1]:
-                before.copy_(hidden)
-            qkv = project(hidden, layer.qkv, bias=layer.qkv_bias, norm=(layer.input_norm.weight, layer.input_norm.eps))
-            project(self._attend(step, index, layer, qkv), layer.output, residual=hidden)
-            gated = project(hidden, layer.gate_up, norm=(layer.mlp_norm.weight, layer.mlp_norm.eps), is_gated=True)
-            project(gated, layer.down, residual=hidden)
-
-    def _attend(self, step: Step, index: int, layer: _Layer, qkv: Tensor) -> Tensor:
+    def _attend(self, step: Step, index: int, part: Attention, qkv: Tensor) -> Tensor:
         keys, values = step.state.layers[index]
-        query = rotate_and_store(qkv, keys, values, step.positions, step.places, self._rope, layer.head_norms)
-        attended = self._attention.attend(step, index, query, scaling=layer.scale, window=layer.window, softcap=None)
+        query = rotate_and_store(qkv, keys, values, step.positions, step.places, part)
+        attended = self._attention.attend(
+            step, index, query, scaling=part.scale, window=part.window, softcap=part.softcap
+        )
         return attended.view(step.num_tokens, -1)
 
-
-def _is_single(step: Step) -> bool:
-    return step.num_tokens == 1 and step.num_decodes == 1
-
-
-def fuse(model: Any, windows: dict[int, int | None], max_context: int, attention: PoolAttention) -> FusedNetwork:
-    """Return the fused form of a loaded model.
-
-    Args:
-        model: on one CUDA device; its joint projections become views of one tensor each.
-        windows: the sliding window observed in each layer.
-        max_context: length of the rotary tables.
-        attention: attention over the pool.
-
-    Raises:
-        NotFusable: the model differs from the pattern.
-    """
-    name = type(model).__name__
-    if name not in _CLASSES:
-        raise NotFusable(f"{name} is not one of the fused model classes")
-    try:
-        body = model.model
-        checked = [_check_layer(layer) for layer in body.layers]
-        rope = _rope(body, max_context, model.dtype, checked[0][2])
-        layers = [_fuse_layer(layer, windows[index]) for index, layer in enumerate(body.layers)]
-        embeddings, norm, head = body.embed_tokens.weight, _norm(body.norm), model.lm_head.weight
-    except (AttributeError, IndexError, KeyError) as error:
-        raise NotFusable(f"{name} is built in another way: {error}") from error
-    return FusedNetwork(layers, embeddings, norm, head, rope, attention)
+    def _logits(self, normed: Tensor) -> Tensor:
+        logits, structure = _linear(normed, self.structure.head), self.structure
+        if structure.divisor != 1.0:
+            logits = logits / structure.divisor
+        return logits if structure.softcap is None else torch.tanh(logits / structure.softcap) * structure.softcap
 
 
-def _check_layer(layer: Any) -> tuple[int, int, int]:
-    """Return the sizes of a layer that matches the pattern: query heads, key heads, head dimension. Changes nothing."""
-    attention, mlp = layer.self_attn, layer.mlp
-    for part in (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj,
-                 mlp.gate_proj, mlp.up_proj, mlp.down_proj):  # fmt: skip
-        if type(part) is not nn.Linear:
-            raise NotFusable(f"a projection is a {type(part).__name__}")
-    if any(part.bias is not None for part in (attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)):
-        raise NotFusable("a projection has a bias where the pattern has none")
-    if not isinstance(mlp.act_fn, nn.SiLU) and type(mlp.act_fn).__name__ not in ("SiLU", "SiLUActivation"):
-        raise NotFusable(f"the activation is {type(mlp.act_fn).__name__}")
-    dim = int(attention.head_dim)
-    if dim & (dim - 1) or dim < 16:
-        raise NotFusable(f"heads have {dim} dimensions, which is not a power of two")
-    if attention.q_proj.weight.shape[0] % dim or attention.k_proj.weight.shape != attention.v_proj.weight.shape:
-        raise NotFusable("keys and values have different sizes")
-    return attention.q_proj.weight.shape[0] // dim, attention.k_proj.weight.shape[0] // dim, dim
+def _linear(x: Tensor, part: Linear) -> Tensor:
+    return project(x, part) if len(x) == 1 else linear(x, part.weight, part.bias)
 
 
-def _fuse_layer(layer: Any, window: int | None) -> _Layer:
-    attention, mlp = layer.self_attn, layer.mlp
-    projections = attention.q_proj, attention.k_proj, attention.v_proj
-    biases = [part.bias for part in projections]
-    if any(bias is None for bias in biases) and any(bias is not None for bias in biases):
-        raise NotFusable("only some projections of the attention have a bias")
-    has_norms = hasattr(attention, "q_norm")
-    return _Layer(
-        input_norm=_norm(layer.input_layernorm),
-        qkv=_joined(*projections),
-        qkv_bias=None if biases[0] is None else torch.cat([bias.detach() for bias in biases]),
-        head_norms=_head_norms(attention) if has_norms else None,
-        output=attention.o_proj.weight.detach(),
-        mlp_norm=_norm(layer.post_attention_layernorm),
-        gate_up=_joined(mlp.gate_proj, mlp.up_proj),
-        down=mlp.down_proj.weight.detach(),
-        scale=float(attention.scaling),
-        window=window,
-    )
+def _update(x: Tensor, part: Linear) -> Tensor:
+    """(T, width), or (T, n, width), whose n rows add up to the result."""
+    few = project_few(x, part) if len(x) > 1 else None
+    return _linear(x, part) if few is None else few
 
 
-def _head_norms(attention: Any) -> tuple[Tensor, Tensor, float]:
-    query, key = _norm(attention.q_norm), _norm(attention.k_norm)
-    return query.weight, key.weight, query.eps
-
-
-def _norm(module: Any) -> _Norm:
-    return _Norm(module.weight.detach(), float(module.variance_epsilon))
-
-
-def _joined(*parts: nn.Linear) -> Tensor:
-    """Join weights; those of the modules become views of the result, so that transformers' layers still work."""
-    weight = torch.cat([part.weight.detach() for part in parts])
-    for part, own in zip(parts, weight.split([part.weight.shape[0] for part in parts]), strict=True):
-        part.weight = nn.Parameter(own, requires_grad=False)
-    return weight
-
-
-def _rope(body: Any, max_context: int, dtype: torch.dtype, head_dim: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of all positions, computed by the model itself; each (max_context, head_dim / 2)."""
-    device = body.embed_tokens.weight.device
-    positions = torch.arange(max_context, device=device)[None]
-    with torch.inference_mode():
-        tables = body.rotary_emb(torch.empty(1, 1, 1, dtype=dtype, device=device), positions)
-    halves = []
-    for table in tables:
-        if table.shape != (1, max_context, head_dim) or table.dtype != dtype:
-            raise NotFusable("rotary positions cover a part of each head only")
-        left, right = table[0].chunk(2, -1)
-        if not torch.equal(left, right):
-            raise NotFusable("rotary positions turn other pairs of dimensions")
-        halves.append(left.contiguous())
-    return halves[0], halves[1]
+def _gated(x: Tensor, part: Gated) -> Tensor:
+    if len(x) == 1:
+        return project(x, part.gate_up, part.activation)
+    few = project_few(x, part.gate_up, part.activation)
+    return gated(linear(x, part.gate_up.weight), part.activation) if few is None else few

@@ -6,114 +6,181 @@ Called by ``fused.py`` and ``step.py`` with contiguous tensors on one device. Th
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["add_norm", "begin_step", "rotate_and_store", "silu_times"]
+from enginehouse_hf.cuda.overlap import OVERLAPPING, await_previous
+from enginehouse_hf.cuda.structure import Activation, Attention, Norm
+
+__all__ = ["activate", "add_norm", "begin_step", "gated", "normed", "rotate_and_store"]
 
 
 @triton.jit
-def _add_norm(hidden, update, weight, out, eps, WIDTH: tl.constexpr, HAS_UPDATE: tl.constexpr, BLOCK: tl.constexpr):
+def activate(x, KIND: tl.constexpr):
+    """Activation of a gated part, float32 to float32; the kinds are those of ``structure.py``."""
+    if KIND == "silu":
+        return x / (1.0 + tl.exp(-x))
+    if KIND == "gelu_tanh":
+        return x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))  # x sigmoid(2 sqrt(2 / pi) ...)
+    return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+
+
+@triton.jit
+def normed(wide, factor, eps, WIDTH: tl.constexpr, ROUNDS_FIRST: tl.constexpr, kind: tl.constexpr):
+    """RMS norm of the last axis of ``wide``, float32, which is zero outside of ``WIDTH``; rounded to ``kind``."""
+    axis: tl.constexpr = len(wide.shape) - 1
+    scale = tl.rsqrt(tl.sum(wide * wide, axis, keep_dims=True) / WIDTH + eps)
+    scaled = wide * scale
+    if ROUNDS_FIRST:
+        scaled = scaled.to(kind).to(tl.float32)
+    return (scaled * factor).to(kind)
+
+
+@triton.jit
+def _add_norm(
+    hidden, update, after, weight, out, factor, after_eps, eps, hidden_stride, out_stride,
+    WIDTH: tl.constexpr, NUM_UPDATES: tl.constexpr, HAS_FACTOR: tl.constexpr, HAS_AFTER: tl.constexpr,
+    AFTER_ROUNDS_FIRST: tl.constexpr, HAS_NORM: tl.constexpr, ROUNDS_FIRST: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    await_previous()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < WIDTH
-    value = tl.load(hidden + row * WIDTH + columns, mask=inside, other=0.0)
-    if HAS_UPDATE:
-        added = tl.load(update + row * WIDTH + columns, mask=inside, other=0.0)
-        value = (value.to(tl.float32) + added.to(tl.float32)).to(value.dtype)
-        tl.store(hidden + row * WIDTH + columns, value, mask=inside)
-    wide = value.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(wide * wide, 0) / WIDTH + eps)
-    normed = (wide * scale).to(value.dtype).to(tl.float32)
-    factor = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * WIDTH + columns, (normed * factor).to(value.dtype), mask=inside)
+    kind: tl.constexpr = hidden.dtype.element_ty
+    value = tl.load(hidden + row * hidden_stride + columns, mask=inside, other=0.0)
+    if NUM_UPDATES > 0:
+        added = tl.zeros([BLOCK], tl.float32)
+        for index in tl.static_range(NUM_UPDATES):
+            at_update = update + (row * NUM_UPDATES + index) * WIDTH + columns
+            added += tl.load(at_update, mask=inside, other=0.0).to(tl.float32)
+        if HAS_AFTER:
+            after_factor = tl.load(after + columns, mask=inside, other=0.0).to(tl.float32)
+            added = normed(added.to(kind).to(tl.float32), after_factor, after_eps, WIDTH, AFTER_ROUNDS_FIRST, kind)
+        added = added.to(kind).to(tl.float32)
+        if HAS_FACTOR:
+            added = (added * factor).to(kind).to(tl.float32)
+        value = (value.to(tl.float32) + added).to(kind)
+        tl.store(hidden + row * hidden_stride + columns, value, mask=inside)
+    if HAS_NORM:
+        norm_factor = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+        result = normed(value.to(tl.float32), norm_factor, eps, WIDTH, ROUNDS_FIRST, kind)
+        tl.store(out + row * out_stride + columns, result, mask=inside)
 
 
-def add_norm(hidden: Tensor, update: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-    """RMS norm of ``hidden + update``; the sum is written back to ``hidden``, (T, width)."""
+def add_norm(
+    hidden: Tensor,
+    update: Tensor | None,
+    norm: Norm | None,
+    *,
+    after: Norm | None = None,
+    factor: float = 1.0,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Add ``factor * after(update)`` to ``hidden`` in place, and return the norm of the sum.
+
+    Args:
+        hidden: (T, width); rows may be apart.
+        update: (T, width), or (T, n, width), whose n rows are added up; None adds nothing.
+        norm: of the result; None returns ``hidden`` itself.
+        after: norm of the update.
+        out: the memory of the result, which may be that of ``hidden``.
+    """
     num_tokens, width = hidden.shape
-    out = torch.empty_like(hidden)
+    out = (hidden.new_empty(num_tokens, width) if norm is not None else hidden) if out is None else out
+    num_updates = 0 if update is None else update.numel() // (num_tokens * width)
     block = triton.next_power_of_2(width)
-    warps = 4 if block <= 2048 else 8
     _add_norm[(num_tokens,)](
         hidden,
         hidden if update is None else update,
-        weight,
+        hidden if after is None else after.weight,
+        hidden if norm is None else norm.weight,
         out,
-        eps,
+        factor,
+        0.0 if after is None else after.eps,
+        0.0 if norm is None else norm.eps,
+        hidden.stride(0),
+        out.stride(0),
         width,
-        update is not None,
+        num_updates,
+        factor != 1.0,
+        after is not None,
+        after is not None and after.rounds_first,
+        norm is not None,
+        norm is not None and norm.rounds_first,
         block,
-        num_warps=warps,
+        num_warps=4 if block <= 2048 else 8,
+        **OVERLAPPING,
     )
     return out
 
 
 @triton.jit
 def _rotate_and_store(
-    qkv, query, keys, values, positions, targets, cos, sin, query_weight, key_weight, eps,
-    NUM_QUERY: tl.constexpr, NUM_KV: tl.constexpr, HALF: tl.constexpr, HAS_NORM: tl.constexpr, BLOCK: tl.constexpr,
+    qkv, query, keys, values, positions, targets, cos, sin, query_weight, key_weight, query_eps, key_eps,
+    NUM_QUERY: tl.constexpr, NUM_KV: tl.constexpr, DIM: tl.constexpr, COLUMNS: tl.constexpr, HALF: tl.constexpr,
+    INTERLEAVED: tl.constexpr, HAS_NORM: tl.constexpr, ROUNDS_FIRST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    await_previous()
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    half = tl.arange(0, HALF)
-    is_query = heads < NUM_QUERY
-    is_key = (heads >= NUM_QUERY) & (heads < NUM_QUERY + NUM_KV)
-    is_value = (heads >= NUM_QUERY + NUM_KV) & (heads < NUM_QUERY + 2 * NUM_KV)
-    inside = (heads < NUM_QUERY + 2 * NUM_KV)[:, None]
-    source = qkv + token * (NUM_QUERY + 2 * NUM_KV) * 2 * HALF + heads[:, None] * 2 * HALF + half[None, :]
-    low = tl.load(source, mask=inside, other=0.0)
-    high = tl.load(source + HALF, mask=inside, other=0.0)
-    kind = low.dtype
-    left, right = low.to(tl.float32), high.to(tl.float32)
+    column = tl.arange(0, COLUMNS)
+    is_query = (heads < NUM_QUERY)[:, None]
+    is_dim = (column < DIM)[None, :]
+    inside = (heads < NUM_QUERY + 2 * NUM_KV)[:, None] & is_dim
+    source = qkv + (token * (NUM_QUERY + 2 * NUM_KV) + heads)[:, None] * DIM
+    raw = tl.load(source + column[None, :], mask=inside, other=0.0)
+    kind: tl.constexpr = raw.dtype
+    own = raw.to(tl.float32)
+    # The other dimension of the pair that is turned together, and the number of the pair.
+    is_turned = column < 2 * HALF
+    if INTERLEAVED:
+        partner = tl.where(is_turned, column ^ 1, column)
+        pair = column // 2
+        is_left = column % 2 == 0
+    else:
+        is_left = column < HALF
+        partner = tl.where(is_turned, tl.where(is_left, column + HALF, column - HALF), column)
+        pair = tl.where(is_left, column, column - HALF)
+    other = tl.load(source + partner[None, :], mask=inside, other=0.0).to(tl.float32)
     if HAS_NORM:
-        mean = (tl.sum(left * left, 1) + tl.sum(right * right, 1)) / (2 * HALF)
-        scale = tl.rsqrt(mean + eps)[:, None]
-        low_weight = tl.where(
-            is_query[:, None], tl.load(query_weight + half)[None, :], tl.load(key_weight + half)[None, :]
-        ).to(tl.float32)
-        high_weight = tl.where(
-            is_query[:, None], tl.load(query_weight + HALF + half)[None, :], tl.load(key_weight + HALF + half)[None, :]
-        ).to(tl.float32)
-        left = ((left * scale).to(kind).to(tl.float32) * low_weight).to(kind).to(tl.float32)
-        right = ((right * scale).to(kind).to(tl.float32) * high_weight).to(kind).to(tl.float32)
-    position = tl.load(positions + token).to(tl.int64)
+        eps = tl.where(is_query, query_eps, key_eps)
+        scale = tl.rsqrt(tl.sum(own * own, 1)[:, None] / DIM + eps)
+        own, other = own * scale, other * scale
+        if ROUNDS_FIRST:
+            own, other = own.to(kind).to(tl.float32), other.to(kind).to(tl.float32)
+        at_query_weight, at_key_weight = query_weight + column[None, :], key_weight + column[None, :]
+        of_query = tl.load(at_query_weight, mask=is_dim, other=0.0).to(tl.float32)
+        of_key = tl.load(at_key_weight, mask=is_dim, other=0.0).to(tl.float32)
+        own = (own * tl.where(is_query, of_query, of_key)).to(kind).to(tl.float32)
+        of_query = tl.load(query_weight + partner[None, :], mask=is_dim, other=0.0).to(tl.float32)
+        of_key = tl.load(key_weight + partner[None, :], mask=is_dim, other=0.0).to(tl.float32)
+        other = (other * tl.where(is_query, of_query, of_key)).to(kind).to(tl.float32)
+    if HALF > 0:
+        at_angle = tl.load(positions + token).to(tl.int64) * HALF + pair
+        cosine = tl.load(cos + at_angle, mask=is_turned, other=1.0).to(tl.float32)
+        sine = tl.load(sin + at_angle, mask=is_turned, other=0.0).to(tl.float32)
+        own = own * cosine[None, :] + other * tl.where(is_left, -sine, sine)[None, :]
+    turned = own.to(kind)
     target = tl.load(targets + token).to(tl.int64)
-    cosine = tl.load(cos + position * HALF + half).to(tl.float32)[None, :]
-    sine = tl.load(sin + position * HALF + half).to(tl.float32)[None, :]
-    turned_low = (left * cosine - right * sine).to(kind)
-    turned_high = (right * cosine + left * sine).to(kind)
-    at_query = query + (token * NUM_QUERY + heads)[:, None] * 2 * HALF + half[None, :]
-    tl.store(at_query, turned_low, mask=is_query[:, None])
-    tl.store(at_query + HALF, turned_high, mask=is_query[:, None])
-    at_key = keys + (target * NUM_KV + heads - NUM_QUERY)[:, None] * 2 * HALF + half[None, :]
-    tl.store(at_key, turned_low, mask=is_key[:, None])
-    tl.store(at_key + HALF, turned_high, mask=is_key[:, None])
-    at_value = values + (target * NUM_KV + heads - NUM_QUERY - NUM_KV)[:, None] * 2 * HALF + half[None, :]
-    tl.store(at_value, low, mask=is_value[:, None])
-    tl.store(at_value + HALF, high, mask=is_value[:, None])
+    key_head = heads[:, None] - NUM_QUERY
+    is_key = (key_head >= 0) & (key_head < NUM_KV) & is_dim
+    is_value = (key_head >= NUM_KV) & (key_head < 2 * NUM_KV) & is_dim
+    tl.store(query + (token * NUM_QUERY + heads)[:, None] * DIM + column[None, :], turned, mask=is_query & is_dim)
+    tl.store(keys + (target * NUM_KV + key_head) * DIM + column[None, :], turned, mask=is_key)
+    tl.store(values + (target * NUM_KV + key_head - NUM_KV) * DIM + column[None, :], raw, mask=is_value)
 
 
 def rotate_and_store(
-    qkv: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    positions: Tensor,
-    targets: Tensor,
-    rope: tuple[Tensor, Tensor],
-    norms: tuple[Tensor, Tensor, float] | None,
+    qkv: Tensor, keys: Tensor, values: Tensor, positions: Tensor, targets: Tensor, part: Attention
 ) -> Tensor:
-    """Apply rotary embeddings to queries and keys, store keys and values in the pool; returns the queries.
+    """Apply norms and rotary positions to queries and keys, store keys and values in the pool; returns the queries.
 
     Args:
-        qkv: (T, (num_query + 2 num_kv) * head_dim), result of the joint projection.
+        qkv: (T, (num_query + 2 num_kv) * head_dim), result of the joint projection; changed if norms are as wide as it.
         keys: one layer of the pool, (num_positions, num_kv, head_dim); ``values`` alike.
         positions: (T,) int32, positions in their sequences.
         targets: (T,) int32, places in the pool.
-        rope: cosines and sines, each (max_context, head_dim / 2).
-        norms: weights of the RMS norms of queries and keys, (head_dim,), and their epsilon; None without norms.
 
     Returns:
         (T, num_query, head_dim).
@@ -122,33 +189,45 @@ def rotate_and_store(
     num_heads = qkv.shape[1] // head_dim
     num_query = num_heads - 2 * num_kv
     query = qkv.new_empty(qkv.shape[0], num_query, head_dim)
-    query_weight, key_weight, eps = norms if norms is not None else (qkv, qkv, 0.0)
-    block = 8
+    norms, rotary = part.norms, part.rotary
+    if norms is not None and len(norms[0].weight) != head_dim:
+        ends = num_query * head_dim, (num_query + num_kv) * head_dim
+        for norm, columns in zip(norms, (qkv[:, : ends[0]], qkv[:, ends[0] : ends[1]]), strict=True):
+            if columns.shape[1]:  # none if only keys and values are computed
+                add_norm(columns, None, norm, out=columns)
+        norms = None
+    block, columns = 8, max(16, triton.next_power_of_2(head_dim))
     _rotate_and_store[(qkv.shape[0], triton.cdiv(num_heads, block))](
-        qkv, query, keys, values, positions, targets, *rope, query_weight, key_weight, eps,
-        num_query, num_kv, head_dim // 2, norms is not None, block, num_warps=4 if head_dim > 64 else 2,
+        qkv, query, keys, values, positions, targets,
+        qkv if rotary is None else rotary.cos, qkv if rotary is None else rotary.sin,
+        qkv if norms is None else norms[0].weight, qkv if norms is None else norms[1].weight,
+        0.0 if norms is None else norms[0].eps, 0.0 if norms is None else norms[1].eps,
+        num_query, num_kv, head_dim, columns, 0 if rotary is None else rotary.cos.shape[1],
+        rotary is not None and rotary.interleaved, norms is not None, norms is not None and norms[0].rounds_first,
+        block, num_warps=4 if columns > 64 else 2, **OVERLAPPING,
     )  # fmt: skip
     return query
 
 
 @triton.jit
-def _silu_times(gate_up, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def _gated(gate_up, out, WIDTH: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr):
+    await_previous()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < WIDTH
     gate = tl.load(gate_up + row * 2 * WIDTH + columns, mask=inside, other=0.0)
     up = tl.load(gate_up + row * 2 * WIDTH + WIDTH + columns, mask=inside, other=0.0)
-    wide = gate.to(tl.float32)
-    active = (wide / (1.0 + tl.exp(-wide))).to(gate.dtype).to(tl.float32)
+    active = activate(gate.to(tl.float32), KIND).to(gate.dtype).to(tl.float32)
     tl.store(out + row * WIDTH + columns, (active * up.to(tl.float32)).to(gate.dtype), mask=inside)
 
 
-def silu_times(gate_up: Tensor) -> Tensor:
-    """``silu(gate) * up`` of (T, 2 * width), which contains both side by side; (T, width)."""
+def gated(gate_up: Tensor, activation: Activation) -> Tensor:
+    """``activation(gate) * up`` of (T, 2 * width), which contains both side by side; (T, width)."""
     num_tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(num_tokens, width)
     block = min(2048, triton.next_power_of_2(width))
-    _silu_times[(num_tokens, triton.cdiv(width, block))](gate_up, out, width, block, num_warps=4)
+    grid = num_tokens, triton.cdiv(width, block)
+    _gated[grid](gate_up, out, width, activation, block, num_warps=4, **OVERLAPPING)
     return out
 
 

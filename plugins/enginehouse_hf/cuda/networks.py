@@ -1,6 +1,6 @@
 """The model as a function of a step: transformers' own layers with our attention.
 
-Supports every causal model that the plugin accepts. ``fused.py`` has a faster version for Llama-like models.
+Supports every causal model that the plugin accepts. ``fused.py`` has a faster version for models of known parts.
 """
 
 from __future__ import annotations

@@ -14,8 +14,9 @@ from enginehouse.contract.errors import ModelLoadError
 from enginehouse_hf.backend import HfOptions
 from enginehouse_hf.cuda.attention import PoolAttention
 from enginehouse_hf.cuda.chunks import chunk_size
+from enginehouse_hf.cuda.dissect import NotFusable, dissect
 from enginehouse_hf.cuda.draws import compile_draws
-from enginehouse_hf.cuda.fused import NotFusable, fuse
+from enginehouse_hf.cuda.fused import FusedNetwork
 from enginehouse_hf.cuda.graphs import DecodeGraphs, Recorder, graph_sizes
 from enginehouse_hf.cuda.long_spans import choose
 from enginehouse_hf.cuda.networks import Network, TransformersNetwork
@@ -137,7 +138,7 @@ def _choose_network(model: Any, facts: ModelFacts, options: HfOptions, attention
     expected, again = _probe(plain, facts, model, num_more=4), _probe(plain, facts, model, num_more=14)[-5:]
     noise = _difference(again, expected)
     try:
-        fused = fuse(model, facts.windows, facts.max_context, attention)
+        fused = FusedNetwork(dissect(model, facts.max_context), attention)
     except NotFusable as reason:
         _log.info("hf: transformers' layers are used as they are: %s", reason)
         return plain
@@ -203,7 +204,10 @@ def _step_bytes(model: Any, facts: ModelFacts, options: HfOptions) -> int:
     """Estimate the temporary memory of the largest forward pass."""
     config = model.config.get_text_config()
     size_bytes = torch.finfo(model.dtype).bits // 8
-    widths = 6 * config.hidden_size + 4 * (getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
+    inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    widths = 6 * config.hidden_size + 4 * inner
+    if num_chosen := getattr(config, "num_experts_per_tok", None):  # experts give a row for each of them
+        widths += num_chosen * (config.hidden_size + (getattr(config, "moe_intermediate_size", None) or inner))
     rows = (
         max(options.slots, _LARGEST_CHECK) * facts.vocab_size * (2 * size_bytes + 8)
     )  # logits, a changed copy, buffers of draws

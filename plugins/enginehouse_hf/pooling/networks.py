@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
 
+from enginehouse.contract.errors import ModelLoadError
 from enginehouse.contract.pooler import PoolerInput
 from enginehouse_hf.pooling.attention import PACKED_ATTENTION
 from enginehouse_hf.pooling.linears import prepare_linears, restore_linears
@@ -167,6 +168,7 @@ def choose_network(model: Any, *, has_head: bool, vocab_size: int, has_types: bo
     """Return the fastest way that is right for a model, which is changed: its attention, and its linear layers.
 
     Raises:
+        ModelLoadError: numbers overflow in the type of the weights.
         RuntimeError, ValueError, ...: the model cannot run at all.
     """
     sample = _sample(model, vocab_size, has_types=has_types)
@@ -174,6 +176,9 @@ def choose_network(model: Any, *, has_head: bool, vocab_size: int, has_types: bo
     own_attention, body = model.config._attn_implementation, getattr(model, model.base_model_prefix, model)
     with torch.inference_mode():
         expected = plain.run(sample)
+        if not bool(expected.isfinite().all()):
+            kind = str(expected.dtype).removeprefix("torch.")
+            raise ModelLoadError(f"this model gives numbers that are not finite in {kind}; set another dtype")
         packed = _pack_model(model, sample, expected, has_head=has_head)
         if packed is None:
             model.set_attn_implementation(own_attention)

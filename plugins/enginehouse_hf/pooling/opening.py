@@ -40,7 +40,7 @@ def open_pooler(source: ModelSource, recipe: Recipe, options: HfOptions, progres
         MissingDependency: transformers needs a package for this kind of file that is not installed.
         ModelLoadError: any other failure.
     """
-    options = options.resolved("cuda:0" if torch.cuda.is_available() else "cpu", is_pooler=True)
+    options = options.resolved("cuda:0" if torch.cuda.is_available() else "cpu", recipe)
     files = find_files(ModelSource(source.text, recipe.transformer), options)
     for module in recipe.modules:
         if isinstance(module, Dense | LayerNorm):

@@ -120,6 +120,10 @@ class Recipe:
         """The pooling modes, for people."""
         return "+".join(mode for module in self.modules if isinstance(module, Pooling) for mode in module.modes)
 
+    def is_stored_in(self, dtype: str) -> bool:
+        """Return True if ``config.json`` names this type of the weights."""
+        return dtype in (self.config.get("dtype"), self.config.get("torch_dtype"))
+
     @property
     def include_prompt(self) -> bool:
         """False if pooling leaves the tokens of a prompt out."""

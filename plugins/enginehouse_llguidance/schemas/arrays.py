@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from enginehouse_llguidance.schemas.distinct import UNIQUE
 from enginehouse_llguidance.schemas.evaluated import BRANCHING
+from enginehouse_llguidance.schemas.markers import UNIQUE
 from enginehouse_llguidance.schemas.objects import Prepare
 from enginehouse_llguidance.schemas.places import Place
 from enginehouse_llguidance.schemas.problems import SchemaProblem

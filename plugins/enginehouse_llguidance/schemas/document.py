@@ -124,6 +124,14 @@ class Document:
             raise found
         return found  # type: ignore[no-any-return]
 
+    def has(self, pointer: str) -> bool:
+        """Return True if there is a value at a pointer."""
+        try:
+            self.at(pointer)
+        except SchemaProblem:
+            return False
+        return True
+
     def at(self, pointer: str, place: str = "") -> Any:
         """Return the value at a pointer. Raises SchemaProblem."""
         value = self.root

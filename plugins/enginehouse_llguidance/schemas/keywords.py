@@ -71,7 +71,10 @@ KEYWORDS: dict[str, Keyword] = {
     "maximum": Keyword("enforced", _BOUND),
     "exclusiveMinimum": Keyword("enforced", _BOUND),
     "exclusiveMaximum": Keyword("enforced", _BOUND),
-    "multipleOf": Keyword("enforced", "up to 10000, exact in binary (0.25, not 0.01)"),
+    "multipleOf": Keyword(
+        "enforced",
+        "up to 10000; decimals such as 0.01 of four digits, multiples that the division of floats confirms",
+    ),
     # Strings
     "minLength": Keyword("enforced"),
     "maxLength": Keyword("enforced"),
@@ -89,10 +92,7 @@ KEYWORDS: dict[str, Keyword] = {
     "additionalItems": Keyword("enforced", "beside the array form of `items`"),
     "minItems": Keyword("enforced"),
     "maxItems": Keyword("enforced"),
-    "uniqueItems": Keyword(
-        "enforced",
-        "where the items asked for never run out of values; in arguments of enforced calls of one item at most",
-    ),
+    "uniqueItems": Keyword("enforced"),
     "contains": Keyword("enforced", "the items asked for are among the first 8"),
     "minContains": Keyword("enforced", "up to 8, with `maxContains` up to 4"),
     "maxContains": Keyword("enforced", "where the complement of `contains` is supported (see `not`)"),

@@ -14,6 +14,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
 from typing import Any
 
+from enginehouse_llguidance.schemas.markers import CHECKED
 from enginehouse_llguidance.schemas.problems import SchemaProblem, join_pointer
 
 __all__ = ["ANY_INTEGER", "EXACT_DIGITS", "NUMBER_FORMATS", "is_exact_integer", "is_number", "number_keywords"]
@@ -62,6 +63,7 @@ def number_keywords(schema: Mapping[str, Any], pointer: str, *, integer: bool, e
             raise SchemaProblem(join_pointer(pointer, [key]), "must be a finite number")
     low, high = _bounds(schema, integer)
     multiple = _multiple_of(schema, pointer, integer)
+    is_inexact = multiple is not None and not _is_binary(schema["multipleOf"])
     if not integer and low is None and high is None and multiple is None:
         return {}  # any number, including exponents
     if integer:
@@ -69,7 +71,7 @@ def number_keywords(schema: Mapping[str, Any], pointer: str, *, integer: bool, e
         high = Fraction(_USUAL_INTEGER) if high is None else high
     elif multiple is not None:
         # Multiples are exact up to this limit.
-        limit = Fraction(2**53 // Fraction(multiple).denominator)
+        limit = Fraction((10**EXACT_DIGITS if is_inexact else 2**53) // Fraction(str(multiple)).denominator)
         low = max(-limit, -limit if low is None else low)
         high = min(limit, limit if high is None else high)
     keywords: dict[str, Any] = {}
@@ -80,6 +82,8 @@ def number_keywords(schema: Mapping[str, Any], pointer: str, *, integer: bool, e
         keywords["maximum"] = write(high, up=False, pointer=join_pointer(pointer, ["maximum"]))
     if multiple is not None:
         keywords["multipleOf"] = multiple
+        if is_inexact:
+            keywords[CHECKED] = join_pointer(pointer, ["multipleOf"])
     elif not integer and not exact and (decimals := _decimals(keywords)):
         keywords["multipleOf"] = float(f"1e-{decimals}")
     return keywords
@@ -119,15 +123,32 @@ def _multiple_of(schema: Mapping[str, Any], pointer: str, integer: bool) -> floa
     place = join_pointer(pointer, ["multipleOf"])
     if value <= 0:
         raise SchemaProblem(place, "must be above 0")
-    exact = Fraction(value)
-    if exact.denominator > 2**10 or exact != Fraction(str(value)):
-        message = f"{value} has no exact binary form, so that validators disagree on its multiples; use a pattern"
-        raise SchemaProblem(place, message)
+    exact = Fraction(value) if _is_binary(value) else Fraction(str(value))
+    num_decimals = -int(Decimal(str(value)).as_tuple().exponent)
+    if not _is_binary(value) and (num_decimals > _MAX_DECIMALS or exact * 10**num_decimals > _MAX_MULTIPLE):
+        raise SchemaProblem(place, f"more than {_MAX_DECIMALS} decimals, or 4 other digits, are not supported")
     if integer:
         exact = Fraction(exact.numerator)
+    elif not _is_binary(value) and not _is_read_exactly(value):
+        exact = Fraction(1, 10**num_decimals)
     if exact.numerator > _MAX_MULTIPLE:
         raise SchemaProblem(place, f"more than {_MAX_MULTIPLE} is not supported")
     return int(exact) if exact.denominator == 1 else float(exact)
+
+
+def _is_read_exactly(value: float) -> bool:
+    """Return True if the library, which multiplies by 10 until a number is whole, keeps its digits."""
+    for _ in range(_MAX_DECIMALS):
+        if value == int(value):
+            break
+        value *= 10
+    return value == int(value)
+
+
+def _is_binary(value: float) -> bool:
+    """Return True if floats hold a number exactly: then the division by it is exact, too."""
+    exact = Fraction(value)
+    return exact.denominator <= 2**10 and exact == Fraction(str(value))
 
 
 def _written_integer(bound: Fraction, *, up: bool, pointer: str) -> int:

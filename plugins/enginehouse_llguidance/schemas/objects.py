@@ -8,10 +8,10 @@ from itertools import combinations
 from typing import Any
 
 from enginehouse_llguidance.automata import AutomatonError, restricted
-from enginehouse_llguidance.schemas.distinct import UNIQUE_NAMES
 from enginehouse_llguidance.schemas.document import REFERENCES, Document, Pointer
 from enginehouse_llguidance.schemas.evaluated import BRANCHING
 from enginehouse_llguidance.schemas.keywords import KEYWORDS
+from enginehouse_llguidance.schemas.markers import UNIQUE_NAMES
 from enginehouse_llguidance.schemas.places import Place
 from enginehouse_llguidance.schemas.problems import SchemaProblem, join_pointer
 from enginehouse_llguidance.schemas.strings import length, read_pattern, string_keywords

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -20,11 +20,11 @@ from attrs import define, field, frozen
 from enginehouse_llguidance.options import LlguidanceOptions
 from enginehouse_llguidance.schemas.arrays import array_keywords
 from enginehouse_llguidance.schemas.derived import derived_schemas, exclusive_options
-from enginehouse_llguidance.schemas.distinct import UNIQUE, check_distinct
 from enginehouse_llguidance.schemas.document import REFERENCES, Document
 from enginehouse_llguidance.schemas.finite import find_endless
 from enginehouse_llguidance.schemas.joins import Joins
 from enginehouse_llguidance.schemas.keywords import KEYWORDS, TYPES
+from enginehouse_llguidance.schemas.markers import CHECKED, UNIQUE, UNIQUE_NAMES
 from enginehouse_llguidance.schemas.numbers import (
     ANY_INTEGER,
     EXACT_DIGITS,
@@ -37,6 +37,7 @@ from enginehouse_llguidance.schemas.places import Place, ValuePath
 from enginehouse_llguidance.schemas.problems import SchemaProblem, join_pointer
 from enginehouse_llguidance.schemas.references import find_cycle
 from enginehouse_llguidance.schemas.strings import check_text, string_keywords
+from enginehouse_llguidance.schemas.validation import Rules, Validator, find_uncertain
 from enginehouse_llguidance.schemas.values import key_of
 
 __all__ = ["PreparedSchema", "prepare_schema", "read_schema"]
@@ -44,6 +45,8 @@ __all__ = ["PreparedSchema", "prepare_schema", "read_schema"]
 _BRANCHES = (*REFERENCES, "allOf", "anyOf", "oneOf")
 _MAX_CONSTANT_DECIMALS = 22  # up to here a decimal is read as the closest float by every division
 _MAX_JSON_DEPTH = 120  # the library reads 128 levels
+_SCARCE = frozenset({"prefixItems", "contains", "anyOf", "oneOf", "not", "if", "unevaluatedItems"})
+"""Keywords of arrays that may run out of different items."""
 
 
 @frozen
@@ -53,12 +56,12 @@ class PreparedSchema:
     Attributes:
         schema: the schema with all definitions.
         parts: pointer in the original and prepared form of every subschema, inner ones first.
-        has_unique: some array must have different items, which the library does not enforce.
+        rules: what the library does not enforce; None if there is nothing.
     """
 
     schema: Any
     parts: tuple[tuple[str, Any], ...]
-    has_unique: bool
+    rules: Rules | None
 
 
 def read_schema(text: str) -> Any:
@@ -117,6 +120,11 @@ class _Preparer:
     same_value: dict[str, list[str]] = field(factory=lambda: defaultdict(list))
     joined_references: dict[str, str] = field(factory=dict)
     joins: Joins = field(factory=Joins)
+    conditional: dict[str, list[str]] = field(factory=lambda: defaultdict(list))
+    checked: dict[str, str] = field(factory=dict)  # pointers of schemas, and what is checked
+    unique: set[str] = field(factory=set)
+    counted: set[str] = field(factory=set)  # objects whose names are counted
+    scarce: set[str] = field(factory=set)
     uses_any_integer: bool = False
 
     def run(self) -> PreparedSchema:
@@ -134,8 +142,44 @@ class _Preparer:
         if endless is not None:
             raise SchemaProblem(endless, "every value that satisfies the schema would have to contain another one")
         parts = tuple((pointer, _with_definitions(part, definitions)) for pointer, part in self.parts)
-        has_unique = check_distinct(self.parts, definitions)
-        return PreparedSchema(_with_definitions(schema, definitions), parts, has_unique)
+        return PreparedSchema(_with_definitions(schema, definitions), parts, self._rules())
+
+    def _rules(self) -> Rules | None:
+        """Return what is enforced while the answer is written, by the schemas that always apply to a value.
+
+        What is asked for in a branch is checked where the branch is chosen.
+        """
+        asked = {*self.checked, *self.unique, *self.counted}
+        if not asked:
+            return None
+        checked = dict(self.checked)
+        for place, what in self._above(asked):
+            if self.document.has(place):  # otherwise it is derived, and the schema that it is derived from is above
+                checked.setdefault(place, what)
+        for place, what in checked.items():
+            if (found := find_uncertain(self.document, place)) is not None:
+                raise SchemaProblem(what, f"is not supported in a branch beside {found!r}, which is not evaluated")
+        validator = Validator(self.document)
+        names, scarce = frozenset(self.counted), frozenset(self.scarce | self.counted)
+        return Rules(validator, validator.always([""]), frozenset(checked), frozenset(self.unique), names, scarce)
+
+    def _above(self, asked: set[str]) -> Iterator[tuple[str, str]]:
+        """Yield the schemas one of whose branches leads to one of these, and to which."""
+        before: dict[str, list[str]] = defaultdict(list)
+        for place, inner in self.edges.items():
+            for one in inner:
+                before[one].append(place)
+        waiting = [(one, one) for one in asked]
+        seen: set[str] = set()
+        while waiting:
+            one, origin = waiting.pop()
+            if one in seen:
+                continue
+            seen.add(one)
+            for place in before[one]:
+                if one in self.conditional[place]:
+                    yield place, origin
+                waiting.append((place, origin))
 
     def _check_references(self) -> None:
         looping = find_cycle(self.same_value, list(self.same_value))
@@ -183,8 +227,14 @@ class _Preparer:
             prepared["type"] = types[0] if len(types) == 1 else types
         prepared |= self._of_types(schema, types, own)
         prepared |= self._constants(schema, place)
-        if prepared.pop(UNIQUE, False):
-            _require_unique(prepared)
+        if prepared.pop(UNIQUE, False) and _require_unique(prepared):
+            self.unique.add(place.pointer)
+        if prepared.pop(UNIQUE_NAMES, False):
+            self.counted.add(place.pointer)
+        if what := prepared.pop(CHECKED, None):
+            self.checked[place.pointer] = what
+        if not _SCARCE.isdisjoint(schema) or schema.get("minItems", 0) > 1:
+            self.scarce.add(place.pointer)
         if branches:
             is_only = len(branches) == 1 and not prepared and not derived
             self._add_branches(schema, branches, prepared, place if is_only else place.beside())
@@ -192,11 +242,13 @@ class _Preparer:
             prepared["additionalProperties"] = False
         for key, one in derived:
             branch = place.beside().of_branch(key, "*")  # unlike the pointers of the schemas that it refers to
-            self._note_branch(place, branch)
+            self._note_branch(place, branch, is_conditional=True)
             prepared["allOf"] = [*prepared.get("allOf", []), self.prepare(one, branch)]
         return prepared
 
-    def _note_branch(self, place: Place, branch: Place) -> None:
+    def _note_branch(self, place: Place, branch: Place, *, is_conditional: bool) -> None:
+        if is_conditional:
+            self.conditional[place.pointer].append(branch.pointer)
         self.edges[place.pointer].append(branch.pointer)
         self.same_value[place.pointer].append(branch.pointer)
 
@@ -255,7 +307,7 @@ class _Preparer:
             found = []
             for index, option in enumerate(options):
                 branch = around.of_branch(key, index, *suffix)
-                self._note_branch(place, branch)
+                self._note_branch(place, branch, is_conditional=key != "allOf")
                 found.append(self.prepare(option, branch))
             if key == "allOf":
                 prepared["allOf"] = [*prepared.get("allOf", []), *found]
@@ -284,14 +336,13 @@ def _with_definitions(schema: Any, definitions: dict[str, Any]) -> Any:
     return {**schema, "$defs": definitions} if definitions and isinstance(schema, dict) else schema
 
 
-def _require_unique(prepared: dict[str, Any]) -> None:
-    """Enforce ``uniqueItems``: on constants here, on other arrays while they are written."""
+def _require_unique(prepared: dict[str, Any]) -> bool:
+    """Enforce ``uniqueItems`` on constants; True if it is to be enforced while an array is written."""
     if "const" in prepared and not _has_unique_items(prepared["const"]):
         prepared["enum"] = []
     elif "enum" in prepared:
         prepared["enum"] = [value for value in prepared["enum"] if _has_unique_items(value)]
-    elif "const" not in prepared:
-        prepared[UNIQUE] = True
+    return "const" not in prepared and "enum" not in prepared
 
 
 def _has_unique_items(value: Any) -> bool:

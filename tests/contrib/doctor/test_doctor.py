@@ -246,3 +246,56 @@ def test_formats_of_templates_are_told_with_their_reasons(folder: Path) -> None:
     assert found[0][0] == "ok" and found[0][1].startswith("template: <do>f<with>") and "derived" in found[0][1]
     assert found[1][0] == "advice" and "'mistral'" in found[1][1]
     assert of(findings, "reasoning of m")["text"] == "think: from '<think>' to '</think>'"
+
+
+def weights(folder: Path, **shapes: list[int]) -> None:
+    """A safetensors file that consists of its header."""
+    tensors = {name.replace("__", "."): {"dtype": "F32", "shape": shape} for name, shape in shapes.items()}
+    header = json.dumps({"__metadata__": {"format": "pt"}, **tensors}).encode()
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+
+
+LAYERS = {f"model__layers__{number}__mlp__weight": [4, 4] for number in range(2)}
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "config", "tensors", "problem"),
+    [
+        ("tokenizer.json", {"num_hidden_layers": 2, "vocab_size": 8, "hidden_size": 4}, LAYERS, ""),
+        ("tekken.json", {"text_config": {"num_hidden_layers": 2}}, {**LAYERS, "vision__layers__7__w": [1]}, ""),
+        ("README.md", {"num_hidden_layers": 2}, LAYERS, "it has no tokenizer (tokenizer.json, tokenizer.model or"),
+        ("a.tiktoken", {"num_hidden_layers": 2}, LAYERS, "its tokenizer is a tiktoken file"),
+        (
+            "tokenizer.json",
+            {"num_hidden_layers": 3},
+            LAYERS,
+            "config.json has 3 layers, and the weights lack 1 of them",
+        ),
+        (
+            "tokenizer.json",
+            {"vocab_size": 8, "hidden_size": 4},
+            {"model__embed_tokens__weight": [9, 4]},
+            "model.embed_tokens.weight is [9, 4], and config.json says [8, 4]",
+        ),
+    ],
+)
+def test_files_without_a_tokenizer_or_with_other_weights(
+    folder: Path, tokenizer: str, config: dict[str, Any], tensors: dict[str, list[int]], problem: str
+) -> None:
+    (folder / tokenizer).write_text("{}")
+    (folder / "config.json").write_text(json.dumps(config))
+    weights(folder, **tensors)
+    code, findings, _ = examine("[server]\nport = 0\n")
+
+    found = [one["text"] for one in findings if one["subject"] == "files of m"]
+    assert (code, len(found)) == (int(bool(problem)), int(bool(problem)))
+    assert problem in "".join(found)
+
+
+def test_weights_that_cannot_be_read(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"{" * 16)
+    _, findings, _ = examine("[server]\nport = 0\n")
+
+    assert "it is damaged" in of(findings, "files of m")["text"]

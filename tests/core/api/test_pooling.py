@@ -18,12 +18,17 @@ import pytest
 from attrs import evolve, field, frozen
 
 from enginehouse.contract.calls import Call
+from enginehouse.contract.errors import InvalidRequest
 from enginehouse.contract.surface import AnswerRoute, ErrorAnswer, Reply
-from enginehouse.contract.types import PoolingRequest, PoolText
+from enginehouse.contract.types import PoolingRequest, PoolingResult, PoolText
 from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.auth import AuthSettings, KeySettings
 from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings
+from enginehouse.settings.limits import LimitsSettings, MemoryBudget
+from enginehouse_testkit.script import write_script
+from enginehouse_testkit.scripted import ScriptedBackend
 from enginehouse_testkit.served import served
+from enginehouse_testkit.server_thread import server_thread
 from enginehouse_testkit.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="worker processes need POSIX")
@@ -77,15 +82,43 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pooler(**options: Any) -> ModelSettings:
-    own = {name: options.pop(name) for name in ("rerank", "pooling_cache", "context", "ttl", "load") if name in options}
+    own = {name: options.pop(name) for name in ("rerank", "context", "load", "isolation") if name in options}
     return ModelSettings(source="fake-pooler", backend="fake-pooler", options=options, **own)
+
+
+class VectorBackend(ScriptedBackend):
+    """The scripted backend, whose engine answers pooling requests itself, as one over another server does."""
+
+    def open(self, source: Any, options: Any, progress: Any) -> Any:
+        engine: Any = super().open(source, options, progress)
+        engine.info = msgspec.structs.replace(engine.info, task="embed")
+
+        async def embed(request: PoolingRequest) -> PoolingResult:
+            if request.dimensions is not None:
+                raise InvalidRequest("dimensions: not here", "dimensions")
+            rows = np.arange(2 * len(request.inputs), dtype="<f4")
+            return PoolingResult(rows.tobytes(), 2, tuple(len(one.text) for one in request.inputs))
+
+        engine.pool = embed
+        return engine
 
 
 @contextlib.contextmanager
 def serving(models: dict[str, ModelSettings], **fields: Any) -> Iterator[httpx.Client]:
     settings = Settings(models=models, plugins=PluginsSettings(allow=()), **fields)
     registry = PluginRegistry.for_settings(settings)
-    with served(settings, evolve(registry, surfaces={"pool": PoolSurface()}), timeout=60) as client:
+    registry = evolve(
+        registry, surfaces={"pool": PoolSurface()}, backends={**registry.backends, "vectors": VectorBackend()}
+    )
+    with served(settings, registry, timeout=60) as client:
+        yield client
+
+
+@contextlib.contextmanager
+def served_as_it_is(models: dict[str, ModelSettings]) -> Iterator[httpx.Client]:
+    """Serve models that need not become ready."""
+    settings = Settings(models=models, plugins=PluginsSettings(allow=()))
+    with server_thread(settings) as running, httpx.Client(base_url=running.url, timeout=60) as client:
         yield client
 
 
@@ -101,10 +134,12 @@ def client(folder: Path) -> Iterator[httpx.Client]:
             log=str(folder / "embed.log"),
         ),
         "rerank": pooler(task="rerank"),
-        "classify": pooler(task="classify", labels=["bad", "fair", "good"]),
+        "classify": pooler(task="classify", labels=["bad", "fair", "good"], isolation="thread"),
+        "engine": ModelSettings(source=write_script(folder / "hi.json", ["hi"]), backend="vectors"),
         "cosine": pooler(rerank="cosine", is_normalized=False),
         "held": pooler(pass_tokens=40, hold=str(folder / "hold"), log=str(folder / "held.log"), context=32),
         "chat": ModelSettings(source="fake", backend="fake"),
+        "judge": ModelSettings(source="fake", backend="fake", rerank="yes_no", rerank_answers=("y", "n")),
     }
     keys = (
         KeySettings(name="ann", key="ann", scopes=("infer", "admin", "metrics")),
@@ -200,6 +235,19 @@ def test_embeddings_are_compared_where_the_settings_say_so(client: httpx.Client)
     assert answered["num_tokens"] == [6, 6]
 
 
+def test_a_generative_model_is_a_reranker_where_the_settings_say_so(client: httpx.Client) -> None:
+    pairs = [["a fast car", text] for text in ("a fast car", "nothing of it", "a fast car")]
+    scores, logits = (pool(client, "judge", pairs, "rerank", raw_scores=raw) for raw in (False, True))
+    chat = {"model": "judge", "messages": [{"role": "user", "content": "hi"}]}
+    refused = client.post("/v1/chat/completions", json=chat).json()["error"]
+
+    assert scores["score_kind"] == "sigmoid"
+    assert np.allclose(np.array(scores["rows"]), 1 / (1 + np.exp(-np.array(logits["rows"]))), atol=1e-6)
+    assert scores["rows"][0] == scores["rows"][2] != scores["rows"][1]
+    assert refused["code"] == "unsupported_task"
+    assert client.get("/v1/models/judge").json()["pooling"]["pooling"] == "yes_no"
+
+
 @pytest.mark.parametrize(
     ("body", "code", "param"),
     [
@@ -232,6 +280,16 @@ def test_token_ids_are_taken_as_they_are(client: httpx.Client) -> None:
 
     assert answered["rows"][0] == answered["rows"][1]
     assert refused["param"] == "texts[2]" and "9999" in refused["message"]
+
+
+def test_an_engine_may_answer_by_itself(client: httpx.Client) -> None:
+    answered = pool(client, "engine", ["ab", "c"])
+    body = {"model": "engine", "texts": ["a"], "options": {"dimensions": 2}}
+    refused = client.post("/pool", json=body).json()
+
+    assert answered["rows"] == [[0.0, 1.0], [2.0, 3.0]]
+    assert (answered["num_tokens"], answered["model"]) == ([2, 1], "engine")
+    assert (refused["code"], refused["param"]) == ("invalid_value", "dimensions")
 
 
 def test_models_show_what_their_rows_are(client: httpx.Client) -> None:
@@ -357,3 +415,57 @@ def test_metrics_count_texts_and_passes(client: httpx.Client) -> None:
     assert 'enginehouse_pooled_tokens_total{model="embed"}' in text
     assert 'enginehouse_prompt_tokens_total{model="embed"}' in text
     assert 'enginehouse_batch_sequences_count{model="embed"}' in text
+
+
+CHAT = {"model": "chat", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 40}
+
+
+def test_a_chat_model_and_an_embedder_share_a_budget(folder: Path) -> None:
+    """With room for one of them each waits for the other's requests and takes its place; a third never fits."""
+    models = {
+        "chat": ModelSettings(source="fake", backend="fake", context=1000, slots=4, load="lazy"),
+        "embed": pooler(weights_bytes=600_000, load="lazy"),
+        "large": pooler(weights_bytes=2_000_000, load="lazy"),
+    }
+    limits = LimitsSettings(memory_budget=MemoryBudget({"cpu": 1_000_000}))
+    with serving(models, limits=limits) as client, ThreadPoolExecutor(6) as threads:
+        refused = client.post("/pool", json={"model": "large", "texts": ["a"]})
+        works = [threads.submit(client.post, "/v1/chat/completions", json=CHAT) for _ in range(6)]
+        works += [threads.submit(client.post, "/pool", json={"model": "embed", "texts": ["a", "b"]}) for _ in range(6)]
+        statuses = [one.result().status_code for one in works]
+        held = {one["id"]: one["state"] for one in client.get("/v1/models").json()["data"]}
+
+    assert (refused.status_code, refused.json()["code"]) == (507, "model_too_large")
+    assert statuses == [200] * 12
+    assert sorted(held.values()) == ["ready", "unloaded", "unloaded"]
+
+
+def test_both_are_served_at_once_if_both_fit(folder: Path) -> None:
+    """While passes of the embedder are held, the chat model answers, and the other way round."""
+    models = {
+        "chat": ModelSettings(source="fake", backend="fake", options={"step_delay_s": 0.01}),
+        "embed": pooler(hold=str(folder / "hold"), log=str(folder / "both.log")),
+    }
+    with serving(models) as client, ThreadPoolExecutor(4) as threads:
+        with held(folder):
+            bulk = threads.submit(client.post, "/pool", json={**BULK, "model": "embed"})
+            wait_until(lambda: passes(folder / "both.log"))
+            assert client.post("/v1/chat/completions", json=CHAT).status_code == 200
+        assert bulk.result().status_code == 200
+        with client.stream("POST", "/v1/chat/completions", json={**CHAT, "max_tokens": 4000, "stream": True}) as stream:
+            next(stream.iter_lines())
+            assert client.post("/pool", json={"model": "embed", "texts": ["a"]}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rerank": "yes_no"}, "models.m.rerank: 'yes_no' needs a model for 'generate'; this one is for 'embed'"),
+        ({"rerank": "cosine", "task": "rerank"}, "models.m.rerank: 'cosine' needs a model for 'embed'"),
+    ],
+)
+def test_settings_without_effect_fail_the_load(settings: dict[str, Any], message: str) -> None:
+    with served_as_it_is({"m": pooler(**settings)}) as client:
+        shown = wait_until(lambda: client.get("/v1/models/m").json()["error"])
+
+    assert message in shown

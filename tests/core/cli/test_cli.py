@@ -363,6 +363,22 @@ def test_choose_models_without_arguments() -> None:
         choose_models([], None, {}, registry(starter=lambda: None))
 
 
+def test_choose_models_without_arguments_takes_every_starter_model_that_the_backend_opens() -> None:
+    """The one for chat is the first, which requests that name none get."""
+    sources: dict[str, Callable[[], ModelSource | None]] = {
+        "starter-embeddings": lambda: ModelSource("fake-pooler"),
+        "starter": lambda: ModelSource("fake"),
+        "starter-missing": lambda: None,
+        "other": lambda: ModelSource("fake"),
+    }
+    loaded = PluginRegistry.load(PluginsSettings(), builtin=["fake", "fake-pooler"])
+    offers = evolve(loaded, model_sources=sources)
+
+    assert list(choose_models([], None, {}, offers)) == ["starter", "starter-embeddings"]
+    assert list(choose_models([], "fake-pooler", {}, offers)) == ["starter-embeddings"]
+    assert list(choose_models([], "fake", {}, offers)) == ["starter"]
+
+
 def test_choose_models_refuses_one_name_for_two(folder: Path) -> None:
     for name in ("a", "b"):
         (folder / name).mkdir()
@@ -396,4 +412,17 @@ def test_startup_shows_progress_and_then_the_example() -> None:
         text = console.export_text()
 
     assert text.count("is ready at http://127.0.0.1:1/v1") == 1
+    assert "/v1/chat/completions" in text
     assert """'{"model": "it'"'"'s\"""" in text
+
+
+@pytest.mark.parametrize(("task", "address"), [("embed", "embeddings"), ("rerank", "rerank"), ("classify", "classify")])
+def test_startup_shows_an_example_of_the_task(task: str, address: str) -> None:
+    from rich.console import Console
+
+    console = Console(record=True, width=100, file=io.StringIO())
+    with Startup(console, ["m"]) as startup:
+        startup.on_listening("http://127.0.0.1:1")
+        startup.on_progress("m", 1.0, f"ready for {task}")
+
+    assert f"http://127.0.0.1:1/v1/{address} -H" in console.export_text()

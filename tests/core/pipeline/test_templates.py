@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from enginehouse.contract.errors import RenderError
-from enginehouse.contract.types import Message, Segment
+from enginehouse.contract.types import Message, ModelInfo, Segment
 from enginehouse.pipeline.prompt import sandbox
-from enginehouse.pipeline.prompt.chat_prompt import CHATML, GEMMA, PLAIN, ChatPrompt, fallback_template
+from enginehouse.pipeline.prompt.chat_prompt import CHATML, GEMMA, PLAIN, ChatPrompt, ModelTemplates, fallback_template
 from enginehouse.pipeline.prompt.sandbox import compile_template
 from enginehouse.pipeline.prompt.templates import check, render
 
@@ -375,3 +375,21 @@ def test_the_chatml_fallback_writes_no_bos_that_its_models_do_not_expect() -> No
         segments = render(ChatPrompt(template=CHATML, messages=chat("user: U"), bos_token=bos_token), 1000)
 
         assert segments[0].text == "<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize(
+    ("templates", "with_tools", "without"),
+    [
+        ({"default": "D", "tool_use": "T"}, "T", "D"),  # B23: the second one may need tools
+        ({"default": "D"}, "D", "D"),
+        ({"default": "D", "tool_use": ""}, "D", "D"),
+        ({}, PLAIN, PLAIN),
+    ],
+)
+def test_a_second_template_is_for_chats_with_tools_alone(
+    templates: dict[str, str], with_tools: str, without: str
+) -> None:
+    info = ModelInfo(backend="x", max_context=1, vocab_size=1, chat_templates=templates)
+    choose = ModelTemplates({}).choose
+
+    assert (choose("m", info, with_tools=True), choose("m", info, with_tools=False)) == (with_tools, without)

@@ -245,12 +245,22 @@ SCHEMA = (
     '{"type": "object", "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer"}}, '
     '"required": ["name", "age"], "additionalProperties": false}'
 )
+UNIQUE = '{"type": "array", "uniqueItems": true, "items": {"enum": ["red", "green", "blue", 1, 10]}, "minItems": 1}'
 CONSTRAINED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "a schema": ({"sampling": WARM, "constraint": Constraint(kind="json_schema", text=SCHEMA), "max_tokens": 48}, {}),
     "a schema with log-probabilities and choices": (
         {
             "sampling": SamplingParams(temperature=1.0, seed=9, num_logprobs=1),
             "constraint": Constraint(kind="json_schema", text=SCHEMA),
+            "num_choices": 2,
+            "max_tokens": 48,
+        },
+        {},
+    ),
+    "a schema whose wrong values are taken back": (
+        {
+            "sampling": SamplingParams(temperature=1.2, seed=3, repetition_penalty=1.1),
+            "constraint": Constraint(kind="json_schema", text=UNIQUE),
             "num_choices": 2,
             "max_tokens": 48,
         },

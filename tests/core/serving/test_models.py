@@ -125,12 +125,12 @@ async def test_no_models_means_that_none_is_found():
 
 async def test_loading_model_is_not_ready_and_says_how_far_it_is():
     reports: list[tuple[str, float, str]] = []
-    async with open_models(
-        {"slow": fake_model(open_delay_s=3), "quick": fake_model()}, 0, lambda *report: reports.append(report)
-    ) as manager:
+    models = {"slow": fake_model(open_delay_s=3), "quick": fake_model()}
+    models["pooler"] = ModelSettings(source="fake-pooler", backend="fake-pooler")
+    async with open_models(models, 0, lambda *report: reports.append(report)) as manager:
         while manager.statuses()[1].state != "ready" or not manager.statuses()[0].progress:  # noqa: ASYNC110 - nothing tells of both
             await asyncio.sleep(0.02)
-        slow, quick = manager.statuses()
+        slow, quick, _ = manager.statuses()
         with pytest.raises(ModelNotReady, match="'slow' is loading") as refused:
             manager.get("slow")
         with pytest.raises(ModelNotReady):
@@ -148,7 +148,8 @@ async def test_loading_model_is_not_ready_and_says_how_far_it_is():
     assert ready.info.vocab_size > 0
     assert (ready.backend, ready.reason) == ("fake", "named in the settings")
     assert abs(ready.created - time.time()) < 60
-    assert {name for name, _, _ in reports} == {"slow", "quick"}
+    ends = {(name, text) for name, _, text in reports if text.startswith("ready")}
+    assert ends == {("slow", "ready"), ("quick", "ready"), ("pooler", "ready for embed")}
 
 
 async def test_model_that_cannot_load_fails_with_the_reason_and_the_others_serve():

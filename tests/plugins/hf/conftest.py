@@ -23,26 +23,60 @@ _SIZES: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 _EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2, "head_dim": 16}
+_GEMMA: dict[str, Any] = {
+    **_SIZES,
+    "head_dim": 16,
+    "sliding_window": 8,
+    "query_pre_attn_scalar": 16,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}
 _CONFIGS: dict[str, dict[str, Any]] = {
     "qwen2": _SIZES,
     "qwen3": {**_SIZES, "head_dim": 16},
     "mistral": {**_SIZES, "head_dim": 16, "sliding_window": 8},
-    "gemma3_text": {
-        **_SIZES,
-        "head_dim": 16,
-        "sliding_window": 8,
-        "query_pre_attn_scalar": 16,
-        "layer_types": ["sliding_attention", "full_attention"] * 2,
-    },
+    "gemma3_text": _GEMMA,
     "phi": {**_SIZES, "partial_rotary_factor": 0.5},
     "phi3": {**_SIZES, "sliding_window": 8, "pad_token_id": 0},
     "mixtral": {**_SIZES, **_EXPERTS, "num_local_experts": 4, "sliding_window": 8},
     "qwen3_moe": {**_SIZES, **_EXPERTS, "num_experts": 4, "moe_intermediate_size": 48, "decoder_sparse_step": 1},
+    "qwen2_moe": {
+        **_SIZES,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "shared_expert_intermediate_size": 32,
+        "norm_topk_prob": False,
+    },
     "olmo2": _SIZES,
+    "olmo3": {**_SIZES, "sliding_window": 8},
+    "olmoe": {**_SIZES, "num_experts": 4, "num_experts_per_tok": 2},
+    "gemma2": {**_GEMMA, "final_logit_softcapping": 3.0, "attn_logit_softcapping": 5.0},
+    "granite": {
+        **_SIZES,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.5,
+        "logits_scaling": 2.0,
+        "attention_multiplier": 0.3,
+    },
+    "glm4": {**_SIZES, "head_dim": 16, "pad_token_id": 0},
+    "smollm3": {**_SIZES, "pad_token_id": 0, "no_rope_layer_interval": 2},
     "gpt_neox": {**_SIZES, "num_key_value_heads": None},
     "gpt_oss": {**_SIZES, **_EXPERTS, "num_local_experts": 4, "sliding_window": 8},
     "mamba": {"hidden_size": 64, "num_hidden_layers": 2, "state_size": 8},
 }
+
+
+_FUSED = (
+    "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "phi3", "mixtral", "qwen2_moe", "qwen3_moe", "olmo2", "olmo3",
+    "olmoe", "granite", "glm4", "smollm3",
+)  # fmt: skip
+
+
+@pytest.fixture(params=_FUSED)
+def fused_family(request: pytest.FixtureRequest) -> str:
+    """The model type of each family that consists of known parts."""
+    name: str = request.param
+    return name
 
 
 _GPU = {"device": "cuda:0", "cache_tokens": 2048}
@@ -100,5 +134,8 @@ def _write_model(name: str, tokenizer: Path, folder: Path) -> Path:
     config = AutoConfig.for_model(name, vocab_size=len(AutoTokenizer.from_pretrained(tokenizer)), **sizes)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    for parameter in model.parameters():
+        if parameter.dim() == 1:  # norms and biases, which are ones and zeros
+            parameter.data += 0.2 * torch.randn_like(parameter)
     model.save_pretrained(folder)
     return folder

@@ -119,8 +119,22 @@ def test_greedy_equals_generate_alone_batched_and_chunked(
     assert [greedy(runner, [prompt], 24, chunk_tokens=128)[0] for prompt in prompts] == expected
     assert greedy(runner, prompts, 24, chunk_tokens=128) == expected
     assert greedy(runner, prompts, 24, chunk_tokens=5) == expected
-    is_like_llama = architecture in ("llama", "qwen3")
-    assert runner.info.metadata["layers"] == ("fused layers" if fused and is_like_llama else "transformers layers")
+    assert runner.info.metadata["layers"] == ("fused layers" if fused else "transformers layers")
+    runner.close()
+
+
+def test_greedy_of_a_fused_family_equals_generate(
+    random_model: Callable[[str], Path], greedy: Greedy, fused_family: str
+) -> None:
+    """Each of its parts in its form for one token and for many, in recorded steps and in chunks."""
+    runner = _open(random_model(fused_family), context=128)
+    prompts = prompts_of(runner)
+    expected = _generate(random_model(fused_family), prompts, 16)
+
+    assert runner.info.metadata["layers"] == "fused layers"
+    assert [greedy(runner, [prompt], 16, chunk_tokens=128)[0] for prompt in prompts] == expected
+    assert greedy(runner, prompts, 16, chunk_tokens=128) == expected
+    assert greedy(runner, prompts, 16, chunk_tokens=5) == expected
     runner.close()
 
 

@@ -82,6 +82,26 @@ def test_calls(format_name: str, opening: str) -> None:
         )
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_calls_of_every_format(format_name: str) -> None:
+    """After the beginning of a call as the format writes it, with its own markers besides."""
+    syntax = FORMATS[format_name].syntax
+    call = f"{syntax.section_start}{syntax.call_start}say{'(' if syntax.kind == 'keywords' else syntax.name_end}"
+    call = call.replace("{id}", "abcdef012").replace("{index}", "0").replace("{name}", "say")
+    parsing = AnswerParsing(tool_format=FORMATS[format_name], tools=TOOLS)
+    own = {f"marker {marker!r}": marker for marker in (*FORMATS[format_name].markers, call)}
+    for opening in ("", syntax.section_start + syntax.call_start, call):
+        for name, unit in {**UNITS, **own}.items():
+            assert_near_linear(
+                lambda size, opening=opening, unit=unit: opening + hostile_text(unit, size),
+                partial(parse, parsing, step=3),
+                4000,
+                f"parsing {name}",
+            )
+
+
 @pytest.mark.parametrize("opening", ["", "<think>", "<think>a", "<think>a</think>"])
 @pytest.mark.parametrize("is_open", [False, True])
 def test_reasoning(opening: str, is_open: bool) -> None:

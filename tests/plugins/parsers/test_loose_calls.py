@@ -83,26 +83,39 @@ FRAMES = {
 """Text before and after an object of arguments."""
 
 
+def frame(name: str) -> tuple[str, str]:
+    """The same, for any format: as its syntax says."""
+    if name in FRAMES:
+        return FRAMES[name]
+    syntax = FORMATS[name].syntax
+    name_end = "(**" if syntax.kind == "keywords" else syntax.name_end
+    after = f"{')' if syntax.kind == 'keywords' else ''}{syntax.call_end}{syntax.section_end}"
+    before = f"{syntax.section_start}{syntax.call_start}run{name_end}"
+    for placeholder, text in (("{id}", "abcdef012"), ("{index}", "0"), (" to={name}<|message|>", "")):
+        before = before.replace(placeholder, text)
+    return before, after
+
+
 def calls_of(name: str, pieces: list[str]) -> list[tuple[str, Any]]:
     said = told(AnswerParsing(tool_format=FORMATS[name], tools=TOOLS), pieces)
     assert said["content"] == ""
     return [(called, json.loads(arguments)) for called, arguments in said["calls"]]
 
 
-@pytest.mark.parametrize("name", FRAMES)
+@pytest.mark.parametrize("name", FORMATS)
 def test_loose_objects(name: str) -> None:
-    before, after = FRAMES[name]
+    before, after = frame(name)
     for text, meant in OBJECTS:
         whole = f"{before}{text}{after}"
         for pieces in ([whole], list(whole), [whole[:30], whole[30:]]):
             assert calls_of(name, pieces) == [("run", meant)], pieces
 
 
-@pytest.mark.parametrize("name", FRAMES)
+@pytest.mark.parametrize("name", FORMATS)
 def test_objects_without_an_end(name: str) -> None:
     """The answer ends, or its end marker comes too early."""
-    before, after = FRAMES[name]
-    marker = after.strip().lstrip(")}]").strip().split("\n")[0]
+    before, _ = frame(name)
+    marker = next(iter(FORMATS[name].syntax.after_calls), "")
     for text, meant in OPEN_ENDED:
         for whole in {before + text, before + text + marker}:
             for pieces in ([whole], list(whole)):

@@ -172,9 +172,10 @@ class PoolEngine:
             for job, positions in chosen.by_job():
                 if not np.isfinite(rows[positions]).all():
                     self._fail(job, GenerationFailed("The model gave numbers that are not finite.", self.guard.plugin))
-        for job, index, row in zip(chosen.jobs, chosen.indices, rows, strict=True):
-            if job.call in self._queue:
-                self._cache.keep(job.made.request.namespace, job.made.keys[index], row)
+        if self._cache.is_on:
+            for job, index, row in zip(chosen.jobs, chosen.indices, rows, strict=True):
+                if job.call in self._queue:
+                    self._cache.keep(job.made.request.namespace, job.made.keys[index], row)
         for job in self._queue.computed(chosen, rows):
             self._answer(job)
 

@@ -7,6 +7,7 @@ short ones keep coming, each fourth pass is one of bulk. Does not know poolers o
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -29,8 +30,9 @@ class PoolJob:
     Attributes:
         call: number of the call.
         arrival: its number in order of arrival.
-        rows: of the different inputs, ``(num_inputs, dimensions)``; those of ``missing`` are not computed yet.
-        missing: indices of inputs, longest first.
+        rows: of the different inputs, ``(num_inputs, dimensions)``.
+        missing: indices of inputs that are not computed yet, longest first; ``lengths`` are their tokens, negated, so
+            that they ascend.
         is_begun: some of it has been in a pass; ``is_computing``: in the last one.
     """
 
@@ -38,14 +40,28 @@ class PoolJob:
     made: PoolInputs
     arrival: int
     rows: Rows
-    missing: list[int] = field(factory=list)
+    missing: list[int]
+    lengths: list[int]
     is_begun: bool = False
     is_computing: bool = False
 
     @property
     def is_bulk(self) -> bool:
-        """True if it has many texts, whether they are equal or not."""
+        """True if it has many different texts."""
         return len(self.made.inputs) > _MAX_SHORT_INPUTS
+
+    def forget(self, computed: frozenset[int]) -> None:
+        """Remove inputs from the missing ones."""
+        kept: list[int] = []
+        place, num_left = 0, len(computed)
+        while num_left:  # most are at the front, so the rest need not be looked at
+            if self.missing[place] in computed:
+                num_left -= 1
+            else:
+                kept.append(place)
+            place += 1
+        self.missing[:place] = [self.missing[one] for one in kept]
+        self.lengths[:place] = [self.lengths[one] for one in kept]
 
     def is_overdue(self, now_s: float) -> bool:
         """Return True if it has waited for its first pass longer than it may."""
@@ -59,16 +75,13 @@ class Pass:
 
     jobs: Sequence[PoolJob]
     indices: Sequence[int]
+    inputs: Sequence[PoolerInput] = field(init=False)
+    num_tokens: int = field(init=False)
 
-    @property
-    def inputs(self) -> list[PoolerInput]:
-        """The inputs."""
-        return [job.made.inputs[index] for job, index in zip(self.jobs, self.indices, strict=True)]
-
-    @property
-    def num_tokens(self) -> int:
-        """Number of tokens of all inputs."""
-        return sum(len(one.token_ids) for one in self.inputs)
+    def __attrs_post_init__(self) -> None:
+        inputs = [job.made.inputs[index] for job, index in zip(self.jobs, self.indices, strict=True)]
+        object.__setattr__(self, "inputs", inputs)
+        object.__setattr__(self, "num_tokens", sum(len(one.token_ids) for one in inputs))
 
     def by_job(self) -> Iterator[tuple[PoolJob, list[int]]]:
         """Yield each job once, with the positions of its inputs in the pass."""
@@ -110,7 +123,8 @@ class PoolQueue:
     def add(self, call: int, made: PoolInputs, rows: Rows, missing: Sequence[int]) -> PoolJob:
         """Add a request whose inputs ``missing`` are to be computed."""
         longest_first = sorted(missing, key=lambda index: -len(made.inputs[index].token_ids))
-        job = PoolJob(call, made, self._num_arrivals, rows, longest_first)
+        lengths = [-len(made.inputs[index].token_ids) for index in longest_first]
+        job = PoolJob(call, made, self._num_arrivals, rows, longest_first, lengths)
         self._num_arrivals += 1
         self._shares.arrive(made.request.caller, {other.made.request.caller for other in self._jobs.values()})
         self._jobs[call] = job
@@ -143,13 +157,15 @@ class PoolQueue:
         chosen: list[tuple[int, PoolJob, int]] = []
         room = self._max_tokens
         for job in jobs:
-            for index in job.missing:
-                if room <= 0 or len(chosen) == self._max_texts:
+            place = 0
+            while room > 0 and len(chosen) < self._max_texts:
+                if chosen:  # the longest one that fits
+                    place = bisect_left(job.lengths, -room, place)
+                if place == len(job.missing):
                     break
-                num_tokens = len(job.made.inputs[index].token_ids)
-                if num_tokens <= room or not chosen:
-                    chosen.append((num_tokens, job, index))
-                    room -= num_tokens
+                chosen.append((-job.lengths[place], job, job.missing[place]))
+                room += job.lengths[place]
+                place += 1
         chosen.sort(key=lambda one: -one[0])
         return Pass([job for _, job, _ in chosen], [index for _, _, index in chosen])
 
@@ -163,9 +179,8 @@ class PoolQueue:
         for job, positions in done.by_job():
             indices = [done.indices[position] for position in positions]
             job.rows[indices] = rows[positions]
-            computed = frozenset(indices)
-            job.missing = [index for index in job.missing if index not in computed]
-            self._shares.start(job.made.request.caller, done.part(positions).num_tokens)
+            job.forget(frozenset(indices))
+            self._shares.start(job.made.request.caller, sum(len(done.inputs[one].token_ids) for one in positions))
             if not job.missing and self._jobs.pop(job.call, None) is not None:
                 complete.append(job)
         return complete

@@ -33,12 +33,14 @@ class RowCache:
         self._rows: OrderedDict[bytes, Rows] = OrderedDict()
         self.num_hits = 0
 
-    def __len__(self) -> int:
-        return len(self._rows)
+    @property
+    def is_on(self) -> bool:
+        """True if rows are kept."""
+        return self._max_rows > 0
 
     def find(self, namespace: str, key: bytes) -> Rows | None:
         """Return the row of an input, or None."""
-        if not self._max_rows:
+        if not self.is_on:
             return None
         digest = _digest(namespace, key)
         row = self._rows.get(digest)
@@ -49,8 +51,6 @@ class RowCache:
 
     def keep(self, namespace: str, key: bytes, row: Rows) -> None:
         """Keep a copy of a row, in place of the least recently used one if there is no room."""
-        if not self._max_rows:
-            return
         digest = _digest(namespace, key)
         self._rows[digest] = row.copy()
         self._rows.move_to_end(digest)

@@ -109,6 +109,14 @@ PERSON = {
     "properties": {"name": {"type": "string", "maxLength": 5}, "age": {"type": "integer", "minimum": 0, "maximum": 99}},
     "required": ["name", "age"],
 }
+ORDER = {  # what is checked when it is complete
+    "type": "object",
+    "properties": {
+        "price": {"type": "number", "multipleOf": 0.01, "minimum": 0.5, "maximum": 9},
+        "sizes": {"type": "array", "items": {"enum": ["S", "M", "L"]}, "uniqueItems": True, "minItems": 2},
+    },
+    "required": ["price", "sizes"],
+}
 
 
 @pytest.mark.parametrize("keyword", [name for name, word in KEYWORDS.items() if word.status != "annotation"])
@@ -149,6 +157,8 @@ def test_members_that_are_no_keywords_are_listed_as_ignored(fake: httpx.Client, 
 @given(schema=schemas(), seed=st.integers(0, 2**32), stream=st.booleans())
 @example(schema=PERSON, seed=1, stream=True)
 @example(schema=PERSON, seed=2, stream=False)
+@example(schema=ORDER, seed=3, stream=True)
+@example(schema=ORDER, seed=4, stream=False)
 def test_every_finished_answer_of_the_fake_model_validates(
     fake: httpx.Client, schema: Any, seed: int, stream: bool
 ) -> None:
@@ -160,6 +170,8 @@ def test_every_finished_answer_of_the_fake_model_validates(
 @given(schema=schemas(), seed=st.integers(0, 2**32), stream=st.booleans())
 @example(schema=PERSON, seed=1, stream=True)
 @example(schema=PERSON, seed=2, stream=False)
+@example(schema=ORDER, seed=3, stream=True)
+@example(schema=ORDER, seed=4, stream=False)
 def test_every_finished_answer_of_a_real_model_validates(
     smollm2: httpx.Client, schema: Any, seed: int, stream: bool
 ) -> None:
@@ -175,6 +187,25 @@ def test_every_finished_answer_of_a_real_model_validates_at_length(
     smollm2: httpx.Client, schema: Any, seed: int, stream: bool
 ) -> None:
     ask(smollm2, schema, seed=seed, stream=stream, max_tokens=60)
+
+
+@pytest.mark.parametrize("model", ["fake", pytest.param("smollm2", marks=pytest.mark.llamacpp)])
+def test_arguments_of_enforced_calls_validate(request: pytest.FixtureRequest, model: str) -> None:
+    """Streamed or not, with the same seed: the same arguments, with everything that their schema asks for."""
+    client = request.getfixturevalue(model)
+    tool = {"type": "function", "function": {"name": "order", "parameters": ORDER}}
+    for seed in range(2 if model == "fake" else 1):
+        fields = {"tools": [tool], "tool_choice": "required", "seed": seed, "max_tokens": 120, "n": 1}
+        body = {**body_of(ORDER), **fields}
+        del body["response_format"]
+        whole = client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["tool_calls"]
+        response = client.post("/v1/chat/completions", json={**body, "stream": True})
+        lines = [line.removeprefix("data: ") for line in response.text.split("\n\n")]
+        deltas = [json.loads(line)["choices"][0]["delta"] for line in lines if line.startswith("{")]
+        parts = [call["function"].get("arguments", "") for delta in deltas for call in delta.get("tool_calls") or ()]
+
+        assert "".join(parts) == whole[0]["function"]["arguments"]
+        Draft202012Validator(ORDER).validate(json.loads("".join(parts)))
 
 
 def test_answers_were_finished_and_schemas_were_taken() -> None:

@@ -9,9 +9,10 @@ import numpy as np
 from jsonschema import Draft7Validator, Draft201909Validator, Draft202012Validator
 
 from enginehouse.contract.backend import Tokenizer
-from enginehouse.contract.structured import Grammar, Matcher
+from enginehouse.contract.errors import GenerationFailed
+from enginehouse.contract.structured import BacktrackingMatcher, Grammar, Matcher
 
-__all__ = ["ENFORCED", "allowed_ids", "dialect_of", "walk"]
+__all__ = ["ENFORCED", "allowed_ids", "dialect_of", "follow", "takes", "walk"]
 
 
 def allowed_ids(matcher: Matcher, tokenizer: Tokenizer) -> list[int]:
@@ -23,12 +24,40 @@ def allowed_ids(matcher: Matcher, tokenizer: Tokenizer) -> list[int]:
     return np.flatnonzero(bits).tolist()
 
 
+def follow(matcher: Matcher, token_id: int) -> int:
+    """Accept a token; the number of tokens that are taken back."""
+    matcher.accept(token_id)
+    return matcher.backtrack() if isinstance(matcher, BacktrackingMatcher) else 0
+
+
+def takes(grammar: Grammar, tokenizer: Tokenizer, text: str) -> bool:
+    """Whether a model may write exactly this text, in the tokenizer's own tokens."""
+    matcher = grammar.start()
+    try:
+        for token_id in tokenizer.encode(text, special=False):
+            if follow(matcher, token_id):
+                return False
+        ends = sorted(tokenizer.end_token_ids & set(allowed_ids(matcher, tokenizer)))
+        return bool(ends) and (matcher.is_finished() or not follow(matcher, ends[0]))
+    except GenerationFailed:
+        return False
+
+
 def walk(grammar: Grammar, tokenizer: Tokenizer, chance: random.Random, max_tokens: int = 250) -> str | None:
-    """A text that is finished, or None when ``max_tokens`` were not enough.
+    """A text that is finished, or None when ``max_tokens`` were not enough, or no valid one was found.
 
     Every walk has a temper of its own: how much it likes to close, to end and to go on.
     """
-    matcher, token_ids = grammar.start(), []
+    try:
+        return _walk(grammar, tokenizer, chance, max_tokens)
+    except GenerationFailed as error:
+        if "no value satisfies it" in error.message:
+            return None
+        raise
+
+
+def _walk(grammar: Grammar, tokenizer: Tokenizer, chance: random.Random, max_tokens: int) -> str | None:
+    matcher, token_ids, num_backtracks = grammar.start(), list[int](), 0
     likes_closing, likes_end = chance.choice((0.1, 0.3, 0.6)), chance.choice((0.05, 0.3, 0.9))
     while len(token_ids) < max_tokens and not matcher.is_finished():
         ids = allowed_ids(matcher, tokenizer)
@@ -37,11 +66,19 @@ def walk(grammar: Grammar, tokenizer: Tokenizer, chance: random.Random, max_toke
         others = [token_id for token_id in ids if token_id not in tokenizer.end_token_ids]
         can_end = len(others) < len(ids)
         if not others or (can_end and chance.random() < likes_end):
-            break
+            end_id = next(token_id for token_id in ids if token_id in tokenizer.end_token_ids)
+            if not (num_wrong := follow(matcher, end_id)):
+                break
+            del token_ids[len(token_ids) + 1 - num_wrong :]
+            continue
         closing = [token_id for token_id in others if tokenizer.token_bytes[token_id][:1] in b'"}]']
         pool = closing if closing and chance.random() < likes_closing else others
         token_ids.append(chance.choice(pool))
-        matcher.accept(token_ids[-1])
+        if num_wrong := follow(matcher, token_ids[-1]):
+            del token_ids[-num_wrong:]
+            num_backtracks += 1
+            if num_backtracks == 1000:  # as in core
+                return None
     else:
         if not matcher.is_finished():
             return None

@@ -1,4 +1,4 @@
-"""``uniqueItems`` and the length of numbers: what is enforced beside the grammar, while the JSON is written."""
+"""What is enforced beside the grammar, while the JSON is written: items that differ, multiples, lengths of numbers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,17 @@ import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 
-from enginehouse.contract.composition import Matching, compose
-from enginehouse.contract.errors import GenerationFailed, InvalidRequest
-from enginehouse.contract.structured import GrammarCompiler, Matcher
+from enginehouse.contract.composition import (
+    Composition,
+    FreeText,
+    InOrder,
+    Matching,
+    OneOf,
+    Repeated,
+    Text,
+    compose,
+)
+from enginehouse.contract.structured import BacktrackingMatcher, GrammarCompiler, Matcher
 from enginehouse.contract.types import Constraint
 from enginehouse_testkit.fake_tokenizer import FakeTokenizer
 
@@ -28,18 +36,39 @@ def allowed_ids(matcher: Matcher, tokenizer: FakeTokenizer) -> list[int]:
 
 
 def written(matcher: Matcher, tokenizer: FakeTokenizer, chance: random.Random) -> str | None:
-    """A text at random, or None if it is long; every mask allows something."""
+    """A text at random, or None if it is long; every mask allows something, and what stands is never taken back."""
     token_ids: list[int] = []
+    num_standing = num_backtracks = 0
     while not matcher.is_finished() and len(token_ids) < 300:
         token_ids.append(chance.choice(allowed_ids(matcher, tokenizer)))
-        if token_ids[-1] in tokenizer.end_token_ids:
+        matcher.accept(token_ids[-1])
+        if not isinstance(matcher, BacktrackingMatcher):
+            pass
+        elif num_wrong := matcher.backtrack():
+            del token_ids[-num_wrong:]
+            num_backtracks += 1
+            assert len(token_ids) >= num_standing and num_backtracks < 300
+        else:
+            assert num_standing <= len(token_ids) - matcher.num_held()
+            num_standing = len(token_ids) - matcher.num_held()
+        if token_ids and token_ids[-1] in tokenizer.end_token_ids:
             token_ids.pop()
             break
-        matcher.accept(token_ids[-1])
     else:
         if not matcher.is_finished():
             return None
     return b"".join(tokenizer.token_bytes[token_id] for token_id in token_ids).decode()
+
+
+def refuses(matcher: Matcher, tokenizer: FakeTokenizer, text: str) -> bool:
+    """Whether the last token of a text is taken back."""
+    *others, last = tokenizer.encode(text, special=False)
+    assert isinstance(matcher, BacktrackingMatcher)
+    for token_id in others:
+        matcher.accept(token_id)
+        assert not matcher.backtrack()
+    matcher.accept(last)
+    return matcher.backtrack() > 0
 
 
 ANY_UNIQUE = {"type": "array", "uniqueItems": True}
@@ -64,6 +93,8 @@ UNIQUE = [
     {"allOf": [{"minItems": 3, "items": {"enum": [1, 2, 3]}}]},
     {"items": {"type": "boolean"}, "anyOf": [{"minItems": 1}, {"minItems": 2}]},
     {"prefixItems": [{"enum": ["a", "b"]}, {"enum": ["a"]}], "items": {"enum": ["c", "a"]}},
+    {"anyOf": [{"minItems": 2, "items": {"type": "boolean"}}, {"maxItems": 1}]},
+    {"prefixItems": [{"type": "integer"}, {"const": 0}], "contains": {"const": "a"}, "items": {"type": "string"}},
     {},
 ]
 
@@ -72,7 +103,6 @@ UNIQUE = [
 def test_items_never_repeat_and_the_array_always_ends(
     compiler: GrammarCompiler, tokenizer: FakeTokenizer, keywords: Any
 ) -> None:
-    """Masks alone enforce it, so drafts, penalties, seeds and repetitions in another worker need nothing."""
     schema = {"type": "array", "uniqueItems": True, **keywords}
     texts = [written(started(compiler, schema), tokenizer, random.Random(seed)) for seed in range(40)]
 
@@ -114,13 +144,10 @@ def test_names_that_are_counted_never_repeat(
         ({"minProperties": 2}, '{"a": 1, "b": 2, "a"'),
     ],
 )
-def test_an_item_that_equals_an_earlier_one_is_not_accepted(
+def test_an_item_that_equals_an_earlier_one_is_taken_back(
     compiler: GrammarCompiler, tokenizer: FakeTokenizer, schema: Any, text: str
 ) -> None:
-    matcher = started(compiler, schema)
-    with pytest.raises(GenerationFailed, match=r"has this (item|name) already"):
-        for token_id in tokenizer.encode(text, special=False):
-            matcher.accept(token_id)
+    assert refuses(started(compiler, schema), tokenizer, text)
 
 
 @pytest.mark.parametrize(
@@ -134,13 +161,70 @@ def test_items_of_other_types_are_other_items(compiler: GrammarCompiler, tokeniz
         matcher.accept(token_id)
 
 
-def test_arguments_of_calls_with_unique_items_are_refused_by_their_own_field(compiler: GrammarCompiler) -> None:
-    path = "tools[0].function.parameters"
-    part = Constraint(kind="json_schema", text=json.dumps({"uniqueItems": True}), param=path)
-    with pytest.raises(InvalidRequest, match="uniqueItems is only supported in whole answers") as refused:
-        compiler.compile(compose(Matching(part), "tool_choice"))
+MULTIPLES = [
+    {"type": "number", "multipleOf": 0.01, "minimum": 0, "maximum": 200},
+    {"type": "object", "properties": {"price": {"type": "number", "multipleOf": 0.1}}, "required": ["price"]},
+    {"type": "array", "items": {"type": ["number", "null"], "multipleOf": 1e-8, "maximum": 3}, "minItems": 2},
+    {"type": "integer", "multipleOf": 0.3},
+    {"anyOf": [{"type": "number", "multipleOf": 0.07}, {"type": "boolean"}]},
+    {"type": "array", "items": {"multipleOf": 0.05, "type": "number"}, "uniqueItems": True, "minItems": 2},
+    {"if": {"required": ["a"]}, "then": {"properties": {"a": {"type": "number", "multipleOf": 0.01}}}},
+]
 
-    assert refused.value.param == path
+
+@pytest.mark.parametrize("schema", MULTIPLES, ids=str)
+def test_numbers_are_multiples_by_every_validator(
+    compiler: GrammarCompiler, tokenizer: FakeTokenizer, schema: Any
+) -> None:
+    """Of decimals, too: 0.29 is a multiple of 0.01 by exact arithmetic only, so it is not written."""
+    texts = [written(started(compiler, schema), tokenizer, random.Random(seed)) for seed in range(40)]
+
+    assert any(texts)
+    for text in filter(None, texts):
+        Draft202012Validator(schema).validate(json.loads(text))
+
+
+@pytest.mark.parametrize("text", ["[0.29,", "[1, 0.29]"])
+def test_a_number_whose_end_is_wrong_is_taken_back(
+    compiler: GrammarCompiler, tokenizer: FakeTokenizer, text: str
+) -> None:
+    assert refuses(started(compiler, {"items": {"type": "number", "multipleOf": 0.01}}), tokenizer, text)
+
+
+CALL = InOrder(
+    (
+        Text("<call>"),
+        OneOf(
+            tuple(
+                InOrder((Text(f'{{"name": "{name}", "arguments": '), Matching(part), Text("}")))
+                for name, part in (
+                    ("tags", Constraint(kind="json_schema", text=json.dumps({**ANY_UNIQUE, "maxItems": 3}))),
+                    ("price", Constraint(kind="json_schema", text=json.dumps(MULTIPLES[0]))),
+                    ("free", Constraint(kind="json_schema", text=json.dumps({"type": "array", "maxItems": 3}))),
+                )
+            )
+        ),
+        Text("</call>"),
+    )
+)
+
+
+@pytest.mark.parametrize("parts", [CALL, Repeated(CALL, 1, 2), InOrder((FreeText(">"), CALL))], ids=str)
+def test_arguments_of_calls_have_their_rules(
+    compiler: GrammarCompiler, tokenizer: FakeTokenizer, parts: Composition
+) -> None:
+    grammar = compiler.compile(compose(parts, "tool_choice"))
+    texts = [written(grammar.start(), tokenizer, random.Random(seed)) for seed in range(30)]
+
+    assert any(texts)
+    for text in filter(None, texts):
+        for call in text.split("<call>")[1:]:
+            body = json.loads(call.removesuffix("</call>"))
+            schema = {"tags": ANY_UNIQUE, "price": MULTIPLES[0]}.get(body["name"], {})
+            Draft202012Validator(schema).validate(body["arguments"])
+    beginning = f"{'calls>' if isinstance(parts, InOrder) and parts is not CALL else ''}<call>"
+    for name, arguments in (("tags", "[[1], [1]"), ("price", "0.29}")):
+        assert refuses(grammar.start(), tokenizer, f'{beginning}{{"name": "{name}", "arguments": {arguments}')
 
 
 @pytest.mark.parametrize(

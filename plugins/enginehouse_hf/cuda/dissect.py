@@ -1,0 +1,424 @@
+"""Takes a loaded transformers model apart into the parts of ``structure.py``.
+
+The tables below name the modules that transformers uses for a part. The kind of a part is found by running its module
+on a few numbers, not by its class. A model with a weight outside of the known parts is refused. The loader compares the
+logits of the whole with those of transformers' own layers, so that a part that only looks known is not used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from attrs import define, field, frozen
+from torch import Tensor, nn
+from torch.nn.functional import embedding, gelu, linear, silu
+
+from enginehouse_hf.cuda.structure import (
+    Activation,
+    Attention,
+    Experts,
+    Gated,
+    Layer,
+    Linear,
+    Norm,
+    Rotary,
+    Structure,
+)
+from enginehouse_hf.depth import own_modules
+from enginehouse_hf.layer_access import with_forward
+
+__all__ = ["NotFusable", "dissect"]
+
+_NORMS: dict[frozenset[str], tuple[str | None, str | None, str | None, str | None]] = {
+    frozenset({"input_layernorm", "post_attention_layernorm"}): (
+        "input_layernorm", None, "post_attention_layernorm", None,
+    ),
+    frozenset({"post_attention_layernorm", "post_feedforward_layernorm"}): (
+        None, "post_attention_layernorm", None, "post_feedforward_layernorm",
+    ),
+    frozenset(
+        {"input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"}
+    ): (
+        "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm",
+    ),
+    frozenset({"input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"}): (
+        "input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm",
+    ),
+}  # fmt: skip
+"""Norms of a layer: before and after the attention, before and after the feed-forward part, by the names present."""
+
+_HEAD_NORMS = (("q_norm", "k_norm"), ("query_layernorm", "key_layernorm"))
+_FEED_FORWARD = ("mlp", "block_sparse_moe")
+_ROUTERS = ("gate", "router")
+_SHARED = (("shared_expert", "shared_expert_gate"), ("shared_experts", None), ("shared_mlp", None))
+
+_ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "silu": silu,
+    "gelu": gelu,
+    "gelu_tanh": partial(gelu, approximate="tanh"),
+}
+
+_NEAR = 0.02
+"""Relative difference of results of one part that rounding in bfloat16 explains."""
+
+_TABLE_CHUNK = 4096
+"""Positions per pass while rotary tables are read."""
+
+
+class NotFusable(Exception):
+    """The model has a part that is not known; the message names it."""
+
+
+def dissect(model: Any, max_context: int) -> Structure:
+    """Return the parts of a loaded model, which share its weights.
+
+    Joint projections are built in place: the model's own become views of them, so that no weight is in memory twice.
+
+    Args:
+        model: a causal model that uses our attention, on one device.
+        max_context: length of the rotary tables.
+
+    Raises:
+        NotFusable: the model has an unknown part.
+    """
+    try:
+        with torch.inference_mode():
+            return _Dissection(model, max_context).run()
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        raise NotFusable(f"{type(model).__name__} is built in another way: {error}") from error
+
+
+@frozen(eq=False)
+class _Attended:
+    """What a layer handed to its attention: query (1, H, T, D) and key, and how it is to be computed."""
+
+    query: Tensor
+    key: Tensor
+    scaling: float
+    window: int | None
+    softcap: float | None
+
+
+@define(eq=False)
+class _Seen:
+    """What the layers of the model received and did with a few tokens; implements ``AnyStep``."""
+
+    attended: dict[int, _Attended] = field(factory=dict)
+    inputs: dict[int, Tensor] = field(factory=dict)
+
+    def attend(self, index: int, query: Tensor, key: Tensor, value: Tensor, **scores: Any) -> Tensor:
+        """Record the arguments; the result is zero."""
+        self.attended[index] = _Attended(query, key, **scores)
+        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
+
+    def append(self, index: int, key: Tensor, value: Tensor) -> None:
+        """Do nothing."""
+
+
+class _Dissection:
+    """One model while it is taken apart; ``known`` holds its modules that belong to a part."""
+
+    def __init__(self, model: Any, max_context: int) -> None:
+        self._model, self._body = model, model.get_decoder()
+        self._max_context = max_context
+        self._known: set[int] = set()
+
+    def run(self) -> Structure:
+        model, body = self._model, self._body
+        num_tokens = min(8, self._max_context)
+        token_ids = torch.arange(num_tokens, device=body.embed_tokens.weight.device) + 1
+        seen = self._observe(token_ids)
+        tables, (_, embedded) = self._tables(token_ids), self._given(token_ids, 0)
+        layers = [self._layer(layer, index, seen, tables[index]) for index, layer in enumerate(body.layers)]
+        weight = self._know(body.embed_tokens).weight.detach()
+        config = model.config.get_text_config()
+        structure = Structure(
+            embeddings=weight,
+            embedding_scale=_scale(embedded, embedding(token_ids, weight), body, config),
+            layers=layers,
+            norm=self._norm(body.norm),
+            head=self._linear(model.lm_head),
+            divisor=float(getattr(config, "logits_scaling", None) or 1.0),
+            softcap=getattr(config, "final_logit_softcapping", None),
+        )
+        for name, module in body.named_modules():
+            if any(True for _ in module.parameters(recurse=False)) and id(module) not in self._known:
+                raise NotFusable(f"{name}, a {type(module).__name__}, is not a known part")
+        return structure
+
+    # -- what the model does ---------------------------------------------------------------------------
+
+    def _observe(self, token_ids: Tensor) -> _Seen:
+        """Run a few tokens, and record the input of every attention and its queries and keys."""
+        seen = _Seen()
+
+        def note(index: int, _module: Any, args: Sequence[Any], named: dict[str, Any]) -> None:
+            seen.inputs[index] = (named["hidden_states"] if "hidden_states" in named else args[0])[0]
+
+        hooks = [
+            layer.self_attn.register_forward_pre_hook(partial(note, index), with_kwargs=True)
+            for index, layer in enumerate(self._body.layers)
+        ]
+        try:
+            positions = torch.arange(len(token_ids), device=token_ids.device)[None]
+            self._body(input_ids=token_ids[None], position_ids=positions, use_cache=False, enginehouse_step=seen)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return seen
+
+    def _given(self, token_ids: Tensor, begin: int) -> tuple[list[tuple[Tensor, Tensor] | None], Tensor]:
+        """Return the rotary tables that each layer is given, and the input of the first, from position ``begin`` on."""
+        given: list[tuple[Tensor, Tensor] | None] = [None] * len(self._body.layers)
+        states: list[Tensor] = []
+
+        def note(index: int, hidden: Tensor, *_: Any, **named: Any) -> Tensor:
+            given[index] = named.get("position_embeddings")
+            states.append(hidden[0])
+            return hidden
+
+        body = own_modules(self._body)
+        body.layers = nn.ModuleList(
+            with_forward(layer, partial(note, index)) for index, layer in enumerate(self._body.layers)
+        )
+        positions = torch.arange(begin, begin + len(token_ids), device=token_ids.device)
+        body(input_ids=token_ids[None], position_ids=positions[None], use_cache=False, enginehouse_step=_Seen())
+        return given, states[0]
+
+    def _tables(self, token_ids: Tensor) -> list[tuple[Tensor, Tensor] | None]:
+        """Return the rotary tables of each layer, (max_context, D); layers that are given the same ones share them."""
+        given, _ = self._given(token_ids[:1], 0)
+        firsts: dict[int, int] = {}
+        owners = [None if pair is None else firsts.setdefault(id(pair[0]), i) for i, pair in enumerate(given)]
+        parts: dict[int, list[tuple[Tensor, Tensor]]] = {owner: [] for owner in firsts.values()}
+        for begin in range(0, self._max_context, _TABLE_CHUNK):
+            num_tokens = min(_TABLE_CHUNK, self._max_context - begin)
+            given, _ = self._given(token_ids[:1].expand(num_tokens), begin)
+            for owner, tables in parts.items():
+                pair = given[owner]
+                assert pair is not None
+                tables.append((pair[0][0], pair[1][0]))
+        whole = {
+            owner: (torch.cat([cos for cos, _ in tables]), torch.cat([sin for _, sin in tables]))
+            for owner, tables in parts.items()
+        }
+        return [None if owner is None else whole[owner] for owner in owners]
+
+    # -- parts -----------------------------------------------------------------------------------------
+
+    def _layer(self, layer: Any, index: int, seen: _Seen, tables: tuple[Tensor, Tensor] | None) -> Layer:
+        names = frozenset(name for name, module in layer.named_children() if _is_norm(module))
+        if names not in _NORMS:
+            raise NotFusable(f"layer {index} has the norms {', '.join(sorted(names)) or 'none'}")
+        before_attention, after_attention, before_mlp, after_mlp = (
+            None if name is None else self._norm(getattr(layer, name)) for name in _NORMS[names]
+        )
+        return Layer(
+            before_attention=before_attention,
+            attention=self._attention(layer.self_attn, seen.attended[index], seen.inputs[index], tables),
+            after_attention=after_attention,
+            before_mlp=before_mlp,
+            mlp=self._feed_forward(_first(layer, _FEED_FORWARD)),
+            after_mlp=after_mlp,
+            factor=float(getattr(layer, "residual_multiplier", 1.0)),
+        )
+
+    def _attention(
+        self, module: Any, attended: _Attended, inputs: Tensor, tables: tuple[Tensor, Tensor] | None
+    ) -> Attention:
+        qkv = self._joined(module, ("q_proj", "k_proj", "v_proj"), "qkv_proj")
+        head_dim = attended.key.shape[3]
+        found = next((names for names in _HEAD_NORMS if hasattr(module, names[0])), None)
+        norms = (
+            None if found is None else (self._norm(getattr(module, found[0])), self._norm(getattr(module, found[1])))
+        )
+        num_query, num_kv = attended.query.shape[1], attended.key.shape[1]
+        if qkv.weight.shape[0] != (num_query + 2 * num_kv) * head_dim or head_dim < 16:
+            raise NotFusable(f"projections of {qkv.weight.shape[0]} rows for heads of {head_dim} dimensions")
+        key = linear(inputs, qkv.weight, qkv.bias)[:, num_query * head_dim : (num_query + num_kv) * head_dim]
+        if norms is not None:
+            width = norms[1].weight.shape[0]
+            key = _normed(key.unflatten(1, (-1, width)), norms[1]).flatten(1)
+        key = key.view(-1, num_kv, head_dim)
+        return Attention(
+            qkv=qkv,
+            norms=norms,
+            rotary=_rotary(tables, key, attended.key[0].transpose(0, 1)),
+            output=self._linear(_first(module, ("o_proj", "dense"))),
+            head_dim=head_dim,
+            scale=attended.scaling,
+            window=attended.window,
+            softcap=attended.softcap,
+        )
+
+    def _feed_forward(self, module: Any) -> Gated | Experts:
+        if not hasattr(module, "experts"):
+            return self._gated(module)
+        experts, router = self._know(module.experts), self._know(_first(module, _ROUTERS))
+        gate_up, down = experts.gate_up_proj.detach(), experts.down_proj.detach()
+        if len([*experts.parameters(recurse=False)]) != 2 or len([*router.parameters()]) != 1:
+            raise NotFusable(f"experts of the kind {type(experts).__name__} with a {type(router).__name__}")
+        num_experts, hidden_size, width = down.shape
+        if gate_up.shape != (num_experts, 2 * width, hidden_size) or hidden_size % 16 or width % 16:
+            raise NotFusable(f"experts with weights of {tuple(gate_up.shape)} and {tuple(down.shape)}")
+        shared, shared_gate = None, None
+        found = next(((part, gate) for part, gate in _SHARED if hasattr(module, part)), None)
+        if found is not None:
+            shared = self._gated(getattr(module, found[0]))
+            if found[1] is not None:
+                shared_gate = self._linear(getattr(module, found[1])).weight
+        return Experts(
+            router=router.weight.detach(),
+            num_chosen=int(router.top_k),
+            normalises=_normalises(router, hidden_size),
+            gate_up=gate_up,
+            down=down,
+            activation=_activation(experts),
+            shared=shared,
+            shared_gate=shared_gate,
+        )
+
+    def _gated(self, module: Any) -> Gated:
+        gate_up = self._joined(module, ("gate_proj", "up_proj"), "gate_up_proj")
+        if gate_up.bias is not None:
+            raise NotFusable("the joint projection of gate and up has a bias")
+        return Gated(gate_up, self._linear(module.down_proj), _activation(module))
+
+    def _norm(self, module: Any) -> Norm:
+        """Return the kind of RMS norm that does what the module does."""
+        self._know(module)
+        weight = module.weight.detach()
+        eps = float(_first(module, ("variance_epsilon", "eps")))
+        sample = torch.linspace(-2.0, 3.0, 3 * len(weight), device=weight.device).view(3, -1).to(weight.dtype)
+        expected = module(sample)
+        kinds = [Norm(weight, eps, True), Norm(weight, eps, False), Norm(weight.float() + 1.0, eps, False)]
+        best = min(kinds, key=lambda norm: _difference(_normed(sample, norm), expected))
+        if not _difference(_normed(sample, best), expected) < _NEAR:
+            raise NotFusable(f"{type(module).__name__} is not an RMS norm")
+        return best
+
+    def _joined(self, module: Any, names: Sequence[str], joint: str) -> Linear:
+        """Join projections; those of the modules become views of the result, so that they still work."""
+        if hasattr(module, joint):
+            return self._linear(getattr(module, joint))
+        modules = [self._know(getattr(module, name)) for name in names]
+        parts = [self._linear(one) for one in modules]
+        biases = [part.bias for part in parts if part.bias is not None]
+        if len(biases) not in (0, len(parts)):
+            raise NotFusable(f"only some of {', '.join(names)} have a bias")
+        weight = torch.cat([part.weight for part in parts])
+        for one, own in zip(modules, weight.split([len(part.weight) for part in parts]), strict=True):
+            one.weight = nn.Parameter(own, requires_grad=False)
+        return Linear(weight, torch.cat(biases) if biases else None)
+
+    def _linear(self, module: Any) -> Linear:
+        self._know(module)
+        if type(module) is not nn.Linear:
+            raise NotFusable(f"a projection is a {type(module).__name__}")
+        return Linear(module.weight.detach(), None if module.bias is None else module.bias.detach())
+
+    def _know(self, module: Any) -> Any:
+        self._known.add(id(module))
+        return module
+
+
+def _first(owner: Any, names: Sequence[str]) -> Any:
+    """Return the first attribute that exists, of several names of the same part."""
+    name = next((name for name in names if hasattr(owner, name)), None)
+    if name is None:
+        raise NotFusable(f"{type(owner).__name__} has no {' or '.join(names)}")
+    return getattr(owner, name)
+
+
+def _is_norm(module: Any) -> bool:
+    return "norm" in type(module).__name__.lower()
+
+
+def _difference(found: Tensor, expected: Tensor) -> float:
+    """Relative difference; infinite for different shapes."""
+    if found.shape != expected.shape:
+        return math.inf
+    return float((found.float() - expected.float()).norm() / expected.float().norm().clamp_min(1e-30))
+
+
+def _normed(x: Tensor, norm: Norm) -> Tensor:
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + norm.eps)
+    if norm.rounds_first:
+        wide = wide.to(x.dtype).float()
+    return (wide * norm.weight.float()).to(x.dtype)
+
+
+def _rotary(tables: tuple[Tensor, Tensor] | None, key: Tensor, expected: Tensor) -> Rotary | None:
+    """Return the kind of rotary positions that turns ``key`` into the one that the layer attends with."""
+    kinds: list[Rotary | None] = [*_rotary_kinds(tables, key.shape[2]), None]
+    best = min(kinds, key=lambda kind: _difference(_turned(key, kind), expected))
+    if not _difference(_turned(key, best), expected) < _NEAR:
+        raise NotFusable("positions are encoded in an unknown way")
+    return best
+
+
+def _rotary_kinds(tables: tuple[Tensor, Tensor] | None, head_dim: int) -> Iterator[Rotary]:
+    if tables is None:
+        return
+    cos, sin = tables
+    half = cos.shape[-1] // 2
+    if cos.dim() != 2 or cos.shape != sin.shape or 2 * half > head_dim:
+        return
+    if torch.equal(cos[:, :half], cos[:, half:]) and torch.equal(sin[:, :half], sin[:, half:]):
+        cos, sin = cos[:, :half].contiguous(), sin[:, :half].contiguous()
+    elif torch.equal(cos[:, ::2], cos[:, 1::2]) and torch.equal(sin[:, ::2], sin[:, 1::2]):
+        cos, sin = cos[:, ::2].contiguous(), sin[:, ::2].contiguous()
+    else:
+        return
+    yield from (Rotary(cos, sin, interleaved) for interleaved in (False, True))
+
+
+def _turned(key: Tensor, kind: Rotary | None) -> Tensor:
+    """Apply rotary positions to ``key``, (T, H, D), at the positions from 0 on."""
+    if kind is None:
+        return key
+    half = kind.cos.shape[1]
+    cos, sin = (table[: len(key), None].float() for table in (kind.cos, kind.sin))
+    wide, rest = key[..., : 2 * half].float(), key[..., 2 * half :]
+    left, right = (wide[..., ::2], wide[..., 1::2]) if kind.interleaved else wide.chunk(2, -1)
+    turned = left * cos - right * sin, right * cos + left * sin
+    both = torch.stack(turned, -1).flatten(-2) if kind.interleaved else torch.cat(turned, -1)
+    return torch.cat([both.to(key.dtype), rest], -1)
+
+
+def _activation(module: Any) -> Activation:
+    """Return the name of the function that does what the module's activation does."""
+    function = _first(module, ("act_fn", "activation_fn"))
+    sample = torch.linspace(-4.0, 4.0, 257)
+    name = next((name for name, one in _ACTIVATIONS.items() if torch.allclose(function(sample), one(sample))), None)
+    if name is None:
+        raise NotFusable(f"the activation {type(function).__name__} is not known")
+    return name
+
+
+def _normalises(router: Any, hidden_size: int) -> bool:
+    """True if the router divides the weights of the chosen experts by their sum; checks that it is a known one."""
+    weight = router.weight.detach()
+    sample = torch.randn(5, hidden_size, generator=torch.Generator().manual_seed(0)).to(weight)
+    _, scores, ids = router(sample)
+    chances = torch.softmax(linear(sample, weight).float(), -1).gather(1, ids)
+    for normalises in (True, False):
+        expected = chances / chances.sum(-1, keepdim=True) if normalises else chances
+        if _difference(scores, expected) < _NEAR:
+            return normalises
+    raise NotFusable(f"{type(router).__name__} chooses experts in an unknown way")
+
+
+def _scale(embedded: Tensor, plain: Tensor, body: Any, config: Any) -> float:
+    """Return the factor between embeddings and the input of the first layer."""
+    named = (getattr(body.embed_tokens, "embed_scale", None), getattr(config, "embedding_multiplier", None))
+    exact = [float(value) for value in named if value is not None]
+    for scale in (1.0, *exact, *(float(torch.tensor(value).to(plain.dtype)) for value in exact)):
+        if torch.equal(plain * scale, embedded):
+            return scale
+    raise NotFusable("embeddings are changed in an unknown way")

@@ -1,0 +1,138 @@
+"""The parts of a transformer model as values: weights and kinds, without transformers and without kernels.
+
+``dissect.py`` makes them from a loaded model; ``fused.py`` runs them. Layouts of weights are those of ``nn.Linear``:
+(outputs, inputs).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from attrs import frozen
+from torch import Tensor
+
+__all__ = ["Activation", "Attention", "Experts", "Gated", "Layer", "Linear", "Norm", "Rotary", "Structure"]
+
+Activation = Literal["silu", "gelu", "gelu_tanh"]
+
+
+@frozen(eq=False)
+class Norm:
+    """RMS norm.
+
+    Attributes:
+        weight: (width,) factors. An offset of one is already added to them, in float32.
+        rounds_first: the normalised values are rounded to the type of the model before they are multiplied.
+    """
+
+    weight: Tensor
+    eps: float
+    rounds_first: bool
+
+
+@frozen(eq=False)
+class Linear:
+    """Projection: ``weight`` (outputs, inputs), ``bias`` (outputs,)."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+
+@frozen(eq=False)
+class Rotary:
+    """Rotary positions of the first dimensions of each head, the rest is kept.
+
+    Attributes:
+        cos, sin: (max_context, rotated dimensions / 2).
+        interleaved: neighbouring dimensions are a pair; otherwise those half of the rotated dimensions apart.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    interleaved: bool
+
+
+@frozen(eq=False)
+class Attention:
+    """Attention of one layer.
+
+    Attributes:
+        qkv: joint projection to queries, keys and values.
+        norms: of queries and keys; their width is that of a head, or of all heads together.
+        window: number of visible positions; None is all.
+        softcap: bound of the scores; None is none.
+    """
+
+    qkv: Linear
+    norms: tuple[Norm, Norm] | None
+    rotary: Rotary | None
+    output: Linear
+    head_dim: int
+    scale: float
+    window: int | None
+    softcap: float | None
+
+
+@frozen(eq=False)
+class Gated:
+    """Feed-forward part ``down(activation(gate) * up)``; ``gate_up`` is the joint projection."""
+
+    gate_up: Linear
+    down: Linear
+    activation: Activation
+
+
+@frozen(eq=False)
+class Experts:
+    """Feed-forward parts of which a router chooses some for each token, by the softmax of its logits.
+
+    Attributes:
+        router: (num_experts, hidden_size).
+        num_chosen: experts per token.
+        normalises: the weights of the chosen experts are divided by their sum.
+        gate_up: (num_experts, 2 * width, hidden_size).
+        down: (num_experts, hidden_size, width).
+        shared: a part for every token, with the weight of the sigmoid of ``shared_gate``, (1, hidden_size), if given.
+    """
+
+    router: Tensor
+    num_chosen: int
+    normalises: bool
+    gate_up: Tensor
+    down: Tensor
+    activation: Activation
+    shared: Gated | None = None
+    shared_gate: Tensor | None = None
+
+
+@frozen(eq=False)
+class Layer:
+    """``hidden += factor * after(part(before(hidden)))``, first for the attention, then for the feed-forward part."""
+
+    before_attention: Norm | None
+    attention: Attention
+    after_attention: Norm | None
+    before_mlp: Norm | None
+    mlp: Gated | Experts
+    after_mlp: Norm | None
+    factor: float = 1.0
+
+
+@frozen(eq=False)
+class Structure:
+    """A causal model.
+
+    Attributes:
+        embedding_scale: factor of the embeddings.
+        head: projection of the normalised states to logits.
+        divisor: of the logits.
+        softcap: bound of the logits; None is none.
+    """
+
+    embeddings: Tensor
+    embedding_scale: float
+    layers: list[Layer]
+    norm: Norm
+    head: Linear
+    divisor: float = 1.0
+    softcap: float | None = None

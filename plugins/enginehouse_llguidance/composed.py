@@ -1,0 +1,196 @@
+"""Follows the text of a composition up to the JSON values in it, which have rules; see ``following`` for these.
+
+A text may be read in several ways: one thread each. It is wrong when a wrong value has ended every thread. Parts other
+than JSON and fixed text are not told apart from any other text. A whole answer of JSON is a composition of one part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from attrs import frozen
+
+from enginehouse.contract.composition import Composition, FreeText, InOrder, Marker, Matching, OneOf, Repeated, Text
+from enginehouse.contract.types import Constraint
+from enginehouse_llguidance.following import START, JsonState, WrongValue, check_whole, follow, held_from
+from enginehouse_llguidance.schemas.validation import Rules
+
+__all__ = ["Follower", "Part", "Thread", "Value", "part_of"]
+
+_MAX_THREADS = 200
+
+
+@frozen(eq=False)
+class Value:
+    """A JSON value."""
+
+    rules: Rules
+
+
+class _Any(NamedTuple):
+    """Any text, up to the end of the first occurrence of ``until``; empty: up to anywhere."""
+
+    until: bytes
+
+
+class _Choice(NamedTuple):
+    options: tuple[tuple[Part, ...], ...]
+
+
+class _Repeated(NamedTuple):
+    parts: tuple[Part, ...]
+    at_least: int
+    at_most: int
+
+
+Part = bytes | Value | _Any | _Choice | _Repeated
+
+
+def part_of(composition: Composition, value_of: Callable[[Constraint], Value | None]) -> tuple[Part, ...]:
+    """Convert a composition.
+
+    Args:
+        value_of: returns the JSON value of a part, or None if it is another text.
+    """
+    match composition:
+        case Text(text) | Marker(text):
+            return (text.encode(),)
+        case FreeText(until):
+            return (_Any((until or "").encode()),)
+        case Matching(constraint):
+            return (value_of(constraint) or _Any(b""),)
+        case InOrder(parts):
+            return tuple(one for part in parts for one in part_of(part, value_of))
+        case OneOf(parts):
+            return (_Choice(tuple(part_of(part, value_of) for part in parts)),)
+        case Repeated(part, at_least, at_most):
+            return (_Repeated(part_of(part, value_of), at_least, at_most),)
+
+
+class Thread(NamedTuple):
+    """One way to read the text so far.
+
+    Attributes:
+        left: the parts that follow; the first one may have begun.
+        begin: index where the first one begins, if it is any text.
+        state: within a JSON value, which is the first one.
+    """
+
+    left: tuple[Part, ...]
+    begin: int = 0
+    state: JsonState | None = None
+
+
+class Follower:
+    """The text that a grammar allows."""
+
+    def __init__(self, parts: tuple[Part, ...]) -> None:
+        self.start = frozenset({Thread(parts)})
+
+    def follow(  # noqa: PLR0912 - one per part
+        self, threads: frozenset[Thread], text: bytearray, begin: int
+    ) -> frozenset[Thread]:
+        """Return the threads after a text of which the first ``begin`` bytes were followed before.
+
+        Raises:
+            WrongValue: a value that is now complete.
+            ValueError: the text has too many readings, or none.
+        """
+        found: set[Thread] = set()
+        seen: set[tuple[Thread, int]] = set()
+        wrong: list[bytes] = []
+        waiting = [(thread, begin) for thread in threads]
+        while waiting:
+            thread, index = waiting.pop()
+            if (thread, index) in seen:
+                continue
+            seen.add((thread, index))
+            if not thread.left:
+                if index == len(text):
+                    found.add(thread)
+                continue
+            first = thread.left[0]
+            if isinstance(first, Value):
+                try:
+                    state, reached = follow(thread.state or START, text, index, first.rules)
+                except WrongValue as error:
+                    wrong += error.beginnings
+                    continue
+                if state.is_complete:
+                    waiting.append((Thread(thread.left[1:], reached), reached))
+                if not state.is_complete or reached == len(text):
+                    found.add(thread._replace(state=state))
+            elif index == len(text) and not isinstance(first, _Choice | _Repeated):
+                found.add(thread)
+                if first == _Any(b""):
+                    waiting.append((Thread(thread.left[1:], index), index))
+            else:
+                waiting += _after(thread, text, index)
+            if len(seen) > _MAX_THREADS * (1 + len(text) - begin):
+                raise ValueError("the text has too many readings")
+        if not found:
+            if wrong:
+                raise WrongValue(*dict.fromkeys(wrong))
+            raise ValueError("the text has no reading")
+        return frozenset(found)
+
+    def end(self, threads: frozenset[Thread], text: bytearray) -> None:
+        """Check what the end of the text completes.
+
+        Raises:
+            WrongValue: all of it is wrong.
+        """
+        wrong: WrongValue | None = None
+        for thread in threads:
+            first = thread.left[0] if thread.left else b""
+            if not isinstance(first, Value) or thread.state is None:
+                return
+            try:
+                check_whole(thread.state, text, first.rules)
+            except WrongValue as error:
+                wrong = error
+            else:
+                return
+        if wrong is not None:
+            raise wrong
+
+    def held_from(self, threads: frozenset[Thread], size: int) -> int | None:
+        """Return the index from which a text of ``size`` bytes may still turn out wrong; None if all of it stands."""
+        found = [
+            begin
+            for thread in threads
+            if thread.state is not None and isinstance(first := thread.left[0], Value)
+            for begin in (held_from(thread.state, size, first.rules),)
+            if begin is not None
+        ]
+        return min(found, default=None)
+
+
+def _after(  # noqa: PLR0911 - one per part
+    thread: Thread, text: bytearray, index: int
+) -> list[tuple[Thread, int]]:
+    """Return the threads after the next byte, or what they may begin with there."""
+    first, rest = thread.left[0], thread.left[1:]
+    if isinstance(first, bytes):
+        size = min(len(first), len(text) - index)
+        if not text.startswith(first[:size], index):
+            return []
+        left = (first[size:], *rest) if size < len(first) else rest
+        return [(Thread(left, index + size), index + size)]
+    if isinstance(first, _Any):
+        if not first.until:
+            return [(Thread(rest, index), index), (thread, index + 1)]
+        end = text.find(first.until, max(thread.begin, index - len(first.until) + 1))
+        if end < 0:
+            return [(thread, len(text))]
+        end += len(first.until)
+        return [(Thread(rest, end), end)]
+    if isinstance(first, _Choice):
+        return [(Thread((*option, *rest), index), index) for option in first.options]
+    assert isinstance(first, _Repeated)
+    found = [(Thread(rest, index), index)] if first.at_least == 0 else []
+    if first.at_most > 0:
+        again = _Repeated(first.parts, max(0, first.at_least - 1), first.at_most - 1)
+        found.append((Thread((*first.parts, again, *rest), index), index))
+    return found

@@ -1,0 +1,14 @@
+"""Keywords of prepared schemas for what the library does not enforce."""
+
+from __future__ import annotations
+
+__all__ = ["CHECKED", "UNIQUE", "UNIQUE_NAMES"]
+
+UNIQUE = "x-unique"
+"""The items of the array differ."""
+
+UNIQUE_NAMES = "x-unique-names"
+"""The names of the object differ: they are counted."""
+
+CHECKED = "x-checked"
+"""Complete values are evaluated with the request's own schema, because of the keyword at this pointer."""

@@ -1,0 +1,337 @@
+"""Evaluates the request's own schemas on complete values: for what the grammar does not say.
+
+Called while an answer is written, for the places that :mod:`enginehouse_llguidance.schemas.preparing` names. Formats of
+strings are taken as met: :func:`find_uncertain` tells where that does not suffice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from fractions import Fraction
+from typing import Any
+
+from attrs import define, field, frozen
+
+from enginehouse_llguidance.automata import AutomatonError, Expression
+from enginehouse_llguidance.formats import STRING_FORMATS
+from enginehouse_llguidance.schemas.document import REFERENCES, Document, inner_schemas
+from enginehouse_llguidance.schemas.problems import SchemaProblem, join_pointer
+from enginehouse_llguidance.schemas.strings import read_pattern
+from enginehouse_llguidance.schemas.values import key_of
+
+__all__ = ["NO_RULES", "Rules", "Validator", "find_uncertain", "is_multiple"]
+
+_CONDITIONAL = frozenset(
+    {"anyOf", "oneOf", "not", "if", "then", "else", "contains", "dependentSchemas", "dependencies"}
+)
+_NUMBERS = (int, float)
+_MAX_EVALUATED = 50_000  # a tenth of a second
+
+
+def is_multiple(value: float, divisor: float) -> bool:
+    """Return True if exact arithmetic and the division of floats agree that the quotient is a whole number."""
+    quotient = value / divisor
+    return math.isfinite(quotient) and quotient == int(quotient) and Fraction(str(value)) % Fraction(str(divisor)) == 0
+
+
+def find_uncertain(document: Document, pointer: str) -> str | None:
+    """Return the pointer of a keyword below a schema on which validators disagree, or that is not evaluated; or None.
+
+    What always applies to a value is enforced by the grammar, so only formats and patterns in branches count.
+    """
+    seen: set[tuple[str, bool]] = set()
+    waiting = [(pointer, False)]
+    while waiting:
+        one, in_branch = waiting.pop()
+        schema = document.at(one)
+        if (one, in_branch) in seen or not isinstance(schema, dict):
+            continue
+        seen.add((one, in_branch))
+        if in_branch and (found := _uncertain_keyword(schema, one)) is not None:
+            return found
+        for name in REFERENCES:
+            if name in schema:
+                waiting.append((document.target({name: schema[name]}, one)[0], in_branch))
+        for inner, _ in inner_schemas(schema, one):
+            key = inner[len(one) + 1 :].split("/", 1)[0]
+            waiting.append((inner, in_branch or key in _CONDITIONAL))
+    return None
+
+
+def _uncertain_keyword(schema: dict[str, Any], pointer: str) -> str | None:
+    if schema.get("format") in STRING_FORMATS:
+        return join_pointer(pointer, ["format"])
+    patterns = [("pattern",)] if "pattern" in schema else []
+    for steps in (*patterns, *(("patternProperties", name) for name in schema.get("patternProperties", ()))):
+        place = join_pointer(pointer, steps)
+        text = schema["pattern"] if steps == ("pattern",) else steps[-1]
+        try:
+            translated = read_pattern(text, place)
+            if translated.depends_on_dialect:
+                return place
+            Expression(translated.regex)
+        except (SchemaProblem, AutomatonError):
+            return place
+    return None
+
+
+@define(eq=False)
+class Validator:
+    """Evaluates the schemas of one document, referred to by pointer.
+
+    Attributes:
+        known: results for the value that is being evaluated, by pointer and identity of a part of it.
+    """
+
+    document: Document
+    known: dict[tuple[str, int], set[Any] | None] = field(factory=dict)
+    expressions: dict[str, Expression] = field(factory=dict)
+    steps: dict[tuple[frozenset[str], str | int], frozenset[str]] = field(factory=dict)
+
+    def is_valid(self, pointer: str, value: Any) -> bool:
+        """Return True if a value satisfies a schema.
+
+        Raises:
+            ValueError: too many schemas apply to its parts.
+        """
+        self.known.clear()
+        return self._is_valid(pointer, value)
+
+    # -- places ------------------------------------------------------------------------------------
+
+    def always(self, pointers: Iterable[str]) -> frozenset[str]:
+        """Return the schemas that always apply to a value to which some schemas apply."""
+        waiting, found = list(pointers), set[str]()
+        while waiting:
+            one = waiting.pop()
+            if one not in found:
+                found.add(one)
+                schema = self.document.at(one)
+                waiting += self._beside(self._read(schema), one) if isinstance(schema, dict) else ()
+        return frozenset(found)
+
+    def step(self, pointers: frozenset[str], step: str | int) -> frozenset[str]:
+        """Return the schemas that always apply to a member of a value: its name, or its index."""
+        found = self.steps.get((pointers, step))
+        if found is None:
+            members: list[str] = []
+            for one in pointers:
+                schema = self.document.at(one)
+                if isinstance(schema, dict):
+                    schema = self._read(schema)
+                    of_member = self._of_name if isinstance(step, str) else self._of_index
+                    members += of_member(schema, one, step)  # type: ignore[arg-type]
+            found = self.steps[pointers, step] = self.always(members)
+        return found
+
+    def _read(self, schema: dict[str, Any]) -> dict[str, Any]:
+        return {"$ref": schema["$ref"]} if self.document.is_early and "$ref" in schema else schema
+
+    def _beside(self, schema: dict[str, Any], pointer: str) -> Iterator[str]:
+        for name in REFERENCES:
+            if name in schema:
+                yield self.document.target({name: schema[name]}, pointer)[0]
+        yield from (join_pointer(pointer, ["allOf", index]) for index in range(len(schema.get("allOf", ()))))
+
+    def _of_name(self, schema: dict[str, Any], pointer: str, name: str) -> list[str]:
+        found = [join_pointer(pointer, ["properties", name])] if name in schema.get("properties", ()) else []
+        is_unknown = False
+        for pattern in schema.get("patternProperties", ()):
+            try:
+                matches = self._finds(pattern, name)
+            except (SchemaProblem, AutomatonError):
+                matches = is_unknown = True  # both what it asks for and what it excludes
+            if matches:
+                found.append(join_pointer(pointer, ["patternProperties", pattern]))
+        if (not found or is_unknown) and "additionalProperties" in schema:
+            found.append(join_pointer(pointer, ["additionalProperties"]))
+        return found
+
+    def _of_index(self, schema: dict[str, Any], pointer: str, index: int) -> list[str]:
+        is_old = isinstance(schema.get("items"), list)
+        first, rest = ("items", "additionalItems") if is_old else ("prefixItems", "items")
+        if index < len(schema.get(first, ())):
+            return [join_pointer(pointer, [first, index])]
+        return [join_pointer(pointer, [rest])] if rest in schema else []
+
+    def _finds(self, pattern: str, text: str) -> bool:
+        if pattern not in self.expressions:
+            self.expressions[pattern] = Expression(read_pattern(pattern, "").regex)
+        return self.expressions[pattern].matches(text)
+
+    # -- values ------------------------------------------------------------------------------------
+
+    def _is_valid(self, pointer: str, value: Any) -> bool:
+        return self._evaluated(pointer, value) is not None
+
+    def _evaluated(self, pointer: str, value: Any) -> set[Any] | None:
+        """Return the names or indices that a schema evaluates in a value; None if the value does not satisfy it."""
+        key = (pointer, id(value))
+        if key not in self.known:
+            if len(self.known) >= _MAX_EVALUATED:
+                raise ValueError(f"more than {_MAX_EVALUATED} pairs of schemas and values are to be evaluated")
+            self.known[key] = self._evaluate(pointer, value)
+        return self.known[key]
+
+    def _evaluate(self, pointer: str, value: Any) -> set[Any] | None:
+        schema = self.document.at(pointer)
+        if not isinstance(schema, dict):
+            return None if schema is False else set()
+        schema = self._read(schema)
+        if not _holds(schema, value):
+            return None
+        parts = [self._of_branches(schema, pointer, value)]
+        if isinstance(value, str) and "pattern" in schema and not self._matches(schema["pattern"], pointer, value):
+            return None
+        if isinstance(value, dict):
+            parts.append(self._of_object(schema, pointer, value))
+        elif isinstance(value, list):
+            parts.append(self._of_array(schema, pointer, value))
+        seen = _union(parts)  # a set of its own, which may grow
+        if seen is None:
+            return None
+        members = dict(enumerate(value)) if isinstance(value, list) else value if isinstance(value, dict) else {}
+        rest = "unevaluatedItems" if isinstance(value, list) else "unevaluatedProperties"
+        if rest in schema and members:
+            if not all(self._is_valid(f"{pointer}/{rest}", one) for key, one in members.items() if key not in seen):
+                return None
+            seen.update(members)
+        return seen
+
+    def _matches(self, pattern: str, pointer: str, text: str) -> bool:
+        try:
+            return self._finds(pattern, text)
+        except (SchemaProblem, AutomatonError):
+            return True  # in the grammar, or find_uncertain would have told
+
+    def _of_branches(self, schema: dict[str, Any], pointer: str, value: Any) -> set[Any] | None:
+        found = [self._evaluated(one, value) for one in self._beside(schema, pointer)]
+        for key in ("anyOf", "oneOf"):
+            if key in schema:
+                places = (join_pointer(pointer, [key, index]) for index in range(len(schema[key])))
+                right = [one for one in (self._evaluated(place, value) for place in places) if one is not None]
+                if not right or (key == "oneOf" and len(right) > 1):
+                    return None
+                found += right
+        if "not" in schema and self._is_valid(f"{pointer}/not", value):
+            return None
+        if "if" in schema:
+            condition = self._evaluated(f"{pointer}/if", value)
+            found += [condition] if condition is not None else []
+            key = "else" if condition is None else "then"
+            found += [self._evaluated(f"{pointer}/{key}", value)] if key in schema else []
+        if isinstance(value, dict):
+            for key in ("dependentSchemas", "dependencies"):
+                for name, needed in schema.get(key, {}).items():
+                    if name in value and isinstance(needed, dict | bool):
+                        found.append(self._evaluated(join_pointer(pointer, [key, name]), value))
+        return _union(found)
+
+    def _of_object(self, schema: dict[str, Any], pointer: str, value: dict[str, Any]) -> set[Any] | None:
+        for key in ("dependentRequired", "dependencies"):
+            for name, needed in schema.get(key, {}).items():
+                names = [needed] if isinstance(needed, str) else needed
+                if name in value and isinstance(names, list) and not all(one in value for one in names):
+                    return None
+        seen: set[Any] = set()
+        for name, one in value.items():
+            if "propertyNames" in schema and not self._is_valid(f"{pointer}/propertyNames", name):
+                return None
+            places = self._of_name(schema, pointer, name)
+            if not all(self._is_valid(place, one) for place in places):
+                return None
+            seen |= {name} if places else set()
+        return seen
+
+    def _of_array(self, schema: dict[str, Any], pointer: str, value: list[Any]) -> set[Any] | None:
+        seen: set[Any] = set()
+        for index, one in enumerate(value):
+            places = self._of_index(schema, pointer, index)
+            if not all(self._is_valid(place, one) for place in places):
+                return None
+            seen |= {index} if places else set()
+        if "contains" in schema:
+            contained = {index for index, one in enumerate(value) if self._is_valid(f"{pointer}/contains", one)}
+            if not schema.get("minContains", 1) <= len(contained) <= schema.get("maxContains", math.inf):
+                return None
+            seen |= contained
+        return seen
+
+
+def _union(parts: Iterable[set[Any] | None]) -> set[Any] | None:
+    found: set[Any] = set()
+    for part in parts:
+        if part is None:
+            return None
+        found |= part
+    return found
+
+
+def _holds(schema: dict[str, Any], value: Any) -> bool:  # noqa: PLR0911 - one per type
+    """Return True if a value satisfies the keywords that contain no schemas."""
+    if "type" in schema:
+        named = schema["type"]
+        if not any(_is_of(name, value) for name in ([named] if isinstance(named, str) else named)):
+            return False
+    if "enum" in schema and key_of(value) not in map(key_of, schema["enum"]):
+        return False
+    if "const" in schema and key_of(value) != key_of(schema["const"]):
+        return False
+    if isinstance(value, _NUMBERS) and not isinstance(value, bool):
+        return _number_holds(schema, value)
+    if isinstance(value, str):
+        return _is_within(schema, "Length", value)
+    if isinstance(value, list):
+        is_unique = schema.get("uniqueItems") is not True or len(set(map(key_of, value))) == len(value)
+        return is_unique and _is_within(schema, "Items", value)
+    if isinstance(value, dict):
+        return _is_within(schema, "Properties", value) and all(name in value for name in schema.get("required", ()))
+    return True
+
+
+def _number_holds(schema: dict[str, Any], value: float) -> bool:
+    return (
+        schema.get("minimum", -math.inf) <= value <= schema.get("maximum", math.inf)
+        and ("exclusiveMinimum" not in schema or value > schema["exclusiveMinimum"])
+        and ("exclusiveMaximum" not in schema or value < schema["exclusiveMaximum"])
+        and ("multipleOf" not in schema or is_multiple(value, schema["multipleOf"]))
+    )
+
+
+def _is_within(schema: dict[str, Any], of: str, value: Any) -> bool:
+    return bool(schema.get(f"min{of}", 0) <= len(value) <= schema.get(f"max{of}", math.inf))
+
+
+def _is_of(name: str, value: Any) -> bool:
+    is_number = isinstance(value, _NUMBERS) and not isinstance(value, bool)
+    if name == "integer":
+        return is_number and (isinstance(value, int) or value.is_integer())
+    if name == "number":
+        return is_number
+    kinds: dict[str, Any] = {"null": type(None), "boolean": bool, "string": str, "array": list, "object": dict}
+    return isinstance(value, kinds[name])
+
+
+@frozen(eq=False)
+class Rules:
+    """What is enforced beside the grammar, by pointer of the request's schema.
+
+    Attributes:
+        root: schemas that always apply to the whole value.
+        checked: schemas that a value is evaluated with when it is complete.
+        unique: arrays without equal items.
+        names: objects without equal names.
+        scarce: those of the arrays and objects that may run out of different items or names.
+    """
+
+    validator: Validator
+    root: frozenset[str]
+    checked: frozenset[str] = frozenset()
+    unique: frozenset[str] = frozenset()
+    names: frozenset[str] = frozenset()
+    scarce: frozenset[str] = frozenset()
+
+
+NO_RULES = Rules(Validator(Document(True)), frozenset())
+"""Of values whose grammar says all."""

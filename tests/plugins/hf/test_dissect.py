@@ -1,0 +1,118 @@
+"""Models taken apart: the known parts, computed in plain torch, give the logits of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import gelu, linear, silu
+from transformers import AutoModelForCausalLM
+
+from enginehouse_hf.attention import ATTENTION_NAME
+from enginehouse_hf.cuda.dissect import NotFusable, dissect
+from enginehouse_hf.cuda.structure import Attention, Experts, Gated, Norm, Rotary, Structure
+
+pytestmark = pytest.mark.hf
+
+_NUM_TOKENS = 30  # more than the windows of the tiny models
+
+RandomModel = Callable[[str], Path]
+
+
+def _logits(parts: Structure, token_ids: Tensor) -> Tensor:
+    """(T, vocab_size): what the parts mean, without a cache."""
+    hidden = parts.embeddings[token_ids] * parts.embedding_scale
+    for layer in parts.layers:
+        update = _attend(_normed(hidden, layer.before_attention), layer.attention)
+        hidden = hidden + layer.factor * _normed(update, layer.after_attention)
+        update = _feed_forward(_normed(hidden, layer.before_mlp), layer.mlp)
+        hidden = hidden + layer.factor * _normed(update, layer.after_mlp)
+    logits = linear(_normed(hidden, parts.norm), parts.head.weight, parts.head.bias) / parts.divisor
+    return logits if parts.softcap is None else torch.tanh(logits / parts.softcap) * parts.softcap
+
+
+def _normed(x: Tensor, norm: Norm | None) -> Tensor:
+    if norm is None:
+        return x
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + norm.eps) * norm.weight
+
+
+def _attend(x: Tensor, part: Attention) -> Tensor:
+    qkv = linear(x, part.qkv.weight, part.qkv.bias)
+    num_query = part.output.weight.shape[1]
+    query, key, value = qkv.split([num_query, *[(qkv.shape[1] - num_query) // 2] * 2], 1)
+    if part.norms is not None:
+        query, key = (
+            _normed(one.unflatten(1, (-1, len(norm.weight))), norm).flatten(1)
+            for one, norm in zip((query, key), part.norms, strict=True)
+        )
+    query, key, value = (one.unflatten(1, (-1, part.head_dim)).transpose(0, 1) for one in (query, key, value))
+    query, key = _turned(query, part.rotary), _turned(key, part.rotary)
+    key, value = (one.repeat_interleave(len(query) // len(key), 0) for one in (key, value))
+    scores = query @ key.transpose(1, 2) * part.scale
+    if part.softcap is not None:
+        scores = torch.tanh(scores / part.softcap) * part.softcap
+    age = torch.arange(len(x))[:, None] - torch.arange(len(x))[None]
+    hides = (age < 0) | (age >= (part.window or len(x)))
+    attended = torch.softmax(scores.masked_fill(hides, float("-inf")), -1) @ value
+    return linear(attended.transpose(0, 1).flatten(1), part.output.weight, part.output.bias)
+
+
+def _turned(x: Tensor, rotary: Rotary | None) -> Tensor:
+    """``x`` is (heads, T, D)."""
+    if rotary is None:
+        return x
+    half = rotary.cos.shape[1]
+    cos, sin = rotary.cos[: x.shape[1]], rotary.sin[: x.shape[1]]
+    pairs = torch.arange(2 * half).view(half, 2) if rotary.interleaved else torch.arange(2 * half).view(2, half).T
+    turned = x.clone()
+    left, right = x[..., pairs[:, 0]], x[..., pairs[:, 1]]
+    turned[..., pairs[:, 0]], turned[..., pairs[:, 1]] = left * cos - right * sin, right * cos + left * sin
+    return turned
+
+
+def _feed_forward(x: Tensor, part: Gated | Experts) -> Tensor:
+    active: dict[str, Any] = {"silu": silu, "gelu": gelu, "gelu_tanh": lambda x: gelu(x, approximate="tanh")}
+    if isinstance(part, Gated):
+        gate, up = linear(x, part.gate_up.weight).chunk(2, 1)
+        return linear(active[part.activation](gate) * up, part.down.weight, part.down.bias)
+    chances = torch.softmax(linear(x, part.router), -1)
+    weights, ids = chances.topk(part.num_chosen, -1)
+    if part.normalises:
+        weights = weights / weights.sum(-1, keepdim=True)
+    gate, up = torch.einsum("th,tkih->tki", x, part.gate_up[ids]).chunk(2, -1)
+    result = torch.einsum("tki,tkhi,tk->th", active[part.activation](gate) * up, part.down[ids], weights)
+    if part.shared is not None:
+        shared = _feed_forward(x, part.shared)
+        result += shared if part.shared_gate is None else torch.sigmoid(linear(x, part.shared_gate)) * shared
+    return result
+
+
+def _load(folder: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=ATTENTION_NAME).eval()
+
+
+def test_parts_of_a_family_give_its_logits(random_model: RandomModel, fused_family: str) -> None:
+    model = _load(random_model(fused_family))
+    parts = dissect(model, 64)
+    token_ids = torch.arange(_NUM_TOKENS) * 37 % model.config.vocab_size
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        expected = model(token_ids[None]).logits[0]  # whose weights are views of the joint projections by now
+        found = _logits(parts, token_ids)
+
+    assert (found - expected).abs().max() < 1e-4 * expected.abs().max()
+    assert found.argmax(-1).tolist() == expected.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("phi", "norms input_layernorm"), ("gpt_neox", "built in another way|norms")],
+)
+def test_a_model_with_an_unknown_part_is_not_taken_apart(random_model: RandomModel, name: str, reason: str) -> None:
+    with pytest.raises(NotFusable, match=reason):
+        dissect(_load(random_model(name)), 64)
