@@ -14,7 +14,7 @@ from attrs import frozen
 from enginehouse.contract.compressor import CompressionTask, CompressionTools, Range, cut
 from enginehouse_compress.sentences import Part, split_sentences
 
-__all__ = ["Rate", "Rating", "Sentence", "keep_everything", "keep_most_relevant"]
+__all__ = ["Rate", "Rating", "Sentence", "Split", "keep_everything", "keep_most_relevant"]
 
 _MAX_SEPARATOR_CHARS = 2
 _MAX_GAP_CHARS = 40  # between two kept sentences: no indentation is wider
