@@ -127,9 +127,8 @@ def _open_warm_pooler(
     info = describe_model(bindings, model.address, tokenizer, sizes.max_context)
     head = read_head(bindings, model.address, pooling, info.metadata.get("architecture", ""))
     text = read_text_layout(bindings, tokenizer.vocab)
-    pair = None
-    if pooling is PoolingType.RANK:
-        pair = read_pair_layout(bindings, tokenizer, text, info.chat_templates.get("rerank", ""))
+    template = info.chat_templates.get("rerank", "") if head.task == "rerank" else ""
+    pair = read_pair_layout(bindings, tokenizer, text, template) if pooling is PoolingType.RANK else None
     threads = _thread_chooser(options)
     pooler = LlamaCppPooler(
         capabilities=PoolerCapabilities(
@@ -149,7 +148,7 @@ def _open_warm_pooler(
             activation=head.activation,
         ),
         tokenizer=tokenizer,
-        info=msgspec.structs.replace(info, task=head.task, chat_templates={}),
+        info=msgspec.structs.replace(info, task=head.task, chat_templates={"rerank": template} if template else {}),
         head=head,
         context=Context(library, model.address, options, sizes, threads.max_threads, pooling_type=pooling),
         batch=Batch(bindings, sizes.batch_tokens),

@@ -119,7 +119,8 @@ def read_pair_layout(bindings: Bindings, tokenizer: LlamaCppTokenizer, text: Tex
 
     Args:
         text: layout of one text.
-        template: the file's template ``rerank``; "" if it has none. Only its own text may contain control tokens.
+        template: the file's template ``rerank``; "" if it has none. Core writes texts into it as a whole, so that words
+            beside its own text have the same tokens; its parts here are for callers that join ids.
 
     Raises:
         ModelLoadError: the template does not contain ``{query}`` and then ``{document}``, once each.

@@ -10,6 +10,8 @@ from attrs import field, frozen, validators
 
 from enginehouse.contract.backend import Match, MemoryEstimate, ModelSource, Probe, Progress, Runner
 from enginehouse.contract.errors import MissingDependency, ModelLoadError
+from enginehouse.contract.types import Task
+from enginehouse_backendkit.folder_task import find_task
 from enginehouse_backendkit.model_folder import DEFAULT_CONTEXT, ModelFolder, no_folder
 
 __all__ = ["MlxBackend", "MlxOptions"]
@@ -54,6 +56,8 @@ class MlxBackend:
         folder = ModelFolder.find(source)
         if folder is None:
             return Match(0.0, no_folder(source))
+        if (task := find_task(folder.path, folder.config)) != "generate":
+            return Match(0.0, _not_generating(task))
         if folder.is_mlx_quantized:
             return Match(1.0, "quantised in MLX's own format")
         if sys.platform == "darwin":
@@ -69,8 +73,15 @@ class MlxBackend:
 
     def open(self, source: ModelSource, options: MlxOptions, progress: Progress) -> Runner:
         """Load the model on this thread; see :func:`enginehouse_mlx.loader.open_runner`."""
+        folder = ModelFolder.find(source)
+        if folder is not None and (task := find_task(folder.path, folder.config)) != "generate":
+            raise ModelLoadError(f"{source.text}: {_not_generating(task)}")
         try:
             from enginehouse_mlx.loader import open_runner  # noqa: PLC0415 - imports mlx
         except ImportError as error:
             raise MissingDependency(error.name or "mlx-lm", self.name) from error
         return open_runner(source, options, progress)
+
+
+def _not_generating(task: Task) -> str:
+    return f"a model for {task}, which mlx-lm has no layers for; use the backend hf, or a GGUF file with llamacpp"

@@ -260,7 +260,11 @@ def _of_object(examples: Mapping[str, str]) -> ToolSyntax | None:
         between, after = turn[end : second[0]], turn[second[1] :]
     syntax = ToolSyntax(kind="object", name_end=name_end)
     framed = _framed(syntax, _Around(before, between, after), examples)
-    return evolve(framed, call_start=framed.call_start + call_start, call_end=tail + framed.call_end)
+    framed = evolve(framed, call_start=framed.call_start + call_start, call_end=tail + framed.call_end)
+    lead = framed.section_start.strip().removesuffix("[").rstrip()
+    if not framed.markers and lead.endswith("```json"):  # words before a fence, which mark calls only together
+        framed = evolve(framed, openers=(lead,))
+    return framed
 
 
 def _shows_two(examples: Mapping[str, str]) -> bool:

@@ -125,4 +125,4 @@ def tokens_of(text: str) -> tuple[str, ...]:
 
 def distinctive(token: str) -> bool:
     """True if a token does not occur in prose."""
-    return (any(char in token for char in "<>[|") or "=func" in token) and len(token) > 2
+    return (any(char in token for char in "<>[|") or "=func" in token or "```" in token) and len(token) > 2

@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 
 from .machine import describe_machine
-from .model_file import find_model_file
+from .model_file import find_embedding_folder, find_model_file
 from .plan import Plan
 from .record import Comparison, Record
 from .report import Report
@@ -35,6 +35,7 @@ _BENCHMARKS = {
     "prefix": "bench.prefix:measure_prefix",
     "overload": "bench.overload:measure_overload",
     "plugins": "bench.held_plugins:measure_plugins",
+    "embeddings": "bench.embeddings:measure_embeddings",
 }
 _SOAK = "soak"
 
@@ -63,7 +64,8 @@ def main(*, name: str, rounds: int, seconds: float, quick: bool, model: Path | N
     if name == _SOAK:
         sys.exit(_soak(minutes, console, out.resolve()))
     machine = describe_machine()
-    plan = Plan(find_model_file(model).resolve(), min(rounds, 2) if quick else rounds, quick, out.resolve(), seconds)
+    measured = find_embedding_folder() if name == "embeddings" else find_model_file(model)
+    plan = Plan(measured.resolve(), min(rounds, 2) if quick else rounds, quick, out.resolve(), seconds)
     record, comparisons = _load(_BENCHMARKS[name])(plan, console)
     notes = ["A quick trial: do not quote."] if quick else []
     report = Report(name, machine, record, comparisons, [f"Model: {plan.model_file.name}.", *notes])

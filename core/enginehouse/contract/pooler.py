@@ -85,7 +85,8 @@ class PoolerCapabilities:
         max_batch_texts: most inputs of one pass.
         dimensions: width of a row: of an embedding, or the number of labels (for ``rerank`` usually 1).
         text: layout of one text.
-        pair: layout of two texts; required for the task ``rerank``.
+        pair: layout of two texts; required for the task ``rerank``. Not used by core if the model has a chat template
+            named ``rerank``: the texts are then written in place of its ``{query}`` and ``{document}``.
         pass_tokens: tokens of a usual pass, so that other requests do not wait long for its end; an input that is
             longer has a pass of its own. None: ``max_batch_tokens``.
         pooling: how a row is made of token states, such as ``mean``, ``cls``, ``last``, ``rank``; core only shows it.

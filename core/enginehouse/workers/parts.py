@@ -105,15 +105,21 @@ def open_pooling(opened: Runner | Pooler, load: Load, on_turn: Callable[[int, bo
     needed = {"cosine": "embed", "yes_no": "generate"}.get(settings.rerank or "", task)
     if task != needed:
         raise ModelLoadError(f"{path}: {settings.rerank!r} needs a model for {needed!r}; this one is for {task!r}")
+    template = opened.info.chat_templates.get("rerank")
     if isinstance(opened, Pooler):
-        compares = settings.rerank == "cosine"
-        return PoolEngine(opened, cache_bytes=settings.cache_bytes, compares=compares, on_turn=on_turn)
-    pooler = RunnerPooler(opened, settings.answers, f"{path}_answers")
-    template = settings.template or opened.info.chat_templates.get("rerank", QWEN_TEMPLATE)
-    arrangement = TemplateArrangement(pooler.tokenizer, pooler.capabilities.max_tokens, template, f"{path}_template")
+        pooler = opened
+    else:
+        runner_pooler = RunnerPooler(opened, settings.answers, f"{path}_answers")
+        pooler = guarded(runner_pooler, Pooler, guard_of(opened, "backend"))
+        template = settings.template or template or QWEN_TEMPLATE
+    arrangement = None
+    if template is not None:
+        max_tokens = pooler.capabilities.max_tokens
+        arrangement = TemplateArrangement(pooler.tokenizer, max_tokens, template, f"{path}_template")
     return PoolEngine(
-        guarded(pooler, Pooler, guard_of(opened, "backend")),
+        pooler,
         cache_bytes=settings.cache_bytes,
+        compares=settings.rerank == "cosine",
         arrangement=arrangement,
         on_turn=on_turn,
     )

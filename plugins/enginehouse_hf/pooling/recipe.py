@@ -20,6 +20,7 @@ from enginehouse.contract.errors import ModelLoadError
 from enginehouse.contract.regular_files import read_regular_text
 from enginehouse.contract.types import Task
 from enginehouse_backendkit.folder_files import read_object
+from enginehouse_backendkit.folder_task import architecture_of, find_task, num_labels
 
 __all__ = ["Activation", "Dense", "LayerNorm", "Module", "Normalize", "Pooling", "Recipe", "read_recipe"]
 
@@ -41,8 +42,6 @@ _TRANSFORMER_FILES = tuple(
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
 _ACTIVATIONS: dict[str, Activation] = {"Sigmoid": "sigmoid", "Identity": "none", "Softmax": "softmax"}
-_ENCODERS = ("ForMaskedLM", "ForPreTraining", "Model")
-_CLASSIFIER = "ForSequenceClassification"
 _MAX_SIZE = 2**20
 _MAX_BYTES = 2**20
 
@@ -150,7 +149,7 @@ def read_recipe(folder: Path, task: Task | None = None, pooling: str | None = No
     entries = _read_modules(folder) if (folder / "modules.json").is_file() else []
     transformer = entries[0][1] if entries else folder
     config = read_object(transformer / "config.json")
-    found = task or _find_task(folder, settings, config, is_listed=bool(entries))
+    found = task or find_task(folder, config)
     if found == "generate":
         return Recipe(task=found, transformer=transformer, config=config)
     text = next((_optional(transformer / name) for name in _TRANSFORMER_FILES if (transformer / name).is_file()), {})
@@ -184,29 +183,9 @@ def read_recipe(folder: Path, task: Task | None = None, pooling: str | None = No
     )
 
 
-def _find_task(folder: Path, settings: Mapping[str, Any], config: Mapping[str, Any], *, is_listed: bool) -> Task:
-    architecture = _architecture(config)
-    kind = settings.get("model_type", "SentenceTransformer") if is_listed else ""
-    if kind == "SentenceTransformer":
-        return "embed"
-    if kind not in {"", "CrossEncoder"}:
-        raise ModelLoadError(
-            f"{folder}: a {str(kind)[:40]} of sentence-transformers is not supported; SentenceTransformer and "
-            "CrossEncoder are"
-        )
-    if architecture.endswith(_CLASSIFIER):
-        return "rerank" if _num_labels(folder, config) == 1 else "classify"
-    return "embed" if architecture.endswith(_ENCODERS) and not kind else "generate"
-
-
-def _architecture(config: Mapping[str, Any]) -> str:
-    names = config.get("architectures")
-    return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
-
-
 def _default_pooling(config: Mapping[str, Any]) -> str:
     """Return the mode that sentence-transformers uses for a model without ``modules.json``."""
-    is_causal = _architecture(config).endswith("ForCausalLM") and config.get("is_causal", True)
+    is_causal = architecture_of(config).endswith("ForCausalLM") and config.get("is_causal", True)
     return "lasttoken" if is_causal else "mean"
 
 
@@ -317,16 +296,9 @@ def _dimensions(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(sorted(stated))
 
 
-def _num_labels(folder: Path, config: Mapping[str, Any]) -> int:
-    names = config.get("id2label")
-    if isinstance(names, dict) and names:
-        return len(names)
-    return _size(folder, config, "num_labels", optional=True) or 2  # transformers' own default
-
-
 def _labels(folder: Path, config: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the names of the labels in the order of the columns; a single label needs none."""
-    number, names = _num_labels(folder, config), config.get("id2label")
+    number, names = num_labels(folder, config), config.get("id2label")
     names = names if isinstance(names, dict) else {}
     return tuple(str(names.get(str(index), f"LABEL_{index}")) for index in range(number))
 

@@ -308,6 +308,7 @@ def test_models_show_what_their_rows_are(client: httpx.Client) -> None:
         "labels": [],
         "activation": "none",
     }
+    assert [shown[name] for name in ("template_hash", "parsers", "parameters", "capabilities")] == [None] * 4
 
 
 def test_limits_of_tokens_count_texts(client: httpx.Client) -> None:

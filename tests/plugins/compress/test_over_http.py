@@ -81,6 +81,9 @@ def test_tokens_that_a_scorer_reads_are_told_and_count(client: httpx.Client, mon
         scored = answer["enginehouse"]["compression"]["scored_tokens"]
         assert scored == 0 if is_known else scored > 100
         assert used() - before == answer["usage"]["total_tokens"] + scored
+    before, other = used(), [{"role": "user", "content": f"Other: {TEXT}"}]
+    dry = client.post("/v1/compress", json={"model": "fake", "messages": other, "compression": {"method": "scoring"}})
+    assert used() - before == dry.json()["compression"]["scored_tokens"] > 100
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from enginehouse.contract.backend import ModelSource, Span
 from enginehouse.contract.errors import InvalidSpan, ModelLoadError
 from enginehouse.contract.pooler import PoolerInput
+from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings
 from enginehouse_llamacpp.backend import LlamaCppBackend
 from enginehouse_llamacpp.options import LlamaCppOptions
 from enginehouse_llamacpp.pooler import LlamaCppPooler
@@ -22,6 +23,7 @@ from enginehouse_testkit.backend_contract import BackendContract, ModelUnderTest
 from enginehouse_testkit.bert_model import BertModel, Pooling, read_bert, tiny_bert, write_bert_gguf
 from enginehouse_testkit.gguf_writer import TensorType
 from enginehouse_testkit.pooler_contract import PoolerContract
+from enginehouse_testkit.served import served
 
 from .gguf import tiny_tensors, write_decoder
 
@@ -321,3 +323,32 @@ def test_estimate_covers_the_largest_pass(folder: Path, minilm_path: Path) -> No
     assert minilm_bytes + 512 * 30_522 * 4 < total(minilm_path) < 2 * minilm_bytes
     assert total(decoder, context=64, n_batch=64) < total(decoder, context=512)
     assert backend.estimate(ModelSource("", decoder), LlamaCppOptions()).kv_bytes_per_token > 0
+
+
+def test_a_served_reranker_reads_pairs_in_its_template_and_an_encoder_gives_its_own_rows(folder: Path) -> None:
+    """Words beside the template's own text have the tokens that they have in the whole, as the usage shows."""
+    template = "<s>a {query}</s>{document}b</s>"
+    reranker = write_decoder(folder / "served.gguf", "qwen3", ["yes", "no"], tokenizer__chat_template__rerank=template)
+    encoder = write_bert_gguf(folder / "served-encoder.gguf", tiny_bert(), "mean")
+    models = {
+        path.stem: ModelSettings(source=str(path), isolation="thread", options={"threads": 1})
+        for path in (reranker, encoder)
+    }
+    settings = Settings(models=models, plugins=PluginsSettings(allow=("llamacpp", "pooling")))
+    with served(settings) as client:
+        asked = {"model": "served", "query": "b", "documents": ["a b", "bb"], "return_documents": True}
+        ranked = client.post("/v1/rerank", json=asked).json()
+        asked = {"model": "served-encoder", "input": list(TEXTS)}
+        embedded = client.post("/v1/embeddings", json=asked).json()
+    runner = _opened(reranker)
+    whole = [runner.tokenizer.encode(template.format(query="b", document=text), True) for text in ("a b", "bb")]
+    direct = _opened(encoder)
+    expected = direct.pool(inputs_of(direct))
+    runner.close()
+    direct.close()
+
+    assert ranked["usage"]["prompt_tokens"] == sum(map(len, whole))
+    assert ranked["score_kind"] == "sigmoid"
+    assert {row["index"] for row in ranked["results"]} == {0, 1}
+    rows = np.array([row["embedding"] for row in embedded["data"]], np.float32)
+    assert np.abs(rows - expected).max() < 2e-3

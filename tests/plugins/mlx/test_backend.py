@@ -40,6 +40,20 @@ def test_match_is_made_for_folders_that_mlx_quantized(tiny_model: TinyModel, tmp
     assert backend.match(ModelSource("org/model")).score == 0
 
 
+def test_pooling_models_are_left_to_other_backends(tiny_model: TinyModel, tmp_path: Path) -> None:
+    """Also on a Mac, where this backend is preferred for other folders."""
+    encoder = changed_folder(tiny_model("llama"), tmp_path / "encoder", architectures=["BertModel"])
+    classifier = ["BertForSequenceClassification"]
+    reranker = changed_folder(tiny_model("llama"), tmp_path / "reranker", architectures=classifier, num_labels=1)
+
+    for folder, task in ((encoder, "embed"), (reranker, "rerank")):
+        match = MlxBackend().match(_source(folder))
+        assert match.score == 0
+        assert match.reason.startswith(f"a model for {task}")
+        with pytest.raises(ModelLoadError, match="use the backend hf"):
+            _open(folder)
+
+
 def test_estimate_needs_a_model(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError):
         MlxBackend().estimate(_source(tmp_path), MlxOptions())

@@ -76,6 +76,10 @@ TEMPLATES: dict[str, tuple[str, str]] = {
         _template(_JSON, start="[TOOL_CALLS][", end="]", separator=", "),
     ),
     "a list between tags": ("template", _template(_JSON, start="<calls>[", end="]</calls>", separator=", ")),
+    "words and a fence": (
+        "template",
+        _template(_JSON, start="Action:\n```json\n[", end="]```", separator=", "),
+    ),
     "objects in a section": ("template", _template(f"\n{_JSON}", start="<calls>", end="\n</calls>")),
     "other members": (
         "template",

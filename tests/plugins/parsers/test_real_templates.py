@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from enginehouse.contract.composition import read_composition
 from enginehouse.contract.errors import RenderError
 from enginehouse.contract.parsers import ChatFormat, ToolFormat
 from enginehouse.contract.template_examples import EXAMPLE_TOOLS, EXAMPLES
@@ -18,6 +19,7 @@ from enginehouse.pipeline.answer_parser import AnswerParsing
 from enginehouse.pipeline.prompt.chat_prompt import ChatPrompt
 from enginehouse.pipeline.prompt.templates import render
 from enginehouse_parsers.think import ThinkParser
+from enginehouse_testkit.contract.parser_driver import TOOLS, said_by, texts_of
 
 from .answers import PARSERS, cuts, told
 from .templates import with_examples, written_calls
@@ -168,6 +170,21 @@ def test_calls_that_a_template_writes_are_read_at_every_split(
                 )
             num_read += 1
     assert num_read > 150
+
+
+def test_enforced_calls_are_in_the_form_of_the_template(
+    formats: dict[str, tuple[str, ToolFormat, ChatFormat]],
+) -> None:
+    """They are read, and begin and end like the call that it writes where a format was derived."""
+    for name, (parser, tool_format, model) in formats.items():
+        for text in texts_of(read_composition(tool_format.constraint(TOOLS, parallel=False).text)):
+            assert said_by(tool_format.open(TOOLS), [text]).calls, (name, text)
+        syntax = tool_format.syntax
+        written = written_calls(model, "call", tool_format)
+        if not written or "derived from" not in "".join(tool_format.explanation):
+            continue
+        for text in (syntax.section_start, syntax.section_end):
+            assert text.strip() in written, (name, parser, text)
 
 
 @pytest.mark.parametrize("more", [(), (Message(role="user", content="And now?"),)])

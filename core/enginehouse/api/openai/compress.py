@@ -9,12 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 from enginehouse.api.generation.decoding import Decoded
-from enginehouse.api.http.callers import check_priority
+from enginehouse.api.http.callers import check_priority, ticket_of
+from enginehouse.api.http.errors import ClientLeft
 from enginehouse.api.http.state import ApiState
 from enginehouse.api.openai.chat import ChatBody
 from enginehouse.api.openapi.answers import reference
 from enginehouse.contract.surface import AnswerRoute, Reply, Route, new_id
 from enginehouse.contract.types import GenerateRequest, Message
+from enginehouse.pipeline.preparing import Reports
 from enginehouse.serving.background import run_in_thread
 
 _PREPARER = "compression"
@@ -30,10 +32,14 @@ def compress_route(state: ApiState) -> Route:
         asked = await run_in_thread(
             call.is_large, lambda: call.identify(body.request(new_id("compress-"), **body.chat()))
         )
-        async with call.server.use(body.model) as model:
-            changed, reports, left_out = await state.pipeline.preview(asked, model)
-            name = model.name
+        ticket = ticket_of(call.server.scope)
+        if ticket is not None:
+            await state.admission.reserve(ticket, 0)  # what is read is known at the end
+            ticket.used = 0
+        changed, reports, left_out, name = await _preview(state, call, asked)
         call.unsupported.extend(left_out)
+        if ticket is not None:
+            ticket.used = sum(report.num_read_tokens for report in reports.values() if report is not None)
         report = reports.get(_PREPARER)
         details = None if report is None else dict(report.details)
         return Reply({"object": "compression", "model": name, "compression": details, **_shown(asked, changed)})
@@ -48,6 +54,23 @@ def compress_route(state: ApiState) -> Route:
         request_schema=reference("CompressRequest"),
         response_schema=reference("Compression"),
     )
+
+
+async def _preview(
+    state: ApiState, call: Decoded[ChatBody], asked: GenerateRequest
+) -> tuple[GenerateRequest, Reports, tuple[str, ...], str]:
+    """Return the changed request, what was done, and the model's name; ends when the client disconnects."""
+
+    async def work() -> tuple[GenerateRequest, Reports, tuple[str, ...], str]:
+        async with call.server.use(call.body.model) as model:
+            return *await state.pipeline.preview(asked, model), model.name
+
+    async with state.exchanges.open(call.server.receive, state.settings.server.ping_s) as exchange:
+        found = await exchange.until_ended(work())
+        if found is None:
+            raise exchange.error or ClientLeft("The client closed the connection before its response.")
+        done: tuple[GenerateRequest, Reports, tuple[str, ...], str] = found
+        return done
 
 
 def _shown(asked: GenerateRequest, changed: GenerateRequest) -> dict[str, Any]:

@@ -166,27 +166,35 @@ _UNKNOWN = dict.fromkeys(
 
 
 def _details(state: ApiState, status: ModelStatus, asked: str, server: ServerAccess) -> dict[str, Any]:
-    """Return the members known once the model is open; defaults are those of requests by the name ``asked``."""
+    """Return the members known once the model is open; defaults are those of requests by the name ``asked``.
+
+    Those about texts that are generated are null for other tasks.
+    """
     info = status.info
     if info is None:
         return _UNKNOWN
     model_profile = state.pipeline.model_profile(status.name, info)
+    described = {
+        "pooling": msgspec.to_builtins(info.pooling),
+        "quantization": model_profile.quantization,
+        "system_fingerprint": model_profile.fingerprint,
+        "metadata": info.metadata,
+    }
+    if info.task != "generate":
+        return {**_UNKNOWN, **described}
     defaults = state.pipeline.defaults(asked, status.name, info, server.caller.profile.name)
     parameters = shown_parameters(defaults, state.registry.request_fields.values())
     if parameters["seed"]["origin"] == "drawn":
         parameters["seed"]["value"] = None  # differs per request
     return {
-        "pooling": msgspec.to_builtins(info.pooling),
-        "quantization": model_profile.quantization,
+        **described,
         "template_hash": model_profile.template_hash,
-        "system_fingerprint": model_profile.fingerprint,
         "parsers": {"tools": model_profile.formats.tool_parser, "reasoning": model_profile.formats.reasoning_parser},
         "parameters": dict(sorted(parameters.items())),
         "capabilities": {
             name: {"support": one.support, "reason": one.reason}
             for name, one in all_capabilities(model_profile).items()
         },
-        "metadata": info.metadata,
     }
 
 
