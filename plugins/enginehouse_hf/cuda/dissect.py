@@ -88,7 +88,7 @@ def dissect(model: Any, max_context: int) -> Structure:
     try:
         with torch.inference_mode():
             return _Dissection(model, max_context).run()
-    except (AttributeError, IndexError, KeyError, TypeError) as error:
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:  # what other modules may raise
         raise NotFusable(f"{type(model).__name__} is built in another way: {error}") from error
 
 

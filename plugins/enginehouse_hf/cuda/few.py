@@ -78,7 +78,7 @@ def project_few(x: Tensor, part: Linear, activation: Activation | None = None) -
     num_rows = part.weight.shape[0] // (1 if activation is None else 2)
     splits = 1 if activation is not None or num_rows >= _MANY_ROWS else 4
     # Measured on an H200.
-    rows, block, stages = (64, 64, 4) if splits == 1 or width % (256 * splits) else (32, 256, 3)
+    rows, block, stages = (64, 128, 4) if splits == 1 or width % (256 * splits) else (32, 256, 3)
     if num_tokens > MAX_FEW or num_rows % rows or width % (block * splits) or x.dtype == torch.float32:
         return None
     shape = (num_tokens, num_rows) if splits == 1 else (num_tokens, splits, num_rows)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -30,6 +30,7 @@ __all__ = ["Network", "choose_network", "position_offset", "takes_types"]
 _log = logging.getLogger(__name__)
 
 _SAMPLE_LENGTHS = (9, 5, 5, 12, 2)
+_MAX_TRIED_WINDOW = 300
 _MAX_ERROR = {torch.float32: 1e-3}
 _MAX_ERROR_16_BITS = 0.05
 
@@ -164,14 +165,19 @@ def position_offset(model: Any) -> int:
     return 0
 
 
-def choose_network(model: Any, *, has_head: bool, vocab_size: int, has_types: bool) -> Network:
+def choose_network(model: Any, *, has_head: bool, vocab_size: int, has_types: bool, max_tokens: int) -> Network:
     """Return the fastest way that is right for a model, which is changed: its attention, and its linear layers.
+
+    Args:
+        has_types: the second half of each tried text has token type 1.
+        max_tokens: longest text.
 
     Raises:
         ModelLoadError: numbers overflow in the type of the weights.
         RuntimeError, ValueError, ...: the model cannot run at all.
     """
-    sample = _sample(model, vocab_size, has_types=has_types)
+    lengths = [min(length, max_tokens) for length in _sample_lengths(model.config.get_text_config())]
+    sample = _sample(model, lengths, vocab_size, has_types=has_types)
     plain: Network = _LogitsOfEqualLengths(model) if has_head else _StatesOfEqualLengths(model)
     own_attention, body = model.config._attn_implementation, getattr(model, model.base_model_prefix, model)
     with torch.inference_mode():
@@ -221,12 +227,19 @@ def _problem(network: Network, sample: PackedTexts, expected: Tensor) -> str:
     return "" if error <= allowed else f"numbers differ by {error:.2g} of the largest"
 
 
-def _sample(model: Any, vocab_size: int, *, has_types: bool) -> PackedTexts:
-    """Return a few texts of tokens that are neither the first nor the last ones of the vocabulary."""
+def _sample_lengths(config: Any) -> tuple[int, ...]:
+    """Return the lengths of texts to try; one is longer than the windows of the layers, unless these are large."""
+    windows = [getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size")]
+    longest = max((2 * size + 5 for size in windows if isinstance(size, int) and size <= _MAX_TRIED_WINDOW), default=0)
+    return (*_SAMPLE_LENGTHS, longest) if longest else _SAMPLE_LENGTHS
+
+
+def _sample(model: Any, lengths: Sequence[int], vocab_size: int, *, has_types: bool) -> PackedTexts:
+    """Return texts of tokens that are neither the first nor the last ones of the vocabulary."""
     generator = np.random.default_rng(5)
     low, high = vocab_size // 8, max(vocab_size // 8 + 1, vocab_size * 7 // 8)
     inputs = [
         PoolerInput(generator.integers(low, high, length).astype(np.int32), length // 2 if has_types else None)
-        for length in _SAMPLE_LENGTHS
+        for length in lengths
     ]
     return pack(inputs, model.device, threading.Event())

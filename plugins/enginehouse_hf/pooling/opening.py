@@ -82,7 +82,9 @@ def _build(files: ModelFiles, model: Any, recipe: Recipe, layers: list[Any], opt
     tokenizer = FastTokenizer(backend, vocab_size, (), is_decoded=False)
     has_head = recipe.task != "embed"
     num_parameters = model.num_parameters()  # before the weights are put into another order
-    network = choose_network(model, has_head=has_head, vocab_size=vocab_size, has_types=has_types)
+    network = choose_network(
+        model, has_head=has_head, vocab_size=vocab_size, has_types=has_types, max_tokens=max_tokens
+    )
     own_size = model.config.num_labels if has_head else _dimensions(recipe, model)
     dimensions = min(own_size, recipe.truncate_dim or own_size)
     sizes = {*recipe.dimension_choices, *options.dimension_choices}

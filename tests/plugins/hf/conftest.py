@@ -58,6 +58,12 @@ _CONFIGS: dict[str, dict[str, Any]] = {
         "logits_scaling": 2.0,
         "attention_multiplier": 0.3,
     },
+    "exaone4": {**_SIZES, "sliding_window": 8, "sliding_window_pattern": 2},
+    "ernie4_5": {**_SIZES, "head_dim": 16},
+    "gemma3": {  # the model that also reads images
+        "text_config": _GEMMA,
+        "vision_config": {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
+    },
     "glm4": {**_SIZES, "head_dim": 16, "pad_token_id": 0},
     "smollm3": {**_SIZES, "pad_token_id": 0, "no_rope_layer_interval": 2},
     "gpt_neox": {**_SIZES, "num_key_value_heads": None},
@@ -68,7 +74,7 @@ _CONFIGS: dict[str, dict[str, Any]] = {
 
 _FUSED = (
     "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "phi3", "mixtral", "qwen2_moe", "qwen3_moe", "olmo2", "olmo3",
-    "olmoe", "granite", "glm4", "smollm3",
+    "olmoe", "granite", "glm4", "smollm3", "exaone4", "ernie4_5", "gemma3",
 )  # fmt: skip
 
 
@@ -130,8 +136,10 @@ def _write_model(name: str, tokenizer: Path, folder: Path) -> Path:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     shutil.copytree(tokenizer, folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
-    sizes = {key: value for key, value in _CONFIGS[name].items() if value is not None}
-    config = AutoConfig.for_model(name, vocab_size=len(AutoTokenizer.from_pretrained(tokenizer)), **sizes)
+    sizes: dict[str, Any] = {key: value for key, value in _CONFIGS[name].items() if value is not None}
+    vocab = {"vocab_size": len(AutoTokenizer.from_pretrained(tokenizer))}
+    sizes |= {"text_config": sizes["text_config"] | vocab} if "text_config" in sizes else vocab
+    config = AutoConfig.for_model(name, **sizes)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     for parameter in model.parameters():

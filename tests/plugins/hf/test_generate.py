@@ -101,7 +101,8 @@ def test_greedy_equals_generate_alone_batched_and_chunked(
 
 
 @pytest.mark.parametrize(
-    "name", ["qwen2", "qwen3", "mistral", "gemma3_text", "phi", "phi3", "mixtral", "qwen3_moe", "olmo2", "gpt_neox"]
+    "name",
+    ["qwen2", "qwen3", "mistral", "gemma3", "gemma3_text", "phi", "phi3", "mixtral", "qwen3_moe", "olmo2", "gpt_neox"],
 )
 def test_greedy_of_any_model_equals_generate(random_model: Callable[[str], Path], greedy: Greedy, name: str) -> None:
     """Windows of 8, rotary positions for half of each head, experts: alone, batched and in chunks of 5."""

@@ -21,6 +21,7 @@ _CONFIGS: dict[str, dict[str, Any]] = {
     "bert": _SIZES,
     "xlm-roberta": _SIZES,
     "modernbert": {**_SIZES, "local_attention": 8, "global_attn_every_n_layers": 3},
+    "mobilebert": {**_SIZES, "embedding_size": 16},
     "mpnet": _SIZES,
     "deberta-v2": {
         **_SIZES,
@@ -90,7 +91,7 @@ def _tokenizer(kind: str) -> Any:
     else:
         template = {"single": "[CLS] $A [SEP]", "pair": "[CLS] $A [SEP] $B:1 [SEP]:1"}
     tokenizer.post_processor = processors.TemplateProcessing(**template, special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
-    has_types = kind in {"bert", "deberta-v2"}
+    has_types = kind in {"bert", "deberta-v2", "mobilebert"}
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token="<pad>",
