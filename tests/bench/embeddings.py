@@ -1,8 +1,8 @@
 """Embeddings of all-MiniLM-L6-v2 at three loads: both backends of ours, and the peers that serve the same weights.
 
-The clients are those of ``enginehouse bench embeddings``, and ask for base64. infinity cannot be installed beside the
-others, because it needs older versions of the same packages: the environment variable ``INFINITY`` names its command in
-an environment of its own.
+Compared by texts, because infinity counts characters as tokens. The clients are those of ``enginehouse bench
+embeddings``, and ask for base64. infinity cannot be installed beside the others, because it needs older versions of the
+same packages: the environment variable ``INFINITY`` names its command in an environment of its own.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ _BULK = Load(4, 256)
 _LOADS = {Load(1, 1): _QUERIES, Load(16, 1): _QUERIES, _BULK: _CHUNKS}
 _QUICK_LOADS = {Load(1, 1): _QUERIES, Load(16, 1): _QUERIES, Load(4, 32): _CHUNKS}
 _TEXTS_PER_S, _TOKENS_PER_S, _LATENCY = "texts/s", "tokens/s", "median latency, ms"
-_TOKENS_PER_CPU_S = "tokens/s of CPU time"
 _ALONE = Load(1, 256)
 _SECONDS_PER_REQUEST = "s per request"
 _MAX_OVERHEAD = 1.1
@@ -122,7 +121,7 @@ def measure_embeddings(plan: Plan, console: Console) -> tuple[Record, list[Compa
         with running(peer, plan.folder / "logs") as server:
             served = _await_model(server)
             for load, words in loads.items():
-                _measure_load(record, server, served, load, words, seconds=seconds)
+                _measure_load(record, peer.name, served, load, words, seconds=seconds)
             if peer is peers[0]:
                 alone = measure(served, _ALONE, words=_CHUNKS, seconds=seconds, timeout_s=600)
         if peer is peers[0]:
@@ -137,11 +136,11 @@ def _comparisons(names: Sequence[str], loads: Iterable[Load]) -> list[Comparison
     compared = []
     for load in loads:
         compared += [
-            Comparison(Key(str(load), ours, _TOKENS_PER_S), Key(str(load), llama_server, _TOKENS_PER_S), target=1.0)
+            Comparison(Key(str(load), ours, _TEXTS_PER_S), Key(str(load), llama_server, _TEXTS_PER_S), target=1.0)
         ]
         for ours_again in (ours, other):
             compared += [
-                Comparison(Key(str(load), ours_again, _TOKENS_PER_S), Key(str(load), peer, _TOKENS_PER_S), target=1.3)
+                Comparison(Key(str(load), ours_again, _TEXTS_PER_S), Key(str(load), peer, _TEXTS_PER_S), target=1.3)
                 for peer in torch_peers
             ]
     alone = Key(str(_ALONE), ours, _SECONDS_PER_REQUEST), Key(str(_ALONE), "the model alone", _SECONDS_PER_REQUEST)
@@ -161,19 +160,13 @@ def _await_model(server: RunningPeer) -> Served:
     return served
 
 
-def _measure_load(
-    record: Record, server: RunningPeer, served: Served, load: Load, words: Lengths, *, seconds: float
-) -> None:
-    name = server.peer_name
+def _measure_load(record: Record, name: str, served: Served, load: Load, words: Lengths, *, seconds: float) -> None:
     measure(served, Load(load.num_clients, 4), words=words, seconds=0, timeout_s=600, seed=1)  # warm-up
-    before_s = server.cpu_seconds()
     found = measure(served, load, words=words, seconds=seconds, timeout_s=600)
-    cpu_s = server.cpu_seconds() - before_s
     if found.errors:
         raise RuntimeError(f"{name}, {load}: {found.errors}")
     record.add(Key(str(load), name, _TEXTS_PER_S), found.num_texts / found.wall_s)
     record.add(Key(str(load), name, _TOKENS_PER_S), found.num_tokens / found.wall_s)
-    record.add(Key(str(load), name, _TOKENS_PER_CPU_S), found.num_tokens / cpu_s)
     record.add(Key(str(load), name, _LATENCY), found.latency_ms.p50 or 0.0)
 
 

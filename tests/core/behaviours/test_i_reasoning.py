@@ -21,6 +21,13 @@ CLOSED = ["<think>", "plan A", "</think>", "\n\n", "Answer 7"]
 NEVER = ["<think>", *(f" thought{n}" for n in range(40))]
 LONG = ["<think>\n", *(f" thought{n}" for n in range(40)), "\n</think>", "\n\n", "So", " it", " is", " 7."]
 AFTER_OPEN = LONG[1:]
+IN_CHANNELS = [
+    "<|channel|>analysis<|message|>",
+    *LONG[1:-6],
+    "<|end|>",
+    "<|start|>assistant<|channel|>final<|message|>",
+]
+IN_CHANNELS += LONG[-4:]
 
 BASE = "{% for m in messages %}[{{ m.role }}:{{ m.reasoning_content }}:{{ m.content }}]{% endfor %}"
 TEMPLATES = {
@@ -28,6 +35,8 @@ TEMPLATES = {
     "by_model": BASE + "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}",
     # The template opens the reasoning, and knows no switch.
     "by_template": BASE + "<think>\n",
+    # That of gpt-oss, whose reasoning is a channel.
+    "by_channel": BASE + "{# <|channel|>analysis<|message|> #}",
     # The template knows how hard to think.
     "effort": "{{ reasoning_effort or 'usual' }}{% if '</think>' in '' %}{% endif %}" + BASE,
 }
@@ -37,6 +46,7 @@ SCRIPTS: dict[str, tuple[str, list[Any], dict[str, Any]]] = {
     "long": ("by_model", LONG, {}),
     "open": ("by_template", AFTER_OPEN, {}),
     "open_fours": ("by_template", AFTER_OPEN, {"tokens_per_step": 4}),
+    "channels": ("by_channel", IN_CHANNELS, {}),
     "effort": ("effort", CLOSED, {}),
     "answer": ("by_model", ["Answer", " 7"], {}),
 }
@@ -236,7 +246,7 @@ def test_h26_off_means_no_reasoning_whatever_the_model_wants(thinking, fields, m
     assert usage["completion_tokens_details"]["reasoning_tokens"] == 0
 
 
-@pytest.mark.parametrize("model", ["long", "open", "open_fours"])
+@pytest.mark.parametrize("model", ["long", "open", "open_fours", "channels"])
 def test_h26_budget(thinking, model: str) -> None:
     (reasoning, content), reason, usage = both(thinking(model), thinking_budget=16)
 

@@ -92,8 +92,8 @@ def test_calls_of_every_format(format_name: str) -> None:
     call = call.replace("{id}", "abcdef012").replace("{index}", "0").replace("{name}", "say")
     parsing = AnswerParsing(tool_format=FORMATS[format_name], tools=TOOLS)
     own = {f"marker {marker!r}": marker for marker in (*FORMATS[format_name].markers, call)}
-    for opening in ("", syntax.section_start + syntax.call_start, call):
-        for name, unit in {**UNITS, **own}.items():
+    for opening, units in (("", own), (call, {**UNITS, **own})):
+        for name, unit in units.items():
             assert_near_linear(
                 lambda size, opening=opening, unit=unit: opening + hostile_text(unit, size),
                 partial(parse, parsing, step=3),

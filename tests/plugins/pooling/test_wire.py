@@ -49,6 +49,13 @@ def test_embeddings_have_openais_form(client: httpx.Client) -> None:
     assert np.linalg.norm(item["embedding"]) == pytest.approx(1, abs=1e-6)
 
 
+@pytest.mark.parametrize("prefix", ["", "/compat/octomil/v1", "/compat/omlx/v1"])
+def test_embeddings_have_the_addresses_of_other_profiles(client: httpx.Client, prefix: str) -> None:
+    answer = ask(client, f"{prefix}/embeddings", model="embedder", input="the sea")
+
+    assert np.array(answer["data"][0]["embedding"], np.float32) == pytest.approx(embed(client, "the sea")[0])
+
+
 def test_a_text_has_one_vector_in_every_form_of_the_input(client: httpx.Client) -> None:
     ids = ask(client, "/tokenize", model="embedder", content="the sea", add_special=False)["tokens"]
     texts = embed(client, ["the sea", "stop", "the sea"])
