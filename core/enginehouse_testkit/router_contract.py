@@ -22,6 +22,7 @@ from enginehouse.contract.router import (
     MAX_PROBE_TOKENS,
     AnswerBeginning,
     Candidate,
+    ComparesTexts,
     RouteQuestion,
     Router,
     RoutingDecision,
@@ -72,6 +73,15 @@ def _candidates(number: int) -> tuple[Candidate, ...]:
     return tuple(Candidate(name=f"model-{rank}", rank=rank, slots=4) for rank in range(number))
 
 
+def _question(router: Router, request: GenerateRequest, candidates: tuple[Candidate, ...]) -> RouteQuestion:
+    """Return the question that core would ask, with similarities to the examples of a router that has some."""
+    similarities: tuple[float, ...] = ()
+    if isinstance(router, ComparesTexts):
+        drawn = random.Random(router.text_of(request).encode("utf-8", "replace"))
+        similarities = tuple(drawn.uniform(-1, 1) for _ in router.examples())
+    return RouteQuestion(request=request, candidates=candidates, default=candidates[-1].name, similarities=similarities)
+
+
 def _strange_candidates() -> tuple[Candidate, ...]:
     """Return models in every state, with extreme values of every statistic."""
     states = get_args(ModelState)
@@ -100,7 +110,7 @@ class RouterContract(FormContract):
 
     @staticmethod
     def _ask(router: Router, request: GenerateRequest, candidates: tuple[Candidate, ...]) -> RoutingDecision:
-        return router.route(RouteQuestion(request=request, candidates=candidates, default=candidates[-1].name))
+        return router.route(_question(router, request, candidates))
 
     def test_names_are_texts(self, router: Router) -> None:
         """The name is valid in the settings."""
@@ -148,7 +158,7 @@ class RouterContract(FormContract):
     def test_decision_takes_less_than_two_milliseconds(self, router: Router) -> None:
         """Includes long prompts. Processor time of the thread, the best of several runs, as the machine may be busy."""
         for request in _requests():
-            question = RouteQuestion(request=request, candidates=_candidates(5), default="model-0")
+            question = _question(router, request, _candidates(5))
             times_s = []
             for _ in range(20):
                 began = time.thread_time()

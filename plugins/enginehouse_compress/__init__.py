@@ -1,4 +1,4 @@
-"""Prompt compression, and the compressors ``lossless``, ``extractive`` and ``scored``. Hooks only."""
+"""Prompt compression, and the compressors ``lossless``, ``extractive``, ``scored`` and ``semantic``. Hooks only."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from enginehouse_compress.options import CompressOptions as options
 from enginehouse_compress.preparer import CompressionPreparer
 from enginehouse_compress.relevance import is_bm25_installed
 from enginehouse_compress.scored import ScoredCompressor
+from enginehouse_compress.semantic import SemanticCompressor
 
 __all__ = ["options", "register_compressors", "register_preparers"]
 
@@ -24,6 +25,7 @@ def register_compressors(register: Callable[[Compressor], None], options: option
     if is_bm25_installed():
         register(ExtractiveCompressor(options))
     register(ScoredCompressor(options))
+    register(SemanticCompressor())
 
 
 @hookimpl

@@ -10,7 +10,7 @@ from enginehouse.contract.compressor import Compressor
 from enginehouse.contract.errors import InvalidRequest
 from enginehouse.contract.types import GenerateRequest
 from enginehouse_compress.fields import CompressionBody, asked_compression
-from enginehouse_compress.settings import CompressorSettings
+from enginehouse_compress.settings import CompressorSettings, needs_embeddings
 
 __all__ = ["DEFAULT_RATIO", "Choice", "choose", "choose_for_room"]
 
@@ -26,6 +26,7 @@ class Choice:
         min_tokens: texts with fewer tokens are left unchanged.
         system: also compress system messages.
         scorer: name of the model that scores the probability of texts; None for the model itself.
+        embedder: name of the model that embeds texts; None if the settings name none.
     """
 
     compressor: Compressor
@@ -33,6 +34,7 @@ class Choice:
     min_tokens: int = 0
     system: bool = False
     scorer: str | None = None
+    embedder: str | None = None
 
 
 def choose(
@@ -62,12 +64,16 @@ def choose(
         raise InvalidRequest(f"compression.method: unknown method {method!r}{there}", "compression.method")
     if asked.ratio is not None and not compressor.is_budgeted:
         raise InvalidRequest(f"compression.ratio: the method {method!r} has no ratio", "compression.ratio")
+    if needs_embeddings(compressor) and (settings is None or settings.embedder is None):
+        message = f"compression.method: {method!r} needs an embedder, which the settings of this model do not name"
+        raise InvalidRequest(message, "compression.method")
     own_ratio = settings.ratio if settings is not None else None
     return Choice(
         compressor=compressor,
         ratio=asked.ratio or own_ratio or DEFAULT_RATIO,
         system=settings is not None and settings.system,
         scorer=settings.scorer if settings is not None else None,
+        embedder=settings.embedder if settings is not None else None,
     )
 
 
@@ -90,6 +96,7 @@ def _chosen_by(settings: CompressorSettings, compressors: Mapping[str, Compresso
         min_tokens=settings.min_tokens if settings.when == "always" else 0,
         system=settings.system,
         scorer=settings.scorer,
+        embedder=settings.embedder,
     )
 
 

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from enginehouse.contract.compressor import CompressionTask, CompressionTools, Range
 from enginehouse_compress.options import CompressOptions
 from enginehouse_compress.relevance import rate_by_words
-from enginehouse_compress.selection import keep_most_relevant
+from enginehouse_compress.selection import Rating, keep_most_relevant
 
 __all__ = ["ExtractiveCompressor"]
+
+_REASON = "words shared with the question (BM25), and a little for rare words"
 
 
 class ExtractiveCompressor:
@@ -27,4 +29,9 @@ class ExtractiveCompressor:
     def compress(self, task: CompressionTask, tools: CompressionTools) -> Sequence[Sequence[Range]]:
         """See the contract."""
         language = self._options.language
-        return keep_most_relevant(task, tools, lambda sentences: rate_by_words(sentences, task.question, language))
+
+        def rate(sentences: Sequence[str]) -> Sequence[Rating]:
+            scores = rate_by_words(sentences, task.question, language)
+            return [Rating(score, _REASON) for score in scores]
+
+        return keep_most_relevant(task, tools, rate)

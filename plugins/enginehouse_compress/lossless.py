@@ -31,14 +31,17 @@ class LosslessCompressor:
 
     def compress(self, task: CompressionTask, tools: CompressionTools) -> Sequence[Sequence[Range]]:
         """See the contract."""
-        return [_kept(text) for text in task.texts]
+        return [_kept(text, number, tools) for number, text in enumerate(task.texts)]
 
 
-def _kept(text: CompressibleText) -> list[Range]:
+def _kept(text: CompressibleText, number: int, tools: CompressionTools) -> list[Range]:
     seen: set[str] = set()
     kept: list[Range] = []
     for start, end in text.free():
-        removed = joined([*_repeated(text.text, start, end, seen), *_white_space(text.text, start, end)])
+        repeated = list(_repeated(text.text, start, end, seen))
+        for range_ in repeated:
+            tools.explain(number, range_, "a paragraph that occurs earlier in this text")
+        removed = joined([*repeated, *_white_space(text.text, start, end)])
         bounds = [start, *(bound for range_ in removed for bound in range_), end]
         kept += [(left, right) for left, right in zip(bounds[::2], bounds[1::2], strict=True) if left < right]
     return kept

@@ -17,15 +17,18 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar, TypeVarTuple
 
+from attrs import frozen
+
 from enginehouse.contract.compressor import CompressionTask, Compressor, Range, cut
 from enginehouse.contract.errors import EnginehouseError, PluginFailed
 from enginehouse.contract.preparer import ModelAccess, Preparation, Report
 from enginehouse.contract.types import GenerateRequest
 from enginehouse_compress.choosing import Choice, choose, choose_for_room
+from enginehouse_compress.explanation import explain_text
 from enginehouse_compress.fields import NAME, CompressionFields, asked_compression
 from enginehouse_compress.settings import CompressorSettings, read_settings
-from enginehouse_compress.texts import find_texts, with_texts
-from enginehouse_compress.tools import EngineTools
+from enginehouse_compress.texts import RequestTexts, find_texts, with_texts
+from enginehouse_compress.tools import EngineTools, NoEmbeddings, Note
 
 __all__ = ["CompressionPreparer", "PromptCompressor"]
 
@@ -38,7 +41,40 @@ _log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
-_Kept = tuple[tuple[Range, ...], ...]
+
+
+@frozen
+class _Compressed:
+    """What a compressor keeps of each text, and how it explains that."""
+
+    kept: tuple[tuple[Range, ...], ...]
+    notes: tuple[Note, ...]
+
+
+@frozen
+class _Shortened:
+    """A request with shorter texts, the tokens of these texts before and after, and the reasons."""
+
+    request: GenerateRequest
+    before: int = 0
+    after: int = 0
+    found: RequestTexts | None = None
+    compressed: _Compressed | None = None
+
+    def explain(self) -> dict[str, Any]:
+        """Return which ranges of each text that may be shortened stay, and why; None for the message of a prompt."""
+        explained: list[dict[str, Any]] = []
+        if self.found is None:
+            return {"texts": explained}
+        for number, (text, place) in enumerate(zip(self.found.texts, self.found.places, strict=True)):
+            kept: Sequence[Range] = ((0, len(text.text)),)
+            notes: list[Note] = []
+            if self.compressed is not None:
+                kept = self.compressed.kept[number]
+                notes = [note for note in self.compressed.notes if note.text == number]
+            message = None if self.request.messages is None else place
+            explained.append({"message": message, **explain_text(text, kept, notes)})
+        return {"texts": explained}
 
 
 class CompressionPreparer:
@@ -65,7 +101,7 @@ class PromptCompressor:
     def __init__(self, settings: Mapping[str, CompressorSettings], compressors: Mapping[str, Compressor]) -> None:
         self._settings = settings
         self._compressors = compressors
-        self._cache: OrderedDict[bytes, _Kept] = OrderedDict()
+        self._cache: OrderedDict[bytes, _Compressed] = OrderedDict()
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="compress")
         # One compressor that hangs leaves the threads of the others free.
         self._free_threads = {name: asyncio.Semaphore(_NUM_THREADS) for name in compressors}
@@ -90,24 +126,24 @@ class PromptCompressor:
         self, request: GenerateRequest, model: ModelAccess, choice: Choice, num_excess: int | None
     ) -> Preparation:
         began, method, tools = time.perf_counter(), choice.compressor.name, None
-        before, after, failure = 0, 0, ""
+        shortened, failure = _Shortened(request), ""
         try:
             async with asyncio.timeout(_TIMEOUT_S), self._tools(request, model, choice) as tools:
-                request, before, after = await self._shorten(request, model, choice, num_excess, tools)
+                shortened = await self._shorten(request, model, choice, num_excess, tools)
         except PluginFailed as error:  # a broken compressor must not refuse requests; core has logged it
             failure = error.message
         except (EnginehouseError, TimeoutError) as error:
             _log.error("the compressor %s failed; the prompt is left unchanged", method, exc_info=error)
-            failure = type(error).__name__
+            failure = error.message if isinstance(error, NoEmbeddings) else type(error).__name__
         details = {
             "method": method,
-            "tokens_before": before,
-            "tokens_after": after,
+            "tokens_before": shortened.before,
+            "tokens_after": shortened.after,
             "scored_tokens": 0 if tools is None else tools.num_scored_tokens,
             "ms": round(1000 * (time.perf_counter() - began), 3),
             "failed": failure or None,
         }
-        return Preparation(request, _report(details))
+        return Preparation(shortened.request, _report(details, shortened))
 
     async def _shorten(
         self,
@@ -116,38 +152,40 @@ class PromptCompressor:
         choice: Choice,
         num_excess: int | None,
         tools: EngineTools,
-    ) -> tuple[GenerateRequest, int, int]:
-        """Return the request, possibly with shorter texts, and the token counts of these texts before and after."""
+    ) -> _Shortened:
         found = await self._on_thread(find_texts, request, choice.system)
         before = sum(await self._on_thread(tools.count_tokens, [text.text for text in found.texts]))
         protected = sum(await self._on_thread(tools.count_tokens, [cut(text, ()) for text in found.texts]))
         num_free = max(0, before - protected)
         if not num_free or num_free < choice.min_tokens:
-            return request, before, before
+            return _Shortened(request, before, before, found)
         kept_free = int(num_free * choice.ratio) if num_excess is None else num_free - num_excess
         budget = protected + max(0, kept_free)
         task = CompressionTask(texts=found.texts, question=found.question, max_tokens=budget)
-        kept = await self._kept(task, request, model, choice, tools)
-        texts = [cut(text, ranges) for text, ranges in zip(found.texts, kept, strict=True)]
+        compressed = await self._compressed(task, request, model, choice, tools)
+        texts = [cut(text, ranges) for text, ranges in zip(found.texts, compressed.kept, strict=True)]
         after = sum(await self._on_thread(tools.count_tokens, texts))
-        return (with_texts(request, found, texts), before, after) if after < before else (request, before, before)
+        if after >= before:
+            return _Shortened(request, before, before, found)
+        return _Shortened(with_texts(request, found, texts), before, after, found, compressed)
 
-    async def _kept(
+    async def _compressed(
         self, task: CompressionTask, request: GenerateRequest, model: ModelAccess, choice: Choice, tools: EngineTools
-    ) -> _Kept:
-        """Return the ranges that the compressor keeps, from the cache if the same texts were compressed before."""
-        named = (choice.compressor.name, model.name, model.created, choice.scorer, request.namespace, request.caller)
+    ) -> _Compressed:
+        """Return what the compressor keeps, from the cache if the same texts were compressed before."""
+        models = (model.name, model.created, choice.scorer, choice.embedder)
+        named = (choice.compressor.name, *models, request.namespace, request.caller)
         key = await self._on_thread(_key, task, named)
-        kept = self._cache.get(key)
-        if kept is None:
+        compressed = self._cache.get(key)
+        if compressed is None:
             free_threads = self._free_threads[choice.compressor.name]
             ranges = await _in_daemon_thread(free_threads, choice.compressor.compress, task, tools)
-            kept = tuple(tuple(of_text) for of_text in ranges)
-            self._cache[key] = kept
+            compressed = _Compressed(tuple(map(tuple, ranges)), tuple(tools.notes))
+            self._cache[key] = compressed
             if len(self._cache) > _MAX_CACHED:
                 self._cache.popitem(last=False)
         self._cache.move_to_end(key)
-        return kept
+        return compressed
 
     @contextlib.asynccontextmanager
     async def _tools(self, request: GenerateRequest, model: ModelAccess, choice: Choice) -> AsyncIterator[EngineTools]:
@@ -156,7 +194,7 @@ class PromptCompressor:
             scorer = model
             if choice.compressor.needs_scores and choice.scorer not in (None, model.name):
                 scorer = await stack.enter_async_context(model.other(choice.scorer))
-            tools = EngineTools(model, scorer, request)
+            tools = EngineTools(model, scorer, choice.embedder, request)
             try:
                 yield tools
             finally:
@@ -187,7 +225,7 @@ async def _in_daemon_thread(free_threads: asyncio.Semaphore, work: Callable[[*_T
     return await asyncio.shield(ended)
 
 
-def _report(details: Mapping[str, Any]) -> Report:
+def _report(details: Mapping[str, Any], shortened: _Shortened) -> Report:
     num_saved = details["tokens_before"] - details["tokens_after"]
     return Report(
         has_changed=num_saved > 0,
@@ -196,6 +234,7 @@ def _report(details: Mapping[str, Any]) -> Report:
         done_by=details["method"],
         metrics={"failed_compressions": 1} if details["failed"] else {},
         prompt_metrics={"compressed_tokens_before": num_saved, "compressed_tokens_after": 0} if num_saved > 0 else {},
+        explain=shortened.explain,
     )
 
 

@@ -15,13 +15,15 @@ from collections.abc import Sequence
 
 from enginehouse.contract.compressor import CompressionTask, CompressionTools, Range
 from enginehouse_compress.options import CompressOptions
-from enginehouse_compress.selection import keep_most_relevant
+from enginehouse_compress.selection import Rating, keep_most_relevant
 
 __all__ = ["ScoredCompressor"]
 
 _MAX_QUESTION_CHARS = 600  # its end, where a long text states its request
 _MAX_SENTENCE_CHARS = 1200
 _BEFORE_QUESTION = "\nQuestion: "
+_BY_QUESTION = "mean log-probability of the question after this sentence"
+_BY_INFORMATION = "mean information of its tokens, given the text before"
 
 
 class ScoredCompressor:
@@ -39,11 +41,12 @@ class ScoredCompressor:
     def compress(self, task: CompressionTask, tools: CompressionTools) -> Sequence[Sequence[Range]]:
         """See the contract."""
 
-        def rate(sentences: Sequence[str]) -> Sequence[float]:
+        def rate(sentences: Sequence[str]) -> Sequence[Rating]:
             question = task.question[-_MAX_QUESTION_CHARS:].strip()
             if question:
-                return _by_question(sentences, question, tools)
-            return _by_information(sentences, self._options.chunk_chars, tools)
+                return [Rating(score, _BY_QUESTION) for score in _by_question(sentences, question, tools)]
+            scores = _by_information(sentences, self._options.chunk_chars, tools)
+            return [Rating(score, _BY_INFORMATION) for score in scores]
 
         return keep_most_relevant(task, tools, rate)
 

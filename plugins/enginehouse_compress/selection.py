@@ -14,13 +14,25 @@ from attrs import frozen
 from enginehouse.contract.compressor import CompressionTask, CompressionTools, Range, cut
 from enginehouse_compress.sentences import Part, split_sentences
 
-__all__ = ["Rate", "Sentence", "keep_everything", "keep_most_relevant"]
+__all__ = ["Rate", "Rating", "Sentence", "Split", "keep_everything", "keep_most_relevant"]
 
 _MAX_SEPARATOR_CHARS = 2
 _MAX_GAP_CHARS = 40  # between two kept sentences: no indentation is wider
 
-Rate = Callable[[Sequence[str]], Sequence[float]]
-"""Rates the relevance of each sentence; ratings are only compared with each other."""
+
+@frozen
+class Rating:
+    """Relevance of a sentence, only compared with that of others, and what it is."""
+
+    score: float
+    reason: str
+
+
+Rate = Callable[[Sequence[str]], Sequence[Rating]]
+"""Rates each sentence."""
+
+Split = Callable[[str, int, int], Sequence[Part]]
+"""Splits a range of a text."""
 
 
 @frozen
@@ -45,16 +57,20 @@ def keep_everything(task: CompressionTask) -> list[list[Range]]:
     return [[(0, len(text.text))] if text.text else [] for text in task.texts]
 
 
-def keep_most_relevant(task: CompressionTask, tools: CompressionTools, rate: Rate) -> list[list[Range]]:
+def keep_most_relevant(
+    task: CompressionTask, tools: CompressionTools, rate: Rate, split: Split = split_sentences
+) -> list[list[Range]]:
     """Keep the sentences with the highest ratings from ``rate`` that fit into the budget.
 
-    Of equally rated sentences, earlier ones are kept first.
+    Of equally rated sentences, earlier ones are kept first. ``split`` may give larger parts than sentences.
     """
     if sum(tools.count_tokens([text.text for text in task.texts])) <= task.max_tokens:
         return keep_everything(task)
-    sentences = _sentences(task, tools)
+    sentences = _sentences(task, tools, split)
     rates = rate([task.texts[one.text].text[slice(*one.part)] for one in sentences])
-    order = sorted(range(len(sentences)), key=lambda index: (-rates[index], index))
+    for sentence, rating in zip(sentences, rates, strict=True):
+        tools.explain(sentence.text, sentence.part, rating.reason, rating.score)
+    order = sorted(range(len(sentences)), key=lambda index: (-rates[index].score, index))
     protected = sum(tools.count_tokens([cut(text, ()) for text in task.texts]))
     chosen, num_left = [], task.max_tokens - protected
     for index in order:
@@ -70,13 +86,13 @@ def keep_most_relevant(task: CompressionTask, tools: CompressionTools, rate: Rat
         del chosen[-max(1, len(chosen) // 50) :]
 
 
-def _sentences(task: CompressionTask, tools: CompressionTools) -> list[Sentence]:
+def _sentences(task: CompressionTask, tools: CompressionTools, split: Split) -> list[Sentence]:
     """Return all sentences outside of protected areas, in order."""
     found: list[Sentence] = []
     for number, text in enumerate(task.texts):
         ends = tools.token_ends(text.text)
         for area, (start, end) in enumerate(text.free()):
-            parts = split_sentences(text.text, start, end)
+            parts = split(text.text, start, end)
             following = [*(part[0] for part in parts[1:]), end]
             for part, next_start in zip(parts, following, strict=False):
                 num_tokens = bisect.bisect_right(ends, next_start) - bisect.bisect_right(ends, part[0])

@@ -13,7 +13,7 @@ from enginehouse.contract.errors import ConfigError
 from enginehouse.settings.config import structure_options
 from enginehouse.settings.structuring import closest
 
-__all__ = ["CompressorSettings", "read_settings"]
+__all__ = ["CompressorSettings", "needs_embeddings", "read_settings"]
 
 
 @frozen(kw_only=True)
@@ -28,6 +28,7 @@ class CompressorSettings:
         min_tokens: for ``always``: prompts with fewer compressible tokens are not compressed.
         system: also compress system messages.
         scorer: name of the model that compressors use to score texts; unset is the model itself.
+        embedder: name of the model for embeddings that compressors use to compare texts; ``semantic`` needs one.
     """
 
     method: str
@@ -36,6 +37,12 @@ class CompressorSettings:
     min_tokens: int = field(default=256, validator=ge(0))
     system: bool = False
     scorer: str | None = None
+    embedder: str | None = None
+
+
+def needs_embeddings(compressor: Compressor) -> bool:
+    """Return True if a compressor embeds texts."""
+    return bool(getattr(compressor, "needs_embeddings", False))
 
 
 def read_settings(models: Mapping[str, Any], compressors: Mapping[str, Compressor]) -> dict[str, CompressorSettings]:
@@ -46,8 +53,8 @@ def read_settings(models: Mapping[str, Any], compressors: Mapping[str, Compresso
         compressors: the registered compressors.
 
     Raises:
-        ConfigError: a setting is malformed, a compressor or scorer is unknown, or a ratio is given to a method that
-            has none.
+        ConfigError: a setting is malformed, a compressor, scorer or embedder is unknown, a ratio is given to a method
+            that has none, or no embedder to a method that needs one.
     """
     found = {name: _read(value, f"models.{name}.compressor") for name, value in models.items() if value is not None}
     for name, settings in found.items():
@@ -71,6 +78,9 @@ def _check(
         raise ConfigError(f"{path}: no plugin registers a compressor {settings.method!r}{hint}", path)
     if settings.ratio is not None and not compressor.is_budgeted:
         raise ConfigError(f"{path}.ratio: the method {settings.method!r} has no ratio", f"{path}.ratio")
-    if settings.scorer is not None and settings.scorer not in models:
-        hint = closest(settings.scorer, models)
-        raise ConfigError(f"{path}.scorer: no model {settings.scorer!r} is served{hint}", f"{path}.scorer")
+    for key, model in (("scorer", settings.scorer), ("embedder", settings.embedder)):
+        if model is not None and model not in models:
+            raise ConfigError(f"{path}.{key}: no model {model!r} is served{closest(model, models)}", f"{path}.{key}")
+    if settings.embedder is None and needs_embeddings(compressor):
+        message = f"{path}.embedder: the method {settings.method!r} needs the name of a model for embeddings"
+        raise ConfigError(message, f"{path}.embedder")

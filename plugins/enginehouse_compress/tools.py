@@ -7,26 +7,51 @@ import concurrent.futures
 import uuid
 from collections.abc import Coroutine, Iterator, Sequence
 from itertools import accumulate
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import Any, Literal, TypeVar
 
-from enginehouse.contract.compressor import ScoredToken
-from enginehouse.contract.errors import GenerationFailed
+import numpy as np
+from attrs import frozen
+from numpy.typing import NDArray
+
+from enginehouse.contract.compressor import Range, ScoredToken
+from enginehouse.contract.errors import EnginehouseError, GenerationFailed, ModelNotReady, UnsupportedTask
 from enginehouse.contract.preparer import ModelAccess
 from enginehouse.contract.types import (
     EngineRequest,
     GenerateRequest,
+    PoolingRequest,
+    PoolText,
     PromptLogprobs,
     SamplingParams,
     Segment,
     StopParams,
 )
 
-__all__ = ["EngineTools"]
+__all__ = ["EngineTools", "NoEmbeddings", "Note"]
 
 _T = TypeVar("_T")
 _ANSWER_S = 600.0  # safety timeout that only frees the thread; an engine that does not respond has its own limits
 _MAX_AT_ONCE = 8  # prompts scored concurrently; leaves room in the queue for requests
 _MAX_REMEMBERED = 4096
+_PROMPTS = MappingProxyType(
+    {"query": ("query", "search_query"), "document": ("document", "passage", "search_document")},
+)
+"""Names that models give to their prompts."""
+
+
+class NoEmbeddings(EnginehouseError):
+    """The embedder cannot be used. The message does not name it, as its caller may not know it."""
+
+
+@frozen
+class Note:
+    """Why a part of a text is kept or not; see :meth:`CompressionTools.explain`."""
+
+    text: int
+    part: Range
+    reason: str
+    score: float | None
 
 
 class EngineTools:
@@ -35,16 +60,19 @@ class EngineTools:
     Args:
         model: the model whose tokens are counted.
         scorer: the model that scores texts.
+        embedder: name of the model that embeds them; None if there is none.
         request: source of caller, priority and caching rules only.
 
     Attributes:
-        num_scored_tokens: tokens that the scorer has read.
+        num_scored_tokens: tokens that the scorer and the embedder have read.
+        notes: what the compressor explained.
     """
 
-    def __init__(self, model: ModelAccess, scorer: ModelAccess, request: GenerateRequest) -> None:
-        self._model, self._scorer, self._request = model, scorer, request
+    def __init__(self, model: ModelAccess, scorer: ModelAccess, embedder: str | None, request: GenerateRequest) -> None:
+        self._model, self._scorer, self._embedder, self._request = model, scorer, embedder, request
         self._loop = asyncio.get_running_loop()
         self.num_scored_tokens = 0
+        self.notes: list[Note] = []
         self._counts: dict[str, int] = {}
         self._asked: concurrent.futures.Future[Any] | None = None
         self._is_stopped = False
@@ -73,6 +101,14 @@ class EngineTools:
         """See the contract."""
         return self._wait(self._score_all(pairs))
 
+    def embed(self, texts: Sequence[str], role: Literal["query", "document"] = "document") -> NDArray[np.float32]:
+        """See the contract."""
+        return self._wait(self._embed(texts, role))
+
+    def explain(self, text: int, part: Range, reason: str, score: float | None = None) -> None:
+        """See the contract."""
+        self.notes.append(Note(text, part, reason, score))
+
     def _wait(self, question: Coroutine[Any, Any, _T]) -> _T:
         """Run a coroutine on the event loop and return its result."""
         if self._is_stopped:
@@ -91,6 +127,29 @@ class EngineTools:
         token_ids = await self._tokenize(text)
         pieces = await self._model.pieces(token_ids)
         return list(_char_ends(text, [len(piece) for piece in pieces]))
+
+    async def _embed(self, texts: Sequence[str], role: Literal["query", "document"]) -> NDArray[np.float32]:
+        if self._embedder is None:
+            raise NoEmbeddings("the settings of this model name no embedder")
+        request = PoolingRequest(
+            request_id=f"compress-{uuid.uuid4().hex}",
+            task="embed",
+            inputs=tuple(map(PoolText, texts)),
+            truncate="end",
+            prompt_hints=_PROMPTS[role],
+            priority=self._request.priority,
+            caller=self._request.caller,
+            namespace=self._request.namespace,
+        )
+        try:
+            async with self._model.other(self._embedder) as embedder:
+                result = await embedder.pool(request)
+        except ModelNotReady as error:
+            raise NoEmbeddings("the embedder is not loaded") from error
+        except UnsupportedTask as error:
+            raise NoEmbeddings("the embedder is a model for another task") from error
+        self.num_scored_tokens += sum(result.num_tokens)
+        return result.array
 
     async def _score_all(self, pairs: Sequence[tuple[str, str]]) -> list[list[ScoredToken]]:
         gate = asyncio.Semaphore(_MAX_AT_ONCE)

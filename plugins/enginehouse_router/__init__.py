@@ -1,4 +1,4 @@
-"""Routers: choose the model for a request to ``auto`` by rules, load, difficulty or cascade. Hooks only."""
+"""Routers: choose the model of a request to ``auto`` by rules, load, difficulty, cascade or examples. Hooks only."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from enginehouse import hookimpl
 from enginehouse.contract.commands import Command
 from enginehouse.contract.router import Router
 from enginehouse_router.options import RouterOptions as options
+from enginehouse_router.semantic import SemanticRouter
 from enginehouse_router.strategies import CascadeRouter, DifficultyRouter, LoadRouter, RulesRouter
 
 __all__ = ["options", "register_commands", "register_routers"]
@@ -20,6 +21,7 @@ def register_routers(register: Callable[[Router], None], options: options) -> No
     register(LoadRouter())
     register(DifficultyRouter(options))
     register(CascadeRouter(options))
+    register(SemanticRouter(options))
 
 
 @hookimpl

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from attrs import field, frozen
 from attrs.validators import ge, le, optional
 
@@ -59,6 +61,12 @@ class RouterOptions:
         thresholds: minimum scores of ``difficulty`` for each model except the first; unset divides 0 to 1 evenly.
         probe_tokens: number of tokens by which ``cascade`` judges an answer.
         min_probability: minimum geometric mean of their probabilities for ``cascade`` to accept the answer.
+        embedder: name of the model for embeddings by which ``semantic`` compares prompts.
+        examples: file with the examples of ``semantic``; a relative name is relative to the folder in which the server
+            starts. Each line is JSON with a ``prompt``, and a ``model`` or a ``label``.
+        labels: the model of each label in that file.
+        num_neighbours: number of nearest examples that ``semantic`` asks.
+        min_similarity: similarity of the nearest example, -1 to 1, below which ``semantic`` chooses the default model.
     """
 
     rules: tuple[Rule, ...] = ()
@@ -66,3 +74,8 @@ class RouterOptions:
     thresholds: tuple[float, ...] = field(default=(), validator=_check_thresholds)
     probe_tokens: int = field(default=8, validator=[ge(1), le(MAX_PROBE_TOKENS)])
     min_probability: float = field(default=0.6, validator=[ge(0), le(1)])
+    embedder: str | None = None
+    examples: Path | None = None
+    labels: dict[str, str] = field(factory=dict)
+    num_neighbours: int = field(default=5, validator=[ge(1), le(100)])
+    min_similarity: float = field(default=0.0, validator=[ge(-1), le(1)])

@@ -8,9 +8,13 @@ answer. It runs in the server process, on a thread, before the prompt is rendere
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from attrs import frozen
+
+if TYPE_CHECKING:  # most compressors need no NumPy
+    import numpy as np
+    from numpy.typing import NDArray
 
 __all__ = [
     "CompressibleText",
@@ -101,6 +105,28 @@ class CompressionTools(Protocol):
         """
         ...
 
+    def embed(self, texts: Sequence[str], role: Literal["query", "document"] = "document") -> NDArray[np.float32]:
+        """Return the embeddings of texts, ``(len(texts), d)`` float32, each of length 1; long texts are cut.
+
+        Args:
+            role: what the texts are, for models with a prompt for each.
+
+        Raises:
+            EnginehouseError: the settings of the model name no embedder, or it is not loaded or for another task.
+        """
+        ...
+
+    def explain(self, text: int, part: Range, reason: str, score: float | None = None) -> None:
+        """Say why a part of a text is kept or not, for dry runs. Changes nothing.
+
+        Args:
+            text: index of the text in the task.
+            part: the part, in characters.
+            reason: one of few texts, such as what ``score`` measures.
+            score: its rating; parts with higher ones are kept first.
+        """
+        ...
+
 
 @runtime_checkable
 class Compressor(Protocol):
@@ -111,6 +137,7 @@ class Compressor(Protocol):
         is_budgeted: True: the result has at most ``max_tokens``. False: ``max_tokens`` is ignored.
         is_idempotent: compressing the result with the same budget removes nothing more.
         needs_scores: it calls :meth:`CompressionTools.score`.
+        needs_embeddings: optional; True: it calls :meth:`CompressionTools.embed`, so settings must name an embedder.
 
     Calls:
         compress: for each prompt that is compressed; server, thread of the plugin; may block and ask models,

@@ -7,14 +7,14 @@ belong to an event loop cannot be shared between calls. What it asks of models c
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, runtime_checkable
 
 from attrs import field, frozen
 
 from enginehouse.contract.engine import EngineStream
-from enginehouse.contract.types import EngineRequest, GenerateRequest
+from enginehouse.contract.types import EngineRequest, GenerateRequest, PoolingRequest, PoolingResult
 
 __all__ = ["BoundPreparer", "ModelAccess", "Preparation", "Preparer", "Report"]
 
@@ -30,6 +30,8 @@ class Report:
         metrics: metric name to number.
         prompt_metrics: metrics that count the tokens of the prompt, each with a number to add to them.
         done_by: name of the object that did the work, such as the compressor; a label of these metrics.
+        explain: returns plain data that explains the result, such as parts of texts with reasons; for dry runs only,
+            such as ``POST /v1/compress``, as it may be long.
     """
 
     has_changed: bool = False
@@ -38,6 +40,7 @@ class Report:
     metrics: Mapping[str, int] = field(factory=dict)
     prompt_metrics: Mapping[str, int] = field(factory=dict)
     done_by: str = ""
+    explain: Callable[[], Mapping[str, Any]] | None = None
 
 
 @frozen
@@ -71,6 +74,14 @@ class ModelAccess(Protocol):
 
     async def generate(self, request: EngineRequest) -> EngineStream:
         """Start a request of the preparer's own; the preparer must read or cancel it."""
+        ...
+
+    async def pool(self, request: PoolingRequest) -> PoolingResult:
+        """Return the rows of a request of the preparer's own to a pooling model; its ``model`` is ignored.
+
+        Raises:
+            UnsupportedTask: this model is for another task.
+        """
         ...
 
     def other(self, name: str) -> AbstractAsyncContextManager[ModelAccess]:

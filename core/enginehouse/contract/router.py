@@ -22,6 +22,7 @@ __all__ = [
     "Attempt",
     "Candidate",
     "ChecksModels",
+    "ComparesTexts",
     "RouteQuestion",
     "Router",
     "RoutingDecision",
@@ -66,11 +67,14 @@ class RouteQuestion:
         candidates: at least one, by rank. Excludes models that lack a feature the request needs (tools, a constraint,
             images) and models that its caller may not use.
         default: the model to use unless there is a reason for another one.
+        similarities: of the request's text to each example of a router that :class:`ComparesTexts`: cosines of their
+            embeddings, -1 to 1; empty for others.
     """
 
     request: GenerateRequest
     candidates: tuple[Candidate, ...]
     default: str
+    similarities: Sequence[float] = ()
 
 
 @frozen
@@ -157,4 +161,30 @@ class ChecksModels(Protocol):
         Raises:
             ConfigError: a setting is invalid; names the setting.
         """
+        ...
+
+
+@runtime_checkable
+class ComparesTexts(Protocol):
+    """Optional interface of routers that compare requests with examples by the embeddings of their texts.
+
+    Core embeds both, and hands the router the similarities. If the embedder is not loaded, fails or takes longer than
+    ``plugin_timeout_s``, the router is not asked, and the default model comes first.
+
+    Attributes:
+        embedder: name of the model for embeddings.
+
+    Calls:
+        examples: with the first request to ``auto`` of a configuration; server, event loop; 1 ms.
+        text_of: for each request to ``auto``; server, thread of the plugin; 1 ms, ``plugin_timeout_s`` at most.
+    """
+
+    embedder: str
+
+    def examples(self) -> Sequence[str]:
+        """Return the texts with which requests are compared."""
+        ...
+
+    def text_of(self, request: GenerateRequest) -> str:
+        """Return the text of a request that is compared with the examples; an embedder may cut a long one."""
         ...

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Tokens
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from attrs import Factory, define, field
@@ -70,12 +70,8 @@ class ActiveRequest:
         return (self.request.priority, self.arrival)
 
 
-class HeldToken(NamedTuple):
-    """An appended token that is not part of the text yet."""
-
-    token_id: int
-    is_reasoning: bool
-    is_forced: bool
+HeldToken = tuple[int, bool, bool]
+"""A token that is not part of the text yet: its id, whether it is reasoning, and whether a constraint forced it."""
 
 
 @define(eq=False)
@@ -283,11 +279,10 @@ class Sequence:
         self.sampler.accept(token_id)
         if self.sampler.is_stateful:
             self.probabilities.append(self.sampler.last_probability)
-        self.held.append(HeldToken(token_id, reasoning is not None and reasoning.is_inside, is_forced))
+        self.held.append((token_id, reasoning is not None and reasoning.is_inside, is_forced))
         if constraint is not None and (constraint.may_backtrack or not is_end):
             constraint.accept(token_id)
-            num_wrong = constraint.backtrack(len(self.held))
-            if num_wrong:
+            if constraint.may_backtrack and (num_wrong := constraint.backtrack(len(self.held))):
                 self._take_back(num_wrong)
                 return False
         if reasoning is not None and not reasoning.is_over and not is_end:
@@ -296,10 +291,13 @@ class Sequence:
 
     def show(self) -> TextPiece | None:
         """Return the text that stands since the last call; None if the last token ends the sequence."""
-        if self.held[-1].token_id in self.end_token_ids:
+        if self.held[-1][0] in self.end_token_ids:
             return None
-        num_open = self.constraint.num_held() if self.constraint is not None and not self.is_reasoning else 0
-        return self._push(max(0, len(self.held) - num_open))
+        constraint = self.constraint
+        if constraint is None or not constraint.may_backtrack or self.is_reasoning:
+            token_id, is_reasoning, _ = self.held.popleft()
+            return self.text.push(token_id, is_reasoning=is_reasoning)
+        return self._push(max(0, len(self.held) - constraint.num_held()))
 
     def settle(self) -> None:
         """Make all tokens part of the text: they were reported before, so they stand."""
@@ -307,7 +305,7 @@ class Sequence:
 
     def flush(self) -> TextPiece:
         """Return all text that is left, at the end of the sequence."""
-        is_ended = bool(self.held) and self.held[-1].token_id in self.end_token_ids
+        is_ended = bool(self.held) and self.held[-1][0] in self.end_token_ids
         shown = self._push(len(self.held) - is_ended)
         if shown.stop is not None:
             return shown
@@ -346,7 +344,7 @@ class Sequence:
 
     def _drop(self, num_tokens: int) -> None:
         for _ in range(num_tokens):
-            self.num_forced -= self.held.pop().is_forced
+            self.num_forced -= self.held.pop()[2]
         self.length -= num_tokens
 
     def confirm_drafts(self) -> None:

@@ -118,7 +118,7 @@ class Pipeline:
         self.recovery = recovery if recovery is not None else Recovery()
         self._preparers = Preparers(settings.models, registry, manager, self.recovery)
         self._media = MediaReader(settings.media)
-        self._planner = Planner(settings, registry, manager, self._capabilities_of)
+        self._planner = Planner(settings, registry, manager, self._capabilities_of, self.pool)
         self._leaves_out = settings.server.unsupported_parameters == "report"
 
     def _capabilities_of(self, name: str, info: ModelInfo) -> Mapping[str, Capability]:
@@ -269,17 +269,6 @@ class Pipeline:
             undo.pop_all()
         return running
 
-    async def preview(
-        self, request: GenerateRequest, model: LoadedModel
-    ) -> tuple[GenerateRequest, Reports, tuple[str, ...]]:
-        """Return a request as preparers change it, their reports, and the parameters that were dropped.
-
-        Raises:
-            RequestError: the model cannot serve the request as asked.
-        """
-        asked, unsupported = self._check(request, self._capabilities_of(model.name, model.info), may_drop=True)
-        return *await self._preparers.prepare(asked, model), unsupported
-
     async def prepare(self, request: GenerateRequest, model: LoadedModel, *, may_drop: bool = True) -> Prepared:
         """Return the request as ``model`` will get it. Changes nothing.
 
@@ -376,6 +365,30 @@ class Pipeline:
         if len(token_ids) > (most := model.info.max_context):
             raise InvalidRequest(f"prediction: must have at most {most} tokens, not {len(token_ids)}", "prediction")
         return token_ids
+
+    async def preview(self, request: GenerateRequest) -> Prepared:
+        """Return the request as :meth:`start` would submit it to the model that it names, without submitting it.
+
+        Raises:
+            RequestError: the model cannot serve the request as asked, or it does not fit its context.
+        """
+        async with self._manager.use(request.model) as model:
+            if model.name not in self._settings.models:
+                raise ModelNotFound(model.name)
+            if model.info.task != "generate":
+                raise UnsupportedTask(model.name, model.info.task, "generate")
+            prepared = await self.prepare(request, model)
+            if model.info.engine.takes_messages:
+                return prepared
+            num_tokens = len(await prepared.prompt.tokenize(self.recovery, request.caller))
+            if num_tokens < (max_context := model.info.max_context):
+                return prepared
+            param = "prompt" if request.messages is None else "messages"
+            error = ContextLengthExceeded(num_tokens, max_context, param)
+            shorter = await self._shorten(prepared, error)
+            if shorter is None:
+                raise error
+            return shorter
 
     async def prompt(self, request: GenerateRequest, model: LoadedModel) -> Prompt:
         """Return the prompt that :meth:`start` would build for ``model``, without starting it.

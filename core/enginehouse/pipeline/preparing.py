@@ -14,9 +14,17 @@ from typing import TypeAlias
 from attrs import frozen
 
 from enginehouse.contract.engine import EngineStream
-from enginehouse.contract.errors import ConfigError, ModelNotReady
+from enginehouse.contract.errors import ConfigError, ModelNotReady, UnsupportedTask
 from enginehouse.contract.preparer import BoundPreparer, ModelAccess, Report
-from enginehouse.contract.types import Chat, EngineRequest, Event, GenerateRequest, Segment
+from enginehouse.contract.types import (
+    Chat,
+    EngineRequest,
+    Event,
+    GenerateRequest,
+    PoolingRequest,
+    PoolingResult,
+    Segment,
+)
 from enginehouse.pipeline.model_profile import ModelProfile
 from enginehouse.pipeline.parameters import Parameters
 from enginehouse.pipeline.prompting import Prompt
@@ -112,6 +120,9 @@ class _ForeignAccess:
     async def generate(self, request: EngineRequest) -> EngineStream:
         return _ForeignStream(await self._core.run(lambda: self._access.generate(request)), self._core)
 
+    async def pool(self, request: PoolingRequest) -> PoolingResult:
+        return await self._core.run(lambda: self._access.pool(request))
+
     @contextlib.asynccontextmanager
     async def other(self, name: str) -> AsyncIterator[ModelAccess]:
         async with contextlib.AsyncExitStack() as stack:
@@ -182,6 +193,18 @@ class _Access:
             stream = await self._recovery.start(self._model, request)
             undo.pop_all()
         return stream
+
+    async def pool(self, request: PoolingRequest) -> PoolingResult:
+        if self._model.info.task != request.task:
+            raise UnsupportedTask(self.name, self._model.info.task, request.task)
+        engine = self._model.engine
+        if not isinstance(engine, WorkerEngine):
+            return await self._recovery.pool(self._model, request)
+        engine.request_queue.enter(request.request_id, request.caller, request.priority)
+        try:
+            return await self._recovery.pool(self._model, request)
+        finally:
+            engine.request_queue.leave(request.request_id)
 
     @contextlib.asynccontextmanager
     async def other(self, name: str) -> AsyncIterator[ModelAccess]:

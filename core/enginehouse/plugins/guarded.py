@@ -31,7 +31,7 @@ from enginehouse.contract.parsers import (
 )
 from enginehouse.contract.pooler import Pooler
 from enginehouse.contract.preparer import BoundPreparer, Preparer
-from enginehouse.contract.router import ChecksModels, Router
+from enginehouse.contract.router import ChecksModels, ComparesTexts, Router
 from enginehouse.contract.sampler import SamplerPlugin
 from enginehouse.contract.structured import Grammar, GrammarCompiler, StructuredDecoder
 from enginehouse.contract.surface import Surface
@@ -57,7 +57,7 @@ _GUARDED: dict[type[Any], tuple[type[Any], ...]] = {
     ReasoningFormat: (),
     ReasoningParser: (),
     ReasoningSession: (),
-    Router: (ChecksModels,),
+    Router: (ChecksModels, ComparesTexts),
     Runner: (CutPlanner, DeviceSampler, LayerAccess, StateKeeper),
     SamplerPlugin: (),
     StructuredDecoder: (),

@@ -103,12 +103,14 @@ KEYWORDS: dict[str, Keyword] = {
     "additionalProperties": Keyword(
         "enforced", "read as `false` if it is absent and no other schema applies to the object"
     ),
-    "patternProperties": Keyword("enforced", "patterns that no name can match twice"),
+    "patternProperties": Keyword("enforced", "up to 4 that overlap"),
     "propertyNames": Keyword(
         "enforced", "one of `pattern`, `format`, `enum`, `const`, lengths; without `properties` and `patternProperties`"
     ),
-    "minProperties": Keyword("enforced", "up to 1, of free names, or among up to 64 choices of `properties`"),
-    "maxProperties": Keyword("enforced", "as `minProperties`, or where all `properties` are required"),
+    "minProperties": Keyword("enforced"),
+    "maxProperties": Keyword(
+        "enforced", "up to 1, of free names, among up to 64 choices of `properties`, or where all are required"
+    ),
     "dependentRequired": Keyword("enforced"),
     "dependentSchemas": Keyword("enforced"),
     "dependencies": Keyword("enforced"),

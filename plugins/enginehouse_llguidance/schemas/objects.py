@@ -11,7 +11,7 @@ from enginehouse_llguidance.automata import AutomatonError, restricted
 from enginehouse_llguidance.schemas.document import REFERENCES, Document, Pointer
 from enginehouse_llguidance.schemas.evaluated import BRANCHING
 from enginehouse_llguidance.schemas.keywords import KEYWORDS
-from enginehouse_llguidance.schemas.markers import UNIQUE_NAMES
+from enginehouse_llguidance.schemas.markers import CHECKED, UNIQUE_NAMES
 from enginehouse_llguidance.schemas.places import Place
 from enginehouse_llguidance.schemas.problems import SchemaProblem, join_pointer
 from enginehouse_llguidance.schemas.strings import length, read_pattern, string_keywords
@@ -19,6 +19,8 @@ from enginehouse_llguidance.schemas.strings import length, read_pattern, string_
 __all__ = ["Prepare", "absent_names", "counts_of_names", "is_closed_beside", "object_keywords"]
 
 _MAX_CHOICES = 64
+_MAX_OVERLAPPING = 4
+"""Maximum number of patterns of names that may overlap."""
 _FURTHER = frozenset({*REFERENCES, "dependencies", "dependentRequired", "dependentSchemas", "minProperties"}) - {"$ref"}
 
 Prepare = Callable[..., Any]
@@ -127,7 +129,33 @@ def _pattern_properties(
             "use sets such as [0-9], or a single pattern with additionalProperties false"
         )
         raise SchemaProblem(depends, message)
-    return prepared
+    return _disjoint(prepared)
+
+
+def _disjoint(prepared: dict[str, Any]) -> dict[str, Any]:
+    """Return patterns of which a name matches at most one: for each combination that some name matches."""
+    if len(prepared) < 2 or len(prepared) > _MAX_OVERLAPPING:
+        return prepared
+    bodies = {pattern: pattern.removeprefix("^").removesuffix("$") for pattern in prepared}
+    if not any(_both(bodies[one], [(bodies[other], False)]) for one, other in combinations(prepared, 2)):
+        return prepared
+    found: dict[str, Any] = {}
+    for chosen in (chosen for size in range(1, len(prepared) + 1) for chosen in combinations(prepared, size)):
+        first, *others = chosen
+        conditions = [(bodies[one], False) for one in others]
+        conditions += [(bodies[one], True) for one in prepared if one not in chosen]
+        if (body := _both(bodies[first], conditions)) is not None:
+            values = [prepared[one] for one in chosen if prepared[one] is not True and prepared[one] != {}]
+            found[f"^(?:{body})$"] = values[0] if len(values) == 1 else {"allOf": values} if values else True
+    return found
+
+
+def _both(body: str, conditions: list[tuple[str, bool]]) -> str | None:
+    """Return an expression for what matches all; None if nothing does, or it is too large to tell."""
+    try:
+        return restricted(body, conditions)
+    except AutomatonError:
+        return None
 
 
 def _restrict_names(schema: dict[str, Any], required: list[str], keywords: dict[str, Any], place: Place) -> None:
@@ -197,9 +225,9 @@ def _counts(schema: dict[str, Any], keywords: dict[str, Any], required: list[str
         required += [name for name in properties if name not in required]
     if low > len(required) and not counts_of_names(schema, low):
         if low > 1 and not is_free:
-            message = "more than 1 is only supported for free names, or among up to 64 choices of properties"
-            raise SchemaProblem(place.at("minProperties"), message)
-        keywords["minProperties"] = low
+            keywords[CHECKED] = place.at("minProperties")
+        else:
+            keywords["minProperties"] = low
     if high is not None and not (is_closed and (high >= len(properties) or absent_names(schema, high))):
         keywords["maxProperties"] = high
     if keywords.get("minProperties", 0) > 1:

@@ -15,6 +15,7 @@ from enginehouse_compress.extractive import ExtractiveCompressor
 from enginehouse_compress.lossless import LosslessCompressor
 from enginehouse_compress.options import CompressOptions
 from enginehouse_compress.scored import ScoredCompressor
+from enginehouse_compress.semantic import SemanticCompressor
 from enginehouse_testkit.compressor_contract import CompressorContract
 from enginehouse_testkit.fake_compression import FakeCompressionTools
 
@@ -22,6 +23,7 @@ METHODS = [
     LosslessCompressor(),
     pytest.param(ExtractiveCompressor(CompressOptions()), marks=pytest.mark.compress),
     ScoredCompressor(CompressOptions()),
+    SemanticCompressor(),
 ]
 every_method = pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 
@@ -48,11 +50,18 @@ class TestScored(CompressorContract):
         return ScoredCompressor(CompressOptions())
 
 
+class TestSemantic(CompressorContract):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def compressor(cls) -> Compressor:
+        return SemanticCompressor()
+
+
 @pytest.mark.compress
 def test_plugin_registers_its_methods() -> None:
     registry = PluginRegistry.load(PluginsSettings(allow=("compress",)))
 
-    assert list(registry.compressors) == ["lossless", "extractive", "scored"]
+    assert list(registry.compressors) == ["lossless", "extractive", "scored", "semantic"]
 
 
 PIECES = st.sampled_from(

@@ -19,6 +19,7 @@ from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSe
 from enginehouse_compress.lossless import LosslessCompressor
 from enginehouse_compress.options import CompressOptions
 from enginehouse_compress.scored import ScoredCompressor
+from enginehouse_compress.semantic import SemanticCompressor
 from enginehouse_compress.settings import CompressorSettings, read_settings
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.served import served
@@ -27,6 +28,10 @@ from .methods import Failing, Halving, Scoring
 
 TEXT = "0123456789" * 40 + "\n\nWhat is it?"
 HALF = {"method": "halving", "ratio": 0.5}
+
+
+def _semantic(embedder: str) -> dict[str, Any]:
+    return {"method": "semantic", "when": "asked", "embedder": embedder}
 
 
 @pytest.fixture(scope="module")
@@ -38,11 +43,16 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
             "m": ModelSettings(source=script, backend="scripted"),
             "small": ModelSettings(source=script, backend="scripted", context=300, compressor=overflow),
             "fake": ModelSettings(source=script, backend="fake", isolation="thread"),
+            "semantic": ModelSettings(source=script, backend="scripted", compressor=_semantic("embedder")),
+            "late": ModelSettings(source=script, backend="scripted", compressor=_semantic("lazy")),
+            "wrong": ModelSettings(source=script, backend="scripted", compressor=_semantic("m")),
+            "embedder": ModelSettings(source="fake-pooler", backend="fake-pooler", isolation="thread"),
+            "lazy": ModelSettings(source="fake-pooler", backend="fake-pooler", isolation="thread", load="lazy"),
         },
         limits=LimitsSettings(tokens_per_minute=10_000_000),
         plugins=PluginsSettings(allow=("compress",)),
     )
-    methods = {method.name: method for method in (Halving(), Failing(), Scoring())}
+    methods = {method.name: method for method in (Halving(), Failing(), Scoring(), SemanticCompressor())}
     registry = evolve(PluginRegistry.for_settings(settings), compressors=methods)
     with served(settings, registry, timeout=30) as http:
         yield http
@@ -161,6 +171,55 @@ def test_dry_run_of_raw_prompts_settings_and_errors(client: httpx.Client) -> Non
     assert unknown.status_code == 400 and unknown.json()["error"]["param"] == "compression.method"
 
 
+def test_dry_run_explains_parts(client: httpx.Client) -> None:
+    lines = ["Rain fell on the hill.", "The ferry leaves at six.", "Painters like green.", "`ferry`: a boat."]
+    text = "\n".join(lines) + "\n\nWhen does the ferry leave?"
+    body = {"model": "semantic", "messages": [{"role": "system", "content": "Go."}, {"role": "user", "content": text}]}
+    told = client.post("/v1/compress", json={**body, "compression": {"ratio": 0.4}}).json()
+    (explained,) = told["texts"]
+    parts = explained["parts"]
+    left = "".join(text[start:end] for start, end in explained["kept"])
+
+    assert explained["message"] == 1
+    assert left == told["messages"][1]["content"]
+    assert [text[part["start"] : part["end"]] for part in parts] == [*lines, "When does the ferry leave?"]
+    assert [part["kept"] for part in parts] == [text[part["start"] : part["end"]] in left for part in parts]
+    assert [part["reason"] for part in parts][-1] == "protected"
+    scores = [part["score"] for part in parts[:-1]]
+    assert lines[scores.index(max(scores))] in left
+    assert told["compression"]["scored_tokens"] > 20
+    assert told["compression"]["failed"] is None
+
+
+def test_dry_run_of_a_prompt_that_does_not_fit(client: httpx.Client) -> None:
+    body = {"model": "small", "messages": [{"role": "user", "content": TEXT}]}
+    fits = client.post("/v1/compress", json=body).json()
+    refused = client.post("/v1/compress", json={**body, "compression": False})
+
+    assert fits["messages"][0]["is_shortened"]
+    assert fits["texts"][0]["kept"][-1] == [402, len(TEXT)]
+    assert refused.json()["error"]["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("model", "problem"),
+    [("late", "the embedder is not loaded"), ("wrong", "the embedder is a model for another task")],
+)
+def test_embedder_that_cannot_be_used_is_told(client: httpx.Client, model: str, problem: str) -> None:
+    answer = chat(client, model=model, compression=True)
+
+    assert answer.status_code == 200
+    assert answer.json()["enginehouse"]["compression"]["failed"] == problem
+
+
+def test_method_that_needs_an_embedder_is_refused_without_one(client: httpx.Client) -> None:
+    answer = chat(client, compression={"method": "semantic"})
+
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "compression.method"
+    assert "embedder" in answer.json()["error"]["message"]
+
+
 def test_log_and_metrics_count_tokens(client: httpx.Client, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "enginehouse.access"):
         answer = chat(client, compression=HALF).json()
@@ -248,6 +307,8 @@ def test_settings_are_a_name_or_a_table(tmp_path: Path, text: str, expected: Com
         ('compressor = { method = "scored", raito = 0.5 }', "models.m.compressor.raito"),
         ('compressor = { method = "scored", scorer = "x" }', "models.m.compressor.scorer"),
         ('compressor = { method = "skored" }', "models.m.compressor"),
+        ('compressor = { method = "semantic", embedder = "x" }', "models.m.compressor.embedder"),
+        ('compressor = { method = "semantic" }', "models.m.compressor.embedder"),
     ],
 )
 def test_wrong_settings_are_refused(tmp_path: Path, text: str, path: str) -> None:
@@ -269,4 +330,5 @@ def read(folder: Path, text: str) -> dict[str, CompressorSettings]:
     file = folder / "enginehouse.toml"
     file.write_text(f'[models.m]\nsource = "x"\n{text}\n')
     models = {name: model.compressor for name, model in load_settings(file, {}).models.items()}
-    return read_settings(models, {"lossless": LosslessCompressor(), "scored": ScoredCompressor(CompressOptions())})
+    methods = (LosslessCompressor(), ScoredCompressor(CompressOptions()), SemanticCompressor())
+    return read_settings(models, {method.name: method for method in methods})

@@ -94,7 +94,7 @@ UNIQUE = [
     {"items": {"type": "boolean"}, "anyOf": [{"minItems": 1}, {"minItems": 2}]},
     {"prefixItems": [{"enum": ["a", "b"]}, {"enum": ["a"]}], "items": {"enum": ["c", "a"]}},
     {"anyOf": [{"minItems": 2, "items": {"type": "boolean"}}, {"maxItems": 1}]},
-    {"prefixItems": [{"type": "integer"}, {"const": 0}], "contains": {"const": "a"}, "items": {"type": "string"}},
+    {"prefixItems": [{"enum": [0, 1]}, {"const": 0}], "contains": {"const": "a"}, "items": {"enum": ["a", "b"]}},
     {},
 ]
 
@@ -116,6 +116,10 @@ NAMES = [
     {"propertyNames": {"pattern": "^[ab]+$"}, "additionalProperties": {"type": "null"}, "minProperties": 3},
     {"properties": {"a": {}, "b": {}, "c": {}, "d": {}}, "minProperties": 2, "maxProperties": 3},
     {"properties": {"a": {}, "b": {}, "c": {}}, "maxProperties": 2, "additionalProperties": False},
+    {"properties": {"a": {"type": "null"}}, "additionalProperties": {"type": "null"}, "minProperties": 2},
+    {"properties": {f"p{number}": {"type": "null"} for number in range(20)}, "minProperties": 4},
+    {"patternProperties": {"a*": {"type": "integer"}, "aa": {"maximum": 20}}, "additionalProperties": False},
+    {"patternProperties": {"[ab]": {"enum": [1, 2, 3]}, "b": {"minimum": 2}}, "maxProperties": 1},
 ]
 
 

@@ -48,6 +48,7 @@ FEW_TOGETHER: list[dict[str, Any]] = [  # number and kind of the items are asked
     {"items": {"enum": [1, 2, 3]}, "contains": {"const": 1}, "minContains": 2},
     {"items": {"const": 1}, "contains": {"type": "integer"}, "minContains": 2},
 ]
+NAMED_A_OR_B = {"type": "object", "propertyNames": {"pattern": "^[ab]$"}}
 REFUSED: list[tuple[Any, str]] = [
     # Keywords without a grammar, wherever they stand
     ({"properties": {"a": {"not": {"patternProperties": {"^a": {}}}}}}, "'/properties/a/not': the complement of"),
@@ -107,8 +108,10 @@ REFUSED: list[tuple[Any, str]] = [
     ({"const": "\ud83d"}, "'/const': a lone surrogate"),
     ({"type": "integer", "minimum": 2**64}, "'/minimum'"),
     ({"type": "number", "maximum": -1e300}, "'/maximum'"),
-    ({"properties": {"a": {}}, "additionalProperties": {}, "minProperties": 2}, "'/minProperties'"),
-    ({"propertyNames": {"pattern": "^[ab]$"}, "minProperties": 3}, "no value was found that satisfies the schema"),
+    (
+        {**NAMED_A_OR_B, "additionalProperties": {"type": "null"}, "minProperties": 3},
+        "no value was found that satisfies the schema",
+    ),
     ({"oneOf": [{"multipleOf": 2}, {"multipleOf": 3}]}, "'/oneOf': a value may match two of the schemas, (0, 1)"),
     ({"oneOf": [{}] * 13}, "'/oneOf': more than 12 schemas"),
     ({"patternProperties": {"^a": {"type": "null"}, "b$": {"type": "string"}}}, "'/patternProperties/b$'"),

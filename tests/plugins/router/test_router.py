@@ -36,10 +36,14 @@ RULES: list[dict[str, Any]] = [
 class TestContract(RouterContract):
     """Every strategy, with the options of the documentation."""
 
-    @pytest.fixture(scope="class", params=["rules", "load", "difficulty", "cascade"])
+    @pytest.fixture(scope="class", params=["rules", "load", "difficulty", "cascade", "semantic"])
     @staticmethod
-    def router(request: pytest.FixtureRequest) -> Router:
-        settings = PluginsSettings(allow=("router",), options={"router": {"rules": RULES}})
+    def router(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Router:
+        examples = tmp_path_factory.mktemp("examples") / "examples.jsonl"
+        lines = [{"prompt": one["prompt"], "model": f"model-{number % 2}"} for number, one in enumerate(PROMPTS)]
+        examples.write_text("\n".join(map(json.dumps, lines * 10)), encoding="utf-8")
+        own = {"rules": RULES, "embedder": "e", "examples": str(examples)}
+        settings = PluginsSettings(allow=("router",), options={"router": own})
         return PluginRegistry.load(settings).routers[request.param]
 
 

@@ -42,6 +42,7 @@ _TEXT: JsonSchema = {"type": "string"}
 _TEXT_OR_NULL: JsonSchema = {"type": ["string", "null"]}
 _COUNT: JsonSchema = {"type": "integer", "minimum": 0}
 _NUMBER: JsonSchema = {"type": "number", "minimum": 0}
+_RANGE: JsonSchema = {"type": "array", "items": _COUNT, "minItems": 2, "maxItems": 2}
 _LOGPROB: JsonSchema = {"type": "number", "maximum": 0}
 _BYTES: JsonSchema = _list_of({"type": "integer", "minimum": 0, "maximum": 255})
 _TIME: JsonSchema = {"type": "integer", "description": "Unix time in seconds."}
@@ -289,6 +290,21 @@ ANSWER_SCHEMAS: dict[str, JsonSchema] = {
         object=_const("compression"),
         model=_TEXT,
         compression={"type": ["object", "null"], "description": "As in the details of a response."},
+        texts=_list_of(
+            object_of(
+                message={"type": ["integer", "null"], "description": "Index of the message; null for a prompt."},
+                kept=_list_of(_RANGE),
+                parts=_list_of(
+                    object_of(
+                        start=_COUNT,
+                        end=_COUNT,
+                        kept={"type": "boolean"},
+                        score={"type": ["number", "null"]},
+                        reason=_TEXT,
+                    )
+                ),
+            )
+        ),
     ),
     "Health": object_of(
         status={"enum": ["ok", "degraded", "loading", "restarting", "failed", "stopping"]},

@@ -8,6 +8,7 @@ would to answer it. A prompt with fewer bytes than a context has tokens fits wit
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -22,14 +23,17 @@ from enginehouse.contract.errors import (
     PluginFailed,
     UnsupportedParameter,
 )
-from enginehouse.contract.router import Attempt, Candidate, ChecksModels, RouteQuestion, RoutingDecision
+from enginehouse.contract.router import Attempt, Candidate, ChecksModels, ComparesTexts, RouteQuestion, RoutingDecision
 from enginehouse.contract.types import GenerateRequest, ModelInfo
 from enginehouse.pipeline.capabilities import Capability, find_unsupported
 from enginehouse.pipeline.media import check_media
 from enginehouse.pipeline.routing.circuit_breaker import CircuitBreaker
+from enginehouse.pipeline.routing.similarities import Pool, Similarities
 from enginehouse.plugins import Guard, PluginRegistry, guard_of
 from enginehouse.serving import LoadedModel, ModelManager, ModelStatus
 from enginehouse.settings.config import Settings
+
+_log = logging.getLogger(__name__)
 
 CountTokens = Callable[[GenerateRequest, LoadedModel], Awaitable[int]]
 """Counts the tokens of a request's prompt for a model."""
@@ -138,12 +142,17 @@ class Plan:
     router: Guard | None = None
 
 
+class _NotCompared(EnginehouseError):
+    """The embedder of a router cannot be used."""
+
+
 class Planner:
     """Plans for one server.
 
     Args:
         registry: the plugins, for their routers.
         capabilities_of: called for models that have been loaded at least once.
+        pool: asks models for embeddings.
 
     Raises:
         ConfigError: no plugin registers the router that the settings name, or its own settings do not suit the models.
@@ -156,17 +165,25 @@ class Planner:
         registry: PluginRegistry,
         manager: ModelManager,
         capabilities_of: CapabilitiesOf,
+        pool: Pool,
     ) -> None:
         self._settings = settings.router
-        self._models = tuple(settings.router.models or settings.models)
         self._slots = {name: model.slots for name, model in settings.models.items()}
         names = {known for name, model in settings.models.items() for known in (name, *model.aliases)}
         routers, strategy = registry.routers, settings.router.strategy
         if strategy is not None and strategy not in routers:
             raise ConfigError(registry.missing("router", strategy, routers), "router.strategy")
-        self._router = routers.get(strategy or _DEFAULT_STRATEGY) if AUTO not in names and self._models else None
+        router = routers.get(strategy or _DEFAULT_STRATEGY) if AUTO not in names and settings.models else None
+        embedder = router.embedder if isinstance(router, ComparesTexts) else None
+        self._models = tuple(settings.router.models or (name for name in settings.models if name != embedder))
+        self._router = router if self._models else None
         if isinstance(self._router, ChecksModels):
             self._router.check_models(self._models)
+        if embedder is not None and embedder not in settings.models:
+            message = f"router.strategy: {strategy!r} needs the model {embedder!r} for embeddings, which is not served"
+            raise ConfigError(message, "router.strategy")
+        self._similarities = Similarities(router, pool) if isinstance(router, ComparesTexts) else None
+        self._max_embedding_s = settings.limits.plugin_timeout_s
         self._manager = manager
         self._capabilities_of = capabilities_of
         self.circuit_breaker = CircuitBreaker(settings.router)
@@ -239,14 +256,15 @@ class Planner:
         default = next((one.name for one in candidates if one.name == self.default), candidates[0].name)
         strategy, guard = router.name, guard_of(router, "router")
         try:
-            question = RouteQuestion(request=request, candidates=candidates, default=default)
+            similarities = await self._compare(request, guard)
+            question = RouteQuestion(request=request, candidates=candidates, default=default, similarities=similarities)
             route = await guard.run("route", lambda: router.route(question))
             known = {candidate.name for candidate in candidates}
             strangers = [attempt.model for attempt in route.attempts if attempt.model not in known]
             if strangers or not route.attempts:
                 what = f"chose {', '.join(map(repr, strangers)) or 'no model'}, which is not among the candidates"
                 raise guard.mistake("route", what)
-        except PluginFailed as error:
+        except (PluginFailed, _NotCompared) as error:
             ordered = sorted(candidates, key=lambda one: one.name != default)
             attempts = tuple(Attempt(candidate.name) for candidate in ordered)
             route = RoutingDecision(
@@ -266,6 +284,25 @@ class Planner:
             has_logprobs=_has_logprobs(request),
             router=guard,
         )
+
+    async def _compare(self, request: GenerateRequest, guard: Guard) -> Sequence[float]:
+        """Return the similarities to the examples of a router that has some.
+
+        Raises:
+            PluginFailed: the router failed.
+            _NotCompared: the embedder failed.
+        """
+        router = self._router
+        if self._similarities is None or not isinstance(router, ComparesTexts):
+            return ()
+        text = await guard.run("text_of", lambda: router.text_of(request))
+        try:
+            async with asyncio.timeout(self._max_embedding_s):
+                return await self._similarities.of(text, request)
+        except (EnginehouseError, TimeoutError) as error:
+            _log.warning("the strategy %s cannot embed; the default model is used", guard.name, exc_info=error)
+            what = error.public_message if isinstance(error, EnginehouseError) else "it took too long"
+            raise _NotCompared(f"its embedder: {what}") from error
 
     def _candidates(self, request: GenerateRequest, too_long: TooLong) -> tuple[tuple[Candidate, ...], dict[str, str]]:
         found: list[tuple[Candidate, bool]] = []
@@ -312,6 +349,8 @@ class Planner:
         """Return why the model cannot serve the request, as far as known."""
         for param, reason in self._lacks(request, status):
             return UnsupportedParameter(f"{param}: {reason}", param)
+        if status.info is not None and status.info.task != "generate":
+            return UnsupportedParameter(f"model: it is for the task {status.info.task!r}", "model")
         try:
             if status.info is not None:
                 check_media(request.messages or (), status.info.engine)
