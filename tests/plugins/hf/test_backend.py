@@ -11,6 +11,7 @@ import pytest
 from enginehouse.contract.backend import ModelSource, Runner
 from enginehouse.contract.errors import ModelLoadError
 from enginehouse_hf.backend import HfBackend, HfOptions
+from enginehouse_hf.pooling.recipe import Recipe
 from enginehouse_testkit.contract.model_folder import changed_folder
 
 pytestmark = pytest.mark.hf
@@ -47,6 +48,18 @@ def test_options_are_checked() -> None:
     for wrong in ({"slots": 0}, {"context": 1}, {"threads": 0}, {"max_batch_tokens": 0}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             HfOptions(**wrong)
+
+
+def test_poolers_have_defaults_of_their_own_on_a_gpu() -> None:
+    """float16 unless the model's files state bfloat16, and larger passes."""
+    plain = Recipe(task="embed", transformer=Path(), config={"torch_dtype": "float32"})
+    brain = Recipe(task="embed", transformer=Path(), config={"dtype": "bfloat16"})
+    options = [HfOptions().resolved("cuda:0", recipe) for recipe in (plain, brain)] + [
+        HfOptions().resolved("cpu", brain)
+    ]
+
+    assert [one.dtype for one in options] == ["float16", "bfloat16", "float32"]
+    assert [one.max_batch_tokens for one in options] == [32768, 32768, 2048]
 
 
 def test_defaults_depend_on_the_device() -> None:
