@@ -3,10 +3,12 @@
 Sentences are taken one after the other by maximal marginal relevance: similarity to the question, less similarity to
 what was taken before, so that ten sentences that say the same do not displace one that says something else. A sentence
 beside a better one gets a share of the difference, because it often names what the other one only calls "it" or "she".
-Without a question, the mean of all sentences takes its place.
+The mean of all sentences is subtracted before they are compared with the question: else what they have in common, such
+as their language, outweighs how they differ. Without a question, that mean takes its place.
 
 Source: Carbonell and Goldstein, "The use of MMR, diversity-based reranking for reordering documents and producing
-summaries" (SIGIR 1998), https://doi.org/10.1145/290941.291025. The share of neighbours is ours.
+summaries" (SIGIR 1998), https://doi.org/10.1145/290941.291025. Subtracting the mean: Mu and Viswanath,
+"All-but-the-Top" (ICLR 2018), who also remove the first principal components. The share of neighbours is ours.
 """
 
 from __future__ import annotations
@@ -54,7 +56,12 @@ def _rate(units: Sequence[str], question: str, tools: CompressionTools) -> list[
     sentences = [[unit[start:end] for start, end in split_sentences(unit)] for unit in units]
     different = list(dict.fromkeys(one for of_unit in sentences for one in of_unit))
     rows = tools.embed(different)  # (num_different, d)
-    aim = tools.embed([question], "query")[0] if question else _middle(rows)
+    middle = rows.mean(axis=0)
+    if question:
+        aim = _normalized(tools.embed([question], "query")[0] - middle)
+        rows = _normalized(rows - middle)
+    else:
+        aim = _normalized(middle)
     similarity = rows @ aim
     places = {sentence: place for place, sentence in enumerate(different)}
     best = [max((places[one] for one in of_unit), key=similarity.__getitem__) for of_unit in sentences]
@@ -63,10 +70,11 @@ def _rate(units: Sequence[str], question: str, tools: CompressionTools) -> list[
     return [Rating(float(score), reason) for score in scores]
 
 
-def _middle(rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the direction of the mean row, (d,)."""
-    mean: NDArray[np.float32] = rows.mean(axis=0)
-    return mean / max(float(np.linalg.norm(mean)), 1e-9)
+def _normalized(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the rows with length 1, in the same shape; rows of length 0 stay."""
+    lengths = np.maximum(np.linalg.norm(rows, axis=-1, keepdims=True), np.float32(1e-6))
+    scaled: NDArray[np.float32] = rows / lengths
+    return scaled
 
 
 def _with_neighbours(similarity: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -297,7 +297,7 @@ def register_compressors(register: Callable[[Compressor], None], options: Any, a
 
     The plugin ``compress`` uses them: a model's ``compressor`` setting, or the ``compression`` of a request, names the
     one in use. It is called before the prompt is rendered, on one of several threads for this purpose, so it may block
-    and ask a model.
+    and ask a model: for scores, or for embeddings if it has the attribute ``needs_embeddings``.
 
     An exception while compressing is logged with the compressor's name, and the prompt stays uncompressed.
 

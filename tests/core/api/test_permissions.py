@@ -122,7 +122,7 @@ async def test_without_keys_only_this_machine_manages_the_server(
     assert await call("GET", "/metrics") == 200
 
 
-API = {"/chat/completions", "/completions", "/route", "/tokenize", "/detokenize", "/apply-template"}
+API = {"/chat/completions", "/completions", "/compress", "/route", "/tokenize", "/detokenize", "/apply-template"}
 API |= {"/models", "/models/{model_id}", "/chat/completions/input_tokens"}
 
 

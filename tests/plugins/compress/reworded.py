@@ -1,6 +1,6 @@
 """Documents in three languages with one planted fact each, and a question that shares no telling word with it.
 
-Written after the method ``semantic`` was finished, and not used to choose any of its numbers. Apart from ``planted.py``
+Written after the method ``semantic`` worked, and not used to choose any of its numbers. Apart from ``planted.py``
 in two ways: no two sentences of a document have the same form, and a third of the facts are told in two sentences, of
 which the second one only says "it" or "she".
 """
