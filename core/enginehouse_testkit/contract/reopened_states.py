@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from attrs import asdict
+from attrs import Attribute, asdict
 
 from enginehouse.contract.backend import Backend, ModelSource, Span
 from enginehouse.contract.errors import InvalidSpan, StateRefused
@@ -130,7 +130,8 @@ class ReopenedStatesContract:
         assert again_of_part == (of_part[0], 100, 0), "by then it is in memory"
 
     def _serving(self, path: Path, states: Path) -> AbstractContextManager[httpx.Client]:
-        options = {**asdict(self.options, recurse=False), "context": 256}
+        written = asdict(self.options, recurse=False, value_serializer=_as_in_a_file)
+        options = {**written, "context": 256}
         model = ModelSettings(
             source=str(path),
             backend=self.backend.name,
@@ -160,3 +161,8 @@ def _ask(client: httpx.Client, prompt: list[int]) -> tuple[str, int, int]:
     answer = client.post("/v1/completions", json=body).raise_for_status().json()
     num_cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
     return answer["choices"][0]["text"], num_cached, answer["enginehouse"]["prefix_cache"]["loaded_tokens"]
+
+
+def _as_in_a_file(_: type, __: Attribute[Any], value: Any) -> Any:
+    """Return an option as TOML gives it."""
+    return list(value) if isinstance(value, tuple) else value
