@@ -83,7 +83,10 @@ class CallSession(StateReader[ToolPart]):
             self._tagged.finish(rest, is_cut=self._is_cut)
             self._finish_tagged(self._tagged)
         elif self._state in (self._text, self._rejected, self._beginning):
-            if not is_remnant(rest.lstrip() if self._state == self._beginning else rest, self._is_cut):
+            is_marker = rest in self._outer_tags  # which could have been the beginning of a longer one
+            if not is_marker and not is_remnant(
+                rest.lstrip() if self._state == self._beginning else rest, self._is_cut
+            ):
                 self._show(rest)
         elif self._state == self._body and not (self._is_cut and self._is_tagged):
             self._show("".join(self._raw) + rest)

@@ -127,6 +127,7 @@ def test_text_without_calls_stays_as_it_is(same_however_cut: Check, name: str, t
         ("all", "all"),
         ("almost\n", "almost\n"),
         ("all\nHi>>>all\nthere", "Hithere"),
+        ("all\nHi>>>", "Hi"),
         ("nowhere", "nowhere"),
     ],
 )
