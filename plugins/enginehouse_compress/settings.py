@@ -42,7 +42,7 @@ class CompressorSettings:
 
 def needs_embeddings(compressor: Compressor) -> bool:
     """Return True if a compressor embeds texts."""
-    return bool(getattr(compressor, "needs_embeddings", False))
+    return getattr(compressor, "needs_embeddings", False) is True
 
 
 def read_settings(models: Mapping[str, Any], compressors: Mapping[str, Compressor]) -> dict[str, CompressorSettings]:

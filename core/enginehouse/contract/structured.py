@@ -66,7 +66,7 @@ class BacktrackingMatcher(Matcher, Protocol):
 
     Calls:
         backtrack: after each accepted token; worker, engine thread; microseconds, milliseconds if it goes back.
-        num_held: for each token that stands; worker, engine thread; microseconds.
+        num_held: for each token that becomes final; worker, engine thread; microseconds.
     """
 
     def backtrack(self) -> int:

@@ -290,7 +290,7 @@ class Sequence:
         return True
 
     def show(self) -> TextPiece | None:
-        """Return the text that stands since the last call; None if the last token ends the sequence."""
+        """Return the text that has become final since the last call; None if the last token ends the sequence."""
         if self.held[-1][0] in self.end_token_ids:
             return None
         constraint = self.constraint
@@ -300,7 +300,7 @@ class Sequence:
         return self._push(max(0, len(self.held) - constraint.num_held()))
 
     def settle(self) -> None:
-        """Make all tokens part of the text: they were reported before, so they stand."""
+        """Make all tokens part of the text: they were reported before, so they are final."""
         self._push(len(self.held))
 
     def flush(self) -> TextPiece:

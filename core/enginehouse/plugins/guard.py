@@ -53,7 +53,7 @@ _LOG_EVERY_S = 60.0
 
 
 def passed(*errors: type[EnginehouseError]) -> tuple[type[BaseException], ...]:
-    """Return the exceptions that are no failure of a plugin in the current thread, ``errors`` among them.
+    """Return the exceptions that are not failures of a plugin in the current thread, ``errors`` among them.
 
     Tasks and their generators end where an event loop runs, nested calls once their caller has left. Ctrl-C raises
     ``KeyboardInterrupt`` in the main thread, and not in a server or a worker, which have other handlers.
