@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,13 @@ from rich.console import Console
 from enginehouse.api.http.server import run
 from enginehouse.cli.options import config_option, read_settings
 from enginehouse.cli.output import Startup, drop_unwritable, write_logs
-from enginehouse.contract.errors import ConfigError
+from enginehouse.contract.errors import ConfigError, ModelLoadError
 from enginehouse.plugins import PluginRegistry
 from enginehouse.serving.opening import plan_model
-from enginehouse.serving.sources import find_source, missing_download, suits
+from enginehouse.serving.sources import choose_backend, find_source, missing_download
 from enginehouse.settings.config import ModelSettings, Settings
+
+_log = logging.getLogger(__name__)
 
 _STARTER = "starter"
 _NO_MODEL = (
@@ -100,14 +103,26 @@ def _name_of(path: Path) -> str:
 
 
 def _starters(registry: PluginRegistry, backend: str | None) -> dict[str, ModelSettings]:
-    """Return the installed starter models, the one for chat first; of several, those that the backend can open."""
+    """Return the installed starter models that the backend, or any one, can open, the one for chat first.
+
+    Why the others are not served is logged. If none can be opened, all are returned: planning them gives the reasons.
+    """
     offered = sorted(name for name in registry.model_sources if name == _STARTER or name.startswith(f"{_STARTER}-"))
     found = [name for name in offered if registry.model_sources[name]() is not None]
     if not found:
         raise ConfigError(_NO_MODEL)
-    if (wanted := registry.backends.get(backend or "")) is not None:
-        found = [name for name in found if suits(find_source(name, registry), wanted)] or found
-    return {name: ModelSettings(source=name) for name in found}
+    wanted = registry.backends.get(backend or "")
+    candidates = registry.backends if wanted is None else {wanted.name: wanted}
+    problems: dict[str, ModelLoadError] = {}
+    for name in found:
+        try:
+            choose_backend(find_source(name, registry), None, candidates)
+        except ModelLoadError as error:
+            problems[name] = error
+    served = [name for name in found if name not in problems]
+    for name, problem in problems.items() if served else ():
+        _log.warning("%s is installed but not served: %s", name, problem.message)
+    return {name: ModelSettings(source=name) for name in served or found}
 
 
 _FILE = click.Path(path_type=Path)

@@ -363,7 +363,9 @@ def test_choose_models_without_arguments() -> None:
         choose_models([], None, {}, registry(starter=lambda: None))
 
 
-def test_choose_models_without_arguments_takes_every_starter_model_that_the_backend_opens() -> None:
+def test_choose_models_without_arguments_takes_every_starter_model_that_the_backend_opens(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """The one for chat is the first, which requests that name none get."""
     sources: dict[str, Callable[[], ModelSource | None]] = {
         "starter-embeddings": lambda: ModelSource("fake-pooler"),
@@ -377,6 +379,10 @@ def test_choose_models_without_arguments_takes_every_starter_model_that_the_back
     assert list(choose_models([], None, {}, offers)) == ["starter", "starter-embeddings"]
     assert list(choose_models([], "fake-pooler", {}, offers)) == ["starter-embeddings"]
     assert list(choose_models([], "fake", {}, offers)) == ["starter"]
+    offers = evolve(offers, model_sources={**sources, "starter-embeddings": lambda: ModelSource("of no backend")})
+    caplog.clear()
+    assert list(choose_models([], None, {}, offers)) == ["starter"]
+    assert "starter-embeddings is installed but not served: no backend can open" in caplog.text
 
 
 def test_choose_models_refuses_one_name_for_two(folder: Path) -> None:
