@@ -21,7 +21,8 @@ class ResponsesOptions:
     Attributes:
         store: keep responses in memory, so that they can be retrieved, continued and resumed. Requests may leave it
             with ``store: false``.
-        file: keep them in this SQLite file instead, which survives a restart and is readable by its owner only.
+        file: keep them in this SQLite file instead, which survives a restart and is readable by its owner only. A
+            relative name is relative to the configuration file.
         max_responses: further ones replace those that were not used for the longest time.
         max_bytes: of all stored responses together.
         max_age_s: seconds after which a response that is not used is removed.

@@ -62,8 +62,8 @@ class RouterOptions:
         probe_tokens: number of tokens by which ``cascade`` judges an answer.
         min_probability: minimum geometric mean of their probabilities for ``cascade`` to accept the answer.
         embedder: name of the model for embeddings by which ``semantic`` compares prompts.
-        examples: file with the examples of ``semantic``; a relative name is relative to the folder in which the server
-            starts. Each line is JSON with a ``prompt``, and a ``model`` or a ``label``.
+        examples: file with the examples of ``semantic``; a relative name is relative to the configuration file. Each
+            line is JSON with a ``prompt``, and a ``model`` or a ``label``.
         labels: the model of each label in that file.
         num_neighbours: number of nearest examples that ``semantic`` asks.
         min_similarity: similarity of the nearest example, -1 to 1, below which ``semantic`` chooses the default model.

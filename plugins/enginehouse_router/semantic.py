@@ -120,7 +120,7 @@ def read_examples(path: Path, labels: Mapping[str, str]) -> Iterator[Example]:
     """
     where = f"{_PATH}.examples"
     try:
-        text = read_regular_text(path.expanduser(), _MAX_FILE_BYTES)
+        text = read_regular_text(path, _MAX_FILE_BYTES)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{where}: {path} cannot be read: {error}", where) from error
     lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]

@@ -130,7 +130,7 @@ def _settings() -> str:
     tables = dict(settings_tables())
     text = ""
     for table, kind in tables.items():
-        text += f"## `[{table}]`\n\n{_table(kind, {'options'})}\n"
+        text += f"## `[{table}]`\n\n{_table(kind, {'options', 'folder'})}\n"
         if kind is AuthSettings:
             text += f"## `[[auth.keys]]`\n\n{_table(KeySettings, set())}\n"
     for name, backend in sorted(PluginRegistry.load(PluginsSettings()).backends.items()):

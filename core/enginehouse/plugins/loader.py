@@ -249,7 +249,7 @@ class PluginLoader:
             return None
         if not (isinstance(options_class, type) and attrs.has(options_class)):
             raise PluginError("options must be an attrs class")
-        return structure_options(options_class, data, path)
+        return structure_options(options_class, data, path, folder=self.settings.folder)
 
 
 def _check_hook(name: str, implementation: pluggy.HookImpl) -> None:

@@ -181,11 +181,14 @@ class PluginsSettings:
         allow: load only the plugins with these names; unset loads every installed one.
         deny: never import the plugins with these names.
         options: plugin name to its table; the plugin's options class reads it.
+        folder: of the configuration file, to which paths in ``options`` are relative; empty without a file. The file
+            cannot set it.
     """
 
     allow: tuple[str, ...] | None = field(default=None, metadata=SERVER)
     deny: tuple[str, ...] = field(default=(), metadata=SERVER)
     options: dict[str, dict[str, Any]] = field(factory=dict, metadata=SERVER)
+    folder: str = field(default="", eq=False, metadata=SERVER)
 
 
 @frozen(kw_only=True)
@@ -284,7 +287,9 @@ def load_settings(
     return _resolve_paths(settings, path.absolute().parent) if path else settings
 
 
-def structure_options(cls: type[_T], data: Mapping[str, Any], path: str, also_known: tuple[str, ...] = ()) -> _T:
+def structure_options(
+    cls: type[_T], data: Mapping[str, Any], path: str, also_known: tuple[str, ...] = (), folder: str = ""
+) -> _T:
     """Read the options of a backend or plugin with its attrs class.
 
     Args:
@@ -292,6 +297,7 @@ def structure_options(cls: type[_T], data: Mapping[str, Any], path: str, also_kn
         data: the keys of the table that core does not own.
         path: dotted path of the table, for messages.
         also_known: names that core owns in the same table, suggested if a key is misspelt.
+        folder: folder to which values of the type ``Path`` are relative; empty is the working folder.
 
     Raises:
         ConfigError: a key is unknown or has an invalid value.
@@ -300,12 +306,13 @@ def structure_options(cls: type[_T], data: Mapping[str, Any], path: str, also_kn
     for name in data:
         if name not in known:
             raise ConfigError(f"{path}.{name}: unknown setting{closest(name, known)}", f"{path}.{name}")
-    return _structure(cls, data, path, "")
+    return _structure(cls, data, path, "", folder)
 
 
-def _structure(cls: type[_T], data: Mapping[str, Any], path: str, where: str) -> _T:
+def _structure(cls: type[_T], data: Mapping[str, Any], path: str, where: str, folder: str = "") -> _T:
     converter = settings_converter()
     converter.register_structure_hook(ByteCount, lambda value, _: ByteCount.read(value))
+    converter.register_structure_hook(Path, lambda value, _: Path(folder, Path(value).expanduser()))
     converter.register_structure_hook(MemoryBudget, lambda value, _: MemoryBudget.read(value))
     converter.register_structure_hook(DrafterSettings, lambda value, _: DrafterSettings.read(value))
     converter.register_structure_hook(ExitPolicySettings, lambda value, _: ExitPolicySettings.read(value))
@@ -405,7 +412,9 @@ def _resolve_paths(settings: Settings, folder: Path) -> Settings:
     key_file = settings.auth.key_file
     if key_file is not None and not Path(key_file).expanduser().exists():
         key_file = str(folder / Path(key_file).expanduser())  # where ``enginehouse keys add`` will create it
-    return evolve(settings, server=server, auth=evolve(settings.auth, key_file=resolve(key_file)), models=models)
+    auth = evolve(settings.auth, key_file=resolve(key_file))
+    plugins = evolve(settings.plugins, folder=str(folder))  # whose options have paths that only the plugins know
+    return evolve(settings, server=server, auth=auth, models=models, plugins=plugins)
 
 
 def _resolve_drafters(

@@ -13,7 +13,15 @@ import pytest
 from enginehouse.contract.errors import ConfigError
 from enginehouse.contract.router import Candidate, RouteQuestion, RoutingDecision
 from enginehouse.contract.types import GenerateRequest, Message
-from enginehouse.settings.config import ModelSettings, PluginsSettings, RouterSettings, Settings, structure_options
+from enginehouse.plugins.registry import PluginRegistry
+from enginehouse.settings.config import (
+    ModelSettings,
+    PluginsSettings,
+    RouterSettings,
+    Settings,
+    load_settings,
+    structure_options,
+)
 from enginehouse_router.options import RouterOptions
 from enginehouse_router.semantic import SemanticRouter
 from enginehouse_testkit.script import write_script
@@ -86,6 +94,21 @@ def test_wrong_examples_are_refused(
     with pytest.raises(ConfigError, match=problem) as caught:
         router(tmp_path, lines, **options).check_models(("small", "big"))
     assert caught.value.path is not None
+
+
+def test_examples_are_relative_to_the_configuration_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    router(tmp_path)
+    file = tmp_path / "enginehouse.toml"
+    file.write_text(
+        "[plugins]\nallow = ['router']\n[plugins.router]\nembedder = 'e'\nexamples = 'examples.jsonl'\n"
+        "labels = { easy = 'small' }",
+        encoding="utf-8",
+    )
+    monkeypatch.chdir(Path("/"))
+    semantic: Any = PluginRegistry.load(load_settings(file, {}).plugins).routers["semantic"]
+
+    semantic.check_models(("small", "big"))
+    assert len(semantic.examples()) == len(EXAMPLES)
 
 
 # -- over HTTP ---------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ _KINDS = (
     "日本語のテキスト 中文文本 한국어 텍스트",
     "שלום עולם مرحبا بالعالم",
     "🙂🚀👩‍👩‍👧 ❄️ ∑ ≠ ½ ﬁ ①",
-    "def add(left, right):\n\treturn left + right  # TODO",
+    "def add(left, right):\n\treturn left + right  # sum",
     "https://example.com/a?b=c&d=%20 user@example.com 1,234.50 2026-11-30",
     "a\u200bb\u00adc\ufeffd e\u0301 \x07\x7f \u2028 \u3000",
     "supercalifragilisticexpialidocious" * 4,
