@@ -189,8 +189,8 @@ def connect(
 
     Args:
         url: the server; ``/v1`` is added if it has no path.
-        model: the model to use; None for the first one listed that is for the task, or whose task is not told, otherwise
-            for the first one.
+        model: the model to use; None for the first one listed that is for the task, or whose task is not told; if there
+            is none, for the first one.
         task: what it will be asked for.
 
     Raises:
