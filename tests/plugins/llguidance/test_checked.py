@@ -37,9 +37,9 @@ def allowed_ids(matcher: Matcher, tokenizer: FakeTokenizer) -> list[int]:
 
 
 def written(matcher: Matcher, tokenizer: FakeTokenizer, chance: random.Random) -> str | None:
-    """A text at random, or None if it is long; every mask allows something, and what stands is never taken back."""
+    """A text at random, or None if it is long; every mask allows something, and what is final is never taken back."""
     token_ids: list[int] = []
-    num_standing = num_backtracks = 0
+    num_final = num_backtracks = 0
     while not matcher.is_finished() and len(token_ids) < 300:
         token_ids.append(chance.choice(allowed_ids(matcher, tokenizer)))
         matcher.accept(token_ids[-1])
@@ -48,10 +48,10 @@ def written(matcher: Matcher, tokenizer: FakeTokenizer, chance: random.Random) -
         elif num_wrong := matcher.backtrack():
             del token_ids[-num_wrong:]
             num_backtracks += 1
-            assert len(token_ids) >= num_standing and num_backtracks < 300
+            assert len(token_ids) >= num_final and num_backtracks < 300
         else:
-            assert num_standing <= len(token_ids) - matcher.num_held()
-            num_standing = len(token_ids) - matcher.num_held()
+            assert num_final <= len(token_ids) - matcher.num_held()
+            num_final = len(token_ids) - matcher.num_held()
         if token_ids and token_ids[-1] in tokenizer.end_token_ids:
             token_ids.pop()
             break
