@@ -20,6 +20,7 @@ from enginehouse.contract.composition import (
     Text,
     compose,
 )
+from enginehouse.contract.errors import GenerationFailed
 from enginehouse.contract.structured import BacktrackingMatcher, GrammarCompiler, Matcher
 from enginehouse.contract.types import Constraint
 from enginehouse_testkit.fake_tokenizer import FakeTokenizer
@@ -193,6 +194,22 @@ def test_a_number_whose_end_is_wrong_is_taken_back(
     compiler: GrammarCompiler, tokenizer: FakeTokenizer, text: str
 ) -> None:
     assert refuses(started(compiler, {"items": {"type": "number", "multipleOf": 0.01}}), tokenizer, text)
+
+
+MEMBERS = {
+    "properties": {"a": {"const": 1}},
+    "additionalProperties": {"items": {"anyOf": [{"const": number} for number in range(1000, 1060)]}},
+    "minProperties": 2,
+}
+
+
+def test_a_value_that_is_too_large_to_be_checked_fails(compiler: GrammarCompiler, tokenizer: FakeTokenizer) -> None:
+    matcher = started(compiler, MEMBERS)
+    text = f'{{"b": [{", ".join(["1059"] * 900)}], "c": []}}'
+
+    with pytest.raises(GenerationFailed, match="too large to be checked"):
+        for token_id in tokenizer.encode(text, special=False):
+            matcher.accept(token_id)
 
 
 CALL = InOrder(
