@@ -28,7 +28,7 @@ _MAX_CLIENTS = 1024
 
 @click.group(invoke_without_command=True)
 @click.option("--url", default="http://127.0.0.1:8080", show_default=True, help="The server.")
-@click.option("--model", help="Model to ask.  [default: the first one that the server lists]")
+@click.option("--model", help="Model to ask.  [default: the first one listed that can do this]")
 @click.option("--key", envvar="ENGINEHOUSE_KEY", help="API key; also the variable ENGINEHOUSE_KEY.")
 @click.option("--requests", "num_requests", type=click.IntRange(1, 1_000_000), default=100, show_default=True)
 @click.option(

@@ -152,7 +152,7 @@ class _Driver:
 
 @click.command()
 @click.argument("url", default="http://127.0.0.1:8080")
-@click.option("--model", help="Model to ask.  [default: the first one that the server lists]")
+@click.option("--model", help="Model to ask.  [default: the first one listed that can do this]")
 @click.option("--key", envvar="ENGINEHOUSE_KEY", help="API key; also the variable ENGINEHOUSE_KEY.")
 @click.option(
     "--load", "loads", type=_LoadType(), multiple=True, default=("1x1", "16x1", "4x256"), show_default=True,
@@ -180,7 +180,7 @@ def embeddings(ctx: click.Context, *, url: str, loads: tuple[Load, ...], **optio
     Each load is applied after one uncounted request. Exit code 1: a request failed.
     """
     check_is_here(url, allow_remote=options["allow_remote"])
-    target = connect(url, options["model"], options["key"])
+    target = connect(url, options["model"], options["key"], task="embed")
     fields = {"encoding_format": options["encoding"]}
     served = Served(target.url, target.model, options["key"], fields)
     console = Console()

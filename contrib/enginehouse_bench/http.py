@@ -34,25 +34,15 @@ async def stream_chat(url: str, body: bytes, key: str | None) -> AsyncGenerator[
     Raises:
         RequestFailed: the server refused it, broke off, or could not be reached.
     """
-    parts = urlsplit(url)
-    try:
-        async with _connected(parts) as (reader, writer):
-            writer.write(_head(parts, body, key) + body)
-            await writer.drain()
-            status, headers = await _read_head(reader)
-            lines = _chunked(reader) if headers.get("transfer-encoding") == "chunked" else _plain(reader, headers)
-            if status != 200:
-                raise RequestFailed(f"{status} {await _error(lines)}".strip())
-            async for line in _events(lines):
-                if line == b"[DONE]":
-                    return
-                chunk = json.loads(line)
-                if "error" in chunk:
-                    raise RequestFailed(f"error in the stream: {_message(chunk)}")
-                yield chunk
-            raise RequestFailed("a stream ended without [DONE]")
-    except (OSError, EOFError, ValueError, asyncio.LimitOverrunError) as error:
-        raise RequestFailed(f"connection: {type(error).__name__}") from error
+    async with _posted(url, body, key) as pieces:
+        async for line in _events(pieces):
+            if line == b"[DONE]":
+                return
+            chunk = json.loads(line)
+            if "error" in chunk:
+                raise RequestFailed(f"error in the stream: {_message(chunk)}")
+            yield chunk
+        raise RequestFailed("a stream ended without [DONE]")
 
 
 async def post(url: str, body: bytes, key: str | None) -> bytes:
@@ -61,6 +51,13 @@ async def post(url: str, body: bytes, key: str | None) -> bytes:
     Raises:
         RequestFailed: the server refused it, broke off, or could not be reached.
     """
+    async with _posted(url, body, key) as pieces:
+        return b"".join([piece async for piece in pieces])
+
+
+@contextlib.asynccontextmanager
+async def _posted(url: str, body: bytes, key: str | None) -> AsyncIterator[AsyncIterator[bytes]]:
+    """POST a request; gives the pieces of its answer's body. Raises RequestFailed as the functions above do."""
     parts = urlsplit(url)
     try:
         async with _connected(parts) as (reader, writer):
@@ -70,7 +67,7 @@ async def post(url: str, body: bytes, key: str | None) -> bytes:
             pieces = _chunked(reader) if headers.get("transfer-encoding") == "chunked" else _plain(reader, headers)
             if status != 200:
                 raise RequestFailed(f"{status} {await _error(pieces)}".strip())
-            return b"".join([piece async for piece in pieces])
+            yield pieces
     except (OSError, EOFError, ValueError, asyncio.LimitOverrunError) as error:
         raise RequestFailed(f"connection: {type(error).__name__}") from error
 

@@ -30,7 +30,7 @@ _STYLES: dict[Outcome, str] = {"passed": "green", "failed": "bold red", "refused
     show_default=True,
     help="OpenAI's chats, Responses or embeddings, Anthropic's Messages, or Ollama's API.",
 )
-@click.option("--model", help="Model to ask.  [default: the first one that the server lists]")
+@click.option("--model", help="Model to ask.  [default: the first one listed that can do this]")
 @click.option("--key", envvar="ENGINEHOUSE_CONFORM_KEY", help="API key; also the variable ENGINEHOUSE_CONFORM_KEY.")
 @click.option("--origin", help="A web origin that the server is set up to allow, to check CORS.")
 @click.option("--only", "numbers", multiple=True, metavar="H01", help="Check only this behaviour; may be repeated.")
@@ -61,7 +61,7 @@ def conform(
     for file in (json_file, markdown_file):
         if file is not None and not file.absolute().parent.is_dir():  # report the error now instead of after all checks
             raise ConfigError(f"the folder {file.absolute().parent} for {file.name} does not exist")
-    target = connect(url, model, key, origin)
+    target = connect(url, model, key, origin, task="embed" if api == "embeddings" else "generate")
     console = Console()
     console.print(Text(f"{target.url}, model {target.model}: {len(checks)} checks"), soft_wrap=True)
     with console.status("") as status:

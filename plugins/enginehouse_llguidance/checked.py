@@ -77,13 +77,13 @@ class CheckedMatcher(LlguidanceMatcher):
             else:
                 self._wrong.update(found.beginnings)
             return
-        except ValueError as error:
-            raise GenerationFailed(f"The constraint cannot be followed any further: {error}", "llguidance") from error
+        except (ValueError, RecursionError) as error:
+            raise _failed(str(error)) from error
         if len(self._text) > self._longest:
             self._longest, self._num_wrong = len(self._text), 0
-        self._let_stand()
+        self._forget_final()
 
-    def _let_stand(self) -> None:
+    def _forget_final(self) -> None:
         """Forget the states before tokens that cannot be undone any more."""
         begin = self._follower.held_from(self._threads, len(self._text))
         while self._held:
@@ -122,9 +122,7 @@ class CheckedMatcher(LlguidanceMatcher):
                     return num_undone
                 num_spared -= 1
             self._wrong.add(bytes(self._text))
-        raise GenerationFailed(
-            "The constraint cannot be followed any further: no value was found that satisfies it.", "llguidance"
-        )
+        raise _failed("no value was found that satisfies it")
 
     def _has_choice(self) -> bool:
         """Return True if some text may follow that is not known to be wrong."""
@@ -148,3 +146,7 @@ class CheckedMatcher(LlguidanceMatcher):
                 clear(bitmask, self._texts.starting_with(one[len(text) :]))
         if text in self._wrong_ends:
             clear(bitmask, np.array(self._end_ids, np.int64))
+
+
+def _failed(reason: str) -> GenerationFailed:
+    return GenerationFailed(f"The constraint cannot be followed any further: {reason}.", "llguidance")

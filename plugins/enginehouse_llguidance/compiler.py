@@ -38,6 +38,7 @@ _JSON_STYLE = {
 }
 _MAX_LOCATED_PARTS = 200
 _LEXER_FUEL = 300_000  # an expression that needs more takes over a second to start; 20,000 choices need far less
+_STEP_FUEL = 2_000_000  # a token after which 100,000 remainders are told apart needs over 1,000,000: 0.1 s
 _MAX_TRIED_TOKENS = 600
 _MAX_TRIED_BACKTRACKS = 300
 _LIKES_CLOSING = 0.7
@@ -62,7 +63,7 @@ class LlguidanceCompiler:
         self._text_tokens = _text_tokens(tokenizer)
         self._tokens = TokenTexts(tokenizer.token_bytes, tokenizer.control_token_ids, tokenizer.end_token_ids)
         self._options = options
-        self._limits = LLParserLimits(verbose_errors=False, initial_lexer_fuel=_LEXER_FUEL)
+        self._limits = LLParserLimits(verbose_errors=False, initial_lexer_fuel=_LEXER_FUEL, step_lexer_fuel=_STEP_FUEL)
         self._kept = KeptGrammars(options.max_cached, options.max_cached_bytes)
 
     def compile(self, constraint: Constraint) -> LlguidanceGrammar:

@@ -156,7 +156,7 @@ class Follower:
             raise wrong
 
     def held_from(self, threads: frozenset[Thread], size: int) -> int | None:
-        """Return the index from which a text of ``size`` bytes may still turn out wrong; None if all of it stands."""
+        """Return the index from which a text of ``size`` bytes may still turn out wrong; None if all of it is final."""
         found = [
             begin
             for thread in threads

@@ -115,7 +115,7 @@ def check_whole(state: JsonState, text: bytearray, rules: Rules) -> None:
 
 
 def held_from(state: JsonState, size: int, rules: Rules) -> int | None:
-    """Return the index from which a text of ``size`` bytes may still turn out wrong; None if all of it stands."""
+    """Return the index from which a text of ``size`` bytes may still turn out wrong; None if all of it is final."""
     for one in state.open:
         if one.places & rules.checked or (one.differs and one.places & rules.scarce):
             return one.begin

@@ -14,6 +14,7 @@ from attrs import define, evolve, field, frozen
 
 from enginehouse.cli.client import connection_to, full_url
 from enginehouse.contract.errors import ConfigError
+from enginehouse.contract.types import Task
 
 _CONNECT_TIMEOUT_S = 30.0
 _MAX_SHOWN_CHARS = 120
@@ -181,12 +182,16 @@ class Target:
         raise http.client.HTTPException(f"an answer of more than {_MAX_ANSWER_BYTES} bytes")
 
 
-def connect(url: str, model: str | None = None, key: str | None = None, origin: str | None = None) -> Target:
+def connect(
+    url: str, model: str | None = None, key: str | None = None, origin: str | None = None, *, task: Task = "generate"
+) -> Target:
     """Connect to a server: read its list of models and select one.
 
     Args:
         url: the server; ``/v1`` is added if it has no path.
-        model: the model to use; None for the first one listed.
+        model: the model to use; None for the first one listed that is for the task, or whose task is not told; if there
+            is none, for the first one.
+        task: what it will be asked for.
 
     Raises:
         ConfigError: the server or the model does not exist.
@@ -205,7 +210,8 @@ def connect(url: str, model: str | None = None, key: str | None = None, origin: 
     listed = [entry for entry in entries or () if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
     if answer.status != 200 or not listed:
         raise ConfigError(f"{url}/models lists no models: {answer.shown()}")
-    entry = next((entry for entry in listed if model in (None, entry["id"])), None)
+    named = [entry for entry in listed if model in (None, entry["id"])]
+    entry = next((entry for entry in named if entry.get("task", task) == task), named[0] if named else None)
     if entry is None:
         raise ConfigError(f"{url} serves no model {model!r}; it serves {', '.join(entry['id'] for entry in listed)}")
     return evolve(target, model=entry["id"], entry=entry)

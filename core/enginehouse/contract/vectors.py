@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import binascii
+from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 import msgspec
@@ -25,13 +26,18 @@ _BLOCK_ROWS = 64
 _NUM_DIGITS = 9
 """Decimal digits that tell all float32 apart."""
 
+_threads = ThreadPoolExecutor(2, "vectors")
+"""Two, as JSON takes three times the memory of its numbers, and one thread at a time runs Python code anyway."""
+
 _encode = msgspec.json.Encoder().encode
 
 
 async def write_vectors(rows: NDArray[np.float32], form: VectorFormat = "float") -> list[msgspec.Raw]:
     """Return the JSON of each row, ``(num_rows, width)`` float32; many are written off the event loop."""
     write = _as_numbers if form == "float" else _as_base64
-    return await asyncio.to_thread(write, rows) if rows.size > _MANY_NUMBERS else write(rows)
+    if rows.size <= _MANY_NUMBERS:
+        return write(rows)
+    return await asyncio.get_running_loop().run_in_executor(_threads, write, rows)
 
 
 def _as_base64(rows: NDArray[np.float32]) -> list[msgspec.Raw]:

@@ -270,8 +270,10 @@ class Sequence:
         Raises:
             GenerationFailed: a plugin's step failed, or the constraint cannot be followed any further.
         """
-        is_closing, reasoning = self.is_closing, self.reasoning
-        constraint = None if self.is_reasoning else self.constraint
+        reasoning, constraint = self.reasoning, self.constraint
+        is_inside = is_closing = False
+        if reasoning is not None and not reasoning.is_over:
+            is_inside, is_closing, constraint = reasoning.is_inside, self.is_closing, None
         is_end = token_id in self.end_token_ids
         self.buffer[self.length] = token_id
         self.length += 1
@@ -279,7 +281,7 @@ class Sequence:
         self.sampler.accept(token_id)
         if self.sampler.is_stateful:
             self.probabilities.append(self.sampler.last_probability)
-        self.held.append((token_id, reasoning is not None and reasoning.is_inside, is_forced))
+        self.held.append((token_id, is_inside, is_forced))
         if constraint is not None and (constraint.may_backtrack or not is_end):
             constraint.accept(token_id)
             if constraint.may_backtrack and (num_wrong := constraint.backtrack(len(self.held))):

@@ -135,7 +135,8 @@ def _choose_network(model: Any, facts: ModelFacts, options: HfOptions, attention
     plain = TransformersNetwork(model, attention, options.compile)
     if not options.fused:
         return plain
-    expected, again = _probe(plain, facts, model, num_more=4), _probe(plain, facts, model, num_more=14)[-5:]
+    reference = TransformersNetwork(model, attention, compiles=False)
+    expected, again = _probe(reference, facts, model, num_more=4), _probe(reference, facts, model, num_more=14)[-5:]
     noise = _difference(again, expected)
     try:
         fused = FusedNetwork(dissect(model, facts.max_context), attention)

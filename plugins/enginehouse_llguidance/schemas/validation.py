@@ -94,6 +94,7 @@ class Validator:
 
         Raises:
             ValueError: too many schemas apply to its parts.
+            RecursionError: it is nested too deeply.
         """
         self.known.clear()
         return self._is_valid(pointer, value)
@@ -170,7 +171,10 @@ class Validator:
         key = (pointer, id(value))
         if key not in self.known:
             if len(self.known) >= _MAX_EVALUATED:
-                raise ValueError(f"more than {_MAX_EVALUATED} pairs of schemas and values are to be evaluated")
+                raise ValueError(
+                    f"a value is too large to be checked ({_MAX_EVALUATED} pairs of a schema and a part of it); "
+                    "limit its size, for example with maxItems"
+                )
             self.known[key] = self._evaluate(pointer, value)
         return self.known[key]
 

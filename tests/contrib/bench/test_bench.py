@@ -229,10 +229,11 @@ def test_command_prints_tables_and_writes_files(url: str, tmp_path: Path) -> Non
 def test_embeddings_are_measured_at_each_load(url: str, tmp_path: Path) -> None:
     file = tmp_path / "results.json"
     loads = ("--load", "1x1", "--load", "2x5", "--words", "4-8", "--seconds", "0.2")
-    result = bench("embeddings", url, "--model", "embedder", *loads, "--json", str(file))
+    result = bench("embeddings", url, *loads, "--json", str(file))
     data = json.loads(file.read_text())
 
     assert result.exit_code == 0
+    assert data["setting"]["model"] == "embedder", "the first one listed that makes embeddings"
     assert [one["load"] for one in data["figures"]] == ["1x1", "2x5"]
     assert data["setting"]["encoding_format"] == "base64"
     for one, texts in zip(data["figures"], (1, 5), strict=True):

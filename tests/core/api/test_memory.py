@@ -249,6 +249,23 @@ def test_what_waits_behind_an_unread_answer_counts(tmp_path: Path, num_prompts: 
         wait_nothing_held(client)
 
 
+def test_the_rows_of_a_pooling_request_count() -> None:
+    """A short request has many bytes of them: equal texts are computed once."""
+    settings = Settings(
+        limits=LimitsSettings(max_client_bytes=2 * MIB),
+        models={"m": ModelSettings(source="fake-pooler", backend="fake-pooler", options={"dimensions": 4096})},
+        plugins=PluginsSettings(allow=("pooling",)),
+    )
+    with served(settings, timeout=60) as client:
+        few, many = (client.post("/v1/embeddings", json={"input": ["a"] * number}) for number in (16, 160))
+
+        assert few.status_code == 200 and len(few.json()["data"]) == 16
+        assert many.status_code == 503 and many.json()["error"]["code"] == "server_overloaded"
+        assert "limits.max_client_bytes" in many.text and many.headers["retry-after"] == "1"
+        assert figures(client)[1] == {"server": 1}
+        wait_nothing_held(client)
+
+
 def test_an_answer_that_is_never_read_is_given_up(tmp_path: Path) -> None:
     """Also where the connection is to close when it has been read."""
     settings = Settings(

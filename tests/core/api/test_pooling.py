@@ -86,12 +86,20 @@ def pooler(**options: Any) -> ModelSettings:
     return ModelSettings(source="fake-pooler", backend="fake-pooler", options=options, **own)
 
 
-class VectorBackend(ScriptedBackend):
-    """The scripted backend, whose engine answers pooling requests itself, as one over another server does."""
+class TaskBackend(ScriptedBackend):
+    """The scripted backend, whose engine says that it embeds, but has no ``pool``."""
 
     def open(self, source: Any, options: Any, progress: Any) -> Any:
         engine: Any = super().open(source, options, progress)
         engine.info = msgspec.structs.replace(engine.info, task="embed")
+        return engine
+
+
+class VectorBackend(TaskBackend):
+    """Its engine answers pooling requests itself, as one over another server does."""
+
+    def open(self, source: Any, options: Any, progress: Any) -> Any:
+        engine = super().open(source, options, progress)
 
         async def embed(request: PoolingRequest) -> PoolingResult:
             if request.dimensions is not None:
@@ -107,9 +115,8 @@ class VectorBackend(ScriptedBackend):
 def serving(models: dict[str, ModelSettings], **fields: Any) -> Iterator[httpx.Client]:
     settings = Settings(models=models, plugins=PluginsSettings(allow=()), **fields)
     registry = PluginRegistry.for_settings(settings)
-    registry = evolve(
-        registry, surfaces={"pool": PoolSurface()}, backends={**registry.backends, "vectors": VectorBackend()}
-    )
+    engines = {"task": TaskBackend(), "vectors": VectorBackend()}
+    registry = evolve(registry, surfaces={"pool": PoolSurface()}, backends={**registry.backends, **engines})
     with served(settings, registry, timeout=60) as client:
         yield client
 
@@ -136,6 +143,7 @@ def client(folder: Path) -> Iterator[httpx.Client]:
         "rerank": pooler(task="rerank"),
         "classify": pooler(task="classify", labels=["bad", "fair", "good"], isolation="thread"),
         "engine": ModelSettings(source=write_script(folder / "hi.json", ["hi"]), backend="vectors"),
+        "no-pool": ModelSettings(source=write_script(folder / "hi.json", ["hi"]), backend="task"),
         "cosine": pooler(rerank="cosine", is_normalized=False),
         "held": pooler(pass_tokens=40, hold=str(folder / "hold"), log=str(folder / "held.log"), context=32),
         "chat": ModelSettings(source="fake", backend="fake"),
@@ -280,6 +288,13 @@ def test_token_ids_are_taken_as_they_are(client: httpx.Client) -> None:
 
     assert answered["rows"][0] == answered["rows"][1]
     assert refused["param"] == "texts[2]" and "9999" in refused["message"]
+
+
+def test_an_engine_without_pool_refuses(client: httpx.Client) -> None:
+    refused = client.post("/pool", json={"model": "no-pool", "texts": ["a"]})
+
+    assert refused.status_code == 400 and refused.json()["param"] == "model"
+    assert "no-pool" in refused.json()["message"] and "'embed'" in refused.json()["message"]
 
 
 def test_an_engine_may_answer_by_itself(client: httpx.Client) -> None:

@@ -20,6 +20,7 @@ from enginehouse.contract.composition import (
     Text,
     compose,
 )
+from enginehouse.contract.errors import GenerationFailed
 from enginehouse.contract.structured import BacktrackingMatcher, GrammarCompiler, Matcher
 from enginehouse.contract.types import Constraint
 from enginehouse_testkit.fake_tokenizer import FakeTokenizer
@@ -36,9 +37,9 @@ def allowed_ids(matcher: Matcher, tokenizer: FakeTokenizer) -> list[int]:
 
 
 def written(matcher: Matcher, tokenizer: FakeTokenizer, chance: random.Random) -> str | None:
-    """A text at random, or None if it is long; every mask allows something, and what stands is never taken back."""
+    """A text at random, or None if it is long; every mask allows something, and what is final is never taken back."""
     token_ids: list[int] = []
-    num_standing = num_backtracks = 0
+    num_final = num_backtracks = 0
     while not matcher.is_finished() and len(token_ids) < 300:
         token_ids.append(chance.choice(allowed_ids(matcher, tokenizer)))
         matcher.accept(token_ids[-1])
@@ -47,10 +48,10 @@ def written(matcher: Matcher, tokenizer: FakeTokenizer, chance: random.Random) -
         elif num_wrong := matcher.backtrack():
             del token_ids[-num_wrong:]
             num_backtracks += 1
-            assert len(token_ids) >= num_standing and num_backtracks < 300
+            assert len(token_ids) >= num_final and num_backtracks < 300
         else:
-            assert num_standing <= len(token_ids) - matcher.num_held()
-            num_standing = len(token_ids) - matcher.num_held()
+            assert num_final <= len(token_ids) - matcher.num_held()
+            num_final = len(token_ids) - matcher.num_held()
         if token_ids and token_ids[-1] in tokenizer.end_token_ids:
             token_ids.pop()
             break
@@ -193,6 +194,22 @@ def test_a_number_whose_end_is_wrong_is_taken_back(
     compiler: GrammarCompiler, tokenizer: FakeTokenizer, text: str
 ) -> None:
     assert refuses(started(compiler, {"items": {"type": "number", "multipleOf": 0.01}}), tokenizer, text)
+
+
+MEMBERS = {
+    "properties": {"a": {"const": 1}},
+    "additionalProperties": {"items": {"anyOf": [{"const": number} for number in range(1000, 1060)]}},
+    "minProperties": 2,
+}
+
+
+def test_a_value_that_is_too_large_to_be_checked_fails(compiler: GrammarCompiler, tokenizer: FakeTokenizer) -> None:
+    matcher = started(compiler, MEMBERS)
+    text = f'{{"b": [{", ".join(["1059"] * 900)}], "c": []}}'
+
+    with pytest.raises(GenerationFailed, match="too large to be checked"):
+        for token_id in tokenizer.encode(text, special=False):
+            matcher.accept(token_id)
 
 
 CALL = InOrder(

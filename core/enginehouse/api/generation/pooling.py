@@ -10,6 +10,7 @@ from enginehouse.api.http.access import AccessRecord, record_of
 from enginehouse.api.http.callers import Caller, check_model, check_priority, ticket_of
 from enginehouse.api.http.errors import ClientLeft
 from enginehouse.api.http.exchange import Receive, deadlines
+from enginehouse.api.http.security import memory_of
 from enginehouse.api.http.state import ApiState
 from enginehouse.contract.errors import InvalidRequest
 from enginehouse.contract.surface import new_id
@@ -22,10 +23,11 @@ _MANY_TEXTS = 256
 
 
 async def pool(state: ApiState, scope: Scope, receive: Receive, caller: Caller, asked: PoolingRequest) -> PoolingResult:
-    """Return the rows of a request.
+    """Return the rows of a request; the account of memory counts them until the response has ended.
 
     Raises:
-        EnginehouseError: it is refused, fails, takes too long, or its client has disconnected.
+        EnginehouseError: it is refused, fails, takes too long, its rows do not fit the account of memory, or its client
+            has disconnected.
     """
     check_model(caller, asked.model, state.manager)
     check_priority(caller, asked.priority)
@@ -55,6 +57,7 @@ async def pool(state: ApiState, scope: Scope, receive: Receive, caller: Caller, 
                 raise exchange.error or ClientLeft("The client closed the connection before its response.")
             num_used = sum(result.num_tokens)
             _note(record, request, result, num_used)
+            memory_of(scope).take(len(result.rows))
         finally:
             if ticket is not None:
                 ticket.used = (ticket.used or 0) + num_used

@@ -51,6 +51,9 @@ from enginehouse.settings.profiles import DEFAULT_PROFILE, PROFILES
 CONNECTION_KEY = "enginehouse.connection"
 """Key of the reservation of a request's connection in its ASGI scope."""
 
+_REQUEST_KEY = "enginehouse.request_memory"
+"""Key of the reservation of a request in its ASGI scope."""
+
 _SURFACE_KEY = "enginehouse.surface"
 """Key of the surface of a request's address in its ASGI scope."""
 
@@ -166,6 +169,7 @@ class Guard:
             await send(message)
 
         body = self._admission.memory.open()
+        scope[_REQUEST_KEY] = body  # type: ignore[literal-required]
         current_request.set(record.identify)
         try:
             await self._answer(scope, headers, _counted(receive, body, scope), send_with_headers, body)
@@ -284,6 +288,11 @@ class Guard:
 def connection_of(scope: Scope) -> Reservation | None:
     """Return the reservation of a request's connection; None on Windows, where another protocol class runs."""
     return cast(Reservation | None, scope.get(CONNECTION_KEY))
+
+
+def memory_of(scope: Scope) -> Reservation:
+    """Return the reservation of a request, which is closed when its response has ended."""
+    return cast(Reservation, scope[_REQUEST_KEY])  # type: ignore[literal-required]
 
 
 def _counted(receive: Receive, body: Reservation, scope: HTTPScope) -> Receive:

@@ -174,6 +174,8 @@ ORDINARY = [
     {"type": "string", "format": "date-time"},
     {"type": "string", "format": "uuid"},
     {"type": "number", "multipleOf": 0.25, "minimum": -3, "maximum": 3},
+    {"type": "integer", "multipleOf": 9999},  # has more remainders to tell apart than its value 10000
+    {"allOf": [{"type": "integer", "multipleOf": 313}, {"type": "integer", "multipleOf": 317}]},
     {"type": "object"},
     {},
     True,

@@ -51,7 +51,7 @@ def walk(grammar: Grammar, tokenizer: Tokenizer, chance: random.Random, max_toke
     try:
         return _walk(grammar, tokenizer, chance, max_tokens)
     except GenerationFailed as error:
-        if "no value satisfies it" in error.message:
+        if "no value was found that satisfies it" in error.message:
             return None
         raise
 
