@@ -6,10 +6,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 from .error_codes import HELP, statuses_of_codes
-from .pages import COMMAND, fill, page_parts
+from .pages import COMMAND, fill, page_parts, settings_tables
 from .repository import ROOT
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -86,3 +87,16 @@ def test_glossary_is_sorted_and_complete() -> None:
 
     assert all(len(row) == 3 and all(row) for row in rows)
     assert words == sorted(set(words))
+
+
+def test_coming_from_names_settings_that_exist() -> None:
+    text = (ROOT / "docs" / "coming-from.md").read_text(encoding="utf-8")
+    keys = {attribute.name for _, kind in settings_tables() for attribute in attrs.fields(kind)}
+    named = {
+        name.rpartition(".")[2].partition(" ")[0]
+        for row in re.findall(r"^\|.*\|(.*)\|$", text, flags=re.MULTILINE)
+        for name in re.findall(r"`((?:[a-z]+\.)?[a-z_]+(?: = [^`]+)?)`", row)
+    }
+
+    assert len(named) > 25
+    assert named - keys - {"remote", "hf", "schema"} == set()

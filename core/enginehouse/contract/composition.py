@@ -1,7 +1,7 @@
 """Composite constraints: fixed text, markers, and parts with constraints of their own, in sequence.
 
 Tool parsers describe the calls of their format in this small language; structured decoders translate it into their own.
-A :class:`Constraint` of the kind ``composition`` holds one as JSON (:func:`compose`, :func:`read_composition`).
+A :class:`.Constraint` of the kind ``composition`` holds one as JSON (:func:`compose`, :func:`read_composition`).
 """
 
 from __future__ import annotations
