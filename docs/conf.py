@@ -1,4 +1,4 @@
-"""The documentation site: the README and the pages of this folder, and a reference of the contract. Build: `tox -e docs`.
+"""The documentation site: the README, the pages of this folder and a reference of the contract. Build: `tox -e docs`.
 
 The pages are plain Markdown, which a code host shows as well. The first page is the README, whose list of pages becomes
 the table of contents.
@@ -51,10 +51,11 @@ apidoc_modules = [
         "exclude_patterns": [str(path) for path in _CORE.iterdir() if path.name not in ("contract", "__init__.py")],
         "separate_modules": True,
         "module_first": True,
+        "automodule_options": {"members", "show-inheritance"},
     }
 ]
+autodoc_default_options = {"ignore-module-all": True, "exclude-members": "__init__"}
 autodoc_class_signature = "separated"
-autodoc_default_options = {"ignore-module-all": True}
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 default_role = "code"
@@ -66,7 +67,8 @@ html_title = "Enginehouse"
 if _MERMAID.exists():
     extensions.append("sphinxcontrib.mermaid")
     myst_fence_as_directive = ["mermaid"]
-    mermaid_use_local = "_static/mermaid/mermaid.esm.min.mjs"
+    mermaid_fullscreen = False
+    mermaid_use_local = "mermaid/mermaid.esm.min.mjs"  # below _static
 
 
 def _read(app: Sphinx, page: str, source: list[str]) -> None:
@@ -95,10 +97,15 @@ def _contents(group: str) -> str:
     return f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{entries}\n```\n"
 
 
-def _keep_colons(app: Sphinx, what: str, name: str, value: object, options: object, lines: list[str]) -> None:
+def _keep_colons(app: Sphinx, what: str, name: str, value: object, *rest: list[str]) -> None:
     """Napoleon takes the text before a colon in the first line of a variable's docstring for its type."""
     if what in ("attribute", "data", "property"):
-        lines[:0] = ["..", ""]  # an empty comment
+        rest[-1][:0] = ["..", ""]  # an empty comment
+
+
+def _leave_out_object(app: Sphinx, name: str, value: object, options: object, bases: list[type]) -> None:
+    """A class that inherits nothing has no line about it."""
+    bases[:] = [base for base in bases if base is not object]
 
 
 def _copy_mermaid(app: Sphinx, error: Exception | None) -> None:
@@ -117,4 +124,5 @@ def setup(app: Sphinx) -> None:
     app.add_lexer("mermaid", TextLexer)
     app.connect("source-read", _read)
     app.connect("autodoc-process-docstring", _keep_colons, priority=400)
+    app.connect("autodoc-process-bases", _leave_out_object)
     app.connect("build-finished", _copy_mermaid)

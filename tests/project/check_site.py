@@ -14,8 +14,10 @@ from enginehouse import contract
 
 from .repository import ROOT
 
+_CONTRACT = "enginehouse.contract."
 # What a browser loads without a click.
 _LOADED = re.compile(r"""<(?:script|link|img|iframe|source)\b[^>]*?\b(?:src|href)=["'](?:https?:)?//([^"']+)""")
+_IMPORTED = re.compile(r"""\b(?:import|from)\b[\s(]*["'](?:https?:)?//([^"']+)""")
 _CSS_LOADED = re.compile(r"""(?:@import|url\()\s*["']?(?:https?:)?//([^"')]+)""")
 
 
@@ -37,20 +39,19 @@ def _missing_pages(folder: Path) -> list[str]:
 def _missing_names(folder: Path) -> list[str]:
     """Public names of the contract that other projects cannot link to."""
     inventory = InventoryFile.loads((folder / "objects.inv").read_bytes(), uri="").data
-    known = {name for kind, names in inventory.items() if kind.startswith("py:") for name in names}
-    modules = [importlib.import_module(one.name) for one in pkgutil.walk_packages(contract.__path__, "enginehouse.contract.")]
-    found = []
-    for module in modules:
-        for name in getattr(module, "__all__", ()):
-            home = getattr(getattr(module, name), "__module__", module.__name__)
-            if not {f"{module.__name__}.{name}", f"{home}.{name}"} & known:
-                found.append(f"{module.__name__}.{name} is not in the reference")
-    return found
+    known = {name.rpartition(".")[2] for names in inventory.values() for name in names if name.startswith(_CONTRACT)}
+    modules = [importlib.import_module(one.name) for one in pkgutil.walk_packages(contract.__path__, _CONTRACT)]
+    return [
+        f"{module.__name__}.{name} is not in the reference: it needs a docstring"
+        for module in modules
+        for name in getattr(module, "__all__", ())
+        if name not in known
+    ]
 
 
 def _foreign(folder: Path) -> list[str]:
     found = []
-    for pattern, suffix in ((_LOADED, "*.html"), (_CSS_LOADED, "*.css")):
+    for pattern, suffix in ((_LOADED, "*.html"), (_IMPORTED, "*.html"), (_CSS_LOADED, "*.css")):
         for path in folder.rglob(suffix):
             found += [f"{path.name} loads {host}" for host in pattern.findall(path.read_text(encoding="utf-8"))]
     return found

@@ -72,6 +72,7 @@ class Repeated(msgspec.Struct, frozen=True, tag="repeated"):
 
 
 Composition = Text | Marker | FreeText | Matching | InOrder | OneOf | Repeated
+"""A part of a text that a grammar is made of."""
 
 _decoder: msgspec.json.Decoder[Composition] = msgspec.json.Decoder(Composition)
 

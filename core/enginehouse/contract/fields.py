@@ -37,12 +37,15 @@ __all__ = [
 ]
 
 MAX_STOP_TOKENS = 1024
+"""Maximum number of ``stop_token_ids``."""
 MAX_STOP_CHARS = 1000
 """Maximum length of one stop string: searching for it takes memory per character while the answer is generated."""
 MAX_TOOLS = 128
+"""Maximum number of tools of a request."""
 _MAX_SALT_CHARS = 1000
 
 StopField = str | tuple[str, ...] | None
+"""Value of ``stop``, one string or several."""
 _STOP = {**shapes.SOME_TEXT, "maxLength": MAX_STOP_CHARS}
 _PATTERN = {**shapes.SOME_TEXT, "maxLength": MAX_PATTERN_CHARS}
 

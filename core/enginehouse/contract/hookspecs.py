@@ -77,6 +77,7 @@ AddPlugin = Callable[[str, object], None]
 """Called with a name that no plugin has and an object that implements hooks."""
 
 hookspec = pluggy.HookspecMarker("enginehouse")
+"""Marks a function as the specification of a hook."""
 
 
 @hookspec

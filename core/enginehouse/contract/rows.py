@@ -28,8 +28,10 @@ __all__ = [
 ]
 
 JsonSchema = dict[str, Any]
+"""A JSON Schema as Python values."""
 
 INT64_MAX = 2**63 - 1
+"""Largest signed integer of 64 bits."""
 
 int64 = and_(ge(-INT64_MAX - 1), le(INT64_MAX))
 """Validator of integers that are sent to a worker."""

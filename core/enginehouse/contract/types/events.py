@@ -197,3 +197,4 @@ class RequestFinished(msgspec.Struct, frozen=True, array_like=True, tag="request
 
 
 Event = PromptProgress | PromptLogprobs | TextDelta | ReasoningDelta | CallDelta | ChoiceFinished | RequestFinished
+"""What an engine reports of a request."""

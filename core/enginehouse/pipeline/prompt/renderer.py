@@ -59,8 +59,8 @@ class Renderer:
     Args:
         timeout_s: maximum seconds of :meth:`render` from the call to the result, including the wait for a process.
         max_chars: maximum length of a rendered prompt in characters.
-        num_processes: maximum number, at least 2, so that a hanging template leaves one free. Another one is started when
-            a request waits that may use it; a server of one model has one.
+        num_processes: maximum number, at least 2, so that a hanging template leaves one free. Another one is started
+            when a request waits that may use it; a server of one model has one.
         memory_bytes: maximum memory that rendering allocates per process (enforced on Linux only).
     """
 
