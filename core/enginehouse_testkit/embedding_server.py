@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 __all__ = ["embedding_server"]
 
-Embed = Callable[[Sequence[str]], NDArray[np.float32]]
+_Embed = Callable[[Sequence[str]], NDArray[np.float32]]
 
 
 @contextlib.contextmanager
-def embedding_server(embed: Embed) -> Iterator[str]:
+def embedding_server(embed: _Embed) -> Iterator[str]:
     """Serve a function of texts, which returns ``(num_texts, d)``, and yield the URL."""
 
     class Handler(BaseHTTPRequestHandler):
