@@ -69,7 +69,7 @@ class EngineStream(Protocol):
     """The events of a request that an engine has accepted.
 
     Iterating yields non-empty batches of events as they happen, and ends after
-    :class:`enginehouse.contract.types.RequestFinished`; it raises an EnginehouseError if the request fails.
+    :class:`.RequestFinished`; it raises an EnginehouseError if the request fails.
 
     Calls:
         __aiter__: once per request; server, event loop of the engine; must not block.
