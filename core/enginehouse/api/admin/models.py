@@ -1,31 +1,30 @@
-"""``/admin/models``, ``/admin/events``, ``/admin/reload``: models, their memory, events, and changes of them."""
+"""``/admin/models`` and ``/admin/reload``: models, their memory, and changes of them."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast, get_args
 
 import attrs
 from attrs import field, frozen
 from attrs.validators import ge, optional
-from litestar import Request, get, post
+from litestar import Request, delete, get, post
 from litestar.exceptions import NotFoundException
 from litestar.handlers import HTTPRouteHandler
-from litestar.types import ASGIApp, Receive, Scope, Send
 
 from enginehouse.api.generation.decoding import refusal_of
 from enginehouse.api.http.body import parse_object, read_body, read_empty_body
-from enginehouse.api.http.sse import stream_headers, write_chunks
 from enginehouse.api.http.state import ApiState
-from enginehouse.contract.errors import InvalidRequest
-from enginehouse.contract.surface import SSE
+from enginehouse.contract.errors import ConfigError, InvalidRequest, SourceNotFound, quoted
 from enginehouse.serving import ModelManager, ModelStatus
-from enginehouse.serving.changing import load_model, unload_model
-from enginehouse.serving.lifecycle import Subscription
+from enginehouse.serving.adding import allowed_source, check_name, name_of
+from enginehouse.serving.background import run_in_daemon_thread
+from enginehouse.serving.changing import cancel_download, download_model, load_model, unload_model
+from enginehouse.settings.config import new_model
 from enginehouse.settings.structuring import converting, strict_converter
 
-_Order = Literal["load", "unload"]
+_B = TypeVar("_B", bound=attrs.AttrsInstance)
+
+_Order = Literal["load", "unload", "download", "cancel-download"]
 
 
 @frozen(kw_only=True)
@@ -44,6 +43,36 @@ class UnloadBody:
     drain_s: float | None = field(default=None, validator=optional(ge(0)))
 
 
+@frozen(kw_only=True)
+class AddBody:
+    """The body of ``POST /admin/models``. Its fields are the settings of a model that a request may set.
+
+    Attributes:
+        source: a path in ``server.models_dir``, or an id that ``server.allowed_sources`` allows.
+        id: the name; unset is the source's own.
+        download: add the model also if its files have to be downloaded from the hub, and begin with that.
+    """
+
+    source: str
+    id: str | None = None
+    download: bool = False
+    aliases: tuple[str, ...] = ()
+    context: int | None = None
+    slots: int | None = None
+    load: Literal["eager", "lazy"] = "lazy"
+    pin: bool | None = None
+    ttl: float | None = None
+    draining: Literal["wait", "serve"] | None = None
+    defaults: dict[str, Any] | None = None
+
+    def table(self, source: str) -> dict[str, Any]:
+        """Return the given settings as a table of the configuration."""
+        given = {name: value for name, value in attrs.asdict(self, recurse=False).items() if value is not None}
+        for name in ("id", "download"):
+            given.pop(name, None)
+        return {**given, "source": source, "aliases": list(self.aliases)}
+
+
 def admin_model_routes(state: ApiState) -> list[HTTPRouteHandler]:
     """Return the routes."""
     manager = state.manager
@@ -53,7 +82,36 @@ def admin_model_routes(state: ApiState) -> list[HTTPRouteHandler]:
     async def list_served_models() -> dict[str, Any]:
         """List all models with their state and memory."""
         data = [describe_model(manager, status) for status in manager.statuses()]
-        return {"object": "list", "data": data, "memory": _describe_memory(manager)}
+        unserved = [attrs.asdict(one) for one in manager.settings.presets.unserved]
+        return {"object": "list", "data": data, "memory": _describe_memory(manager), "unserved": unserved}
+
+    @post("/admin/models", status_code=201)
+    async def add_model(request: Request[Any, Any, Any]) -> dict[str, Any]:
+        """Serve a further model, until the server stops or it is removed."""
+        body = _read_body(await read_body(request.receive, limit), AddBody)
+        settings, registry = manager.settings, state.registry
+        source = await run_in_daemon_thread(
+            "looking for a model", lambda: allowed_source(body.source, settings, registry)
+        )
+        name = body.id if body.id is not None else name_of(body.source)
+        try:
+            model = new_model(settings, name, body.table(source))
+            check_name(name, model)
+            is_here = await state.exchanges.follow(state.add_model(name, model, download=body.download))
+        except ConfigError as error:
+            raise _invalid(error, name) from error
+        if not is_here and not body.download:
+            raise SourceNotFound(
+                f'source: the files of {quoted(body.source)} are not here; ask with "download": true', "source"
+            )
+        return describe_model(manager, manager.find(name).status())
+
+    @delete("/admin/models/{model_id:path}", status_code=200)
+    async def remove_model(request: Request[Any, Any, Any]) -> dict[str, Any]:
+        """Stop serving a model that was added; its files stay."""
+        name = manager.find(_path_of(request)).name
+        await state.exchanges.follow(state.remove_model(name))
+        return {"id": name, "object": "model", "deleted": True}
 
     @get("/admin/models/{model_id:path}")
     async def show_served_model(request: Request[Any, Any, Any]) -> dict[str, Any]:
@@ -62,21 +120,28 @@ def admin_model_routes(state: ApiState) -> list[HTTPRouteHandler]:
 
     @post("/admin/models/{model_id:path}", status_code=200)
     async def order_model(request: Request[Any, Any, Any]) -> dict[str, Any]:
-        """Load or unload a model. The path is its id, which may contain slashes, followed by the operation."""
+        """Load, unload or download a model. The path is its id, which may contain slashes, and the operation."""
         name, order = _split(_path_of(request))
         if order == "load":
             await read_empty_body(request.receive, limit)
             return describe_model(manager, await state.exchanges.follow(load_model(manager, name)))
-        body = _read_unload_body(await read_body(request.receive, limit))
+        if order == "download":
+            await read_empty_body(request.receive, limit)
+            return describe_model(manager, await state.exchanges.follow(download_model(manager, name)))
+        if order == "cancel-download":
+            await read_empty_body(request.receive, limit)
+            return describe_model(manager, cancel_download(manager, name))
+        body = _read_body(await read_body(request.receive, limit), UnloadBody)
         unloading = unload_model(manager, name, drain=body.drain, force=body.force, drain_s=body.drain_s)
         return describe_model(manager, await state.exchanges.follow(unloading))
 
-    return [list_served_models, show_served_model, order_model]
+    return [list_served_models, show_served_model, order_model, add_model, remove_model]
 
 
 def describe_model(manager: ModelManager, status: ModelStatus) -> dict[str, Any]:
     """Return the admin API's description of one model."""
-    settings = manager.find(status.name).settings
+    model = manager.find(status.name)
+    settings = model.settings
     holds = status.memory_bytes is not None
     return {
         "id": status.name,
@@ -87,6 +152,9 @@ def describe_model(manager: ModelManager, status: ModelStatus) -> dict[str, Any]
         "progress": status.progress,
         "progress_text": status.progress_text,
         "error": status.error,
+        "downloading": manager.is_downloading(model),
+        "origin": settings.origin,
+        "source": settings.source,
         "backend": status.backend,
         "backend_reason": status.reason,
         "load": settings.load,
@@ -115,81 +183,28 @@ def _path_of(request: Request[Any, Any, Any]) -> str:
 
 def _split(path: str) -> tuple[str, _Order]:
     name, _, order = path.rpartition("/")
-    if order not in ("load", "unload") or not name:
+    if order not in get_args(_Order) or not name:
         raise NotFoundException
     return name, cast(_Order, order)
 
 
-def _read_unload_body(body: bytes) -> UnloadBody:
+def _invalid(error: ConfigError, name: str) -> InvalidRequest:
+    """Return the refusal for invalid settings of a model, whose paths begin with ``models.<name>``."""
+    prefix = f"models.{name}."
+    message = error.message.removeprefix(prefix)
+    param = (error.path or "").removeprefix(prefix) or None
+    return InvalidRequest(message, param)
+
+
+def _read_body(body: bytes, kind: type[_B]) -> _B:
     """Decode the body. Raises InvalidRequest if a field is unknown or invalid."""
     data = parse_object(body) if body else {}
-    known = {attribute.name for attribute in attrs.fields(UnloadBody)}
+    known = {attribute.name for attribute in attrs.fields(kind)}
     for name in data:
         if name not in known:
             raise InvalidRequest(f"{name}: unknown field; the fields are {', '.join(sorted(known))}", name)
     with converting(refusal_of):
-        return strict_converter(whole_floats=True).structure(data, UnloadBody)
-
-
-_POLL_S = 0.5
-"""Seconds between two checks for a server shutdown, which this stream would otherwise delay."""
-
-
-def event_route(state: ApiState) -> HTTPRouteHandler:
-    """Return the route."""
-
-    @get("/admin/events")
-    async def stream_events() -> ASGIApp:
-        """Stream model events from now on."""
-        return _EventsResponse(state)
-
-    return stream_events
-
-
-@attrs.frozen(eq=False)
-class _EventsResponse:
-    """An ASGI response that ends when its client leaves or the server stops."""
-
-    state: ApiState
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send events until the client disconnects or the server stops."""
-        with self.state.manager.events.subscribe() as subscription:
-            await send({"type": "http.response.start", "status": 200, "headers": stream_headers(SSE)})
-            await send({"type": "http.response.body", "body": SSE.ping, "more_body": True})
-            left = asyncio.create_task(_client_left(receive))
-            try:
-                await self._send_events(subscription, left, send)
-            finally:
-                left.cancel()
-            if not left.done():
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _send_events(self, subscription: Subscription, left: asyncio.Task[None], send: Send) -> None:
-        loop = asyncio.get_running_loop()
-        last_sent, num_lost = loop.time(), 0
-        while not (left.done() or self.state.exchanges.stopping):
-            body = b""
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_POLL_S):
-                    body = _encoded(attrs.asdict(await subscription.next()))
-            if subscription.num_lost > num_lost:
-                body = _encoded({"kind": "lost", "count": subscription.num_lost - num_lost}) + body
-                num_lost = subscription.num_lost
-            if not body and loop.time() - last_sent >= self.state.settings.server.ping_s:
-                body = SSE.ping
-            if body:
-                await send({"type": "http.response.body", "body": body, "more_body": True})
-                last_sent = loop.time()
-
-
-def _encoded(members: dict[str, Any]) -> bytes:
-    return write_chunks(SSE, [members])
-
-
-async def _client_left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+        return strict_converter(whole_floats=True).structure(data, kind)
 
 
 def reload_route(state: ApiState) -> HTTPRouteHandler:
