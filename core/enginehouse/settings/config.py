@@ -8,7 +8,6 @@ name the setting. This module does not know the options of backends and plugins:
 
 from __future__ import annotations
 
-import ipaddress
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +25,7 @@ from enginehouse.settings.media import MediaSettings
 from enginehouse.settings.optimisations import DrafterSettings, ExitPolicySettings, RouterSettings
 from enginehouse.settings.presets import ModelPresets, add_found, matches, take_presets
 from enginehouse.settings.reload import LIVE, SERVER, WORKER, WORKER_ONLY
-from enginehouse.settings.server import ServerSettings
+from enginehouse.settings.server import ServerSettings, is_loopback
 from enginehouse.settings.structuring import Problem, closest, converting, noun_of
 
 __all__ = [
@@ -181,7 +180,7 @@ class Settings:
     server: ServerSettings = field(factory=ServerSettings)
     auth: AuthSettings = field(factory=AuthSettings)
     limits: LimitsSettings = field(factory=LimitsSettings)
-    media: MediaSettings = MediaSettings()
+    media: MediaSettings = field(factory=MediaSettings)
     models: dict[str, ModelSettings] = field(factory=dict)
     router: RouterSettings = field(factory=RouterSettings)
     plugins: PluginsSettings = field(default=PluginsSettings(), metadata=SERVER)
@@ -231,18 +230,6 @@ class Settings:
     def served_names(self) -> tuple[str, ...]:
         """Return the names and aliases of all models."""
         return tuple(known for name, model in self.models.items() for known in (name, *model.aliases))
-
-
-def is_loopback(host: str) -> bool:
-    """Return True if a server that listens on ``host`` can be reached from this machine only."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        address = ipaddress.ip_address(host.strip("[]"))
-    except ValueError:
-        return False
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return (mapped or address).is_loopback
 
 
 def load_settings(

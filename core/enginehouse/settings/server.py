@@ -5,6 +5,7 @@ A part of ``config``.
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from typing import Any, Literal
 
@@ -43,6 +44,18 @@ def _check_root_path(_: object, attribute: Any, value: str) -> None:
 def _without_brackets(host: str) -> str:
     """Return an IPv6 address without the brackets of its URL form."""
     return host[1:-1] if isinstance(host, str) and re.fullmatch(r"\[[^\[\]]*:[^\[\]]*\]", host) else host
+
+
+def is_loopback(host: str) -> bool:
+    """Return True if a server that listens on ``host`` can be reached from this machine only."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
 
 
 @frozen(kw_only=True)
