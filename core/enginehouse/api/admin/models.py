@@ -7,19 +7,16 @@ from typing import Any, Literal, TypeVar, cast, get_args
 import attrs
 from attrs import field, frozen
 from attrs.validators import ge, optional
-from litestar import Request, delete, get, post
+from litestar import Request, get, post
 from litestar.exceptions import NotFoundException
 from litestar.handlers import HTTPRouteHandler
 
 from enginehouse.api.generation.decoding import refusal_of
 from enginehouse.api.http.body import parse_object, read_body, read_empty_body
 from enginehouse.api.http.state import ApiState
-from enginehouse.contract.errors import ConfigError, InvalidRequest, SourceNotFound, quoted
+from enginehouse.contract.errors import InvalidRequest
 from enginehouse.serving import ModelManager, ModelStatus
-from enginehouse.serving.adding import allowed_source, check_name, name_of
-from enginehouse.serving.background import run_in_daemon_thread
 from enginehouse.serving.changing import cancel_download, download_model, load_model, unload_model
-from enginehouse.settings.config import new_model
 from enginehouse.settings.structuring import converting, strict_converter
 
 _B = TypeVar("_B", bound=attrs.AttrsInstance)
@@ -43,36 +40,6 @@ class UnloadBody:
     drain_s: float | None = field(default=None, validator=optional(ge(0)))
 
 
-@frozen(kw_only=True)
-class AddBody:
-    """The body of ``POST /admin/models``. Its fields are the settings of a model that a request may set.
-
-    Attributes:
-        source: a path in ``server.models_dir``, or an id that ``server.allowed_sources`` allows.
-        id: the name; unset is the source's own.
-        download: add the model also if its files have to be downloaded from the hub, and begin with that.
-    """
-
-    source: str
-    id: str | None = None
-    download: bool = False
-    aliases: tuple[str, ...] = ()
-    context: int | None = None
-    slots: int | None = None
-    load: Literal["eager", "lazy"] = "lazy"
-    pin: bool | None = None
-    ttl: float | None = None
-    draining: Literal["wait", "serve"] | None = None
-    defaults: dict[str, Any] | None = None
-
-    def table(self, source: str) -> dict[str, Any]:
-        """Return the given settings as a table of the configuration."""
-        given = {name: value for name, value in attrs.asdict(self, recurse=False).items() if value is not None}
-        for name in ("id", "download"):
-            given.pop(name, None)
-        return {**given, "source": source, "aliases": list(self.aliases)}
-
-
 def admin_model_routes(state: ApiState) -> list[HTTPRouteHandler]:
     """Return the routes."""
     manager = state.manager
@@ -85,43 +52,15 @@ def admin_model_routes(state: ApiState) -> list[HTTPRouteHandler]:
         unserved = [attrs.asdict(one) for one in manager.settings.presets.unserved]
         return {"object": "list", "data": data, "memory": _describe_memory(manager), "unserved": unserved}
 
-    @post("/admin/models", status_code=201)
-    async def add_model(request: Request[Any, Any, Any]) -> dict[str, Any]:
-        """Serve a further model, until the server stops or it is removed."""
-        body = _read_body(await read_body(request.receive, limit), AddBody)
-        settings, registry = manager.settings, state.registry
-        source = await run_in_daemon_thread(
-            "looking for a model", lambda: allowed_source(body.source, settings, registry)
-        )
-        name = body.id if body.id is not None else name_of(body.source)
-        try:
-            model = new_model(settings, name, body.table(source))
-            check_name(name, model)
-            is_here = await state.exchanges.follow(state.add_model(name, model, download=body.download))
-        except ConfigError as error:
-            raise _invalid(error, name) from error
-        if not is_here and not body.download:
-            raise SourceNotFound(
-                f'source: the files of {quoted(body.source)} are not here; ask with "download": true', "source"
-            )
-        return describe_model(manager, manager.find(name).status())
-
-    @delete("/admin/models/{model_id:path}", status_code=200)
-    async def remove_model(request: Request[Any, Any, Any]) -> dict[str, Any]:
-        """Stop serving a model that was added; its files stay."""
-        name = manager.find(_path_of(request)).name
-        await state.exchanges.follow(state.remove_model(name))
-        return {"id": name, "object": "model", "deleted": True}
-
     @get("/admin/models/{model_id:path}")
     async def show_served_model(request: Request[Any, Any, Any]) -> dict[str, Any]:
         """Show one model, by its name or an alias."""
-        return describe_model(manager, manager.find(_path_of(request)).status())
+        return describe_model(manager, manager.find(path_of(request)).status())
 
     @post("/admin/models/{model_id:path}", status_code=200)
     async def order_model(request: Request[Any, Any, Any]) -> dict[str, Any]:
         """Load, unload or download a model. The path is its id, which may contain slashes, and the operation."""
-        name, order = _split(_path_of(request))
+        name, order = _split(path_of(request))
         if order == "load":
             await read_empty_body(request.receive, limit)
             return describe_model(manager, await state.exchanges.follow(load_model(manager, name)))
@@ -131,11 +70,11 @@ def admin_model_routes(state: ApiState) -> list[HTTPRouteHandler]:
         if order == "cancel-download":
             await read_empty_body(request.receive, limit)
             return describe_model(manager, cancel_download(manager, name))
-        body = _read_body(await read_body(request.receive, limit), UnloadBody)
+        body = read_fields(await read_body(request.receive, limit), UnloadBody)
         unloading = unload_model(manager, name, drain=body.drain, force=body.force, drain_s=body.drain_s)
         return describe_model(manager, await state.exchanges.follow(unloading))
 
-    return [list_served_models, show_served_model, order_model, add_model, remove_model]
+    return [list_served_models, show_served_model, order_model]
 
 
 def describe_model(manager: ModelManager, status: ModelStatus) -> dict[str, Any]:
@@ -177,7 +116,8 @@ def _describe_memory(manager: ModelManager) -> dict[str, Any]:
     }
 
 
-def _path_of(request: Request[Any, Any, Any]) -> str:
+def path_of(request: Request[Any, Any, Any]) -> str:
+    """Return the rest of the path of a request about a model."""
     return str(request.path_params["model_id"]).removeprefix("/")
 
 
@@ -188,15 +128,7 @@ def _split(path: str) -> tuple[str, _Order]:
     return name, cast(_Order, order)
 
 
-def _invalid(error: ConfigError, name: str) -> InvalidRequest:
-    """Return the refusal for invalid settings of a model, whose paths begin with ``models.<name>``."""
-    prefix = f"models.{name}."
-    message = error.message.removeprefix(prefix)
-    param = (error.path or "").removeprefix(prefix) or None
-    return InvalidRequest(message, param)
-
-
-def _read_body(body: bytes, kind: type[_B]) -> _B:
+def read_fields(body: bytes, kind: type[_B]) -> _B:
     """Decode the body. Raises InvalidRequest if a field is unknown or invalid."""
     data = parse_object(body) if body else {}
     known = {attribute.name for attribute in attrs.fields(kind)}
