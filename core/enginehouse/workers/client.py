@@ -197,7 +197,7 @@ class WorkerEngine:
             python: interpreter for the process; None is the current one.
             on_progress: called on the event loop while the model loads.
             request_queue: the queue of the model; None is one of its own, with the default limits.
-            step_timeout_s: maximum time of a step, or of tokenizing one prompt, before the worker is killed; 0: no limit.
+            step_timeout_s: maximum time of a step, or of tokenizing one prompt, before the worker is killed; 0: none.
             load_timeout_s: maximum time without load progress before the worker is killed; 0 disables the limit.
             remote: a worker elsewhere, which is taken instead of starting one.
 
