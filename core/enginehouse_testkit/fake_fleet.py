@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, ClassVar, Literal
 
 from attrs import field, frozen
 from attrs.validators import ge
 
 from enginehouse.contract.backend import Match, MemoryEstimate, ModelSource, Probe, Progress
-from enginehouse.contract.engine import Engine
+from enginehouse.contract.engine import Engine, Placement
 from enginehouse.contract.errors import ModelLoadError
 from enginehouse.contract.fleet import Fleet, WorkerLink
 from enginehouse.contract.hookspecs import API_VERSION
+from enginehouse.contract.types import EngineRequest
 from enginehouse.workers.sharing import ServerLink, SharedWorker
 
 __all__ = ["FakeFleetBackend", "FakeFleetOptions", "FakePlacement"]
@@ -33,7 +34,7 @@ class FakeFleetOptions:
 
 
 class FakePlacement:
-    """The workers of one model; see :class:`enginehouse.contract.fleet.Placement`.
+    """The workers of one model; see :class:`enginehouse.contract.fleet.PlacedWorkers`.
 
     Attributes:
         open: all placements that are not closed, by the name of their model.
@@ -90,6 +91,10 @@ class FakePlacement:
         """Take a worker away: its requests move to the others, then it ends."""
         self.lose(place)
         await self.workers.pop(place).close()
+
+    def choose(self, request: EngineRequest, loads: Mapping[str, int]) -> Placement:
+        """Choose the least busy worker."""
+        return Placement(replica=min(loads, key=loads.__getitem__), reason="load")
 
     async def close(self) -> None:
         """End all workers."""

@@ -8,12 +8,14 @@ worker's end of a link is :class:`enginehouse.workers.sharing.SharedWorker`.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from enginehouse.contract.backend import Progress
+from enginehouse.contract.engine import Placement
+from enginehouse.contract.types import EngineRequest
 
-__all__ = ["Fleet", "Placement", "PlacesWorkers", "WorkerLink"]
+__all__ = ["Fleet", "PlacedWorkers", "PlacesWorkers", "WorkerLink"]
 
 
 class WorkerLink(Protocol):
@@ -50,12 +52,21 @@ class Fleet(Protocol):
         """Number of requests that need the model, those included that wait for a worker."""
 
 
-class Placement(Protocol):
+class PlacedWorkers(Protocol):
     """The placed workers of one model.
 
     Calls:
+        choose: for each request, each time that it enters a worker; server, event loop; must not block.
         close: once, when the model is unloaded; server, event loop.
     """
+
+    def choose(self, request: EngineRequest, loads: Mapping[str, int]) -> Placement:
+        """Return the worker for a request. The server passes on why, and sends the request there.
+
+        Args:
+            request: the request; a call has no id, and perhaps no prompt.
+            loads: number of requests by place, of the workers that may be chosen; at least one.
+        """
 
     async def close(self) -> None:
         """Disconnect the workers; those that belong to this server alone are stopped."""
@@ -72,7 +83,7 @@ class PlacesWorkers(Protocol):
         place: for each load; server, event loop; no limit while ``progress`` changes, see ``load_timeout_s``.
     """
 
-    async def place(self, model: str, load: bytes, options: Any, fleet: Fleet, progress: Progress) -> Placement:
+    async def place(self, model: str, load: bytes, options: Any, fleet: Fleet, progress: Progress) -> PlacedWorkers:
         """Start workers, or find those that run; returns without waiting for their models.
 
         Args:

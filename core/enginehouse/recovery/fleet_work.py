@@ -157,8 +157,11 @@ class FleetWork(ModelWork):
         if self._fleet is None:
             return None
         avoided = self._tests.avoided(work)
-        elsewhere = self._fleet.choose(work.request, avoided | {work.died_at})
-        return elsewhere or self._fleet.choose(work.request, avoided)
+        engine, placement = self._fleet.choose(work.request, avoided | {work.died_at})
+        if engine is None:
+            engine, placement = self._fleet.choose(work.request, avoided)
+        work.placement = placement
+        return engine
 
     async def _await_worker(self, work: Work) -> None:
         """Wait until another worker may take the item, or the model is opened again."""
@@ -172,7 +175,7 @@ class FleetWork(ModelWork):
         waits = [self._changed]
         if self._fleet is not None:
             waits.append(self._fleet.changed)
-        if self._choose(work) is None:
+        if self._fleet is None or not self._fleet.members or self._tests.avoided(work):
             await asyncio.wait(waits, timeout=_CHECK_S, return_when=asyncio.FIRST_COMPLETED)
 
     def progressed(self, work: Work) -> None:

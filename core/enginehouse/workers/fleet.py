@@ -10,9 +10,9 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Sequence
 
-from enginehouse.contract.engine import EngineStream
+from enginehouse.contract.engine import EngineStream, Placement
 from enginehouse.contract.errors import EngineDead, EnginehouseError, WorkerDied
-from enginehouse.contract.fleet import Placement
+from enginehouse.contract.fleet import PlacedWorkers
 from enginehouse.contract.inspection import EngineMetrics, EngineView
 from enginehouse.contract.types import (
     EngineRequest,
@@ -58,7 +58,7 @@ class FleetEngine:
         self._step_timeout_s = step_timeout_s
         self.request_queue = request_queue
         self.died: asyncio.Future[EngineDead] = self._loop.create_future()
-        self.placement: Placement | None = None
+        self.placement: PlacedWorkers | None = None
         self.members: dict[str, WorkerEngine] = {}
         self._failure: EnginehouseError | None = None  # of the last worker that did not become a member
         self._tasks: set[asyncio.Task[None]] = set()
@@ -136,19 +136,24 @@ class FleetEngine:
         changed, self.changed = self.changed, self._loop.create_future()
         changed.set_result(None)
 
-    def choose(self, request: EngineRequest, avoid: Collection[str] = ()) -> WorkerEngine | None:
-        """Return the worker for a request; None if there is none now.
+    def choose(
+        self, request: EngineRequest, avoid: Collection[str] = ()
+    ) -> tuple[WorkerEngine, Placement] | tuple[None, None]:
+        """Return the worker for a request, and why it is that one; None if there is none now.
 
         Args:
             request: the request; a call has no id.
             avoid: places that must not get it.
         """
-        open_members = [one for one in self.members.values() if one.is_open and one.place not in avoid]
-        return min(open_members, key=lambda one: one.num_open, default=None)
+        loads = {one.place: one.num_open for one in self.members.values() if one.is_open and one.place not in avoid}
+        if not loads or self.placement is None:
+            return None, None
+        placement = self.placement.choose(request, loads)
+        return self.members[placement.replica], placement
 
     def _any(self) -> WorkerEngine:
         """Return the least busy worker, for work that is not recovered."""
-        engine = self.choose(EngineRequest(request_id=""))
+        engine, _ = self.choose(EngineRequest(request_id=""))
         if engine is None:
             raise WorkerDied(_NONE)
         return engine
