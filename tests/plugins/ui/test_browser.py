@@ -32,10 +32,10 @@ MARKDOWN = [
     "```python\nprint(1)\n```\n",
 ]
 HOSTILE = [
-    "<script>alert(1)</script> <img src=x onerror=alert(2)> ",
-    "![a](https://evil.invalid/pixel.png) [b](javascript:alert(3)) [c](https://evil.invalid/c) ",
-    "<iframe src='https://evil.invalid'></iframe> <style>body { display: none }</style> ",
-    "<form action='https://evil.invalid'><input name=q></form> <svg onload=alert(4)> \u202egnp.exe ",
+    "<script>alert(1)</script> <img src=x onerror=alert(2)>\n\n",
+    "![a](https://evil.invalid/pixel.png) [b](javascript:alert(3)) [c](https://evil.invalid/c)\n\n",
+    "<iframe src='https://evil.invalid'></iframe> <style>body { display: none }</style>\n\n",
+    "<form action='https://evil.invalid'><input name=q></form> <svg onload=alert(4)> \u202egnp.exe\n\n",
     "<math><mtext><table><mglyph><style><img src=y onerror=alert(5)> \n\n[d]: https://evil.invalid/d\n\n[d] ",
 ]
 REPLIES: dict[str, list[Any]] = {
@@ -211,7 +211,7 @@ def test_hostile_output_stays_text(page: Page) -> None:
     expect(answer).to_contain_text("<script>alert(1)</script>")
     expect(answer).to_contain_text("https://evil.invalid/pixel.png")
     assert answer.locator("script, img, iframe, style, form, svg, input, [onerror], [onload]").count() == 0
-    assert answer.locator("a").evaluate_all("links => links.map(link => [link.href, link.rel])") == [
+    assert answer.locator("md-view a").evaluate_all("links => links.map(link => [link.href, link.rel])") == [
         ["https://evil.invalid/c", "noopener noreferrer nofollow"],
         ["https://evil.invalid/d", "noopener noreferrer nofollow"],
     ]
@@ -282,7 +282,7 @@ def test_schema_is_checked_as_it_is_typed(page: Page) -> None:
         field.fill(text)
         expect(page.locator("#schema-state")).to_contain_text(said)
     ask(page, "x", model="fake")
-    expect(finished(page)).to_contain_text(re.compile("valid against the JSON Schema|not JSON"))
+    expect(finished(page)).to_contain_text("valid against the JSON Schema")
 
 
 def test_parameters_come_from_the_schema_with_their_origin(page: Page) -> None:

@@ -40,6 +40,7 @@ function sanitized(html) {
     ALLOWED_TAGS: TAGS,
     ALLOWED_ATTR: ["href", "target", "rel", "class", "start"],
     ALLOWED_URI_REGEXP: /^(?:https?:|mailto:)/i,
+    ADD_URI_SAFE_ATTR: ["target", "rel", "class", "start"], // no addresses: the pattern is not for them
     ALLOW_DATA_ATTR: false,
     RETURN_TRUSTED_TYPE: true,
   });
