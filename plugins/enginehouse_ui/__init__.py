@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 from enginehouse import hookimpl
 from enginehouse.contract.page import Page
+from enginehouse_ui.console import CONSOLE
 
 __all__ = ["register_pages"]
 
@@ -14,4 +14,4 @@ __all__ = ["register_pages"]
 @hookimpl
 def register_pages(register: Callable[[Page], None]) -> None:
     """Register the page ``console``."""
-    register(Page("console", Path(__file__).parent / "page"))
+    register(CONSOLE)

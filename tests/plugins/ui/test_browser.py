@@ -397,7 +397,7 @@ def test_engine_draws_slots_and_charts(page: Page) -> None:
 
 def test_compare_marks_the_first_difference(page: Page) -> None:
     show(page, "compare")
-    page.get_by_label("Prompt").fill("think")
+    page.get_by_label("Prompt", exact=True).fill("think")
     page.get_by_label("Model 2").select_option("helper")
     page.get_by_role("button", name="Compare").click()
 
@@ -411,14 +411,14 @@ def test_compare_marks_the_first_difference(page: Page) -> None:
 
 def test_dry_runs_give_reasons(page: Page) -> None:
     show(page, "routing")
-    page.get_by_label("Prompt").fill("Prove that there are infinitely many primes.")
+    page.get_by_label("Prompt", exact=True).fill("Prove that there are infinitely many primes.")
     page.get_by_role("button", name="Show the route").click()
     expect(page.locator("section[aria-label=Result] h2")).to_have_text(re.compile("script|fake"))
     expect(page.get_by_text("What the router saw in the prompt")).to_be_visible()
 
     show(page, "compression")
     page.get_by_label("Method").select_option("lossless")
-    page.get_by_label("Prompt").fill("Twice    the same.\n\nTwice    the same.\n\nWhat is twice?")
+    page.get_by_label("Prompt", exact=True).fill("Twice    the same.\n\nTwice    the same.\n\nWhat is twice?")
     page.get_by_role("button", name="Show what would be cut").click()
     expect(page.get_by_role("heading", name=re.compile("tokens became"))).to_be_visible()
 
