@@ -40,6 +40,7 @@ from enginehouse_pooling.rerank import RerankBody
 from enginehouse_pooling.scores import ScoreBody
 from enginehouse_testkit.plugin_skeleton import write_plugin
 
+from .commands import command_pages
 from .error_codes import code_table
 from .parameters import parameter_table
 from .plugin_objects import object_pages
@@ -67,6 +68,7 @@ def page_parts() -> dict[str, dict[str, str]]:
     """Page to name of a generated part to its text."""
     return {
         "docs/api.md": {"parameters": parameter_table(), **body_tables()},
+        "docs/commands.md": {"commands": command_pages()},
         "docs/compression.md": {
             "settings": _table(CompressorSettings, set()),
             "options": _table(CompressOptions, set()),
@@ -115,7 +117,7 @@ def _plain(docstring: str) -> str:
 
 def _without_roles(docstring: str) -> str:
     """Markdown's code spans for those of reStructuredText, and for its roles."""
-    return re.sub(r":\w+:`~?([^`]+)`", r"`\1`", docstring.replace("``", "`"))
+    return re.sub(r":\w+:`[~.]?([^`]+)`", r"`\1`", docstring.replace("``", "`"))
 
 
 def settings_tables() -> list[tuple[str, type[Any]]]:
@@ -124,6 +126,7 @@ def settings_tables() -> list[tuple[str, type[Any]]]:
     return [
         (f"{name}.<name>", get_args(kind)[1]) if get_origin(kind) is dict else (name, kind)
         for name, kind in hints.items()
+        if name != "presets"
     ]
 
 
@@ -131,7 +134,7 @@ def _settings() -> str:
     tables = dict(settings_tables())
     text = ""
     for table, kind in tables.items():
-        text += f"## `[{table}]`\n\n{_table(kind, {'options', 'folder'})}\n"
+        text += f"## `[{table}]`\n\n{_table(kind, {'options', 'folder', 'origin'})}\n"
         if kind is AuthSettings:
             text += f"## `[[auth.keys]]`\n\n{_table(KeySettings, set())}\n"
     for name, backend in sorted(PluginRegistry.load(PluginsSettings()).backends.items()):
