@@ -199,7 +199,7 @@ def _type(kind: Any) -> str:
         Any: "string or table",
         ExitPolicySettings: "string or table",
         MemoryBudget: "bytes, text or table",
-    }
+    } | ({kind: "table"} if attrs.has(kind) else {})
     return tables.get(kind) or {int: "whole number", float: "number", str: "string", bool: "true or false"}[kind]
 
 
