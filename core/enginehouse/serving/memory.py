@@ -41,6 +41,8 @@ def footprint_of(plan: ModelPlan) -> Footprint:
     Failing the estimates of backends, the size of its files is taken.
     """
     device = MAIN_MEMORY
+    if plan.placement is not None:
+        return Footprint(0, device)  # its workers use the memory of other machines
     try:
         device = _device_of(plan)
         models = [(plan.source, plan.backend, plan.options)]

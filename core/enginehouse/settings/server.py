@@ -103,6 +103,8 @@ class ServerSettings:
         head_timeout_s: time limit in seconds for a request line and its headers; then status 408.
         body_timeout_s: time limit in seconds for a request body; then status 408.
         shutdown_s: time in seconds for running requests to finish after SIGTERM.
+        ui: serve the pages of plugins at ``/ui/``, and redirect browsers to them from ``/``; unset means only if the
+            server listens on a loopback address or a Unix domain socket. Their files need no key; what they show does.
         pull: download missing hub models when the server starts.
         pull_on_request: download the files of a configured hub model with the first request for it, which waits for
             ``limits.load_wait_s`` at most; otherwise requests never cause a download.
@@ -140,6 +142,7 @@ class ServerSettings:
     head_timeout_s: float = field(default=15.0, validator=gt(0), metadata=SERVER)
     body_timeout_s: float = field(default=120.0, validator=gt(0), metadata=SERVER)
     shutdown_s: float = field(default=10.0, validator=ge(0), metadata=LIVE)
+    ui: bool | None = field(default=None, metadata=LIVE)
     pull: bool = field(default=False, metadata=SERVER)
     pull_on_request: bool = field(default=False, metadata=LIVE)
     models_dir: tuple[str, ...] = field(default=(), metadata=LIVE)

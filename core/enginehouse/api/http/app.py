@@ -22,6 +22,7 @@ from enginehouse.api.http.access import AccessRecord, record_of
 from enginehouse.api.http.callers import Callers, caller_of, check_permissions, may_manage, shown_as
 from enginehouse.api.http.errors import describe
 from enginehouse.api.http.listeners import request_ended
+from enginehouse.api.http.pages import Pages
 from enginehouse.api.http.security import Guard, note_outcome, written_error
 from enginehouse.api.http.sse import send_body
 from enginehouse.api.http.state import ApiState
@@ -106,6 +107,7 @@ def build_app(state: ApiState) -> Guard:
     )
     state.registry.check_authenticators(state.settings.auth.authenticators)
     authenticators = [state.registry.authenticators[name] for name in state.settings.auth.authenticators]
+    pages = Pages(registry.pages.values(), state.settings.server)
     callers = Callers(state.keys, authenticators, state.settings.auth.timeout_s)
     return Guard(
         litestar,
@@ -114,6 +116,7 @@ def build_app(state: ApiState) -> Guard:
         state.admission,
         find_surface=surfaces.at,
         has_head=surfaces.has_head,
+        pages=pages,
         on_end=_on_end(state),
     )
 
