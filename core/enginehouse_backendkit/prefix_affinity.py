@@ -172,7 +172,7 @@ class PrefixAffinity:
         idle = [index for index, load in enumerate(loads) if load == least]
         if not blocks:
             self._turn += 1
-            return idle[self._turn % len(idle)]
+            return idle[(self._turn - 1) % len(idle)]
         sizes = [len(self._kept.get(index, ())) for index in idle]
         fewest = min(sizes)
         emptiest = [index for index, size in zip(idle, sizes, strict=True) if size == fewest]

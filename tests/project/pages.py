@@ -125,6 +125,7 @@ def settings_tables() -> list[tuple[str, type[Any]]]:
     return [
         (f"{name}.<name>", get_args(kind)[1]) if get_origin(kind) is dict else (name, kind)
         for name, kind in hints.items()
+        if name != "presets"
     ]
 
 
@@ -132,7 +133,7 @@ def _settings() -> str:
     tables = dict(settings_tables())
     text = ""
     for table, kind in tables.items():
-        text += f"## `[{table}]`\n\n{_table(kind, {'options', 'folder'})}\n"
+        text += f"## `[{table}]`\n\n{_table(kind, {'options', 'folder', 'origin'})}\n"
         if kind is AuthSettings:
             text += f"## `[[auth.keys]]`\n\n{_table(KeySettings, set())}\n"
     for name, backend in sorted(PluginRegistry.load(PluginsSettings()).backends.items()):
