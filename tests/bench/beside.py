@@ -59,7 +59,7 @@ class _Load:
     def __init__(self, url: str, end_s: float) -> None:
         self._url, self._end_s = url, end_s
         self._threads: list[threading.Thread] = []
-        self._errors: list[BaseException] = []
+        self._errors: list[Exception] = []
 
     def add(self, ask: Callable[[httpx.Client, int], float], num_clients: int) -> list[float]:
         """Start clients; returns the list to which they append."""
@@ -72,7 +72,7 @@ class _Load:
                     while time.perf_counter() < self._end_s:
                         found.append(ask(client, number))
                         number += num_clients
-            except BaseException as error:  # raised by `wait`
+            except Exception as error:  # noqa: BLE001 - raised by `wait`
                 self._errors.append(error)
 
         for number in range(num_clients):
