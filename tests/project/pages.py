@@ -11,6 +11,7 @@ import json
 import logging
 import re
 import tempfile
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -253,7 +254,8 @@ def _keywords() -> str:
 def _formats() -> str:
     texts, numbers = (", ".join(f"`{name}`" for name in sorted(names)) for names in (STRING_FORMATS, NUMBER_FORMATS))
     neutral = "Others have no effect; unknown ones are listed as ignored."
-    return f"{texts}. Of numbers: {numbers}.\n{neutral}\n"
+    lines = textwrap.wrap(f"{texts}. Of numbers: {numbers}.", 128, break_on_hyphens=False)
+    return "\n".join([*lines, neutral, ""])
 
 
 def _hooks() -> str:
