@@ -5,12 +5,14 @@ A test compares; a page that is out of date fails and names this command.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import json
 import logging
 import re
 import tempfile
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -39,6 +41,7 @@ from enginehouse_pooling.rerank import RerankBody
 from enginehouse_pooling.scores import ScoreBody
 from enginehouse_testkit.plugin_skeleton import write_plugin
 
+from .commands import command_pages
 from .error_codes import code_table
 from .parameters import parameter_table
 from .plugin_objects import object_pages
@@ -62,10 +65,12 @@ TUTORIALS = {
 COMMAND = "cd tests && python -m project.pages"
 
 
+@functools.cache
 def page_parts() -> dict[str, dict[str, str]]:
     """Page to name of a generated part to its text."""
     return {
         "docs/api.md": {"parameters": parameter_table(), **body_tables()},
+        "docs/commands.md": {"commands": command_pages()},
         "docs/compression.md": {
             "settings": _table(CompressorSettings, set()),
             "options": _table(CompressOptions, set()),
@@ -114,7 +119,7 @@ def _plain(docstring: str) -> str:
 
 def _without_roles(docstring: str) -> str:
     """Markdown's code spans for those of reStructuredText, and for its roles."""
-    return re.sub(r":\w+:`~?([^`]+)`", r"`\1`", docstring.replace("``", "`"))
+    return re.sub(r":\w+:`[~.]?([^`]+)`", r"`\1`", docstring.replace("``", "`"))
 
 
 def settings_tables() -> list[tuple[str, type[Any]]]:
@@ -123,6 +128,7 @@ def settings_tables() -> list[tuple[str, type[Any]]]:
     return [
         (f"{name}.<name>", get_args(kind)[1]) if get_origin(kind) is dict else (name, kind)
         for name, kind in hints.items()
+        if name != "presets"
     ]
 
 
@@ -130,7 +136,7 @@ def _settings() -> str:
     tables = dict(settings_tables())
     text = ""
     for table, kind in tables.items():
-        text += f"## `[{table}]`\n\n{_table(kind, {'options', 'folder'})}\n"
+        text += f"## `[{table}]`\n\n{_table(kind, {'options', 'folder', 'origin'})}\n"
         if kind is AuthSettings:
             text += f"## `[[auth.keys]]`\n\n{_table(KeySettings, set())}\n"
     for name, backend in sorted(PluginRegistry.load(PluginsSettings()).backends.items()):
@@ -250,7 +256,8 @@ def _keywords() -> str:
 def _formats() -> str:
     texts, numbers = (", ".join(f"`{name}`" for name in sorted(names)) for names in (STRING_FORMATS, NUMBER_FORMATS))
     neutral = "Others have no effect; unknown ones are listed as ignored."
-    return f"{texts}. Of numbers: {numbers}.\n{neutral}\n"
+    lines = textwrap.wrap(f"{texts}. Of numbers: {numbers}.", 128, break_on_hyphens=False)
+    return "\n".join([*lines, neutral, ""])
 
 
 def _hooks() -> str:

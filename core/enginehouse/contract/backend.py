@@ -3,7 +3,7 @@
 A **backend** is the object that a plugin registers. It opens a **Runner** (a bare model: forward passes over sequences,
 one thread), a **Pooler** (a model that gives one row per text; :mod:`enginehouse.contract.pooler`) or an **Engine**
 (serves whole requests by itself, asynchronous; :mod:`enginehouse.contract.engine`). Core's
-:class:`enginehouse.engine.loop.StepEngine` turns any runner into an engine.
+``enginehouse.engine.loop.StepEngine`` turns any runner into an engine.
 
 A runner does not know requests, sampling, stop strings, scheduling or text streams.
 """
@@ -106,7 +106,8 @@ class Backend(Protocol):
     that opens runners declares the fields ``context: int | None = None`` (longest sequence in tokens; None: the
     backend's default) and ``slots: int = 8`` (sequences that decode concurrently); the model manager fills both from
     the generic settings of the same name, so users never write them twice. ``opens`` states the result of ``open``: a
-    Runner or, for a pooling model, a Pooler (hosted in a worker), or an Engine (lives in the server process).
+    Runner or, for a pooling model, a Pooler (hosted in a worker), or an Engine (lives in the server process). A backend
+    with ``opens = "workers"`` is never opened: it places workers, see :mod:`enginehouse.contract.fleet`.
 
     Calls:
         probe: for each model that is planned, and by commands; server, planning thread; milliseconds, 60 s at
@@ -120,7 +121,7 @@ class Backend(Protocol):
     name: str
     api_version: int
     options: type[Any]
-    opens: Literal["runner", "engine"]
+    opens: Literal["runner", "engine", "workers"]
 
     def probe(self) -> Probe:
         """Check that this backend's library is installed, without importing it."""
@@ -402,7 +403,7 @@ class Runner(Protocol):
         """Open a new sequence that starts with the first ``length`` tokens of ``source``, which is not changed.
 
         Returns:
-            The new handle and the length actually shared: ``length`` or less (possibly 0).
+            The new handle, and the length that is really shared (``length`` or less, possibly 0).
 
         Raises:
             CacheFull: no free handle or not enough free positions.

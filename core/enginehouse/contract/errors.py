@@ -14,6 +14,8 @@
     │   ├── ContextLengthExceeded   the prompt does not fit the context
     │   ├── RenderError             the chat template refused the messages, failed or took too long
     │   ├── ModelNotFound           no model is served under that name
+    │   ├── SourceNotAllowed        the settings do not allow adding a model from that source
+    │   ├── SourceNotFound          no model is at a source that the settings allow
     │   └── ReloadRefused           a new configuration is invalid; the old one stays active
     ├── ReloadFailed                a new configuration could not be planned; the old one stays active
     ├── RequestCancelled            the server's operator has cancelled the request
@@ -95,6 +97,8 @@ __all__ = [
     "RunnerError",
     "ServerOverloaded",
     "ServerStopping",
+    "SourceNotAllowed",
+    "SourceNotFound",
     "StateRefused",
     "StepAborted",
     "TimedOut",
@@ -192,12 +196,19 @@ class UnsupportedParameter(RequestError):
 
 
 class UnsupportedTask(RequestError):
-    """The model is for another task than the request."""
+    """The model is for another task than the request.
 
-    def __init__(self, model: str, task: str, asked: str) -> None:
-        super().__init__(
-            f"The model {quoted(model)} is for the task {task!r}; this request needs one for {asked!r}.", "model"
-        )
+    Args:
+        is_named: the request names a model; otherwise the server's first one was meant.
+    """
+
+    def __init__(self, model: str, task: str, asked: str, *, is_named: bool = True) -> None:
+        message = f"The model {quoted(model)} is for the task {task!r}; this request needs one for {asked!r}."
+        if not is_named:
+            message += " The request names no model, so that the first one was taken; name another one in 'model'."
+        if (task, asked) == ("embed", "rerank"):
+            message += ' With rerank = "cosine" in its settings, an embedding model compares embeddings.'
+        super().__init__(message, "model")
         self.task = task
 
 
@@ -237,6 +248,14 @@ class ModelNotFound(RequestError):
         self.fields = {"model": model}
 
 
+class SourceNotAllowed(RequestError):
+    """The settings do not allow adding a model from that source to the running server."""
+
+
+class SourceNotFound(RequestError):
+    """The settings allow a source, but no model is there."""
+
+
 class ReloadRefused(RequestError):
     """A new configuration is invalid, so the old one stays active. ``param`` is the dotted path of the setting."""
 
@@ -260,7 +279,14 @@ class Overloaded(EnginehouseError):
 
 
 class ModelConflict(EnginehouseError):
-    """A model cannot be loaded or unloaded now, because of its current state or its configuration."""
+    """A model cannot be loaded, unloaded, added or removed now, because of its current state or its configuration.
+
+    ``param`` is the field of the request that conflicts, if one does.
+    """
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message, param=param)
+        self.param = param
 
 
 class ModelOverloaded(Overloaded):
@@ -326,9 +352,16 @@ class DownloadError(ModelLoadError):
 
 
 class ModelTooLarge(ModelLoadError):
-    """The model needs more memory than the budget has left for it, even after all evictable models are unloaded."""
+    """The model needs more memory than the budget has left for it, even after all evictable models are unloaded.
+
+    ``param`` is the field of the request that names the model, if one does.
+    """
 
     generic = None
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message, param=param)
+        self.param = param
 
 
 class ResourcesExhausted(ModelLoadError):

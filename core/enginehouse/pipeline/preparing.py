@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from attrs import frozen
 
-from enginehouse.contract.engine import EngineStream
+from enginehouse.contract.engine import EngineStream, Placement, placement_of
 from enginehouse.contract.errors import ConfigError, ModelNotReady, UnsupportedTask
 from enginehouse.contract.preparer import BoundPreparer, ModelAccess, Report
 from enginehouse.contract.types import (
@@ -35,6 +35,7 @@ from enginehouse.recovery import Recovery
 from enginehouse.serving import LoadedModel, ModelManager
 from enginehouse.settings.config import ModelSettings
 from enginehouse.workers.client import WorkerEngine
+from enginehouse.workers.fleet import FleetEngine
 
 Reports: TypeAlias = Mapping[str, Report | None]
 """Name of each preparer to its report; None if it left the request unchanged."""
@@ -151,6 +152,10 @@ class _ForeignStream:
     def prompt_token_ids(self) -> Sequence[int] | None:
         return self._stream.prompt_token_ids
 
+    @property
+    def placement(self) -> Placement | None:
+        return placement_of(self._stream)
+
     async def __aiter__(self) -> AsyncIterator[Sequence[Event]]:
         async for batch in self._core.iterate(aiter(self._stream)):
             yield batch
@@ -185,7 +190,7 @@ class _Access:
     async def generate(self, request: EngineRequest) -> EngineStream:
         # Part of a request that has a place in the queue, so it is not refused for want of one.
         engine = self._model.engine
-        if not isinstance(engine, WorkerEngine):
+        if not isinstance(engine, WorkerEngine | FleetEngine):
             return await self._recovery.start(self._model, request)
         engine.request_queue.enter(request.request_id, request.caller, request.priority)
         with contextlib.ExitStack() as undo:
@@ -198,7 +203,7 @@ class _Access:
         if self._model.info.task != request.task:
             raise UnsupportedTask(self.name, self._model.info.task, request.task)
         engine = self._model.engine
-        if not isinstance(engine, WorkerEngine):
+        if not isinstance(engine, WorkerEngine | FleetEngine):
             return await self._recovery.pool(self._model, request)
         engine.request_queue.enter(request.request_id, request.caller, request.priority)
         try:

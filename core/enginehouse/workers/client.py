@@ -77,6 +77,7 @@ from enginehouse.workers.messages import (
 )
 from enginehouse.workers.pool_calls import PoolCalls
 from enginehouse.workers.process import Connection, ExitStatus
+from enginehouse.workers.remote import RemoteWorker
 from enginehouse.workers.request_queue import RequestQueue
 from enginehouse.workers.requests import NO_CALL, Calls, RequestTable, WorkerStream, WorkObserver, settle
 
@@ -117,12 +118,14 @@ class WorkerEngine:
         ended_in: the call into a plugin of another distribution in which it ended or hung, if it was in no other one.
         metrics: the last statistics that the worker reported.
         request_queue: the queue of its model, which outlives the worker.
+        place: name of the replica, if there are several.
     """
 
     info: ModelInfo
 
     def __init__(self, worker: Worker, request_queue: RequestQueue, step_timeout_s: float = 0.0) -> None:
         self._loop = asyncio.get_running_loop()
+        self.place = worker.place if isinstance(worker, RemoteWorker) else ""
         self._worker = worker
         self._load_watch: LoadWatch | None = None
         self._connection = Connection(pack, decode_from_worker, self._handle, self._on_lost)
@@ -184,6 +187,7 @@ class WorkerEngine:
         request_queue: RequestQueue | None = None,
         step_timeout_s: float = 0.0,
         load_timeout_s: float = 0.0,
+        remote: RemoteWorker | None = None,
     ) -> WorkerEngine:
         """Start a worker and wait until it has loaded the model; cancelling this ends the worker.
 
@@ -193,9 +197,9 @@ class WorkerEngine:
             python: interpreter for the process; None is the current one.
             on_progress: called on the event loop while the model loads.
             request_queue: the queue of the model; None is one of its own, with the default limits.
-            step_timeout_s: maximum time of a step, or of tokenizing one prompt, before the worker is killed; 0 disables
-                the limit.
+            step_timeout_s: maximum time of a step, or of tokenizing one prompt, before the worker is killed; 0: none.
             load_timeout_s: maximum time without load progress before the worker is killed; 0 disables the limit.
+            remote: a worker elsewhere, which is taken instead of starting one.
 
         Raises:
             ModelLoadError, MissingDependency, ConfigError: the worker cannot load the model and says why, or the load
@@ -204,7 +208,7 @@ class WorkerEngine:
         """
         path = f"{load.options_path}.python"
         try:
-            worker = start_worker(isolation, python)
+            worker = remote or start_worker(isolation, python)
         except ModelLoadError as error:
             raise error if python is None else type(error)(f"{path}: {error.message}") from error
         if request_queue is None:

@@ -97,6 +97,7 @@ _MODEL_DETAILS = {
         "additionalProperties": object_of(support={"enum": list(get_args(Support))}, reason=_TEXT),
     },
     "metadata": {"type": ["object", "null"], "additionalProperties": _TEXT},
+    "media": {"type": ["array", "null"], "items": _TEXT},
 }
 _TIMINGS = {"timings": {"type": "object", "additionalProperties": _NUMBER}}
 _HEADERS = {"headers": {"type": "object", "additionalProperties": _TEXT}}
@@ -130,11 +131,18 @@ ANSWER_SCHEMAS: dict[str, JsonSchema] = {
         model=_TEXT,
         routed=_nullable(
             object_of(
-                strategy=_TEXT,
-                reason=_TEXT,
-                decision_ms={"type": "number", "minimum": 0},
-                tried=_list_of(object_of(model=_TEXT, reason=_TEXT)),
-                discarded_tokens=_COUNT,
+                {
+                    "strategy": _TEXT,
+                    "reason": _TEXT,
+                    "decision_ms": {"type": "number", "minimum": 0},
+                    "tried": _list_of(object_of(model=_TEXT, reason=_TEXT)),
+                    "discarded_tokens": _COUNT,
+                },
+                replica=_nullable(
+                    object_of(
+                        name=_TEXT, reason=_TEXT, matched={"type": "number", "minimum": 0, "maximum": 1}, tried=_COUNT
+                    )
+                ),
             )
         ),
         backend=_TEXT,
