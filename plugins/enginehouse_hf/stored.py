@@ -118,7 +118,7 @@ def _form(settings: Mapping[str, Any]) -> tuple[str, bool]:
     )
 
 
-class StoredLinear(nn.Module):
+class _StoredLinear(nn.Module):
     """Placeholder of a projection: parameters with the names and types of the files."""
 
     def __init__(self, prefix: str, stored: Stored, has_bias: bool) -> None:
@@ -217,12 +217,12 @@ def projections(model: nn.Module) -> Iterator[tuple[nn.Module, str, str, nn.Modu
 def pack_stored(model: nn.Module, make: Callable[[Packed], nn.Module]) -> None:
     """Replace every placeholder by ``make(packed)``."""
     for owner, name, _, module in projections(model):
-        if isinstance(module, StoredLinear):
+        if isinstance(module, _StoredLinear):
             setattr(owner, name, make(module.packed()))
 
 
 @register_quantization_config(METHOD)
-class StoredConfig(QuantizationConfigMixin):  # type: ignore[misc]
+class _StoredConfig(QuantizationConfigMixin):  # type: ignore[misc]
     """What transformers is told instead of the settings in the files."""
 
     def __init__(self, stored: Any = None, **_: Any) -> None:
@@ -244,7 +244,7 @@ class _Placeholders(HfQuantizer):  # type: ignore[misc]
         left = set(stored.names)
         for owner, name, full_name, module in projections(model):
             if isinstance(module, nn.Linear) and full_name in left:
-                setattr(owner, name, StoredLinear(full_name, stored, module.bias is not None))
+                setattr(owner, name, _StoredLinear(full_name, stored, module.bias is not None))
                 left.discard(full_name)
         if left:
             raise ModelLoadError(
