@@ -14,6 +14,8 @@
     │   ├── ContextLengthExceeded   the prompt does not fit the context
     │   ├── RenderError             the chat template refused the messages, failed or took too long
     │   ├── ModelNotFound           no model is served under that name
+    │   ├── AdapterNotFound         the model has no adapter of that name
+    │   ├── AdapterRefused          the files of an adapter are damaged, or do not fit the model
     │   └── ReloadRefused           a new configuration is invalid; the old one stays active
     ├── ReloadFailed                a new configuration could not be planned; the old one stays active
     ├── RequestCancelled            the server's operator has cancelled the request
@@ -56,10 +58,12 @@ layer chooses the status codes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 __all__ = [
+    "AdapterNotFound",
+    "AdapterRefused",
     "CacheFull",
     "ConfigError",
     "ContextLengthExceeded",
@@ -224,6 +228,18 @@ class ContextLengthExceeded(RequestError):
 
 class RenderError(RequestError):
     """The chat template refused the messages, failed, or exceeded its time, memory or output limit."""
+
+
+class AdapterNotFound(RequestError):
+    """The model has no adapter of that name; the base model never answers in its place."""
+
+    def __init__(self, model: str, name: object, known: Iterable[str], param: str = "model") -> None:
+        listed = ", ".join(sorted(known)) or "it has none"
+        super().__init__(f"The model {quoted(model)} has no adapter {quoted(name)}; its adapters: {listed}.", param)
+
+
+class AdapterRefused(RequestError):
+    """An adapter cannot be loaded; the message names the file and the problem."""
 
 
 class ModelNotFound(RequestError):

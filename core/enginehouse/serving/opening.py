@@ -9,12 +9,14 @@ from typing import Any, cast
 import attrs
 from attrs import evolve, field, fields, frozen
 
+from enginehouse.contract.adapters import Adapter
 from enginehouse.contract.backend import Backend, ModelSource, Progress, Runner
 from enginehouse.contract.engine import Engine
 from enginehouse.contract.errors import ConfigError, EngineDead, ModelLoadError
 from enginehouse.contract.pooler import Pooler
 from enginehouse.contract.types import EngineSettings
 from enginehouse.plugins import PluginRegistry, guard_of
+from enginehouse.serving.adapters import plan_adapters
 from enginehouse.serving.background import run_in_daemon_thread
 from enginehouse.serving.engine_calls import guarded_engine
 from enginehouse.serving.model_parts import DrafterPlan, plan_drafters, plan_exit_policy, plan_prefix_disk
@@ -65,6 +67,7 @@ class ModelPlan:
     exit_policy: ExitPolicyLoad | None = None
     prefix_disk: PrefixDiskLoad | None = None
     pooling: PoolingLoad = field(factory=PoolingLoad)
+    adapters: tuple[Adapter, ...] = ()
 
     @property
     def options_path(self) -> str:
@@ -120,7 +123,10 @@ def plan_model(name: str, settings: ModelSettings, registry: PluginRegistry) -> 
         template=settings.rerank_template,
         answers=settings.rerank_answers,
     )
-    return evolve(plan, drafters=drafters, exit_policy=exit_policy, prefix_disk=prefix_disk, pooling=pooling)
+    adapters = plan_adapters(name, settings, choice.backend, registry)
+    return evolve(
+        plan, drafters=drafters, exit_policy=exit_policy, prefix_disk=prefix_disk, pooling=pooling, adapters=adapters
+    )
 
 
 async def plan_in_thread(name: str, settings: ModelSettings, registry: PluginRegistry) -> ModelPlan:
@@ -165,6 +171,7 @@ async def open_engine(
             slots=model.slots,
             prefill_chunk_tokens=model.prefill_chunk_tokens,
             prefix_cache=model.prefix_cache,
+            max_adapters=model.max_adapters,
         ),
         plugins=settings.plugins,
         drafters=tuple(drafter.to_load() for drafter in plan.drafters),
@@ -172,6 +179,7 @@ async def open_engine(
         prefix_disk=plan.prefix_disk,
         plugin_timeout_s=settings.limits.plugin_timeout_s,
         pooling=plan.pooling,
+        adapters=plan.adapters,
     )
     engine = await WorkerEngine.open(
         load,

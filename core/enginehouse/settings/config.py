@@ -20,6 +20,7 @@ from attrs import evolve, field, frozen
 from attrs.validators import ge, gt, optional
 
 from enginehouse.contract.errors import ConfigError
+from enginehouse.settings.adapters import AdapterSettings, check_adapter_name
 from enginehouse.settings.auth import AuthSettings, settings_converter
 from enginehouse.settings.limits import ByteCount, LimitsSettings, MemoryBudget, Timeouts
 from enginehouse.settings.optimisations import DrafterSettings, ExitPolicySettings, RouterSettings
@@ -115,6 +116,10 @@ class ModelSettings:
             unset is ``prediction`` if that drafter is installed.
         exit_policy: policy for early exit of confident tokens before the last layer, a name or a table with its
             settings. This changes the generated text; unset runs all layers.
+        adapters: adapters (LoRA) of the model, by name; a request names one as ``model: "x:name"`` or in ``adapters``.
+        adapter_folders: folders below which adapters may be added at run time; relative names are relative to the
+            configuration file.
+        max_adapters: adapters that are loaded at once; then the least recently used one is unloaded.
         compressor: prompt compression: the name of a method, or a table; the plugin ``compress`` reads it.
         pooling_cache: memory for rows of a pooling model (embeddings, scores), in bytes or like ``"64MiB"``, so that a
             text that a caller sends again is not computed again; unset keeps none.
@@ -157,6 +162,9 @@ class ModelSettings:
     tool_parser: str | None = field(default=None, metadata=LIVE)
     reasoning_parser: str | None = field(default=None, metadata=LIVE)
     drafters: tuple[DrafterSettings, ...] | None = field(default=None, metadata=WORKER | WORKER_ONLY)
+    adapters: dict[str, AdapterSettings] = field(factory=dict, metadata=WORKER)
+    adapter_folders: tuple[str, ...] = field(default=(), metadata=LIVE | WORKER_ONLY)
+    max_adapters: int = field(default=8, validator=ge(1), metadata=WORKER | WORKER_ONLY)
     compressor: Any = field(default=None, metadata=WORKER)
     exit_policy: ExitPolicySettings | None = field(default=None, metadata=WORKER)
     pooling_cache: ByteCount | None = field(default=None, metadata=WORKER | WORKER_ONLY)
@@ -233,6 +241,11 @@ class Settings:
     def _check_names(self) -> None:
         """Check that model names are printable: they appear in headers and log lines."""
         for name, model in self.models.items():
+            for adapter in model.adapters:
+                try:
+                    check_adapter_name(adapter)
+                except ValueError as error:
+                    raise ConfigError(str(error), f"models.{name}.adapters") from error
             for path, known in (("models", name), *((f"models.{name}.aliases", alias) for alias in model.aliases)):
                 if not known.strip() or not known.isprintable():
                     raise ConfigError(f"{path}: a name must hold characters that can be printed, not {known!r}", path)
@@ -398,6 +411,8 @@ def _resolve_paths(settings: Settings, folder: Path) -> Settings:
             python=resolve(model.python),
             chat_template=resolve(model.chat_template),
             prefix_cache_dir=beside(model.prefix_cache_dir),
+            adapters={key: evolve(one, source=resolve_source(one.source)) for key, one in model.adapters.items()},
+            adapter_folders=tuple(str(folder / Path(name).expanduser()) for name in model.adapter_folders),
         )
         for name, model in settings.models.items()
     }

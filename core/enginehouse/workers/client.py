@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from attrs import evolve
 
+from enginehouse.contract.adapters import Adapter
 from enginehouse.contract.backend import Progress
 from enginehouse.contract.errors import (
     EngineDead,
@@ -40,6 +41,7 @@ from enginehouse.workers.health import LoadWatch, Watchdog
 from enginehouse.workers.launch import Worker, check_hello, explain, start_worker
 from enginehouse.workers.messages import (
     Accepted,
+    AdapterLoaded,
     CallFailed,
     Cancel,
     Close,
@@ -54,6 +56,7 @@ from enginehouse.workers.messages import (
     Hello,
     Left,
     Load,
+    LoadAdapter,
     LoadFailed,
     LoadProgress,
     MetricsReport,
@@ -61,6 +64,7 @@ from enginehouse.workers.messages import (
     Pooled,
     Ready,
     Rejected,
+    RemoveAdapter,
     StageBegan,
     Started,
     Stats,
@@ -435,6 +439,15 @@ class WorkerEngine:
             stream.observer.thinking_stopped()
         return num_choices
 
+    async def load_adapter(self, adapter: Adapter) -> None:
+        """Load an adapter after the running step, if there is a place for it. Raises AdapterRefused."""
+        await self._call(lambda call: LoadAdapter(call, adapter))
+
+    def remove_adapter(self, digest: str) -> None:
+        """Unload an adapter once no running sequence uses it."""
+        if self._connection.is_open and not self._is_closing:
+            self._connection.send(RemoveAdapter(digest))
+
     async def _call(self, message_for: Callable[[int], ToWorker], observer: WorkObserver | None = None) -> Any:
         """Send the message that ``message_for`` creates for a new call number, and wait for its answer."""
         number = self._calls.next_number()
@@ -485,7 +498,7 @@ class WorkerEngine:
 
     def _hear(self, message: FromWorker) -> None:
         """Tell the watchdog of the thread that has sent a message."""
-        if isinstance(message, Entered | Started | Pooled | Stats | View | ThinkingStopped):
+        if isinstance(message, Entered | Started | Pooled | Stats | View | ThinkingStopped | AdapterLoaded):
             self._step_watchdog.heard()
         elif isinstance(message, Accepted | Rejected | PoolAccepted | Tokenized | Detokenized | CallFailed):
             self._intake_watchdog.heard()

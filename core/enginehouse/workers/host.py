@@ -23,8 +23,9 @@ from queue import Empty, SimpleQueue
 import msgspec
 from attrs import frozen
 
+from enginehouse.contract.adapters import Adapter
 from enginehouse.contract.backend import Runner
-from enginehouse.contract.errors import EnginehouseError, ModelLoadError, PluginFailed
+from enginehouse.contract.errors import AdapterRefused, EnginehouseError, ModelLoadError, PluginFailed
 from enginehouse.contract.pooler import Pooler
 from enginehouse.contract.types import EngineRequest, Resume
 from enginehouse.engine.disk import DiskTier
@@ -37,6 +38,7 @@ from enginehouse.plugins.call_notes import CallNotes
 from enginehouse.workers.intake import Intake, contained, left
 from enginehouse.workers.ipc import FrameTooLarge, Link
 from enginehouse.workers.messages import (
+    AdapterLoaded,
     Cached,
     CallFailed,
     Cancel,
@@ -50,12 +52,14 @@ from enginehouse.workers.messages import (
     GetStats,
     GetView,
     Load,
+    LoadAdapter,
     LoadFailed,
     LoadProgress,
     MetricsReport,
     Pool,
     Pooled,
     Ready,
+    RemoveAdapter,
     StageBegan,
     Started,
     Stats,
@@ -159,7 +163,20 @@ class _EnterPool:
     made: PoolInputs
 
 
-_Inbox = Load | Cancel | CancelCall | GetStats | GetView | GetCached | StopThinking | Close | _Enter | _EnterPool
+_Inbox = (
+    Load
+    | Cancel
+    | CancelCall
+    | GetStats
+    | GetView
+    | GetCached
+    | StopThinking
+    | LoadAdapter
+    | RemoveAdapter
+    | Close
+    | _Enter
+    | _EnterPool
+)
 
 
 class WorkerHost:
@@ -287,6 +304,8 @@ class WorkerHost:
                 on_started=self._report_started,
                 disk=self._disk,
             )
+            for adapter in message.adapters[: message.engine.max_adapters]:
+                _load_configured(engine, adapter, message.options_path)
             undo.pop_all()
         return runner, engine
 
@@ -356,9 +375,24 @@ class WorkerHost:
                 self._send(Cached(message.call, engine.cached_tokens(message.token_ids, message.namespace)))
             case StopThinking():
                 self._send(ThinkingStopped(message.call, engine.stop_thinking(message.request_id)))
+            case LoadAdapter():
+                self._load_adapter(engine, message)
+            case RemoveAdapter() if isinstance(engine, StepEngine):
+                engine.remove_adapter(message.digest)
             case Close():
                 return False
         return True
+
+    def _load_adapter(self, engine: StepEngine | PoolEngine, message: LoadAdapter) -> None:
+        self._send(StageBegan(message.call, "request"))
+        try:
+            if not isinstance(engine, StepEngine):
+                raise AdapterRefused("a pooling model takes no adapters", "adapters")
+            engine.load_adapter(message.adapter)
+        except EnginehouseError as error:
+            self._send(CallFailed(message.call, failure_of(error)))
+        else:
+            self._send(AdapterLoaded(message.call))
 
     def _add_pool(self, engine: PoolEngine, entering: _EnterPool) -> None:
         with contained(lambda error: self._send_results([(entering.call, error)]), "beginning the request failed"):
@@ -409,7 +443,16 @@ class WorkerHost:
     def _dispatch(self, message: ToWorker) -> None:
         intake = self._intake
         match message:
-            case Load() | GetStats() | GetView() | GetCached() | StopThinking() | Close():
+            case (
+                Load()
+                | GetStats()
+                | GetView()
+                | GetCached()
+                | StopThinking()
+                | LoadAdapter()
+                | RemoveAdapter()
+                | Close()
+            ):
                 self._inbox.put(message)
             case Cancel():
                 if intake is None or not intake.cancel(message.request_id):
@@ -442,6 +485,14 @@ def _exempt_from_collection() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+def _load_configured(engine: StepEngine, adapter: Adapter, path: str) -> None:
+    """Load an adapter of the settings. Raises ModelLoadError, which names the setting."""
+    try:
+        engine.load_adapter(adapter)
+    except AdapterRefused as error:
+        raise ModelLoadError(f"{path}.adapters.{adapter.name}: {error.message}") from error
 
 
 def _close(model: Runner | Pooler) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from enginehouse.contract.adapters import Adapter
 from enginehouse.contract.errors import EnginehouseError, InvalidRequest, error_from_fields
 from enginehouse.contract.inspection import EngineMetrics, EngineView
 from enginehouse.contract.types import (
@@ -31,7 +32,7 @@ from enginehouse.settings.config import PluginsSettings
 from enginehouse.workers.ipc import FrameTooLarge, frame
 
 # Increase whenever the messages change.
-PROTOCOL = 9
+PROTOCOL = 10
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True, tag="error"):
@@ -126,6 +127,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
         prefix_disk: disk tier of its prefix cache; None disables it.
         plugin_timeout_s: time limit for compiling a constraint by a decoder that is not our own.
         pooling: settings of a pooling model.
+        adapters: adapters to load with the model, as far as there are places for them.
     """
 
     backend: str
@@ -140,6 +142,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     prefix_disk: PrefixDiskLoad | None = None
     plugin_timeout_s: float = 10.0
     pooling: PoolingLoad = PoolingLoad()
+    adapters: tuple[Adapter, ...] = ()
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
@@ -214,6 +217,19 @@ class StopThinking(msgspec.Struct, frozen=True, array_like=True, tag="stop_think
     request_id: str
 
 
+class LoadAdapter(msgspec.Struct, frozen=True, array_like=True, tag="load_adapter"):
+    """Load an adapter; answered by AdapterLoaded or CallFailed, after the running step."""
+
+    call: int
+    adapter: Adapter
+
+
+class RemoveAdapter(msgspec.Struct, frozen=True, array_like=True, tag="remove_adapter"):
+    """Unload an adapter after its last use; not answered."""
+
+    digest: str
+
+
 class Close(msgspec.Struct, frozen=True, array_like=True, tag="close"):
     """Free the model and exit; not answered."""
 
@@ -230,6 +246,8 @@ ToWorker = (
     | GetView
     | GetCached
     | StopThinking
+    | LoadAdapter
+    | RemoveAdapter
     | Close
 )
 
@@ -398,6 +416,12 @@ class ThinkingStopped(msgspec.Struct, frozen=True, array_like=True, tag="thinkin
     num_choices: int
 
 
+class AdapterLoaded(msgspec.Struct, frozen=True, array_like=True, tag="adapter_loaded"):
+    """Answer to LoadAdapter."""
+
+    call: int
+
+
 class MetricsReport(msgspec.Struct, frozen=True, array_like=True, tag="metrics"):
     """Statistics of the engine; sent without a request, about once a second while the engine works."""
 
@@ -437,6 +461,7 @@ FromWorker = (
     | View
     | Cached
     | ThinkingStopped
+    | AdapterLoaded
     | MetricsReport
     | CallFailed
     | Died

@@ -15,6 +15,7 @@ from enginehouse.contract.types import CacheMiss, Event, RequestFinished
 from enginehouse.contract.usage import Usage
 from enginehouse.workers.messages import (
     Accepted,
+    AdapterLoaded,
     Cached,
     CallFailed,
     Detokenized,
@@ -34,7 +35,9 @@ from enginehouse.workers.messages import (
 )
 from enginehouse.workers.request_queue import RequestQueue
 
-Answer = StageBegan | Cached | CallFailed | Detokenized | Pooled | Stats | ThinkingStopped | Tokenized | View
+Answer = (
+    StageBegan | AdapterLoaded | Cached | CallFailed | Detokenized | Pooled | Stats | ThinkingStopped | Tokenized | View
+)
 
 NO_CALL = -1
 """Call number of pings, whose answer is not delivered; its arrival is enough."""
@@ -64,9 +67,7 @@ class Calls:
     def handle(self, message: Answer) -> None:
         """Handle the start or the answer of a call; an answer that is no longer awaited is dropped."""
         if isinstance(message, StageBegan):
-            _, observer = self._open.get(int(message.work), (None, None))
-            if observer is not None:
-                observer.stage_began(message.stage)
+            self._note_stage(message)
             return
         future, observer = self._open.pop(message.call, (None, None))
         if future is None:
@@ -74,6 +75,8 @@ class Calls:
         if observer is not None:
             observer.left()
         match message:
+            case AdapterLoaded():
+                settle(future, None)
             case Tokenized():
                 settle(future, message.token_ids)
             case Detokenized():
@@ -90,6 +93,11 @@ class Calls:
                 settle(future, message.num_choices)
             case CallFailed():
                 settle(future, message.failure.to_error())
+
+    def _note_stage(self, message: StageBegan) -> None:
+        _, observer = self._open.get(int(message.work), (None, None))
+        if observer is not None:
+            observer.stage_began(message.stage)
 
     def refuse(self, number: int, error: EnginehouseError) -> None:
         """End the wait for an answer with an error; the answer is still expected from the worker."""

@@ -9,11 +9,12 @@ from typing import Any, Literal, cast
 import attrs
 from attrs import field, frozen
 from attrs.validators import ge, optional
-from litestar import Request, get, post
+from litestar import Request, delete, get, post
 from litestar.exceptions import NotFoundException
 from litestar.handlers import HTTPRouteHandler
 from litestar.types import ASGIApp, Receive, Scope, Send
 
+from enginehouse.api.admin.adapters import add_adapter, describe_adapters, read_added, remove_adapter
 from enginehouse.api.generation.decoding import refusal_of
 from enginehouse.api.http.body import parse_object, read_body, read_empty_body
 from enginehouse.api.http.sse import stream_headers, write_chunks
@@ -25,7 +26,7 @@ from enginehouse.serving.changing import load_model, unload_model
 from enginehouse.serving.lifecycle import Subscription
 from enginehouse.settings.structuring import converting, strict_converter
 
-_Order = Literal["load", "unload"]
+_Order = Literal["load", "unload", "adapters"]
 
 
 @frozen(kw_only=True)
@@ -57,21 +58,36 @@ def admin_model_routes(state: ApiState) -> list[HTTPRouteHandler]:
 
     @get("/admin/models/{model_id:path}")
     async def show_served_model(request: Request[Any, Any, Any]) -> dict[str, Any]:
-        """Show one model, by its name or an alias."""
+        """Show one model, by its name or an alias, or the adapters of one."""
+        name, slash, last = _path_of(request).rpartition("/")
+        if slash and last == "adapters":
+            return describe_adapters(manager, name)
         return describe_model(manager, manager.find(_path_of(request)).status())
 
     @post("/admin/models/{model_id:path}", status_code=200)
     async def order_model(request: Request[Any, Any, Any]) -> dict[str, Any]:
-        """Load or unload a model. The path is its id, which may contain slashes, followed by the operation."""
+        """Load or unload a model, or add an adapter. The path is its id, with any slashes, then the operation."""
         name, order = _split(_path_of(request))
         if order == "load":
             await read_empty_body(request.receive, limit)
             return describe_model(manager, await state.exchanges.follow(load_model(manager, name)))
+        if order == "adapters":
+            added = read_added(await read_body(request.receive, limit))
+            return await state.exchanges.follow(add_adapter(state, name, added))
         body = _read_unload_body(await read_body(request.receive, limit))
         unloading = unload_model(manager, name, drain=body.drain, force=body.force, drain_s=body.drain_s)
         return describe_model(manager, await state.exchanges.follow(unloading))
 
-    return [list_served_models, show_served_model, order_model]
+    @delete("/admin/models/{model_id:path}", status_code=200)
+    async def remove_model_adapter(request: Request[Any, Any, Any]) -> dict[str, Any]:
+        """Remove an adapter; the path is the id of its model, ``adapters`` and its name."""
+        path, _, adapter = _path_of(request).rpartition("/")
+        name, order = _split(path)
+        if order != "adapters":
+            raise NotFoundException
+        return remove_adapter(manager, name, adapter)
+
+    return [list_served_models, show_served_model, order_model, remove_model_adapter]
 
 
 def describe_model(manager: ModelManager, status: ModelStatus) -> dict[str, Any]:
@@ -115,7 +131,7 @@ def _path_of(request: Request[Any, Any, Any]) -> str:
 
 def _split(path: str) -> tuple[str, _Order]:
     name, _, order = path.rpartition("/")
-    if order not in ("load", "unload") or not name:
+    if order not in ("load", "unload", "adapters") or not name:
         raise NotFoundException
     return name, cast(_Order, order)
 
