@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from enginehouse.contract.calls import Call
 from enginehouse.contract.adapter_fields import read_adapters
+from enginehouse.contract.calls import Call
 from enginehouse.contract.errors import InvalidRequest
 from enginehouse.contract.surface import new_id
 from enginehouse.contract.types import Constraint, GenerateRequest
