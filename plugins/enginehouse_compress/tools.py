@@ -10,12 +10,19 @@ from itertools import accumulate
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
+import msgspec
 import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
 from enginehouse.contract.compressor import Range, ScoredToken
-from enginehouse.contract.errors import EnginehouseError, GenerationFailed, ModelNotReady, UnsupportedTask
+from enginehouse.contract.errors import (
+    EnginehouseError,
+    GenerationFailed,
+    ModelNotReady,
+    UnsupportedParameter,
+    UnsupportedTask,
+)
 from enginehouse.contract.preparer import ModelAccess
 from enginehouse.contract.types import (
     EngineRequest,
@@ -143,7 +150,13 @@ class EngineTools:
         )
         try:
             async with self._model.other(self._embedder) as embedder:
-                result = await embedder.pool(request)
+                try:
+                    result = await embedder.pool(request)
+                except UnsupportedParameter as error:
+                    if error.param != "truncate":
+                        raise
+                    # Of a server that cannot be asked to shorten: sentences are rarely too long.
+                    result = await embedder.pool(msgspec.structs.replace(request, truncate="none"))
         except ModelNotReady as error:
             raise NoEmbeddings("the embedder is not loaded") from error
         except UnsupportedTask as error:

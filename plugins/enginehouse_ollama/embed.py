@@ -30,7 +30,8 @@ async def _embed(call: Call) -> Reply:
     if texts in ((), ("",)):
         await _load(call)
         return Reply(answer)
-    return Reply(answer | await _vectors(call, texts, "input", began_ns))
+    is_list = isinstance(call.body.input, list)
+    return Reply(answer | await _vectors(call, texts, "input", began_ns, is_list=is_list))
 
 
 def _texts(given: Any) -> tuple[str, ...]:
@@ -48,7 +49,7 @@ async def _embeddings(call: Call) -> Reply:
     if not call.body.prompt:
         await _load(call)
         return Reply({"embedding": []})
-    found = await _vectors(call, (call.body.prompt,), "prompt", time.perf_counter_ns())
+    found = await _vectors(call, (call.body.prompt,), "prompt", time.perf_counter_ns(), is_list=False)
     return Reply({"embedding": found["embeddings"][0]})
 
 
@@ -64,12 +65,13 @@ async def _load(call: Call) -> None:
         apply_keep_alive(call, keep_alive, name)
 
 
-async def _vectors(call: Call, texts: tuple[str, ...], path: str, began_ns: int) -> Chunk:
+async def _vectors(call: Call, texts: tuple[str, ...], path: str, began_ns: int, *, is_list: bool) -> Chunk:
     """Return the members of ``/api/embed`` that are computed.
 
     Args:
         path: member of the body with the texts.
         began_ns: arrival of the request, in the time of ``perf_counter_ns``.
+        is_list: that member is a list of texts.
     """
     body, name = call.body, known_name(call, call.body.model)
     if "" in texts:
@@ -84,6 +86,7 @@ async def _vectors(call: Call, texts: tuple[str, ...], path: str, began_ns: int)
         task="embed",
         inputs=tuple(map(PoolText, texts)),
         path=path,
+        is_list=is_list,
         truncate="end" if body.truncate else "none",
         dimensions=body.dimensions,
     )

@@ -24,6 +24,7 @@ from enginehouse_pooling.inputs import (
     USAGE,
     PoolingBody,
     cut_of,
+    has_list,
     model_of,
     prompt_hints,
     read_inputs,
@@ -37,6 +38,9 @@ _DIMENSIONS = "Size of the embeddings, one of those that the model was trained f
 _NORMALIZE = "Scale embeddings to length 1."
 _PROMPT_NAME = "Name of a prompt of the model, which is put before each text."
 _INPUT_TYPE = "Kind of the texts, such as `query` or `document`; chooses a prompt, if the model has one for it."
+_TEXT_BYTES, _BASE64_BYTES = 13, 6
+"""Bytes of a number in a response, about."""
+
 _EUCLIDEAN, _NO_NORM = 2, -1
 """Values of llama-server's ``embd_normalize``."""
 _ROW = {"type": "array", "items": {"type": "number"}}
@@ -139,7 +143,7 @@ async def _embeddings(call: Call) -> Reply:
     if body.input is not None and body.content is not None:
         raise InvalidRequest("content: not allowed together with input; give one of them", "content")
     if body.pooling is not None:
-        call.leave_out("pooling", "the pooling is that of the model's files")
+        call.leave_out("pooling", "not supported, as the pooling is that of the model's files; leave it out")
     path = "input" if body.content is None else "content"
     given = getattr(body, path)
     if given is None:
@@ -150,6 +154,8 @@ async def _embeddings(call: Call) -> Reply:
         call,
         read_inputs(given, path),
         path,
+        is_list=has_list(given),
+        number_bytes=_BASE64_BYTES if body.encoding_format == "base64" else _TEXT_BYTES,
         dimensions=body.dimensions,
         normalize=_normalize(body),
         prompt_name=body.prompt_name,
@@ -185,6 +191,7 @@ async def _tei(call: Call) -> Reply:
         call,
         read_inputs(body.inputs, "inputs"),
         "inputs",
+        is_list=has_list(body.inputs),
         dimensions=body.dimensions,
         normalize=body.normalize,
         prompt_name=body.prompt_name,
@@ -203,6 +210,7 @@ async def _cohere(call: Call) -> Reply:
         read_inputs(texts, "texts"),
         "texts",
         cut=cut_of(call, "end"),
+        number_bytes=sum(_BASE64_BYTES if form == "base64" else _TEXT_BYTES for form in set(body.embedding_types)),
         dimensions=body.output_dimension,
         prompt_hints=prompt_hints(body.input_type),
     )

@@ -21,6 +21,7 @@ __all__ = [
     "Cut",
     "PoolingBody",
     "cut_of",
+    "has_list",
     "model_of",
     "one_or_many",
     "prompt_hints",
@@ -150,6 +151,11 @@ def read_inputs(value: Any, path: str) -> tuple[PoolText, ...]:
     if type(value[0]) in (int, float):
         return (PoolText(token_ids=_token_ids(value, path)),)
     return tuple(_input(item, f"{path}[{index}]") for index, item in enumerate(value))
+
+
+def has_list(value: Any) -> bool:
+    """True if a value that :func:`read_inputs` has read is a list of inputs, not one text or its token ids."""
+    return isinstance(value, list) and type(value[0]) not in (int, float)
 
 
 def _input(item: Any, path: str) -> PoolText:

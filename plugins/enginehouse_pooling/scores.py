@@ -24,6 +24,7 @@ from enginehouse_pooling.inputs import (
     USAGE,
     PoolingBody,
     cut_of,
+    has_list,
     model_of,
     one_or_many,
     read_inputs,
@@ -89,7 +90,7 @@ class PredictBody(PoolingBody):
 
 
 async def _pool(
-    call: Call, task: PoolTask, inputs: Sequence[PoolText], path: str, *, raw_scores: bool
+    call: Call, task: PoolTask, inputs: Sequence[PoolText], path: str, *, raw_scores: bool, is_list: bool = True
 ) -> tuple[PoolingRequest, PoolingResult]:
     body = call.body
     part, most = cut_of(call)
@@ -99,6 +100,7 @@ async def _pool(
         task=task,
         inputs=tuple(inputs),
         path=path,
+        is_list=is_list,
         truncate=part,
         max_tokens=most,
         raw_scores=raw_scores,
@@ -143,7 +145,14 @@ def _side(body: ScoreBody, *names: str) -> tuple[Sequence[str], str]:
 async def _classify(call: Call) -> Reply:
     """Probabilities of all labels, and the best label, of each text."""
     inputs = read_inputs(call.body.input, "input")
-    request, result = await _pool(call, "classify", inputs, "input", raw_scores=call.body.asks_for_logits)
+    request, result = await _pool(
+        call,
+        "classify",
+        inputs,
+        "input",
+        raw_scores=call.body.asks_for_logits,
+        is_list=has_list(call.body.input),
+    )
     labels = _labels(result)
     best = result.array.argmax(axis=1).tolist()
     data: list[Chunk] = [
@@ -165,7 +174,7 @@ async def _predict(call: Call) -> Reply:
     items = given if is_many else [given]
     paths = [f"{path}[{index}]" for index in range(len(items))] if is_many else [path]
     inputs = [_text_or_pair(item, where) for item, where in zip(items, paths, strict=True)]
-    _, result = await _pool(call, "classify", inputs, path, raw_scores=call.body.raw_scores)
+    _, result = await _pool(call, "classify", inputs, path, raw_scores=call.body.raw_scores, is_list=is_many)
     labels = _labels(result)
     ranked: list[list[Chunk]] = [
         sorted(

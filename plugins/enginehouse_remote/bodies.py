@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import msgspec
 from attrs import frozen
 
 from enginehouse.contract.errors import UnsupportedParameter
@@ -28,10 +30,13 @@ from enginehouse.contract.types import (
 )
 from enginehouse_remote.kinds import KindOfServer
 
-__all__ = ["Body", "body_of"]
+__all__ = ["Body", "body_of", "routing_parts"]
 
 _OFF = {name: getattr(SamplingParams(), name) for name in SamplingParams.__struct_fields__}
 """Parameter values that have no effect, so servers need not support them."""
+
+_BEFORE_MESSAGES = ("tools", "chat_template_kwargs", "enable_thinking", "reasoning_effort")
+"""Members of a body that templates may render at the beginning of a prompt."""
 
 _LOWEST_TOP_P = 1e-9
 """Replaces 0, which some servers refuse; the most probable token always has a higher probability than this."""
@@ -63,6 +68,17 @@ def body_of(request: EngineRequest, model: str, kind: KindOfServer) -> Body:
     if logprobs is not None:
         data |= {"logprobs": True, "top_logprobs": max(logprobs, kind.min_top_logprobs)}
     return Body("/chat/completions", data | _chat(request.chat, kind))
+
+
+def routing_parts(data: Mapping[str, Any]) -> Iterator[bytes]:
+    """Yield the prompt of a request body in the order in which templates render it, one part per message.
+
+    Two requests have the same first parts as far as their prompts are the same; sampling parameters are left out.
+    """
+    yield msgspec.json.encode([data.get(name) for name in _BEFORE_MESSAGES])
+    for message in data.get("messages", ()):
+        yield msgspec.json.encode(message)
+    yield msgspec.json.encode(data.get("prompt"))
 
 
 def _parameters(request: EngineRequest, kind: KindOfServer) -> dict[str, Any]:

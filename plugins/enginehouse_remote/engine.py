@@ -10,10 +10,11 @@ from typing import Any, TypeVar
 import httpx
 import msgspec
 
-from enginehouse.contract.engine import EngineStream
+from enginehouse.contract.engine import EngineStream, ReplicaStats
 from enginehouse.contract.errors import EngineDead, GenerationFailed, Overloaded, UnsupportedParameter
 from enginehouse.contract.types import EngineRequest, EngineStats, PoolingRequest, PoolingResult, Segment
-from enginehouse_remote.bodies import body_of
+from enginehouse_backendkit.prefix_affinity import prefix_blocks
+from enginehouse_remote.bodies import body_of, routing_parts
 from enginehouse_remote.failures import ServerFailed, of_exception, of_response
 from enginehouse_remote.generation import RemoteGeneration
 from enginehouse_remote.options import RemoteOptions
@@ -55,7 +56,7 @@ class RemoteEngine:
         self._num_pooling = 0
 
     async def submit(self, request: EngineRequest) -> EngineStream:
-        """Send the request to the least busy server; returns once a server has accepted it."""
+        """Send the request to a server; returns once a server has accepted it."""
         if request.num_prompt_logprobs is not None:
             message = "prompt_logprobs: not supported for remote models"
             raise UnsupportedParameter(message, "prompt_logprobs")
@@ -67,9 +68,18 @@ class RemoteEngine:
             AnswerStream, request.num_choices, request.sampling.num_logprobs, requires_call=requires_call
         )
         body = body_of(request, self._found.model, self._found.kind)
+        blocks: tuple[int, ...] = ()
+        if self.servers.uses_prefixes:
+            blocks = prefix_blocks(routing_parts(body.data), request.namespace)
         limits = AnswerLimits.of(request, self.info.max_context)
         generation = RemoteGeneration(
-            self.servers, self._options, body, limits=limits, new_stream=new_stream, on_end=self._running.discard
+            self.servers,
+            self._options,
+            body,
+            blocks=blocks,
+            limits=limits,
+            new_stream=new_stream,
+            on_end=self._running.discard,
         )
         self._running.add(generation)
         try:
@@ -117,6 +127,11 @@ class RemoteEngine:
         num_running = len(self._running) + self._num_pooling
         return EngineStats(num_running=num_running, max_sequences=self._options.max_requests)
 
+    @property
+    def replicas(self) -> Sequence[ReplicaStats]:
+        """Statistics of the servers, if there are several."""
+        return self.servers.stats if len(self.servers.all) > 1 else ()
+
     async def close(self) -> None:
         """Cancel all requests and close the connections."""
         for generation in list(self._running):
@@ -140,7 +155,8 @@ class RemoteEngine:
         self.servers.start()
         tried: set[Server] = set()
         last: ServerFailed | None = None
-        while (server := self.servers.choose(tried)) is not None:
+        while (chosen := self.servers.choose(tried)) is not None:
+            server, _ = chosen
             tried.add(server)
             try:
                 with server.used():

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 import httpx
 import msgspec
 
+from enginehouse.contract.engine import Placement
 from enginehouse.contract.errors import EngineDead, EnginehouseError, GenerationFailed
 from enginehouse.contract.types import Event, RequestFinished
 from enginehouse_remote.bodies import Body
@@ -38,6 +39,7 @@ class RemoteGeneration:
         options: RemoteOptions,
         body: Body,
         *,
+        blocks: Sequence[int],
         limits: AnswerLimits,
         new_stream: Callable[[], AnswerStream],
         on_end: Callable[[RemoteGeneration], None],
@@ -45,8 +47,10 @@ class RemoteGeneration:
         self.num_prompt_tokens = 0  # reported with the usage, at the end
         self.prompt_token_ids = None
         self.num_waiting_events = 0
+        self.placement: Placement | None = None
         self._servers, self._options = servers, options
         self._body, self._new_stream, self._limits = body, new_stream, limits
+        self._blocks = blocks
         self._content = msgspec.json.encode(body.data)
         self._began = time.perf_counter()
         self._tried: set[Server] = set()
@@ -106,8 +110,10 @@ class RemoteGeneration:
 
     async def _try_servers(self) -> None:
         last: ServerFailed | None = None
-        while (server := self._servers.choose(self._tried)) is not None:
+        while (chosen := self._servers.choose(self._tried, self._blocks)) is not None:
+            server, placement = chosen
             self._tried.add(server)
+            self.placement = placement if len(self._servers.all) > 1 else None
             try:
                 with server.used():
                     await self._ask(server)

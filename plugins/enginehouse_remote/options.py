@@ -32,7 +32,9 @@ class RemoteOptions:
 
     Attributes:
         context: longest sequence in tokens; None uses the server's value, or no known limit.
-        urls: URLs of further servers of the same model; each request goes to the least busy one.
+        urls: URLs of further servers of the same model; see ``routing``.
+        routing: ``prefix`` sends a request to the server that was sent most of its prompt before, unless it is much
+            busier than others; ``load`` sends each request to the least busy one.
         model: name of the model on the server; None is the first one that is listed.
         kind: kind of server; ``auto`` detects it.
         task: what the remote model does; None is what an Enginehouse server reports, else ``generate``.
@@ -51,6 +53,7 @@ class RemoteOptions:
 
     context: int | None = field(default=None, validator=optional(gt(1)))
     urls: tuple[str, ...] = field(default=(), validator=_check_urls)
+    routing: Literal["prefix", "load"] = "prefix"
     model: str | None = None
     kind: Literal["auto", "enginehouse", "vllm", "sglang", "llamacpp", "openai"] = "auto"
     task: Task | None = None

@@ -1,4 +1,4 @@
-"""Servers of one model: load balancing and health checks.
+"""Servers of one model: routing and health checks.
 
 Used on the event loop by the engine. Knows URLs and counts, not requests.
 """
@@ -8,11 +8,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from urllib.parse import urlsplit
 
 import httpx
 from attrs import define, field
 
+from enginehouse.contract.engine import Placement, ReplicaStats
+from enginehouse_backendkit.prefix_affinity import PrefixAffinity
 from enginehouse_remote.options import RemoteOptions
 from enginehouse_remote.reading import IDENTITY
 
@@ -29,19 +34,23 @@ class Server:
         url: base URL of ``/chat/completions``.
         is_up: it answered when it was last checked or used.
         num_running: number of requests running there for this model.
-        num_served: total number of requests sent to it.
+        num_requests: requests sent to it so far, by the reason of their choice.
     """
 
     url: str
     is_up: bool = True
     num_running: int = 0
-    num_served: int = 0
+    num_requests: Counter[str] = field(factory=Counter)
+
+    @property
+    def name(self) -> str:
+        """Host and port, without credentials."""
+        return urlsplit(self.url).netloc.rpartition("@")[2].encode("ascii", "replace").decode()
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
         """Count a request as running within the block."""
         self.num_running += 1
-        self.num_served += 1
         try:
             yield
         finally:
@@ -59,6 +68,7 @@ class Servers:
     client: httpx.AsyncClient = field(init=False)
     _down: asyncio.Event = field(factory=asyncio.Event)
     _checks: asyncio.Task[None] | None = None
+    _affinity: PrefixAffinity = field(factory=PrefixAffinity, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.all = [Server(url) for url in self.urls]
@@ -77,16 +87,47 @@ class Servers:
         if self._checks is None:
             self._checks = asyncio.get_running_loop().create_task(self._watch(), name="remote health checks")
 
-    def choose(self, tried: Collection[Server]) -> Server | None:
-        """Return the least busy server not yet tried; one that is down only if no other is left."""
+    @property
+    def uses_prefixes(self) -> bool:
+        """True if the choice of a server depends on the prompt."""
+        return len(self.all) > 1 and self.options.routing == "prefix"
+
+    @property
+    def stats(self) -> list[ReplicaStats]:
+        """Statistics of all servers."""
+        return [
+            ReplicaStats(
+                replica=server.name,
+                is_up=server.is_up,
+                num_running=server.num_running,
+                num_requests=dict(server.num_requests),
+            )
+            for server in self.all
+        ]
+
+    def choose(self, tried: Collection[Server], blocks: Sequence[int] = ()) -> tuple[Server, Placement] | None:
+        """Return a server not yet tried, and why; one that is down only if no other is left; None if all were tried.
+
+        Args:
+            blocks: of the prompt, see :func:`enginehouse_backendkit.prefix_affinity.prefix_blocks`.
+        """
         left = [server for server in self.all if server not in tried]
-        return min(left, key=lambda server: (not server.is_up, server.num_running, server.num_served), default=None)
+        if not left:
+            return None
+        usable = [server for server in left if server.is_up] or left
+        loads = [float(server.num_running) if server in usable else math.inf for server in self.all]
+        choice = self._affinity.choose(blocks, loads)
+        self._affinity.learn(choice.index, blocks)  # before it answers: requests that follow at once go there, too
+        server, matched = self.all[choice.index], choice.matched / len(blocks) if blocks else 0.0
+        server.num_requests[choice.reason] += 1
+        return server, Placement(replica=server.name, reason=choice.reason, matched=matched, num_tried=len(tried))
 
     def mark_down(self, server: Server, reason: str) -> None:
         """Mark a server as down; it is checked repeatedly until it answers."""
         if server.is_up:
             _log.warning("%s: out of use until it answers again (%s)", server.url, reason)
         server.is_up = False
+        self._affinity.forget(self.all.index(server))  # with its process, its prefix cache is probably gone
         self._down.set()
 
     def mark_up(self, server: Server) -> None:

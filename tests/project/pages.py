@@ -39,6 +39,7 @@ from enginehouse_pooling.rerank import RerankBody
 from enginehouse_pooling.scores import ScoreBody
 from enginehouse_testkit.plugin_skeleton import write_plugin
 
+from .commands import command_pages
 from .error_codes import code_table
 from .parameters import parameter_table
 from .plugin_objects import object_pages
@@ -66,6 +67,7 @@ def page_parts() -> dict[str, dict[str, str]]:
     """Page to name of a generated part to its text."""
     return {
         "docs/api.md": {"parameters": parameter_table(), **body_tables()},
+        "docs/commands.md": {"commands": command_pages()},
         "docs/compression.md": {
             "settings": _table(CompressorSettings, set()),
             "options": _table(CompressOptions, set()),
@@ -114,7 +116,7 @@ def _plain(docstring: str) -> str:
 
 def _without_roles(docstring: str) -> str:
     """Markdown's code spans for those of reStructuredText, and for its roles."""
-    return re.sub(r":\w+:`~?([^`]+)`", r"`\1`", docstring.replace("``", "`"))
+    return re.sub(r":\w+:`[~.]?([^`]+)`", r"`\1`", docstring.replace("``", "`"))
 
 
 def settings_tables() -> list[tuple[str, type[Any]]]:

@@ -151,3 +151,15 @@ def test_the_image_is_built_and_serves() -> None:
         assert user.stdout.strip() == "10001"
     finally:
         subprocess.run(["docker", "rm", "-f", container], capture_output=True, check=False, timeout=60)
+
+
+def test_the_release_workflow_publishes_what_was_tested() -> None:
+    yaml = pytest.importorskip("yaml")
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text(encoding="utf-8"))
+    jobs = workflow["jobs"]
+    steps = [step.get("run", "") for step in jobs["build"]["steps"]]
+
+    assert any(".ci/run" in step for step in steps)
+    assert (jobs["publish"]["needs"], jobs["wheel"]["needs"]) == ("wheel", "build")
+    assert [name for name, job in jobs.items() if "id-token" in job.get("permissions", {})] == ["publish"]
+    assert workflow["permissions"] == {"contents": "read"}

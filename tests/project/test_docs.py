@@ -86,3 +86,17 @@ def test_glossary_is_sorted_and_complete() -> None:
 
     assert all(len(row) == 3 and all(row) for row in rows)
     assert words == sorted(set(words))
+
+
+def test_coming_from_names_settings_that_exist() -> None:
+    text = (ROOT / "docs" / "coming-from.md").read_text(encoding="utf-8")
+    configuration = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    keys = set(re.findall(r"^\| `(\w+)` \|", configuration, flags=re.MULTILINE))
+    named = {
+        name.rpartition(".")[2].partition(" ")[0]
+        for row in re.findall(r"^\|.*\|(.*)\|$", text, flags=re.MULTILINE)
+        for name in re.findall(r"`((?:[a-z]+\.)?[a-z_]+(?: = [^`]+)?)`", row)
+    }
+
+    assert len(named) > 25
+    assert named - keys - {"remote", "hf", "schema"} == set()

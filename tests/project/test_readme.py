@@ -129,5 +129,5 @@ def test_tree_names_every_folder() -> None:
 def test_every_page_is_listed() -> None:
     text = (ROOT / "README.md").read_text()
 
-    for page in (ROOT / "docs").glob("*.md"):
+    for page in set((ROOT / "docs").glob("*.md")) - {ROOT / "docs" / "index.md"}:  # the site's copy of the README
         assert f"](docs/{page.name})" in text, f"README.md does not link to docs/{page.name}"

@@ -3,7 +3,7 @@
 A **backend** is the object that a plugin registers. It opens a **Runner** (a bare model: forward passes over sequences,
 one thread), a **Pooler** (a model that gives one row per text; :mod:`enginehouse.contract.pooler`) or an **Engine**
 (serves whole requests by itself, asynchronous; :mod:`enginehouse.contract.engine`). Core's
-:class:`enginehouse.engine.loop.StepEngine` turns any runner into an engine.
+``enginehouse.engine.loop.StepEngine`` turns any runner into an engine.
 
 A runner does not know requests, sampling, stop strings, scheduling or text streams.
 """
@@ -408,7 +408,7 @@ class Runner(Protocol):
         """Open a new sequence that starts with the first ``length`` tokens of ``source``, which is not changed.
 
         Returns:
-            The new handle and the length actually shared: ``length`` or less (possibly 0).
+            The new handle, and the length that is really shared (``length`` or less, possibly 0).
 
         Raises:
             CacheFull: no free handle or not enough free positions.

@@ -1,7 +1,7 @@
 """Composite constraints: fixed text, markers, and parts with constraints of their own, in sequence.
 
 Tool parsers describe the calls of their format in this small language; structured decoders translate it into their own.
-A :class:`Constraint` of the kind ``composition`` holds one as JSON (:func:`compose`, :func:`read_composition`).
+A :class:`.Constraint` of the kind ``composition`` holds one as JSON (:func:`compose`, :func:`read_composition`).
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ class Repeated(msgspec.Struct, frozen=True, tag="repeated"):
 
 
 Composition = Text | Marker | FreeText | Matching | InOrder | OneOf | Repeated
+"""A part of a text that a grammar is made of."""
 
 _decoder: msgspec.json.Decoder[Composition] = msgspec.json.Decoder(Composition)
 

@@ -5,8 +5,10 @@ Used from one event loop. Users of an engine cannot tell the two apart.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Protocol, runtime_checkable
+
+from attrs import field, frozen
 
 from enginehouse.contract.types import (
     EngineRequest,
@@ -18,14 +20,56 @@ from enginehouse.contract.types import (
     Segment,
 )
 
-__all__ = ["Engine", "EngineStream", "PoolingEngine"]
+__all__ = [
+    "Engine",
+    "EngineStream",
+    "PlacedStream",
+    "Placement",
+    "PoolingEngine",
+    "ReplicaStats",
+    "ReplicatedEngine",
+    "placement_of",
+]
+
+
+@frozen(kw_only=True)
+class Placement:
+    """The replica that answers a request, of an engine with several; shown to clients.
+
+    Attributes:
+        replica: its name, printable ASCII; without credentials.
+        reason: why it was chosen, in one word: ``prefix``, ``balance``, ``load``.
+        matched: share of the prompt that it was sent before, 0 to 1; an estimate.
+        num_tried: replicas that were tried before.
+    """
+
+    replica: str
+    reason: str
+    matched: float = 0.0
+    num_tried: int = 0
+
+
+@frozen(kw_only=True)
+class ReplicaStats:
+    """Current statistics of one replica.
+
+    Attributes:
+        is_up: it takes requests.
+        num_running: requests of this engine that it is answering.
+        num_requests: requests sent to it so far, by the reason of their :class:`Placement`.
+    """
+
+    replica: str
+    is_up: bool
+    num_running: int
+    num_requests: Mapping[str, int] = field(factory=dict)
 
 
 class EngineStream(Protocol):
     """The events of a request that an engine has accepted.
 
     Iterating yields non-empty batches of events as they happen, and ends after
-    :class:`enginehouse.contract.types.RequestFinished`; it raises an EnginehouseError if the request fails.
+    :class:`.RequestFinished`; it raises an EnginehouseError if the request fails.
 
     Calls:
         __aiter__: once per request; server, event loop of the engine; must not block.
@@ -111,3 +155,34 @@ class PoolingEngine(Protocol):
             Overloaded: the queue is full.
             EngineDead: the engine has stopped.
         """
+
+
+@runtime_checkable
+class PlacedStream(Protocol):
+    """Optional interface of the streams of an engine with several replicas.
+
+    Calls:
+        placement: with the response's head and at its end; server, event loop of the engine; must not block.
+    """
+
+    @property
+    def placement(self) -> Placement | None:
+        """The replica that answers; another one if it failed before the first token. None with a single replica."""
+
+
+@runtime_checkable
+class ReplicatedEngine(Protocol):
+    """Optional interface of engines with several replicas, for metrics; only for those of this distribution.
+
+    Calls:
+        replicas: when metrics are read; server, event loop; must not block.
+    """
+
+    @property
+    def replicas(self) -> Sequence[ReplicaStats]:
+        """Statistics of all replicas; empty with a single one."""
+
+
+def placement_of(stream: EngineStream) -> Placement | None:
+    """Return the placement of a stream that has one."""
+    return stream.placement if isinstance(stream, PlacedStream) else None

@@ -196,12 +196,19 @@ class UnsupportedParameter(RequestError):
 
 
 class UnsupportedTask(RequestError):
-    """The model is for another task than the request."""
+    """The model is for another task than the request.
 
-    def __init__(self, model: str, task: str, asked: str) -> None:
-        super().__init__(
-            f"The model {quoted(model)} is for the task {task!r}; this request needs one for {asked!r}.", "model"
-        )
+    Args:
+        is_named: the request names a model; otherwise the server's first one was meant.
+    """
+
+    def __init__(self, model: str, task: str, asked: str, *, is_named: bool = True) -> None:
+        message = f"The model {quoted(model)} is for the task {task!r}; this request needs one for {asked!r}."
+        if not is_named:
+            message += " The request names no model, so that the first one was taken; name another one in 'model'."
+        if (task, asked) == ("embed", "rerank"):
+            message += ' With rerank = "cosine" in its settings, an embedding model compares embeddings.'
+        super().__init__(message, "model")
         self.task = task
 
 

@@ -3,7 +3,7 @@
 Derived are the strict bodies of the endpoints (which inherit these classes), refusals and support by model, what report
 mode removes, defaults of settings, the collision check for plugins' fields, the OpenAPI document and tables of the
 documentation. A field that is passed to the engine unchanged has its row in
-:class:`enginehouse.contract.types.RequestOptions`. Bodies of requests are checked further in ``api``; fields are given
+:class:`.RequestOptions`. Bodies of requests are checked further in ``api``; fields are given
 their meaning in ``pipeline`` and ``engine``.
 """
 
@@ -38,12 +38,15 @@ __all__ = [
 ]
 
 MAX_STOP_TOKENS = 1024
+"""Maximum number of ``stop_token_ids``."""
 MAX_STOP_CHARS = 1000
 """Maximum length of one stop string: searching for it takes memory per character while the answer is generated."""
 MAX_TOOLS = 128
+"""Maximum number of tools of a request."""
 _MAX_SALT_CHARS = 1000
 
 StopField = str | tuple[str, ...] | None
+"""Value of ``stop``, one string or several."""
 _STOP = {**shapes.SOME_TEXT, "maxLength": MAX_STOP_CHARS}
 _PATTERN = {**shapes.SOME_TEXT, "maxLength": MAX_PATTERN_CHARS}
 
@@ -165,14 +168,14 @@ class ParameterFields:
     ignore_eos: bool | None = _parameter("Go on after the model's end tokens.")
 
     def sampling(self) -> dict[str, Any]:
-        """Return the given fields of :class:`SamplingParams`; ``logit_bias`` still has the client's own keys."""
+        """Return the given fields of :class:`.SamplingParams`; ``logit_bias`` still has the client's own keys."""
         given = {name: getattr(self, name) for name in _SAMPLING}
         if self.top_k == -1:
             given["top_k"] = 0
         return {name: value for name, value in given.items() if value is not None}
 
     def stopping(self) -> dict[str, Any]:
-        """Return the given fields of :class:`StopParams`."""
+        """Return the given fields of :class:`.StopParams`."""
         given = {name: getattr(self, name) for name in _STOPPING}
         for name in ("stop", "stop_regex"):
             given[name] = (given[name],) if isinstance(given[name], str) else given[name]

@@ -77,6 +77,7 @@ AddPlugin = Callable[[str, object], None]
 """Called with a name that no plugin has and an object that implements hooks."""
 
 hookspec = pluggy.HookspecMarker("enginehouse")
+"""Marks a function as the specification of a hook."""
 
 
 @hookspec
@@ -85,7 +86,7 @@ def register_backends(register: Callable[[Backend], None], options: Any, add_plu
 
     A backend opens either a runner, which core's engine drives in a worker process, or an engine of its own, which
     lives in the server process, on an event loop of its own. An engine with ``takes_messages`` in its ``info.engine``
-    gets unrendered chats (:class:`enginehouse.contract.types.Chat`), and reports reasoning and tool calls itself.
+    gets unrendered chats (:class:`.Chat`), and reports reasoning and tool calls itself.
 
     An exception in ``open`` fails the load of that model. After one in a forward pass, its sequences are run one by
     one, and the requests of those that fail again fail. A runner that ends its worker, or does not return within

@@ -87,8 +87,11 @@ class CallFinished(msgspec.Struct, frozen=True, gc=False):
 
 
 ToolPart = AnswerText | CallStarted | CallArguments | CallFinished
+"""What a tool parser finds in a text."""
 ReasoningPart = AnswerText | ReasoningText
+"""What a reasoning parser finds in a text."""
 AnswerPart = AnswerText | ReasoningText | CallStarted | CallArguments | CallFinished
+"""What the parsers of an answer find together."""
 
 
 @frozen

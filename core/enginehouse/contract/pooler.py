@@ -94,7 +94,7 @@ class PoolerCapabilities:
         dimension_choices: smaller sizes to which an embedding may be cut (Matryoshka); empty: none.
         prompts: texts that are put before an input, by name, such as ``query``.
         default_prompt: name of the prompt of requests that name none; empty: no prompt.
-        include_prompt: pooling includes the tokens of the prompt; False: :attr:`PoolerInput.num_prompt` counts them.
+        include_prompt: pooling includes the tokens of the prompt; False: ``PoolerInput.num_prompt`` counts them.
         labels: names of the columns of a row, for ``classify``.
         activation: the function that turns a row of logits into scores; core applies it.
         batch_invariant: a row is equal to the bit whatever else is in the pass.

@@ -28,8 +28,10 @@ __all__ = [
 ]
 
 JsonSchema = dict[str, Any]
+"""A JSON Schema as Python values."""
 
 INT64_MAX = 2**63 - 1
+"""Largest signed integer of 64 bits."""
 
 int64 = and_(ge(-INT64_MAX - 1), le(INT64_MAX))
 """Validator of integers that are sent to a worker."""
@@ -44,7 +46,7 @@ class Row:
         by: rule that decides whether a model honours the field, a key of the rules in ``pipeline.capabilities``.
         kinds: constraint kinds; an engine honours the field if it enforces one of them. Only for the rule
             ``constraint``.
-        member: place of the value in :class:`enginehouse.contract.types.GenerateRequest`, such as ``thinking.budget``,
+        member: place of the value in :class:`.GenerateRequest`, such as ``thinking.budget``,
             from which it can be removed; "" if no model lacks the field or nothing could be answered without it.
         prompt: ``template`` if only chat templates and their parsers read the field, ``shapes`` if the prompt of a chat
             depends on it otherwise.

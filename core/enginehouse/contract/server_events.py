@@ -87,3 +87,4 @@ class RequestEnded:
 
 
 ServerEvent = ServerStarted | RequestEnded | ModelChanged | ServerStopped
+"""What ``on_event`` is called with."""

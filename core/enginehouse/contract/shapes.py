@@ -31,6 +31,7 @@ __all__ = [
 ]
 
 NO_EFFECT = "Accepted so that clients work; has no effect."
+"""Description of such a field."""
 
 
 def _object(properties: JsonSchema, *required: str) -> JsonSchema:
@@ -39,12 +40,16 @@ def _object(properties: JsonSchema, *required: str) -> JsonSchema:
 
 _TEXT: JsonSchema = {"type": "string"}
 SOME_TEXT: JsonSchema = {"type": "string", "minLength": 1}
+"""A string that is not empty."""
 TOKEN_ID: JsonSchema = {"type": "integer", "minimum": 0}
+"""A token id."""
 CHOICES: JsonSchema = {"type": "array", "items": _TEXT, "minItems": 1}
+"""Strings of which one is to be generated."""
 JSON_SCHEMA: JsonSchema = {
     "type": ["object", "boolean", "string"],
     "description": "A JSON Schema, or one as JSON text.",
 }
+"""A JSON Schema in a request."""
 _NAME: JsonSchema = {"type": "string", "pattern": "^[A-Za-z0-9_.-]{1,64}$"}
 _TEXT_PART = _object({"type": {"const": "text"}, "text": _TEXT}, "type", "text")
 _MESSAGE_TEXT_PART = _object(
@@ -72,6 +77,7 @@ _ALLOWED_TOOLS = _object(
 TOOL_CHOICE: JsonSchema = {
     "anyOf": [{"type": "string", "enum": ["none", "auto", "required"]}, _NAMED_TOOL, _ALLOWED_TOOLS]
 }
+"""Value of ``tool_choice`` of OpenAI's chats."""
 _NAMED_SCHEMA = _object(
     {
         "name": _TEXT,
@@ -88,6 +94,7 @@ RESPONSE_FORMAT: JsonSchema = {
         _object({"type": {"const": "json_schema"}, "json_schema": _NAMED_SCHEMA}, "type", "json_schema"),
     ]
 }
+"""Value of ``response_format`` of OpenAI's chats."""
 STRUCTURED_OUTPUTS = _object(
     {
         "json": JSON_SCHEMA,
@@ -98,11 +105,13 @@ STRUCTURED_OUTPUTS = _object(
         "disable_any_whitespace": {"type": "boolean"},
     }
 )
+"""Value of ``structured_outputs``, as in vLLM."""
 PREDICTION = _object(
     {"type": {"const": "content"}, "content": {"anyOf": [_TEXT, {"type": "array", "items": _TEXT_PART}]}},
     "type",
     "content",
 )
+"""Value of ``prediction`` of OpenAI's chats."""
 PROMPT: JsonSchema = {
     "oneOf": [
         _TEXT,
@@ -111,12 +120,14 @@ PROMPT: JsonSchema = {
         {"type": "array", "items": {"type": "array", "items": TOKEN_ID, "minItems": 1}, "minItems": 1},
     ]
 }
+"""Value of ``prompt`` of OpenAI's completions."""
 _CONTENT: JsonSchema = {
     "anyOf": [_TEXT, {"type": "array", "items": {"anyOf": [_MESSAGE_TEXT_PART, _REFUSAL_PART]}, "minItems": 1}]
 }
 _ROLES: JsonSchema = {"enum": ["system", "developer", "user", "assistant", "tool"]}
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+"""Levels of reasoning effort."""
 
 
 @frozen(kw_only=True)

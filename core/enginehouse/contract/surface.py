@@ -2,7 +2,7 @@
 
 Implemented by plugin authors, and by core for OpenAI's API. Core serves the routes of a surface: it checks keys, scopes
 and limits, decodes bodies strictly, queues, cancels when the client disconnects, counts and logs. A surface translates:
-a body to :class:`~enginehouse.contract.types.GenerateRequest` values, and pieces of output to chunks. It knows no
+a body to :class:`.GenerateRequest` values, and pieces of output to chunks. It knows no
 sockets, keys or engines; what it may ask of core is in :mod:`enginehouse.contract.calls`.
 """
 

@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 from attrs import evolve, frozen
@@ -97,6 +97,19 @@ class RunningRequest:
         return f"{known}-{hashlib.sha256(cache_key('', self.adapters).encode()).hexdigest()[:6]}"
 
 
+def _hold_nothing(num_bytes: int) -> None:
+    """Let a request be computed without counting its memory."""
+
+
+def _width(request: PoolingRequest, info: ModelInfo) -> int:
+    """Return the numbers in a row of the result; 0 if they are not known before it is computed."""
+    if request.task == "rerank":
+        return 1
+    if request.dimensions is not None:
+        return request.dimensions
+    return info.pooling.dimensions if info.pooling is not None else 0
+
+
 class Pipeline:
     """Routes each request to a model and starts it there. Used on one event loop.
 
@@ -169,8 +182,12 @@ class Pipeline:
         running, routed = await attempts.run()
         return evolve(running, routed=routed, unsupported=(*unsupported, *running.unsupported))
 
-    async def pool(self, request: PoolingRequest) -> PoolingResult:
+    async def pool(self, request: PoolingRequest, hold: Callable[[int], None] = _hold_nothing) -> PoolingResult:
         """Return the rows of a request to a pooling model; cancelling this drops it.
+
+        Args:
+            hold: called with the bytes of the rows and of their text in the response: before they are computed, if
+                the size of a row is known; it may raise an error, which refuses the request.
 
         Raises:
             RequestError: the request cannot be served as asked.
@@ -182,7 +199,10 @@ class Pipeline:
                 raise ModelNotFound(model.name)  # it was added after this request arrived
             is_comparison = request.task == "rerank" and model.info.task == "embed" and model.settings.rerank
             if model.info.task != request.task and not is_comparison:
-                raise UnsupportedTask(model.name, model.info.task, request.task)
+                raise UnsupportedTask(model.name, model.info.task, request.task, is_named=request.model is not None)
+            row_bytes = (4 + request.number_bytes) * len(request.inputs)
+            width = _width(request, model.info)
+            hold(row_bytes * width)
             request = msgspec.structs.replace(
                 request, queue_timeout_s=self._settings.timeouts(model.settings).queue_s, model=model.name
             )
@@ -199,6 +219,7 @@ class Pipeline:
                     raise request_queue.explain(error, request.request_id) from error
                 finally:
                     request_queue.leave(request.request_id, is_served=is_served)
+            hold(row_bytes * max(0, result.width - width))
             return msgspec.structs.replace(result, model=model.name)
 
     def is_routed(self, asked: str | None) -> bool:
@@ -259,7 +280,7 @@ class Pipeline:
         if model.name not in self._settings.models:
             raise ModelNotFound(model.name)  # it was added after this request arrived
         if model.info.task != "generate":
-            raise UnsupportedTask(model.name, model.info.task, "generate")
+            raise UnsupportedTask(model.name, model.info.task, "generate", is_named=request.model is not None)
         # Engines without a worker have queues of their own.
         request_queue = model.engine.request_queue if isinstance(model.engine, WorkerEngine) else None
         with contextlib.ExitStack() as undo:
@@ -408,7 +429,7 @@ class Pipeline:
             if model.name not in self._settings.models:
                 raise ModelNotFound(model.name)
             if model.info.task != "generate":
-                raise UnsupportedTask(model.name, model.info.task, "generate")
+                raise UnsupportedTask(model.name, model.info.task, "generate", is_named=request.model is not None)
             prepared = await self.prepare(request, model)
             if model.info.engine.takes_messages:
                 return prepared

@@ -14,7 +14,7 @@ from typing import TypeAlias
 from attrs import frozen
 
 from enginehouse.contract.adapters import Adapter
-from enginehouse.contract.engine import EngineStream
+from enginehouse.contract.engine import EngineStream, Placement, placement_of
 from enginehouse.contract.errors import ConfigError, ModelNotReady, UnsupportedTask
 from enginehouse.contract.preparer import BoundPreparer, ModelAccess, Report
 from enginehouse.contract.types import (
@@ -151,6 +151,10 @@ class _ForeignStream:
     @property
     def prompt_token_ids(self) -> Sequence[int] | None:
         return self._stream.prompt_token_ids
+
+    @property
+    def placement(self) -> Placement | None:
+        return placement_of(self._stream)
 
     async def __aiter__(self) -> AsyncIterator[Sequence[Event]]:
         async for batch in self._core.iterate(aiter(self._stream)):

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from enginehouse.contract.engine import EngineStream
+from enginehouse.contract.engine import EngineStream, Placement, placement_of
 from enginehouse.contract.errors import EnginehouseError, WorkerDied
 from enginehouse.contract.types import Event, TextDelta
 from enginehouse.plugins import Guard
@@ -72,6 +72,11 @@ class Generation:
     def prompt_token_ids(self) -> Sequence[int] | None:
         """The prompt of a request with ``return_token_ids``; None for others, and if the engine does not know it."""
         return self._attempt.prompt_token_ids
+
+    @property
+    def placement(self) -> Placement | None:
+        """The replica of its engine that answers; None for engines without several."""
+        return placement_of(self._attempt)
 
     @property
     def num_waiting_events(self) -> int:

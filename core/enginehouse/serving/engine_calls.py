@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast, get_args
 
 from attrs import evolve
 
-from enginehouse.contract.engine import Engine, EngineStream
+from enginehouse.contract.engine import Engine, EngineStream, Placement, placement_of
 from enginehouse.contract.errors import EngineDead, EnginehouseError, PluginFailed
 from enginehouse.contract.types import EngineRequest, Event
 from enginehouse.plugins import Guard, guarded, plain
@@ -120,6 +120,11 @@ class ForeignStream:
     def num_waiting_events(self) -> int:
         """See the contract."""
         return self._stream.num_waiting_events
+
+    @property
+    def placement(self) -> Placement | None:
+        """See the contract."""
+        return placement_of(self._stream)
 
     async def __aiter__(self) -> AsyncIterator[Sequence[Event]]:
         """Iterate over batches of events, each of which the engine produces on its loop."""

@@ -23,7 +23,6 @@ from queue import Empty, SimpleQueue
 import msgspec
 from attrs import frozen
 
-from enginehouse.contract.adapters import Adapter
 from enginehouse.contract.backend import Runner
 from enginehouse.contract.errors import AdapterRefused, EnginehouseError, ModelLoadError, PluginFailed
 from enginehouse.contract.pooler import Pooler
@@ -38,7 +37,6 @@ from enginehouse.plugins.call_notes import CallNotes
 from enginehouse.workers.intake import Intake, contained, left
 from enginehouse.workers.ipc import FrameTooLarge, Link
 from enginehouse.workers.messages import (
-    AdapterLoaded,
     Cached,
     CallFailed,
     Cancel,
@@ -79,6 +77,7 @@ from enginehouse.workers.messages import (
 from enginehouse.workers.parts import (
     bind_drafters,
     find_backend,
+    load_adapters,
     open_disk,
     open_model,
     open_pooling,
@@ -304,8 +303,7 @@ class WorkerHost:
                 on_started=self._report_started,
                 disk=self._disk,
             )
-            for adapter in message.adapters[: message.engine.max_adapters]:
-                _load_configured(engine, adapter, message.options_path)
+            load_adapters(engine, message)
             undo.pop_all()
         return runner, engine
 
@@ -392,7 +390,7 @@ class WorkerHost:
         except EnginehouseError as error:
             self._send(CallFailed(message.call, failure_of(error)))
         else:
-            self._send(AdapterLoaded(message.call))
+            self._send(Stats(message.call, engine.stats()))
 
     def _add_pool(self, engine: PoolEngine, entering: _EnterPool) -> None:
         with contained(lambda error: self._send_results([(entering.call, error)]), "beginning the request failed"):
@@ -485,14 +483,6 @@ def _exempt_from_collection() -> None:
     """
     gc.collect()
     gc.freeze()
-
-
-def _load_configured(engine: StepEngine, adapter: Adapter, path: str) -> None:
-    """Load an adapter of the settings. Raises ModelLoadError, which names the setting."""
-    try:
-        engine.load_adapter(adapter)
-    except AdapterRefused as error:
-        raise ModelLoadError(f"{path}.adapters.{adapter.name}: {error.message}") from error
 
 
 def _close(model: Runner | Pooler) -> None:

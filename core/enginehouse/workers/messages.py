@@ -31,8 +31,7 @@ from enginehouse.contract.usage import Usage
 from enginehouse.settings.config import PluginsSettings
 from enginehouse.workers.ipc import FrameTooLarge, frame
 
-# Increase whenever the messages change.
-PROTOCOL = 10
+PROTOCOL = 10  # increase whenever the messages change
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True, tag="error"):
@@ -146,11 +145,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
-    """Serve a request; answered by Accepted or Rejected, then by its events in StepOutputs.
-
-    Attributes:
-        resume: progress of the answer so far.
-    """
+    """Serve a request, or continue it by ``resume``; answered by Accepted or Rejected, then by StepOutputs."""
 
     request: EngineRequest
     resume: Resume | None = None
@@ -218,7 +213,7 @@ class StopThinking(msgspec.Struct, frozen=True, array_like=True, tag="stop_think
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, array_like=True, tag="load_adapter"):
-    """Load an adapter; answered by AdapterLoaded or CallFailed, after the running step."""
+    """Load an adapter; answered by Stats or CallFailed, after the running step."""
 
     call: int
     adapter: Adapter
@@ -389,7 +384,7 @@ class Pooled(msgspec.Struct, frozen=True, array_like=True, tag="pooled"):
 
 
 class Stats(msgspec.Struct, frozen=True, array_like=True, tag="stats"):
-    """Answer to GetStats."""
+    """Answer to GetStats and LoadAdapter."""
 
     call: int
     stats: EngineStats
@@ -414,12 +409,6 @@ class ThinkingStopped(msgspec.Struct, frozen=True, array_like=True, tag="thinkin
 
     call: int
     num_choices: int
-
-
-class AdapterLoaded(msgspec.Struct, frozen=True, array_like=True, tag="adapter_loaded"):
-    """Answer to LoadAdapter."""
-
-    call: int
 
 
 class MetricsReport(msgspec.Struct, frozen=True, array_like=True, tag="metrics"):
@@ -461,7 +450,6 @@ FromWorker = (
     | View
     | Cached
     | ThinkingStopped
-    | AdapterLoaded
     | MetricsReport
     | CallFailed
     | Died

@@ -15,7 +15,6 @@ from enginehouse.contract.types import CacheMiss, Event, RequestFinished
 from enginehouse.contract.usage import Usage
 from enginehouse.workers.messages import (
     Accepted,
-    AdapterLoaded,
     Cached,
     CallFailed,
     Detokenized,
@@ -35,9 +34,7 @@ from enginehouse.workers.messages import (
 )
 from enginehouse.workers.request_queue import RequestQueue
 
-Answer = (
-    StageBegan | AdapterLoaded | Cached | CallFailed | Detokenized | Pooled | Stats | ThinkingStopped | Tokenized | View
-)
+Answer = StageBegan | Cached | CallFailed | Detokenized | Pooled | Stats | ThinkingStopped | Tokenized | View
 
 NO_CALL = -1
 """Call number of pings, whose answer is not delivered; its arrival is enough."""
@@ -75,8 +72,6 @@ class Calls:
         if observer is not None:
             observer.left()
         match message:
-            case AdapterLoaded():
-                settle(future, None)
             case Tokenized():
                 settle(future, message.token_ids)
             case Detokenized():

@@ -250,19 +250,23 @@ def test_what_waits_behind_an_unread_answer_counts(tmp_path: Path, num_prompts: 
 
 
 def test_the_rows_of_a_pooling_request_count() -> None:
-    """A short request has many bytes of them: equal texts are computed once."""
+    """A short request has many bytes of them: equal texts are computed once. Numbers count with their text."""
     settings = Settings(
         limits=LimitsSettings(max_client_bytes=2 * MIB),
         models={"m": ModelSettings(source="fake-pooler", backend="fake-pooler", options={"dimensions": 4096})},
         plugins=PluginsSettings(allow=("pooling",)),
     )
     with served(settings, timeout=60) as client:
-        few, many = (client.post("/v1/embeddings", json={"input": ["a"] * number}) for number in (16, 160))
+        few, many = (client.post("/v1/embeddings", json={"input": ["a"] * number}) for number in (16, 32))
+        short = client.post("/v1/embeddings", json={"input": ["a"] * 32, "encoding_format": "base64"})
 
         assert few.status_code == 200 and len(few.json()["data"]) == 16
+        assert short.status_code == 200
         assert many.status_code == 503 and many.json()["error"]["code"] == "server_overloaded"
         assert "limits.max_client_bytes" in many.text and many.headers["retry-after"] == "1"
         assert figures(client)[1] == {"server": 1}
+        computed = re.search(r"^enginehouse_pooled_texts_total\S* (\S+)", client.get("/metrics").text, re.MULTILINE)
+        assert computed is not None and float(computed[1]) == 2  # the third was refused before it was computed
         wait_nothing_held(client)
 
 

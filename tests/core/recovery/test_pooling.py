@@ -118,6 +118,35 @@ async def test_a_worker_killed_in_a_pass_is_asked_again(tmp_path: Path) -> None:
         assert server.manager.find("m").status().num_restarts == 1
 
 
+async def test_workers_killed_from_outside_are_not_the_fault_of_a_request(tmp_path: Path) -> None:
+    """Two of them: it is asked a third time."""
+    async with serving(tmp_path) as server:
+        with server.held():
+            asked = asyncio.create_task(server.pool("short"))
+            for number in (1, 2):
+                await server.passes(number)
+                engine = await server.engine()
+                assert engine.pid is not None
+                os.kill(engine.pid, signal.SIGKILL)
+                await engine.died
+            await server.passes(3)
+        assert np.array_equal((await asked).array, alone("short"))
+
+
+async def test_a_request_whose_worker_does_not_come_back_may_be_repeated(tmp_path: Path) -> None:
+    """It gets a 503, not the 422 of one that kills workers: no process starts within a millisecond."""
+    async with serving(tmp_path, replay_timeout_s=0.001) as server:
+        with server.held():
+            asked = asyncio.create_task(server.pool("short"))
+            await server.passes(1)
+            engine = await server.engine()
+            assert engine.pid is not None
+            os.kill(engine.pid, signal.SIGKILL)
+            await engine.died
+        with pytest.raises(EngineDead):
+            await asked
+
+
 async def test_a_text_that_ends_workers_is_refused_after_one_repetition(tmp_path: Path) -> None:
     """Others that were in the same pass get their rows; the same text again is refused at once."""
     async with serving(tmp_path, {"abort_at_token": FATAL}) as server:
@@ -140,6 +169,24 @@ async def test_a_text_that_ends_workers_is_refused_after_one_repetition(tmp_path
         assert len(passes[1]) == 3
         assert await server.passes(1) == passes
         assert server.manager.find("m").status().num_restarts == 2
+
+
+async def test_a_snapshot_shows_requests(tmp_path: Path) -> None:
+    async with serving(tmp_path) as server:
+        engine = await server.engine()
+        with server.held():
+            first = asyncio.create_task(server.pool("first"))
+            await server.passes(1)
+            second = asyncio.create_task(server.pool("second"))
+            await until(lambda: engine.num_open == 2)
+            await engine.tokenize((Segment("x"),), add_special=False)
+            view = asyncio.create_task(engine.view())
+            await until(lambda: engine.num_open == 3)
+        await asyncio.gather(first, second)
+        (shown,) = (await view).requests
+
+        assert (shown.request_id, [one.phase for one in shown.sequences]) == ("p2", ["queued"])
+        assert shown.usage.prompt_tokens == 7
 
 
 async def test_a_pass_that_hangs_ends_its_worker_and_no_other_request(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from attrs import frozen
 
 __all__ = ["Language", "RewordedDocument", "reworded_documents"]
 
-Language = Literal["english", "german", "spanish"]
+Language = Literal["english", "german", "spanish", "french", "italian", "dutch"]
 
 _NUM_OTHERS = 40
 

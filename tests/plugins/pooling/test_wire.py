@@ -146,7 +146,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/embeddings", {"input": [[1, "a"]]}, "input[0][1]"),
     ("/v1/embeddings", {"input": [1, -1]}, "input[1]"),
     ("/v1/embeddings", {"input": [1, True]}, "input[1]"),
-    ("/v1/embeddings", {"input": [[5], [1_000_000]]}, "input[1]"),
+    ("/v1/embeddings", {"input": [[5], [1_000_000]]}, "input[1][0]"),
     ("/v1/embeddings", {"input": ["a", LONG]}, "input[1]"),
     ("/v1/embeddings", {"input": ["a"] * 2049}, "input"),
     ("/v1/embeddings", {"input": "a", "content": "a"}, "content"),
@@ -185,6 +185,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("/v1/score", {"model": "reranker", "text_1": "a", "queries": "b", "text_2": "c"}, "queries"),
     ("/v1/classify", {"model": "classifier"}, "input"),
     ("/predict", {"model": "classifier", "inputs": [["a", "b", "c"]]}, "inputs[0]"),
+    # One text, or its token ids, have no index.
+    ("/v1/embeddings", {"input": LONG}, "input"),
+    ("/v1/embeddings", {"input": [1, 99999]}, "input[1]"),
+    ("/embed", {"inputs": LONG}, "inputs"),
+    ("/v1/classify", {"model": "classifier", "input": [1, 99999]}, "input[1]"),
+    ("/predict", {"model": "classifier", "inputs": LONG}, "inputs"),
 ]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from enginehouse.contract.errors import ConfigError
@@ -24,6 +25,7 @@ from enginehouse.settings.config import (
 )
 from enginehouse_router.options import RouterOptions
 from enginehouse_router.semantic import SemanticRouter
+from enginehouse_testkit.embedding_server import embedding_server
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.served import served
 
@@ -114,19 +116,21 @@ def test_examples_are_relative_to_the_configuration_file(tmp_path: Path, monkeyp
 # -- over HTTP ---------------------------------------------------------------------------------------
 
 
-def settings_of(folder: Path, embedder: str = "e", models: tuple[str, ...] = ()) -> Settings:
+def settings_of(
+    folder: Path, embedder: str = "e", models: tuple[str, ...] = (), embedding_model: ModelSettings | None = None
+) -> Settings:
     router(folder)
     own = {"embedder": embedder, "examples": str(folder / "examples.jsonl"), "labels": {"easy": "small"}}
     script = write_script(folder / "hello.json", ["Hel", "lo"])
     return Settings(
         models={
-            "e": ModelSettings(source="fake-pooler", backend="fake-pooler", isolation="thread"),
+            "e": embedding_model or ModelSettings(source="fake-pooler", backend="fake-pooler", isolation="thread"),
             "small": ModelSettings(source=script, backend="scripted"),
             "big": ModelSettings(source=script, backend="scripted"),
             "other": ModelSettings(source=script, backend="scripted"),
         },
         router=RouterSettings(strategy="semantic", models=models, default="small"),
-        plugins=PluginsSettings(allow=("router",), options={"router": {**own, "num_neighbours": 1}}),
+        plugins=PluginsSettings(allow=("router", "remote"), options={"router": {**own, "num_neighbours": 1}}),
     )
 
 
@@ -163,6 +167,19 @@ def test_request_goes_to_the_model_of_the_nearest_example(
 def test_embedder_that_was_unloaded_is_loaded_again(client: httpx.Client) -> None:
     assert client.post("/admin/models/e/unload").status_code == 200
     assert client.post("/v1/route", json=body("Prove the lemma by induction.")).json()["model"] == "big"
+
+
+def test_embedder_may_be_on_a_server_that_cannot_be_asked_to_shorten_texts(tmp_path: Path) -> None:
+    def embed(texts: Sequence[str]) -> np.ndarray[Any, Any]:
+        return np.array([[1.0, text.count("Prove"), text.count("Translate")] for text in texts], np.float32)
+
+    with embedding_server(embed) as url:
+        elsewhere = ModelSettings(source=url, backend="remote", options={"task": "embed"})
+        with served(settings_of(tmp_path, embedding_model=elsewhere), timeout=30) as http:
+            explained = http.post("/v1/route", json=body("Prove it.")).json()
+
+    assert explained["model"] == "big"
+    assert explained["features"]["similarity"] == pytest.approx(1)
 
 
 def test_request_without_words_gets_the_default_model(client: httpx.Client) -> None:

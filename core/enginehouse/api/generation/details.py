@@ -11,6 +11,7 @@ from attrs import frozen
 from enginehouse.api.generation.assembly import Assembly
 from enginehouse.api.generation.decoding import Decoded
 from enginehouse.api.generation.reports import shown_reports
+from enginehouse.contract.engine import Placement
 from enginehouse.contract.errors import InvalidRequest, quoted
 from enginehouse.contract.rows import RequestField
 from enginehouse.contract.usage import USAGE_FIELDS, Usage
@@ -28,10 +29,35 @@ def routed_headers(running: Sequence[RunningRequest], profile: Profile) -> list[
     return [(profile.optimization_headers.get("routed_model", _HEADER), ", ".join(names))] if names else []
 
 
-def shown_routed(routed: Routed | None) -> dict[str, Any] | None:
-    """Return the routing details; None if no router was involved."""
-    if routed is None:
+def replica_headers(running: Sequence[RunningRequest]) -> list[tuple[str, str]]:
+    """Return the header that names the replica that has accepted the request, or those of several prompts."""
+    placements = [one.generation.placement for one in running]
+    shown = [
+        f"{placement.replica}; reason={placement.reason}; matched={placement.matched:.2f}"
+        for placement in placements
+        if placement is not None
+    ]
+    return [("x-enginehouse-replica", ", ".join(dict.fromkeys(shown)))] if shown else []
+
+
+def shown_routed(routed: Routed | None, placement: Placement | None) -> dict[str, Any] | None:
+    """Return the routing details: of a router, and of an engine with several replicas; None without both."""
+    if routed is None and placement is None:
         return None
+    replica = None
+    if placement is not None:
+        replica = {
+            "name": placement.replica,
+            "reason": placement.reason,
+            "matched": round(placement.matched, 4),
+            "tried": placement.num_tried,
+        }
+    return _of_router(routed) | {"replica": replica}
+
+
+def _of_router(routed: Routed | None) -> dict[str, Any]:
+    if routed is None:
+        return {}
     return {
         "strategy": routed.strategy,
         "reason": routed.reason,
@@ -136,7 +162,7 @@ class AnswerDetails:
         left_out = [name for one in self.assembly.running for name in one.unsupported]
         return {
             "model": running.model.name,
-            "routed": shown_routed(running.routed),
+            "routed": shown_routed(running.routed, running.generation.placement),
             "backend": running.model.info.backend,
             "parameters": self._parameters(),
             "timings_ms": self._timings_ms(),

@@ -23,11 +23,11 @@ _MANY_TEXTS = 256
 
 
 async def pool(state: ApiState, scope: Scope, receive: Receive, caller: Caller, asked: PoolingRequest) -> PoolingResult:
-    """Return the rows of a request; the account of memory counts them until the response has ended.
+    """Return the rows of a request; the account of memory counts them, and their text, until the response has ended.
 
     Raises:
-        EnginehouseError: it is refused, fails, takes too long, its rows do not fit the account of memory, or its client
-            has disconnected.
+        EnginehouseError: it is refused, fails, takes too long, its rows or their text do not fit the account of memory,
+            or its client has disconnected.
     """
     check_model(caller, asked.model, state.manager)
     check_priority(caller, asked.priority)
@@ -52,12 +52,13 @@ async def pool(state: ApiState, scope: Scope, receive: Receive, caller: Caller, 
         exchange.answer = OpenAnswer(exchange, record, (), pooling=request)
         try:
             with deadlines(exchange, timeouts, record.began, lambda: False):
-                result: PoolingResult | None = await exchange.until_ended(state.pipeline.pool(request))
+                result: PoolingResult | None = await exchange.until_ended(
+                    state.pipeline.pool(request, memory_of(scope).take)
+                )
             if result is None:
                 raise exchange.error or ClientLeft("The client closed the connection before its response.")
             num_used = sum(result.num_tokens)
             _note(record, request, result, num_used)
-            memory_of(scope).take(len(result.rows))
         finally:
             if ticket is not None:
                 ticket.used = (ticket.used or 0) + num_used
@@ -67,9 +68,8 @@ async def pool(state: ApiState, scope: Scope, receive: Receive, caller: Caller, 
 def _check_number(request: PoolingRequest, most: int) -> None:
     """Raise InvalidRequest if a request has too many inputs."""
     if (number := len(request.inputs)) > most:
-        raise InvalidRequest(
-            f"{request.path}: at most {most} are allowed (limits.max_inputs), not {number}", request.path
-        )
+        message = f"{request.path}: has {number} texts; a request may have {most} (limits.max_inputs)"
+        raise InvalidRequest(message, request.path)
 
 
 def _note(record: AccessRecord, request: PoolingRequest, result: PoolingResult, num_tokens: int) -> None:

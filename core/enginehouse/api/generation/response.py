@@ -19,6 +19,7 @@ from enginehouse.api.generation.details import (
     AnswerDetails,
     asks_for_details,
     optimization_headers,
+    replica_headers,
     routed_headers,
 )
 from enginehouse.api.generation.open_answers import OpenAnswer, estimate_tokens, used_tokens
@@ -152,7 +153,7 @@ class GenerationResponse:
         left_out = dict.fromkeys(name for one in running for name in one.unsupported)
         profile = self.call.caller.profile
         headers = self.call.notices(left_out) + routed_headers(running, profile)
-        headers += report_headers(running, profile)
+        headers += replica_headers(running) + report_headers(running, profile)
         details = self._details(assembly, scope)
         is_detached = await self.surface.is_detached(self.route, self.call)
         if is_detached:

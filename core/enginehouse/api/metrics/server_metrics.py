@@ -24,6 +24,7 @@ from enginehouse.api.http.admission import MemoryAccount
 from enginehouse.api.http.exchange import OpenExchanges
 from enginehouse.api.http.listeners import Listeners
 from enginehouse.api.metrics.families import REPORTED, Values
+from enginehouse.contract.engine import Engine, ReplicatedEngine
 from enginehouse.contract.errors import EnginehouseError
 from enginehouse.contract.inspection import BATCH_SIZES, EngineMetrics, Inspectable
 from enginehouse.contract.usage import Usage
@@ -186,17 +187,19 @@ class ServerMetrics(Collector):
         for state in get_args(ModelState):
             now.set("models", status.name, state, value=float(state == status.state))
         now.add("worker_restarts", status.name, amount=status.num_restarts)
-        engine = self._engine(status.name)
+        opened = self._engine(status.name)
+        engine = opened if isinstance(opened, Inspectable) else None
         if engine is not None:
             _read_gauges(status.name, engine.metrics, now)
+        if isinstance(opened, ReplicatedEngine):
+            _read_replicas(status.name, opened, now)
         self._read_counters(status.name, engine, now)
 
-    def _engine(self, model: str) -> Inspectable | None:
+    def _engine(self, model: str) -> Engine | None:
         try:
-            engine = self._manager.get(model).engine
+            return self._manager.get(model).engine
         except EnginehouseError:
             return None
-        return engine if isinstance(engine, Inspectable) else None
 
     def _read_counters(self, model: str, engine: Inspectable | None, now: Values) -> None:
         """Add this engine's counts to those of its predecessors, so that no counter decreases on a worker restart."""
@@ -225,6 +228,14 @@ def _read_gauges(model: str, metrics: EngineMetrics, now: Values) -> None:
     now.set("loaded_adapters", model, value=stats.num_adapters)
     if metrics.rss_bytes:
         now.set("worker_memory_bytes", model, value=metrics.rss_bytes)
+
+
+def _read_replicas(model: str, engine: ReplicatedEngine, now: Values) -> None:
+    for stats in engine.replicas:
+        now.set("replica_up", model, stats.replica, value=float(stats.is_up))
+        now.set("replica_running_requests", model, stats.replica, value=stats.num_running)
+        for reason, number in stats.num_requests.items():
+            now.add("replica_requests", model, stats.replica, reason, amount=number)
 
 
 def metrics_route(metrics: ServerMetrics) -> HTTPRouteHandler:

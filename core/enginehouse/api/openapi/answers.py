@@ -130,11 +130,18 @@ ANSWER_SCHEMAS: dict[str, JsonSchema] = {
         model=_TEXT,
         routed=_nullable(
             object_of(
-                strategy=_TEXT,
-                reason=_TEXT,
-                decision_ms={"type": "number", "minimum": 0},
-                tried=_list_of(object_of(model=_TEXT, reason=_TEXT)),
-                discarded_tokens=_COUNT,
+                {
+                    "strategy": _TEXT,
+                    "reason": _TEXT,
+                    "decision_ms": {"type": "number", "minimum": 0},
+                    "tried": _list_of(object_of(model=_TEXT, reason=_TEXT)),
+                    "discarded_tokens": _COUNT,
+                },
+                replica=_nullable(
+                    object_of(
+                        name=_TEXT, reason=_TEXT, matched={"type": "number", "minimum": 0, "maximum": 1}, tried=_COUNT
+                    )
+                ),
             )
         ),
         backend=_TEXT,

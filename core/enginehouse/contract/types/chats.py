@@ -96,7 +96,7 @@ class Tool:
 
     @property
     def arguments_schema(self) -> dict[str, Any]:
-        """JSON Schema to enforce: an object, without undeclared members unless :attr:`parameters` asks for them."""
+        """JSON Schema to enforce: an object, without undeclared members unless ``parameters`` asks for them."""
         schema = {"type": "object", **self.parameters}
         if "additionalProperties" not in schema and not any(keyword in schema for keyword in _DECLARE_MEMBERS):
             schema["additionalProperties"] = False

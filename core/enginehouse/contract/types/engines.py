@@ -30,10 +30,10 @@ class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     """Request parameters that an engine supports, reported by the process that runs the model.
 
     Attributes:
-        takes_messages: chats are passed as :class:`Chat` instead of rendered prompts; the engine handles templates,
+        takes_messages: chats are passed as :class:`.Chat` instead of rendered prompts; the engine handles templates,
             tool calls and reasoning. It then lists every parameter about these in ``native`` or ``refused``.
-        native: parameters that the model's library applies itself: fields of :class:`SamplingParams` and
-            :class:`StopParams`, or any other by its name in requests.
+        native: parameters that the model's library applies itself: fields of :class:`.SamplingParams` and
+            :class:`.StopParams`, or any other by its name in requests.
         refused: unsupported parameter to the reason.
         samplers: active sampler plugins; None is all of the server's.
         constraint_kinds: kinds of constraints that it enforces.
@@ -92,7 +92,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Scheduler settings of :class:`enginehouse.engine.loop.StepEngine`.
+    """Scheduler settings of ``enginehouse.engine.loop.StepEngine``.
 
     Attributes:
         slots: sequences that decode concurrently.

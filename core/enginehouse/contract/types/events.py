@@ -81,7 +81,7 @@ class HeldTokens(msgspec.Struct, frozen=True, array_like=True):
 class TextDelta(msgspec.Struct, frozen=True, array_like=True, tag="delta"):
     """New text of one choice.
 
-    ``held`` and ``probabilities`` complete the state of the choice (see :class:`Resume`).
+    ``held`` and ``probabilities`` complete the state of the choice (see :class:`.Resume`).
 
     Attributes:
         choice: index of the choice, 0-based.
@@ -197,3 +197,4 @@ class RequestFinished(msgspec.Struct, frozen=True, array_like=True, tag="request
 
 
 Event = PromptProgress | PromptLogprobs | TextDelta | ReasoningDelta | CallDelta | ChoiceFinished | RequestFinished
+"""What an engine reports of a request."""

@@ -17,7 +17,7 @@ __all__ = ["Constraint", "ConstraintKind", "ReasoningParams", "RequestOptions", 
 class RequestOptions:
     """Rows of the table of request fields that reach the engine unchanged.
 
-    Request bodies, :class:`GenerateRequest` and :class:`EngineRequest` inherit them.
+    Request bodies, :class:`.GenerateRequest` and :class:`.EngineRequest` inherit them.
     """
 
     priority: int = row("Lower numbers are served earlier.", default=0, bounds=(-(2**31), 2**31 - 1))

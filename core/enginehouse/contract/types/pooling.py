@@ -53,6 +53,8 @@ class PoolingRequest(msgspec.Struct, frozen=True, kw_only=True):
         raw_scores: return logits of ``rerank`` and ``classify`` as they are.
         priority: lower numbers are computed earlier.
         path: the body's field with the inputs, for errors: ``input`` gives ``input[3]``.
+        is_list: that field is a list of inputs; otherwise it is the input, and errors name the field alone.
+        number_bytes: bytes that a number takes in the response, for the account of memory: 13 as text, 6 in base64.
         caller: name of the caller; set by core.
         namespace: cached rows are shared only inside one namespace; set by core.
         allowed_models: names of the models that the caller may use; None is all; set by core.
@@ -73,6 +75,8 @@ class PoolingRequest(msgspec.Struct, frozen=True, kw_only=True):
     raw_scores: bool = False
     priority: int = 0
     path: str = "input"
+    is_list: bool = True
+    number_bytes: int = 13
     caller: str = ""
     namespace: str = ""
     allowed_models: frozenset[str] | None = None

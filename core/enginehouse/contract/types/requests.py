@@ -117,8 +117,8 @@ class GenerateRequest(RequestOptions):
 
     Attributes:
         request_id: shown to the client as the response id and in the log.
-        sampling: :class:`SamplingParams` field name to value.
-        stopping: :class:`StopParams` field name to value.
+        sampling: :class:`.SamplingParams` field name to value.
+        stopping: :class:`.StopParams` field name to value.
         extensions: name of a sampler or preparer to its request fields.
         constraint: constraint on every answer; with tools, on answers without a call.
         tool_use: the tools, if any.

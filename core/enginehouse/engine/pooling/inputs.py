@@ -204,10 +204,8 @@ class InputMaker:
             raise InvalidRequest(message, "prompt_name")
         most = _MAX_RESULT_BYTES // (4 * limits.dimensions)
         if len(request.inputs) > most:
-            message = (
-                f"{request.path}: {len(request.inputs)} texts; with {limits.dimensions} numbers for each, a request"
-            )
-            raise InvalidRequest(f"{message} may have {most}", request.path)
+            message = f"{request.path}: has {len(request.inputs)} texts; with {limits.dimensions} numbers for each"
+            raise InvalidRequest(f"{message}, a request may have {most}", request.path)
 
     def _texts(self, request: PoolingRequest, one: PoolText, *, is_comparison: bool) -> Iterator[tuple[PoolText, str]]:
         """Yield the text or texts of an input, each with its prompt."""
@@ -222,7 +220,7 @@ class InputMaker:
             yield PoolText(text), prompts.get(known, "")
 
     def _input(self, request: PoolingRequest, text: PoolText, prompt: str, index: int) -> tuple[PoolerInput, int]:
-        path, most = f"{request.path}[{index}]", self.capabilities.max_tokens
+        path, most = f"{request.path}[{index}]" if request.is_list else request.path, self.capabilities.max_tokens
         if text.token_ids is not None:
             made, num_tokens = self._given(request, text.token_ids, path, has_layout=bool(request.add_special_tokens))
         elif request.add_special_tokens is False and text.second is None:
@@ -266,8 +264,10 @@ class InputMaker:
         if self.info.task == "rerank":
             raise InvalidRequest(f"{path}: this model needs two texts, not token ids", path)
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
-            wrong = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
-            raise InvalidRequest(f"{path}: token ids must be in [0, {vocab_size}); got {wrong}", path)
+            place = next(place for place, token_id in enumerate(token_ids) if not 0 <= token_id < vocab_size)
+            where = f"{path}[{place}]"
+            message = f"{where}: {token_ids[place]} is not a token id of this model, which are 0 to {vocab_size - 1}"
+            raise InvalidRequest(message, where)
         if request.truncate != "none":
             room = max(0, min(limits.max_tokens, request.max_tokens or limits.max_tokens) - num_added)
             token_ids = tuple(_cut(list(token_ids), room, request.truncate))

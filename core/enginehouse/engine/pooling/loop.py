@@ -23,7 +23,7 @@ from enginehouse.contract.errors import (
     StepAborted,
     UnsupportedTask,
 )
-from enginehouse.contract.inspection import EngineMetrics, EngineView
+from enginehouse.contract.inspection import EngineMetrics, EngineView, Phase, RequestView, SequenceView
 from enginehouse.contract.pooler import Pooler, PoolerCapabilities
 from enginehouse.contract.types import (
     EngineCapabilities,
@@ -33,6 +33,7 @@ from enginehouse.contract.types import (
     PoolingRequest,
     PoolingResult,
 )
+from enginehouse.contract.usage import Usage
 from enginehouse.engine.outputs import StepCounts
 from enginehouse.engine.pooling.inputs import Arrangement, InputMaker, LayoutArrangement, PoolInputs
 from enginehouse.engine.pooling.queue import Pass, PoolJob, PoolQueue, empty_rows
@@ -265,8 +266,18 @@ class PoolEngine:
         )
 
     def view(self) -> EngineView:
-        """Return a snapshot without requests: a pooling request has no sequences."""
-        return EngineView(self._capabilities.max_batch_texts, 0, 0, (), ())
+        """Return a snapshot: a request has one sequence, without positions in a cache."""
+        now = self._clock()
+        requests = tuple(
+            RequestView(
+                job.made.request.request_id,
+                now - job.made.accepted_s,
+                Usage(prompt_tokens=sum(job.made.num_tokens)),
+                (SequenceView(0, _phase(job), 0, 0, False),),
+            )
+            for job in self._queue
+        )
+        return EngineView(self._capabilities.max_batch_texts, 0, 0, requests, ())
 
     def cached_tokens(self, token_ids: Iterable[int], namespace: str) -> int:
         """Return 0: there is no prefix cache."""
@@ -284,6 +295,12 @@ class PoolEngine:
             self._pooler.close()
         outputs, self._outputs = self._outputs, []
         return outputs
+
+
+def _phase(job: PoolJob) -> Phase:
+    if job.is_computing:
+        return "prefill"
+    return "paused" if job.is_begun else "queued"
 
 
 def _overdue(job: PoolJob) -> QueueTimeout:

@@ -59,7 +59,8 @@ class Renderer:
     Args:
         timeout_s: maximum seconds of :meth:`render` from the call to the result, including the wait for a process.
         max_chars: maximum length of a rendered prompt in characters.
-        num_processes: at least 2, so that a hanging template leaves one free.
+        num_processes: maximum number, at least 2, so that a hanging template leaves one free. Another one is started
+            when a request waits that may use it; a server of one model has one.
         memory_bytes: maximum memory that rendering allocates per process (enforced on Linux only).
     """
 
@@ -70,7 +71,7 @@ class Renderer:
             raise ValueError("a renderer needs at least two processes")
         self._timeout_s = timeout_s
         self._max_chars, self._memory_bytes = max_chars, memory_bytes
-        self._num_processes = num_processes
+        self._num_processes, self._num_started = num_processes, 0
         self._idle: list[_RenderProcess] = []
         self._busy: Counter[str] = Counter()  # number of processes held by each template
         self._clients: set[_RenderProcess] = set()
@@ -80,16 +81,16 @@ class Renderer:
         self._closed = False
 
     async def start(self) -> None:
-        """Start all processes and wait until they are ready.
+        """Start one process and wait until it is ready.
 
         Raises:
-            RuntimeError: none could be started.
+            RuntimeError: it could not be started.
         """
-        starts = [self._start_one() for _ in range(self._num_processes)]
-        await asyncio.wait(starts, timeout=_START_TIMEOUT_S)
+        self._num_started = 1
+        await asyncio.wait([self._start_one()], timeout=_START_TIMEOUT_S)
         if not self._clients:
             await self.close()
-            raise RuntimeError("the rendering processes could not be started")
+            raise RuntimeError("the rendering process could not be started")
 
     async def render(self, prompt: ChatPrompt) -> tuple[Segment, ...]:
         """Return the prompt as segments, see :func:`enginehouse.pipeline.prompt.templates.render`.
@@ -212,6 +213,10 @@ class Renderer:
             else:
                 still_waiting.append((template, future))
         self._waiting = still_waiting
+        limit = self._num_processes - 1  # of one template
+        if self._num_started < self._num_processes and any(self._busy[name] < limit for name, _ in still_waiting):
+            self._num_started += 1
+            self._start_one()
 
     def _give_back(self, client: _RenderProcess, template: str, healthy: bool) -> None:
         self._busy[template] -= 1

@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from enginehouse.contract.errors import UnsupportedParameter
 from enginehouse.contract.router import ComparesTexts
 from enginehouse.contract.surface import new_id
 from enginehouse.contract.types import GenerateRequest, PoolingRequest, PoolingResult, PoolText
@@ -50,20 +52,24 @@ class Similarities:
         return similarities
 
     async def _embed(self, texts: Sequence[str], request: GenerateRequest | None = None) -> NDArray[np.float32]:
-        result = await self._pool(
-            PoolingRequest(
-                request_id=new_id("route-"),
-                model=self._router.embedder,
-                task="embed",
-                inputs=tuple(map(PoolText, texts)),
-                truncate="end",
-                prompt_hints=_PROMPTS,
-                priority=0 if request is None else request.priority,
-                caller="" if request is None else request.caller,
-                namespace="" if request is None else request.namespace,
-            )
+        asked = PoolingRequest(
+            request_id=new_id("route-"),
+            model=self._router.embedder,
+            task="embed",
+            inputs=tuple(map(PoolText, texts)),
+            truncate="end",
+            prompt_hints=_PROMPTS,
+            priority=0 if request is None else request.priority,
+            caller="" if request is None else request.caller,
+            namespace="" if request is None else request.namespace,
         )
-        return result.array
+        try:
+            return (await self._pool(asked)).array
+        except UnsupportedParameter as error:
+            if error.param != "truncate":
+                raise
+            # Of a server that cannot be asked to shorten: it may still take the text.
+            return (await self._pool(msgspec.structs.replace(asked, truncate="none"))).array
 
 
 def _has_failed(task: asyncio.Task[NDArray[np.float32]]) -> bool:

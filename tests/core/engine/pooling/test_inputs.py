@@ -83,6 +83,6 @@ def test_given_ids_are_taken_without_a_layout() -> None:
 
 
 def test_other_tasks_are_refused() -> None:
-    for task in ("rerank", "classify"):
-        with pytest.raises(UnsupportedTask):
+    for task, hint in (("rerank", 'rerank = "cosine" in its settings'), ("classify", "needs one for 'classify'")):
+        with pytest.raises(UnsupportedTask, match=hint):
             make([PoolText("a", None, "b")], task=task)

@@ -1,0 +1,194 @@
+"""The rule of prefix-aware routing, against a plain model of it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import subprocess
+import sys
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from enginehouse_backendkit.prefix_affinity import (
+    BLOCK_BYTES,
+    MAX_BLOCKS_OF_PROMPT,
+    PrefixAffinity,
+    PrefixChoice,
+    prefix_blocks,
+)
+
+
+def text(*words: str) -> str:
+    """One block per word."""
+    return "".join(word.ljust(BLOCK_BYTES, ".") for word in words)
+
+
+def chain(*words: str) -> tuple[int, ...]:
+    return prefix_blocks([text(*words)])
+
+
+@given(st.text(max_size=1500), st.lists(st.integers(0, 1500), max_size=4))
+def test_blocks_do_not_depend_on_how_a_prompt_is_divided(prompt: str, cuts: list[int]) -> None:
+    edges = [0, *sorted(cuts), len(prompt)]
+    parts = [prompt[start:end] for start, end in itertools.pairwise(edges)]
+
+    assert prefix_blocks(parts) == prefix_blocks([prompt.encode()])
+    assert len(prefix_blocks(parts)) == len(prompt.encode()) // BLOCK_BYTES
+
+
+def test_blocks_are_equal_exactly_as_far_as_prompts_are() -> None:
+    one, two = chain("system", "question", "more"), chain("system", "other", "more")
+
+    assert one[0] == two[0]
+    assert not set(one[1:]) & set(two[1:])
+    assert not set(one) & set(prefix_blocks([text("system", "question", "more")], namespace="other"))
+    assert prefix_blocks(["short"]) == ()
+    assert len(prefix_blocks(["long" * BLOCK_BYTES * MAX_BLOCKS_OF_PROMPT])) == MAX_BLOCKS_OF_PROMPT
+
+
+def test_blocks_are_the_same_in_every_process() -> None:
+    code = f"from enginehouse_backendkit.prefix_affinity import *; print(prefix_blocks(['ab' * {BLOCK_BYTES}], 'ns'))"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+    assert printed.strip() == str(prefix_blocks(["ab" * BLOCK_BYTES], "ns"))
+
+
+CASES = {
+    "the least busy one that has it": (chain("a", "b", "c"), [0, 1, 2], PrefixChoice(1, "prefix", 2)),
+    "the one with more of it": (chain("a", "b", "x", "y"), [0, 4, 3], PrefixChoice(2, "prefix", 4)),
+    "less of it where the best is too busy": (chain("a", "b", "x", "y"), [0, 3, 9], PrefixChoice(1, "prefix", 2)),
+    "the least busy where all that have it are too busy": (
+        chain("a", "b", "c"),
+        [0, 9, 9],
+        PrefixChoice(0, "balance", 0),
+    ),
+    "within the ratio": (chain("a", "b", "c"), [20, 29, 31], PrefixChoice(1, "prefix", 2)),
+    "too little of it": (chain("a", "k", "l", "m"), [1, 2, 2], PrefixChoice(0, "load", 0)),
+    "an excluded one": (chain("a", "b", "c"), [2, math.inf, 3], PrefixChoice(2, "prefix", 2)),
+    "excluded ones are not busy ones": (chain("a", "b"), [2, math.inf, math.inf], PrefixChoice(0, "load", 0)),
+    "nothing of it: the emptiest": (chain("z"), [0, 0, 0], PrefixChoice(0, "load", 0)),
+    "nothing of it: the least busy": (chain("z"), [2, 1, 1], PrefixChoice(1, "load", 0)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_choice(case: str) -> None:
+    blocks, loads, expected = CASES[case]
+    affinity = PrefixAffinity()
+    affinity.learn(1, chain("a", "b"))
+    affinity.learn(2, chain("a", "b", "x", "y"))
+
+    assert affinity.choose(blocks, loads) == expected
+
+
+def test_prompts_without_blocks_take_turns_between_the_least_busy() -> None:
+    affinity = PrefixAffinity()
+
+    assert sorted(affinity.choose((), [0, 0, 1, 0]).index for _ in range(6)) == [0, 0, 1, 1, 3, 3]
+
+
+def test_a_forgotten_replica_has_nothing() -> None:
+    affinity = PrefixAffinity()
+    affinity.learn(1, chain("a", "b"))
+    affinity.forget(1)
+    affinity.forget(7)
+
+    assert affinity.choose(chain("a", "b"), [0, 0]).reason == "load"
+    assert len(affinity) == 0
+
+
+@pytest.mark.parametrize("loads", [[], [math.inf], [math.inf, math.inf]])
+def test_nothing_to_choose_from_is_an_error(loads: list[float]) -> None:
+    with pytest.raises(ValueError, match="no replica can be chosen"):
+        PrefixAffinity().choose((), loads)
+
+
+def test_invalid_values_are_refused() -> None:
+    for values in ({"min_share": 0}, {"min_share": 1.5}, {"slack": -1}, {"ratio": 0.5}, {"max_blocks": 10}):
+        with pytest.raises(ValueError, match=next(iter(values))):
+            PrefixAffinity(**values)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="-1"):
+        PrefixAffinity().learn(-1, ())
+
+
+WORDS = st.lists(st.sampled_from("abc"), max_size=6).map(lambda words: chain(*words))
+
+
+class Replicas(RuleBasedStateMachine):
+    """Prompts of few words, so that most of them share blocks; small limits, so that blocks are dropped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.affinity = PrefixAffinity(blocks_per_replica=9, max_blocks=MAX_BLOCKS_OF_PROMPT)
+        self.sent: dict[int, list[tuple[int, ...]]] = {}
+
+    @rule(index=st.integers(0, 3), blocks=WORDS)
+    def learn(self, index: int, blocks: tuple[int, ...]) -> None:
+        self.affinity.learn(index, blocks)
+        self.sent.setdefault(index, []).append(blocks)
+        loads = [math.inf] * 4
+        loads[index] = 0
+
+        assert self.affinity.choose(blocks, loads).matched == len(blocks)
+
+    @rule(index=st.integers(0, 3))
+    def forget(self, index: int) -> None:
+        self.affinity.forget(index)
+        self.sent.pop(index, None)
+
+    @rule(blocks=WORDS, loads=st.lists(st.sampled_from([0, 1, 5, 20, math.inf]), min_size=1, max_size=4))
+    def choose(self, blocks: tuple[int, ...], loads: list[float]) -> None:
+        if min(loads) == math.inf:
+            return
+        choice, least = self.affinity.choose(blocks, loads), min(loads)
+
+        assert choice == self.affinity.choose(blocks, loads) or not blocks
+        assert loads[choice.index] <= max(least + 4, least * 1.5)
+        # What is said to match was sent there, at one time.
+        assert not choice.matched or any(
+            sent[: choice.matched] == blocks[: choice.matched] for sent in self.sent[choice.index]
+        )
+        if choice.reason == "prefix":
+            assert choice.matched >= 0.3 * len(blocks)
+        else:
+            assert loads[choice.index] == least
+
+    @invariant()
+    def is_bounded(self) -> None:
+        assert len(self.affinity) <= 4 * 9
+
+
+Replicas.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestReplicas = Replicas.TestCase
+
+
+def test_memory_is_bounded_in_all() -> None:
+    affinity = PrefixAffinity(max_blocks=1000)
+    for number in range(300):
+        affinity.learn(number % 50, chain(*(f"{number}-{block}" for block in range(40))))
+
+        assert len(affinity) <= 1000
+
+
+def test_decisions_among_a_thousand_replicas_are_fast() -> None:
+    """Under 200 us, in the worst cases: a prefix that all have, one that only busy ones have, and one that none has."""
+    affinity, system = PrefixAffinity(), [f"system {number}" for number in range(64)]
+    busy = chain(*(f"busy {number}" for number in range(128)))
+    for index in range(1000):
+        affinity.learn(index, chain(*system, f"{index}"))
+        if index % 2:
+            affinity.learn(index, busy[: 128 - index % 8])
+    loads: list[float] = [40 * (index % 2) for index in range(1000)]
+    prompts = [chain(*system, "999", "new"), busy, chain(*(f"unseen {number}" for number in range(256)))]
+    for prompt in prompts:
+        times = []
+        for _ in range(50):
+            began = time.perf_counter()
+            affinity.choose(prompt, loads)
+            times.append(time.perf_counter() - began)
+
+        assert min(times) < 200e-6

@@ -1,0 +1,178 @@
+"""Blocks of the documentation: settings are loaded, commands parsed, requests sent to a server, values read."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import json
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import httpx
+import pytest
+from sybil import Example, Sybil
+from sybil.parsers.markdown import CodeBlockParser
+
+from enginehouse.cli.main import main
+from enginehouse.settings.config import load_settings
+from enginehouse_testkit.server import started_server
+
+from .repository import ROOT
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+ADDRESS = re.compile(r"(?:http://)?(?:127\.0\.0\.1|localhost):8080(/\S+)")
+ELSEWHERE = {
+    "docs/models.md": "the administration of that page's models: tests/core/api/admin/test_page.py",
+    "/minimal": "an address of the tutorial's plugin: test_plugin_pages.py",
+    "minimal_cutoff": "a field of the tutorial's plugin: test_plugin_pages.py",
+}
+"""Requests that another test sends."""
+# Programs that change the machine or need a terminal: installers, containers, clients of other projects.
+OTHERS = {".", "apt", "c++", "cd", "claude", "docker", "echo", "export", "pip", "pytest", "python", "tox"}
+SERVER = """
+[models.starter]
+source = "fake"
+backend = "fake"
+isolation = "thread"
+aliases = ["model"]
+context = 1000
+
+[models.minilm]
+source = "fake-pooler"
+backend = "fake-pooler"
+isolation = "thread"
+
+[models.reranker]
+source = "fake-pooler"
+backend = "fake-pooler"
+task = "rerank"
+isolation = "thread"
+
+[models.classifier]
+source = "fake-pooler"
+backend = "fake-pooler"
+task = "classify"
+labels = ["bad", "good"]
+isolation = "thread"
+"""
+
+
+def blocks(*languages: str) -> list[Any]:
+    """Blocks of these languages in all pages, as parameters."""
+    sybil = Sybil([CodeBlockParser(language, lambda example: None) for language in languages])
+    return [
+        pytest.param(example, id=f"{page.name}:{example.line}")
+        for page in PAGES
+        for example in sybil.parse(page).examples()
+    ]
+
+
+def commands(example: Example) -> Iterator[list[str]]:
+    """Words of each command of a block, without what is shown of its output."""
+    text = str(example.parsed).replace("\\\n", " ")
+    lines = re.split(r"\n(?=\$ )", text) if text.startswith("$ ") else re.split(r"\n(?![ }])", text)
+    for line in lines:
+        command = line.removeprefix("$ ")
+        if line.startswith("$ "):
+            command = command.partition("\n")[0]
+        lexer = shlex.shlex(command, posix=True, punctuation_chars="|&;")
+        lexer.whitespace_split = True
+        words: list[str] = []
+        for word in [*lexer, "&&"]:
+            if re.fullmatch(r"[|&;]+", word):
+                if words:
+                    yield words
+                words = []
+            else:
+                words.append(word)
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """A server with a model for every task, under the names that the pages use."""
+    file = tmp_path_factory.mktemp("blocks") / "enginehouse.toml"
+    file.write_text(SERVER)
+    with started_server("--config", file) as server, httpx.Client(base_url=str(server.url), timeout=60) as client:
+        yield client
+
+
+@pytest.mark.parametrize("example", blocks("bash", "console", "sh"))
+def test_commands(example: Example, client: httpx.Client) -> None:
+    page = str(Path(example.path).relative_to(ROOT))
+    for command in commands(example):
+        words = [word for word in command if not re.fullmatch(r"[A-Z_]+=.*", word)]
+        if words and words[0] == "enginehouse":
+            parse_command(words[1:])
+        elif words and words[0] == "curl":
+            if page not in ELSEWHERE and not any(known in " ".join(words) for known in ELSEWHERE):
+                send(client, words)
+        else:
+            assert not words or words[0] in OTHERS, f"{words[0]}: neither run nor known"
+
+
+def parse_command(words: list[str]) -> None:
+    """Fail if the command line has no such command, argument or option."""
+    words = words[: words.index(">")] if ">" in words else words
+    command: click.Command = main
+    context = click.Context(main, info_name="enginehouse")
+    while isinstance(command, click.Group):
+        found = command.get_command(context, words[0]) if words else None
+        if found is None:  # such as `enginehouse plugins`, which runs without a member
+            assert command.invoke_without_command, words
+            return
+        command, words = found, words[1:]
+        context = click.Context(command, context, info_name=command.name)
+    command.make_parser(context).parse_args(args=words)
+
+
+def send(client: httpx.Client, words: list[str]) -> None:
+    """Send a request as curl would; the server must accept it."""
+    address = next((found[1] for word in words if (found := ADDRESS.fullmatch(word))), None)
+    if address is None:
+        assert "--unix-socket" in words, words
+        return
+    body = words[words.index("-d") + 1] if "-d" in words else None
+    response = client.request("GET" if body is None else "POST", address, content=body, headers=headers(words))
+
+    assert response.status_code == 200, response.text
+
+
+def headers(words: list[str]) -> dict[str, str]:
+    """Those of ``-H``."""
+    named = [value for option, value in itertools.pairwise(words) if option == "-H"]
+    return {"content-type": "application/json", **dict(line.lower().split(": ", 1) for line in named)}
+
+
+@pytest.mark.parametrize("example", blocks("toml"))
+def test_settings_are_loaded(example: Example, tmp_path: Path) -> None:
+    """Models that a block leaves out, or leaves without a source, are added."""
+    text = str(example.parsed)
+    table = tomllib.loads(text)
+    if {"project", "model_provider"} & table.keys():
+        return  # pyproject.toml, and the settings of Codex
+    named = {*table.get("router", {}).get("models", ()), *table.get("models", {})}
+    unnamed = {name for name in named if "source" not in table.get("models", {}).get(name, {})}
+    file = tmp_path / "enginehouse.toml"
+    file.write_text(text)
+
+    load_settings(file, {}, {"models": {name: {"source": "x"} for name in unnamed}})
+
+
+@pytest.mark.parametrize("example", blocks("json"))
+def test_values_are_json(example: Example) -> None:
+    json.loads(re.sub(r", \.\.\.(?=[}\]])", "", str(example.parsed)))
+
+
+@pytest.mark.parametrize("example", blocks("python"))
+def test_code_is_python(example: Example) -> None:
+    """That it runs is tested where the page's subject is; a part of a class is indented."""
+    code = str(example.parsed)
+    try:
+        ast.parse(code)
+    except SyntaxError:
+        ast.parse("async def _():\n" + re.sub("(?m)^", "    ", code))
