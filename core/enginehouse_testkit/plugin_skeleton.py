@@ -82,8 +82,9 @@ def _files_only(only: str) -> Iterator[tuple[str, str]]:
     for path in sorted(_FILES_ONLY.glob("*.txt")):
         text = path.read_text(encoding="utf-8").replace("a KIND", f"{_article(only)} {only.replace('-', ' ')}")
         yield path.with_suffix("").name, text
-    for path in sorted((_FILES_ONLY / kind).glob("*.txt")):
-        place = "tests/test_minimal.py" if path.name == "test.py.txt" else f"{package}/{path.with_suffix('').name}"
+    for path in sorted((_FILES_ONLY / kind).rglob("*.txt")):
+        place = path.relative_to(_FILES_ONLY / kind).with_suffix("").as_posix()
+        place = "tests/test_minimal.py" if place == "test.py" else f"{package}/{place}"
         yield place, path.read_text(encoding="utf-8")
     if only == "backend":
         yield f"{package}/backend.py", (_FILES / package / "backend.py.txt").read_text(encoding="utf-8")

@@ -36,12 +36,14 @@ _JSON_STYLE = {
     "key_separator": ": ",
     "json_allowed_escapes": 'nrbtf\\"',  # each character is written in only one way, so that a name is matched once
 }
+_ESCAPED_STYLE = {**_JSON_STYLE, "json_allowed_escapes": 'nrbtf\\"u'}  # "u" is for control characters only
 _MAX_LOCATED_PARTS = 200
 _LEXER_FUEL = 300_000  # an expression that needs more takes over a second to start; 20,000 choices need far less
 _STEP_FUEL = 2_000_000  # a token after which 100,000 remainders are told apart needs over 1,000,000: 0.1 s
 _MAX_TRIED_TOKENS = 600
 _MAX_TRIED_BACKTRACKS = 300
 _LIKES_CLOSING = 0.7
+_WORDS_OF_SIZE = ("too large", "too big")  # in the library's messages
 _MAX_FORCED_ROUNDS = 4  # one round yields up to about 20,000 tokens
 
 
@@ -99,18 +101,30 @@ class LlguidanceCompiler:
             raise InvalidRequest(f"{constraint.param}: {error}", constraint.param) from error
 
     def _schema(self, text: str) -> LlguidanceGrammar:
-        prepared = prepare_schema(read_schema(text), self._options)
-        try:
-            value = Value(prepared.rules or NO_RULES)
-            follower = Follower((value,)) if prepared.rules is not None else None
-            grammar = self._start(
-                _grammar_of_schema(prepared.schema), None, self._tokens, follower=follower, value=value
-            )
-        except _Refused as error:
-            raise SchemaProblem(self._locate(prepared), str(error)) from error
+        prepared, grammar = self._started(text)
         if prepared.rules is not None and not self._has_value(grammar):
             raise SchemaProblem("", "no value was found that satisfies the schema")
         return grammar
+
+    def _started(self, text: str) -> tuple[PreparedSchema, LlguidanceGrammar]:
+        """Prepare a schema and build its grammar: a loose one if the exact one is too large."""
+        schema = read_schema(text)
+        prepared = prepare_schema(schema, self._options)
+        try:
+            return prepared, self._start_schema(prepared)
+        except _Refused as error:
+            if any(word in str(error) for word in _WORDS_OF_SIZE):
+                try:
+                    loose = prepare_schema(schema, self._options, is_loose=True)
+                    return loose, self._start_schema(loose)
+                except (SchemaProblem, _Refused):
+                    pass  # the exact one tells the place
+            raise SchemaProblem(self._locate(prepared), str(error)) from error
+
+    def _start_schema(self, prepared: PreparedSchema) -> LlguidanceGrammar:
+        value = Value(prepared.rules or NO_RULES)
+        follower = Follower((value,)) if prepared.rules is not None else None
+        return self._start(_grammar_of_prepared(prepared), None, self._tokens, follower=follower, value=value)
 
     def _has_value(self, grammar: LlguidanceGrammar) -> bool:
         """Write a short value at random; return False if none is found within a limited number of steps."""
@@ -153,7 +167,7 @@ class LlguidanceCompiler:
             case "json_object":
                 grammar = _grammar_of_schema({"type": "object"})
             case "json_schema":
-                grammar = _grammar_of_schema(prepare_schema(read_schema(text), self._options).schema)
+                grammar = _grammar_of_prepared(self._started(text)[0])
             case "regex":
                 pattern = translate_pattern(text, search=False, max_depth=self._options.max_depth)
                 grammar = LLMatcher.grammar_from_regex(pattern.regex)
@@ -235,10 +249,14 @@ def _text_tokens(tokenizer: Tokenizer) -> NDArray[np.int32]:
     return np.packbits(bits, bitorder="little").view(np.int32)
 
 
-def _grammar_of_schema(schema: Any) -> str:
+def _grammar_of_prepared(prepared: PreparedSchema) -> str:
+    return _grammar_of_schema(prepared.schema, _ESCAPED_STYLE if prepared.needs_escapes else _JSON_STYLE)
+
+
+def _grammar_of_schema(schema: Any, style: dict[str, Any] = _JSON_STYLE) -> str:
     if isinstance(schema, bool):
         schema = {} if schema else {"enum": []}
-    return LLMatcher.grammar_from_json_schema(json.dumps(schema), None, _JSON_STYLE)  # type: ignore[arg-type]
+    return LLMatcher.grammar_from_json_schema(json.dumps(schema), None, style)  # type: ignore[arg-type]
 
 
 def _first_line(error: str) -> str:

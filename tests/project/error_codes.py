@@ -123,6 +123,14 @@ HELP = {
         "message has it only for callers with access to `/admin`.",
         "`enginehouse doctor` checks files and backends; correct the cause, then reload or load the model by hand.",
     ),
+    "source_not_allowed": Help(
+        "An administrator named a source outside the folders and ids that the settings allow.",
+        "Put the model into `server.models_dir`, or its id into `server.allowed_sources`.",
+    ),
+    "source_not_found": Help(
+        "The settings allow this source of a model, but it is not there.",
+        'Check the path; for a hub id, ask with `"download": true`.',
+    ),
     "model_not_found": Help(
         "No model of that name is served, or the key may not use it.",
         "Use a name that `GET /v1/models` lists.",

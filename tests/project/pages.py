@@ -11,6 +11,7 @@ import json
 import logging
 import re
 import tempfile
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -125,6 +126,7 @@ def settings_tables() -> list[tuple[str, type[Any]]]:
     return [
         (f"{name}.<name>", get_args(kind)[1]) if get_origin(kind) is dict else (name, kind)
         for name, kind in hints.items()
+        if name != "presets"
     ]
 
 
@@ -132,7 +134,7 @@ def _settings() -> str:
     tables = dict(settings_tables())
     text = ""
     for table, kind in tables.items():
-        text += f"## `[{table}]`\n\n{_table(kind, {'options', 'folder'})}\n"
+        text += f"## `[{table}]`\n\n{_table(kind, {'options', 'folder', 'origin'})}\n"
         if kind is AuthSettings:
             text += f"## `[[auth.keys]]`\n\n{_table(KeySettings, set())}\n"
     for name, backend in sorted(PluginRegistry.load(PluginsSettings()).backends.items()):
@@ -252,7 +254,8 @@ def _keywords() -> str:
 def _formats() -> str:
     texts, numbers = (", ".join(f"`{name}`" for name in sorted(names)) for names in (STRING_FORMATS, NUMBER_FORMATS))
     neutral = "Others have no effect; unknown ones are listed as ignored."
-    return f"{texts}. Of numbers: {numbers}.\n{neutral}\n"
+    lines = textwrap.wrap(f"{texts}. Of numbers: {numbers}.", 128, break_on_hyphens=False)
+    return "\n".join([*lines, neutral, ""])
 
 
 def _hooks() -> str:

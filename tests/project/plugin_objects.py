@@ -27,6 +27,7 @@ from enginehouse.contract import (
     identity,
     logits_processor,
     model_hub,
+    page,
     parsers,
     pooler,
     preparer,
@@ -61,6 +62,7 @@ SECTIONS: tuple[tuple[str, ModuleType], ...] = (
     ("Listeners", server_events),
     ("Model hubs", model_hub),
     ("Commands", commands),
+    ("Pages", page),
     ("Requests, prompts and events", types),
 )
 """Heading and module of each section, in the order of the page."""

@@ -16,6 +16,8 @@
     │   ├── ModelNotFound           no model is served under that name
     │   ├── AdapterNotFound         the model has no adapter of that name
     │   ├── AdapterRefused          the files of an adapter are damaged, or do not fit the model
+    │   ├── SourceNotAllowed        the settings do not allow adding a model from that source
+    │   ├── SourceNotFound          no model is at a source that the settings allow
     │   └── ReloadRefused           a new configuration is invalid; the old one stays active
     ├── ReloadFailed                a new configuration could not be planned; the old one stays active
     ├── RequestCancelled            the server's operator has cancelled the request
@@ -58,7 +60,7 @@ layer chooses the status codes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 __all__ = [
@@ -99,6 +101,8 @@ __all__ = [
     "RunnerError",
     "ServerOverloaded",
     "ServerStopping",
+    "SourceNotAllowed",
+    "SourceNotFound",
     "StateRefused",
     "StepAborted",
     "TimedOut",
@@ -240,10 +244,6 @@ class RenderError(RequestError):
 class AdapterNotFound(RequestError):
     """The model has no adapter of that name; the base model never answers in its place."""
 
-    def __init__(self, model: str, name: object, known: Iterable[str], param: str = "model") -> None:
-        listed = ", ".join(sorted(known)) or "it has none"
-        super().__init__(f"The model {quoted(model)} has no adapter {quoted(name)}; its adapters: {listed}.", param)
-
 
 class AdapterRefused(RequestError):
     """An adapter cannot be loaded; the message names the file and the problem."""
@@ -253,11 +253,18 @@ class ModelNotFound(RequestError):
     """No model is served under that name."""
 
     def __init__(self, model: str) -> None:
-        super().__init__(
-            f"The model {quoted(model)} does not exist on this server; its models are listed at /v1/models.", "model"
-        )
+        message = f"The model {quoted(model)} does not exist on this server; its models are listed at /v1/models."
+        super().__init__(message, "model")
         self.model = model
         self.fields = {"model": model}
+
+
+class SourceNotAllowed(RequestError):
+    """The settings do not allow adding a model from that source to the running server."""
+
+
+class SourceNotFound(RequestError):
+    """The settings allow a source, but no model is there."""
 
 
 class ReloadRefused(RequestError):
@@ -283,7 +290,11 @@ class Overloaded(EnginehouseError):
 
 
 class ModelConflict(EnginehouseError):
-    """A model cannot be loaded or unloaded now, because of its current state or its configuration."""
+    """A model cannot be changed now, because of its state or configuration; ``param`` is the field that conflicts."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message, param=param)
+        self.param = param
 
 
 class ModelOverloaded(Overloaded):
@@ -349,9 +360,16 @@ class DownloadError(ModelLoadError):
 
 
 class ModelTooLarge(ModelLoadError):
-    """The model needs more memory than the budget has left for it, even after all evictable models are unloaded."""
+    """The model needs more memory than the budget has left for it, even after all evictable models are unloaded.
+
+    ``param`` is the field of the request that names the model, if one does.
+    """
 
     generic = None
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message, param=param)
+        self.param = param
 
 
 class ResourcesExhausted(ModelLoadError):

@@ -9,7 +9,17 @@ from pathlib import Path, PurePath
 
 from enginehouse.contract.errors import ModelLoadError
 
-__all__ = ["choose_gguf", "choose_name", "is_quantization", "model_in", "part_number", "parts_of", "quantization_of"]
+__all__ = [
+    "choose_gguf",
+    "choose_name",
+    "is_beside",
+    "is_quantization",
+    "model_in",
+    "part_number",
+    "parts_of",
+    "quantization_of",
+    "stem_of",
+]
 
 _MAX_DEPTH = 2
 _MAX_ENTRIES = 10_000
@@ -20,7 +30,7 @@ _QUANTIZATION = re.compile(r"(?<![0-9A-Za-z])(I?Q\d+(?:_[0-9A-Za-z]+)*|TQ\d_\d|M
 
 def quantization_of(file: PurePath) -> str | None:
     """Return the quantisation in a file name, in capitals; None if there is none."""
-    found = _QUANTIZATION.search(_stem(file))
+    found = _QUANTIZATION.search(stem_of(file))
     return found[1].upper() if found else None
 
 
@@ -108,7 +118,7 @@ def parts_of(first: PurePath) -> list[PurePath]:
     if part is None:
         return [first]
     return [
-        first.with_name(f"{_stem(first)}-{number:05}-of-{part[2]}{first.suffix}")
+        first.with_name(f"{stem_of(first)}-{number:05}-of-{part[2]}{first.suffix}")
         for number in range(1, int(part[2]) + 1)
     ]
 
@@ -119,9 +129,14 @@ def part_number(file: PurePath) -> int:
     return 1 if part is None else int(part[1])
 
 
+def is_beside(file: PurePath) -> bool:
+    """True if a name is that of a GGUF file beside models: a projector of images, statistics, or a vocabulary."""
+    return _BESIDE.search(file.stem.lower()) is not None
+
+
 def _is_model(file: PurePath) -> bool:
     """True if a file is a model or its first part; False for the files beside them that are not models."""
-    return file.suffix.lower() == ".gguf" and part_number(file) == 1 and _BESIDE.search(file.stem.lower()) is None
+    return file.suffix.lower() == ".gguf" and part_number(file) == 1 and not is_beside(file)
 
 
 def _check_parts(names: Iterable[PurePath], text: str) -> None:
@@ -133,10 +148,11 @@ def _check_parts(names: Iterable[PurePath], text: str) -> None:
 
 
 def _is_of(file: PurePath, wanted: str) -> bool:
-    return quantization_of(file) == wanted or _stem(file).upper().endswith((f"-{wanted}", f".{wanted}"))
+    return quantization_of(file) == wanted or stem_of(file).upper().endswith((f"-{wanted}", f".{wanted}"))
 
 
-def _stem(file: PurePath) -> str:
+def stem_of(file: PurePath) -> str:
+    """Return a file's name without its suffix and part number."""
     return _PART.sub("", file.stem)
 
 

@@ -39,6 +39,7 @@ from enginehouse.contract.exit_policy import ExitPolicy
 from enginehouse.contract.identity import Credentials, Identity
 from enginehouse.contract.logits_processor import LogitsProcessor
 from enginehouse.contract.model_hub import ModelHub
+from enginehouse.contract.page import Page
 from enginehouse.contract.parsers import ReasoningParser, ToolParser
 from enginehouse.contract.preparer import Preparer
 from enginehouse.contract.router import Router
@@ -61,6 +62,7 @@ __all__ = [
     "register_logits_processors",
     "register_model_hubs",
     "register_model_sources",
+    "register_pages",
     "register_preparers",
     "register_reasoning_parsers",
     "register_routers",
@@ -328,6 +330,23 @@ def register_surfaces(register: Callable[[Surface], None], options: Any, add_plu
         @enginehouse.hookimpl
         def register_surfaces(register):
             register(MySurface())
+    """
+
+
+@hookspec
+def register_pages(register: Callable[[Page], None], options: Any, add_plugin: AddPlugin) -> None:
+    """Register pages: folders of static files, served at ``/ui/<name>/`` unless ``server.ui`` is off.
+
+    The files are read when the server starts and at a reload. A page runs in browsers and uses the public API with the
+    key of its user. ``/`` and ``/ui/`` lead to the first page: Enginehouse's own, then by plugin name.
+
+    An exception while the files are read leaves the page out and is logged.
+
+    Example::
+
+        @enginehouse.hookimpl
+        def register_pages(register):
+            register(Page("console", Path(__file__).parent / "page"))
     """
 
 

@@ -49,6 +49,7 @@ from enginehouse.serving import LoadedModel, ModelManager
 from enginehouse.settings.config import Settings
 from enginehouse.settings.profiles import PROFILES
 from enginehouse.workers.client import WorkerEngine
+from enginehouse.workers.fleet import FleetEngine
 
 _log = logging.getLogger(__name__)
 
@@ -206,7 +207,7 @@ class Pipeline:
             request = msgspec.structs.replace(
                 request, queue_timeout_s=self._settings.timeouts(model.settings).queue_s, model=model.name
             )
-            if not isinstance(model.engine, WorkerEngine):  # which has a queue of its own
+            if not isinstance(model.engine, WorkerEngine | FleetEngine):  # which has a queue of its own
                 result = await self.recovery.pool(model, request)
             else:
                 request_queue, is_served = model.engine.request_queue, False
@@ -282,7 +283,8 @@ class Pipeline:
         if model.info.task != "generate":
             raise UnsupportedTask(model.name, model.info.task, "generate", is_named=request.model is not None)
         # Engines without a worker have queues of their own.
-        request_queue = model.engine.request_queue if isinstance(model.engine, WorkerEngine) else None
+        engine = model.engine
+        request_queue = engine.request_queue if isinstance(engine, WorkerEngine | FleetEngine) else None
         with contextlib.ExitStack() as undo:
             if request_queue is not None:
                 queue_s = self._settings.timeouts(model.settings).queue_s

@@ -36,6 +36,7 @@ from enginehouse.recovery import Recovery
 from enginehouse.serving import LoadedModel, ModelManager
 from enginehouse.settings.config import ModelSettings
 from enginehouse.workers.client import WorkerEngine
+from enginehouse.workers.fleet import FleetEngine
 
 Reports: TypeAlias = Mapping[str, Report | None]
 """Name of each preparer to its report; None if it left the request unchanged."""
@@ -190,7 +191,7 @@ class _Access:
     async def generate(self, request: EngineRequest) -> EngineStream:
         # Part of a request that has a place in the queue, so it is not refused for want of one.
         engine = self._model.engine
-        if not isinstance(engine, WorkerEngine):
+        if not isinstance(engine, WorkerEngine | FleetEngine):
             return await self._recovery.start(self._model, request)
         engine.request_queue.enter(request.request_id, request.caller, request.priority)
         with contextlib.ExitStack() as undo:
@@ -203,7 +204,7 @@ class _Access:
         if self._model.info.task != request.task:
             raise UnsupportedTask(self.name, self._model.info.task, request.task)
         engine = self._model.engine
-        if not isinstance(engine, WorkerEngine):
+        if not isinstance(engine, WorkerEngine | FleetEngine):
             return await self._recovery.pool(self._model, request)
         engine.request_queue.enter(request.request_id, request.caller, request.priority)
         try:

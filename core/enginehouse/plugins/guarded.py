@@ -20,6 +20,7 @@ from enginehouse.contract.drafter import BoundDrafter, Drafter, LayerBackend, La
 from enginehouse.contract.engine import Engine, PoolingEngine
 from enginehouse.contract.errors import ConfigError, EnginehouseError, PluginFailed, RequestError
 from enginehouse.contract.exit_policy import ExitPolicy, LayerAccess
+from enginehouse.contract.fleet import PlacesWorkers
 from enginehouse.contract.inspection import Inspectable
 from enginehouse.contract.model_hub import ModelHub
 from enginehouse.contract.parsers import (
@@ -42,7 +43,7 @@ from enginehouse.plugins.results import Expectation
 _T = TypeVar("_T")
 
 _GUARDED: dict[type[Any], tuple[type[Any], ...]] = {
-    Backend: (LayerBackend,),
+    Backend: (LayerBackend, PlacesWorkers),
     BoundDrafter: (),
     BoundPreparer: (),
     Compressor: (),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, get_args, get_origin
 
@@ -23,6 +24,7 @@ from enginehouse.contract.exit_policy import ExitPolicy
 from enginehouse.contract.hookspecs import API_VERSION
 from enginehouse.contract.logits_processor import LogitsProcessor
 from enginehouse.contract.model_hub import ModelHub
+from enginehouse.contract.page import Page
 from enginehouse.contract.parsers import ReasoningParser, ToolParser
 from enginehouse.contract.preparer import Preparer
 from enginehouse.contract.router import Router
@@ -127,6 +129,12 @@ def _check_routes(surface: Surface, taken: Collection[str]) -> None:
             raise PluginError(f"{where}, whose body must be an attrs class or None")
 
 
+def _check_folder(page: Page, taken: Collection[str]) -> None:
+    """Check that the folder has a start page."""
+    if not Path(page.folder, "index.html").is_file():
+        raise PluginError(f"the page {page.name!r} has no index.html in its folder {str(page.folder)!r}")
+
+
 def _kind(noun: str, *suites: str, **more: Any) -> Any:
     """Create a row of the table; ``more`` are further attributes of :class:`Kind`."""
     suites = tuple(f"enginehouse_testkit.{suite}" for suite in suites)
@@ -163,6 +171,7 @@ class PluginObjects:
     exit_policies: Mapping[str, ExitPolicy] = _kind("exit policy", "exit_policy_contract:ExitPolicyContract")
     commands: Mapping[str, Command] = _kind("command", check=_check_command_name)
     surfaces: Mapping[str, Surface] = _kind("surface", core_names=("openai",), check=_check_routes)
+    pages: Mapping[str, Page] = _kind("page", check=_check_folder)
     routers: Mapping[str, Router] = _kind("router", "router_contract:RouterContract")
     compressors: Mapping[str, Compressor] = _kind("compressor", "compressor_contract:CompressorContract")
     preparers: Mapping[str, Preparer] = _kind("preparer")

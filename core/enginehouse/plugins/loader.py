@@ -42,6 +42,7 @@ _printing = threading.RLock()
 
 TEST_BACKENDS = {
     "fake": "enginehouse_testkit.fake_runner:FakeBackend",
+    "fake-fleet": "enginehouse_testkit.fake_fleet:FakeFleetBackend",
     "fake-pooler": "enginehouse_testkit.fake_pooler:FakePoolerBackend",
     "scripted": "enginehouse_testkit.scripted:ScriptedBackend",
 }

@@ -135,7 +135,8 @@ class PluginRegistry(PluginObjects):
         Raises:
             ConfigError: the options of a plugin are invalid, or an authenticator that the settings name is missing.
         """
-        backends = [model.backend for model in settings.models.values() if model.backend]
+        models = settings.models.values()
+        backends = [name for model in models for name in (model.backend, model.options.get("inner")) if name]
         registry = cls.load(settings.plugins, builtin=[*backends, *also])
         registry.check_authenticators(settings.auth.authenticators)
         registry.failures.max_call_s = settings.limits.plugin_timeout_s

@@ -76,7 +76,8 @@ class Generation:
     @property
     def placement(self) -> Placement | None:
         """The replica of its engine that answers; None for engines without several."""
-        return placement_of(self._attempt)
+        placed = self._request.placement if self._request is not None else None
+        return placed or placement_of(self._attempt)
 
     @property
     def num_waiting_events(self) -> int:

@@ -47,6 +47,7 @@ class ModelWork:
         self._culprits = Culprits(clock)
         self._works: dict[Work, None] = {}  # in order of arrival; includes items in a worker whose client has left
         self._engine: WorkerEngine | None = None
+        self._known: weakref.WeakSet[WorkerEngine] = weakref.WeakSet()
         self._arrivals = itertools.count()
         self._changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -69,9 +70,14 @@ class ModelWork:
         if self._is_held_back(work) and _queue_id(work) not in self._request_queue:
             self._request_queue.check(work.caller, work.request.priority, why=_CROWDED)
             self._wait_outside(work)
-        if isinstance(model.engine, WorkerEngine) and model.engine.is_open:
-            self._know(model.engine)
+        self._meet(model)
         self._works[work] = None
+
+    def _meet(self, model: LoadedModel) -> None:
+        """Note the engine of a model that serves."""
+        if isinstance(model.engine, WorkerEngine) and model.engine.is_open:
+            self._engine = model.engine
+            self._know(model.engine)
 
     def _is_held_back(self, work: Work) -> bool:
         return self.has_quarantined or self._pause_s(work) > 0
@@ -115,9 +121,13 @@ class ModelWork:
             else:
                 self._quarantine.entered(work)
                 if not work.request.request_id:
-                    self._request_queue.leave(_queue_id(work))  # calls count only outside
+                    self._leave_queue(work)
                 work.engine, work.stage = self._engine, "waiting"
                 return self._engine
+
+    def _leave_queue(self, work: Work) -> None:
+        """A call enters a worker: calls count only outside."""
+        self._request_queue.leave(_queue_id(work))
 
     async def _await_change(self, work: Work, timeout_s: float | None) -> None:
         work.start_limit()
@@ -131,9 +141,8 @@ class ModelWork:
             model = await served.restarted()
         except (ModelLoadError, ModelNotReady, ModelUnloaded) as error:
             raise EngineDead(f"The model stopped working and could not be started again: {error.message}") from error
-        if isinstance(model.engine, WorkerEngine) and model.engine.is_open:
-            self._know(model.engine)
-        else:
+        self._meet(model)
+        if self._engine is not model.engine:
             await asyncio.sleep(_RETRY_S)
 
     def progressed(self, work: Work) -> None:
@@ -150,19 +159,25 @@ class ModelWork:
     def over(self, work: Work) -> None:
         """The client expects nothing more; the worker may still hold the item."""
         self._quarantine.over(work)
+        self._forget_if_outside(work)
+        self._notify()
+
+    def _forget_if_outside(self, work: Work) -> None:
         if work.engine is None:
             self._forget(work)
-        self._notify()
 
     def left(self, work: Work) -> None:
         """A live worker no longer holds the item."""
         work.engine = None
-        self._quarantine.left(work)
+        self._note_left(work)
         if work.is_over:
             self._forget(work)
         else:
             self._wait_outside(work)
         self._notify()
+
+    def _note_left(self, work: Work) -> None:
+        self._quarantine.left(work)
 
     def answered(self, work: Work) -> None:
         """The item has ended by itself: with an answer, or with an error that is its result."""
@@ -173,8 +188,8 @@ class ModelWork:
     # -- worker deaths -----------------------------------------------------------------------------
 
     def _know(self, engine: WorkerEngine) -> None:
-        if engine is not self._engine:
-            self._engine = engine
+        if engine not in self._known:
+            self._known.add(engine)
             engine.died.add_done_callback(partial(self._on_died, engine))
 
     async def death(self, engine: WorkerEngine) -> None:
@@ -197,7 +212,7 @@ class ModelWork:
         if engine.ended_by is not None:
             self._refuse_plugin(engine.ended_by, begun)
             suspects = []
-        culprit = self._quarantine.died(suspects, from_outside=engine.is_killed_from_outside)
+        culprit = self._find_culprit(engine, held, suspects)
         if culprit is not None:
             self._refuse(culprit, error, engine.ended_in)
         for work in held:
@@ -208,6 +223,9 @@ class ModelWork:
                 self._wait_outside(work)
                 work.lost()
         self._notify()
+
+    def _find_culprit(self, engine: WorkerEngine, held: list[Work], suspects: list[Work]) -> Work | None:
+        return self._quarantine.died(suspects, from_outside=engine.is_killed_from_outside)
 
     def _refuse_plugin(self, call: NotedCall, begun: list[Work]) -> None:
         """End the request for which a plugin was called, or those that have seen two deaths in calls for several."""

@@ -104,7 +104,7 @@ class Quarantine:
         _move(work, Event.ENTERED)
         if work.state is State.ISOLATED:
             self._isolated = self._quarantined.pop(0)
-            self._goal = work.num_tokens + _MARGIN_TOKENS * _MARGIN_FACTOR ** (work.num_quarantines - 1)
+            self._goal = work.num_tokens + margin_tokens(work.num_quarantines)
 
     def progressed(self, work: Work) -> bool:
         """The item has made progress; returns True if it has passed its isolation run and must leave the worker."""
@@ -133,7 +133,7 @@ class Quarantine:
 
     def died(self, working: Sequence[Work], *, from_outside: bool = False) -> Work | None:
         """The worker died while it worked on these items; returns the culprit if it is known."""
-        blamed = [work for work in working if not (from_outside and _excuse(work))]
+        blamed = [work for work in working if not (from_outside and excuse(work))]
         inside, self._inside = self._inside, {}
         isolated, self._isolated = self._isolated, None
         if isolated in blamed:  # it was alone
@@ -192,8 +192,13 @@ def _move(work: Work, event: Event) -> None:
     work.state = TRANSITIONS[work.state][event]
 
 
-def _excuse(work: Work) -> bool:
-    """True if the item is excused from a death from outside."""
+def margin_tokens(num_quarantines: int) -> int:
+    """Tokens past its last point that an item must reach when it was quarantined that often."""
+    return _MARGIN_TOKENS * int(_MARGIN_FACTOR ** (num_quarantines - 1))
+
+
+def excuse(work: Work) -> bool:
+    """True if the item is excused from a death from outside, which is then counted."""
     if work.num_excused >= _MAX_EXCUSED:
         return False
     work.num_excused += 1

@@ -16,6 +16,7 @@ from enginehouse.contract.errors import EnginehouseError, InvalidRequest, Worker
 from enginehouse.contract.inspection import EngineView, Inspectable
 from enginehouse.contract.types import EngineRequest, PoolingRequest, PoolingResult, Segment
 from enginehouse.plugins import guard_of
+from enginehouse.recovery.fleet_work import FleetWork
 from enginehouse.recovery.generation import Generation
 from enginehouse.recovery.model_work import ModelWork
 from enginehouse.recovery.request import RecoverableRequest
@@ -23,6 +24,7 @@ from enginehouse.recovery.work import Work
 from enginehouse.serving import LoadedModel
 from enginehouse.serving.served import ServedModel
 from enginehouse.workers.client import WorkerEngine
+from enginehouse.workers.fleet import FleetEngine
 
 _T = TypeVar("_T")
 
@@ -188,9 +190,10 @@ class Recovery:
 
     def _model_work(self, model: LoadedModel) -> ModelWork | None:
         """Return the work of a model; None if replay does not apply to it."""
-        if not model.settings.replay or not isinstance(model.engine, WorkerEngine):
+        if not model.settings.replay or not isinstance(model.engine, WorkerEngine | FleetEngine):
             return None
         model_work = self._works.get(model.served)
         if model_work is None:
-            model_work = self._works[model.served] = ModelWork(model.served)
+            kind = FleetWork if isinstance(model.engine, FleetEngine) else ModelWork
+            model_work = self._works[model.served] = kind(model.served)
         return model_work

@@ -30,6 +30,7 @@ from enum import Enum
 
 import msgspec
 
+from enginehouse.contract.engine import Placement
 from enginehouse.contract.errors import PluginFailed, RequestKillsWorker, WorkerNotBack
 from enginehouse.contract.types import EngineRequest
 from enginehouse.workers.client import WorkerEngine
@@ -66,6 +67,8 @@ class Work(WorkObserver):
         engine: the worker that holds it, even after its client has left; None while it is outside.
         num_quarantines: number of times it was quarantined without an explanation being found.
         num_excused: number of deaths from outside from which it was excused.
+        died_at: place of the last worker of several whose death it was suspected of.
+        placement: why it is in its worker, if there are several.
         is_over: True if its client expects nothing more.
         is_answered: True if it ended by itself, whether its client waited for that or not.
         num_plugin_deaths: number of workers that ended in a call of a plugin while they worked on it.
@@ -84,6 +87,8 @@ class Work(WorkObserver):
         self.engine: WorkerEngine | None = None
         self.num_quarantines = 0
         self.num_excused = 0
+        self.died_at = ""
+        self.placement: Placement | None = None
         self.is_over = False
         self.is_answered = False
         self.num_plugin_deaths = 0

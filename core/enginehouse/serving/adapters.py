@@ -52,6 +52,12 @@ class AdapterTable:
         known = {one.name: one for one in self.planned} | self.added
         return {name: known[name] for name in self.names if name in known}
 
+    def not_found(self, model: str, name: object, param: str = "model") -> AdapterNotFound:
+        """Return the error for a name that no adapter of the model has."""
+        listed = ", ".join(sorted(self.names)) or "it has none"
+        message = f"The model {quoted(model)} has no adapter {quoted(name)}; its adapters: {listed}."
+        return AdapterNotFound(message, param)
+
     def add(self, adapter: Adapter) -> None:
         """Offer an adapter from now on."""
         self.added[adapter.name] = adapter
@@ -60,7 +66,7 @@ class AdapterTable:
     def remove(self, model: str, name: str) -> Adapter | None:
         """Offer an adapter no longer; return it. Raises AdapterNotFound."""
         if name not in self.names:
-            raise AdapterNotFound(model, name, self.names, "name")
+            raise self.not_found(model, name, "name")
         adapter = self.all().get(name)
         self.added.pop(name, None)
         self.removed.add(name)
@@ -77,7 +83,7 @@ class AdapterTable:
         for wanted, scale in asked:
             name = names[wanted] if isinstance(wanted, int) and 0 <= wanted < len(names) else wanted
             if not isinstance(name, str) or name not in table:
-                raise AdapterNotFound(model, name, names, param)
+                raise self.not_found(model, name, param)
             adapter = table[name]
             if adapter.name in found:
                 raise InvalidRequest(f"{param}: names the adapter {quoted(name)} twice", param)

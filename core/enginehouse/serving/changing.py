@@ -9,9 +9,16 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
-from enginehouse.contract.errors import EnginehouseError, ModelConflict, ModelTooLarge
+from enginehouse.contract.errors import (
+    ConfigError,
+    EnginehouseError,
+    InvalidRequest,
+    ModelConflict,
+    ModelLoadError,
+    ModelTooLarge,
+)
 from enginehouse.serving.lifecycle import EventKind, ModelEvent, ModelStatus
 from enginehouse.serving.manager import ModelManager, budget_of
 from enginehouse.serving.memory import footprint_in_thread
@@ -72,6 +79,60 @@ async def unload_model(
     return model.status()
 
 
+async def download_model(manager: ModelManager, name: str) -> ModelStatus:
+    """Begin to download the files of a model, and return at once; no effect if that is in progress.
+
+    Raises:
+        ModelNotFound: no model has that name.
+        ModelConflict: nothing has to be downloaded.
+    """
+    model = manager.find(name)
+    if not await manager.download_on_demand(model):
+        raise ModelConflict(f"The model {model.name!r} has no files that would have to be downloaded from a hub.")
+    return model.status()
+
+
+def cancel_download(manager: ModelManager, name: str) -> ModelStatus:
+    """Stop the download of a model; data that has arrived is kept, so that another one continues there.
+
+    Raises:
+        ModelNotFound: no model has that name.
+        ModelConflict: it is not being downloaded.
+    """
+    model = manager.find(name)
+    if not manager.stop_download(model):
+        raise ModelConflict(f"The model {model.name!r} is not being downloaded.")
+    model.fail("its download was cancelled")
+    return model.status()
+
+
+async def check_addable(manager: ModelManager, name: str, settings: ModelSettings) -> bool:
+    """Check that a model could be added and loaded; False if its files have to be downloaded first.
+
+    Raises:
+        ModelConflict: its name or an alias is taken.
+        InvalidRequest: no backend opens it, or a setting is invalid.
+        ModelTooLarge: it does not fit into the memory budget.
+        SourceNotFound: it is not downloaded.
+    """
+    taken = manager.settings.served_names()
+    for known in (name, *settings.aliases):
+        if known in taken:
+            param = "id" if known == name else "aliases"
+            raise ModelConflict(f"{param}: a model of this server already has the name {known!r}", param)
+    try:
+        plan = await plan_in_thread(name, settings, manager.registry)
+    except ConfigError as error:
+        raise InvalidRequest(error.message, "source") from error
+    except ModelLoadError as error:
+        hub = await manager.find_download(settings.source)
+        if hub is not None:
+            return False
+        raise InvalidRequest(f"source: {error.message}", "source") from error
+    manager.room.check(name, await footprint_in_thread(plan), "source")
+    return True
+
+
 @frozen(kw_only=True)
 class ModelChanges:
     """Model names, each in exactly one of the groups.
@@ -115,10 +176,16 @@ _log = logging.getLogger(__name__)
 
 @frozen(kw_only=True)
 class PlannedChanges:
-    """New settings, with a plan for each model that may have to be opened."""
+    """New settings, with a plan for each model that may have to be opened.
+
+    Attributes:
+        problems: why a model has no plan, by its name; only of models in folders and of those that were added, which
+            are shown as failed.
+    """
 
     settings: Settings
     plans: Mapping[str, ModelPlan]
+    problems: Mapping[str, str] = field(factory=dict)
 
 
 class ModelChanger:
@@ -137,11 +204,19 @@ class ModelChanger:
         changes = self._changes(settings)
         # A pending swap may be complete by the time the settings are applied.
         swapped = (name for name in self._swaps if name in settings.models)
-        plans = {
-            name: await plan_in_thread(name, settings.models[name], self._manager.registry)
-            for name in dict.fromkeys((*changes.added, *changes.replaced, *swapped))
-        }
-        return PlannedChanges(settings=settings, plans=plans)
+        plans: dict[str, ModelPlan] = {}
+        problems: dict[str, str] = {}
+        for name in dict.fromkeys((*changes.added, *changes.replaced, *swapped)):
+            model = settings.models[name]
+            try:
+                plans[name] = await plan_in_thread(name, model, self._manager.registry)
+            except ConfigError:
+                raise
+            except EnginehouseError as error:
+                if model.origin == "settings":
+                    raise
+                problems[name] = error.message
+        return PlannedChanges(settings=settings, plans=plans, problems=problems)
 
     def _changes(self, settings: Settings) -> ModelChanges:
         """Return the changes that the settings make to the current models."""
@@ -164,7 +239,7 @@ class ModelChanger:
         self._swaps = {}
         new = {name: manager.make(name, settings.models[name]) for name in (*changes.added, *changes.replaced)}
         for name, model in new.items():
-            model.plan = planned.plans[name]
+            model.plan = planned.plans.get(name)
         for name in (*changes.updated, *changes.replaced):
             old[name].use_settings(on_same_worker(old[name].settings, settings.models[name]))
         manager.put({name: new[name] if name in changes.added else old[name] for name in settings.models})
@@ -173,8 +248,10 @@ class ModelChanger:
             self._retire(old[name])
         for name in changes.added:
             self._publish("added", new[name])
-        if changes.added:
-            manager.run(asyncio.create_task(manager.begin_eager([new[name] for name in changes.added])))
+        for name in planned.problems.keys() & new.keys():
+            new[name].fail(planned.problems[name])
+        if planned_models := [new[name] for name in changes.added if new[name].plan is not None]:
+            manager.run(asyncio.create_task(manager.begin_eager(planned_models)))
         for name in (*changes.updated, *changes.kept):
             if old[name].state == "failed":
                 manager.run(asyncio.create_task(self._retry(name)))
@@ -187,7 +264,10 @@ class ModelChanger:
         """Replace ``old`` by ``new``: loaded before ``old`` is unloaded, if there is enough memory for both."""
         manager = self._manager
         try:
-            if not old.is_serving:
+            if new.plan is None:  # a model of a folder whose file is not usable any more
+                self._take_place(new)
+                self._retire(old)
+            elif not old.is_serving:
                 self._take_place(new)
                 self._retire(old)  # it may be about to be loaded
                 await manager.begin_eager([new])

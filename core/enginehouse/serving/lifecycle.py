@@ -10,7 +10,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from attrs import define, field, frozen
 
@@ -20,7 +20,17 @@ from enginehouse.contract.types import ModelInfo
 from enginehouse.serving.leases import Uses, Waiters
 
 EventKind = Literal[
-    "loading", "ready", "draining", "unloaded", "failed", "restarting", "restarted", "replaced", "removed", "added"
+    "downloading",
+    "loading",
+    "ready",
+    "draining",
+    "unloaded",
+    "failed",
+    "restarting",
+    "restarted",
+    "replaced",
+    "removed",
+    "added",
 ]
 
 _MAX_WAITING = 1000
@@ -31,12 +41,12 @@ class ModelEvent:
     """An event of a model.
 
     Attributes:
-        kind: ``loading`` occurs several times per load, ``restarted`` replaces ``ready`` after a worker's death;
-            ``added``, ``replaced`` and ``removed`` result from a configuration change.
+        kind: ``downloading`` and ``loading`` occur several times, ``restarted`` replaces ``ready`` after a worker's
+            death; ``added``, ``replaced`` and ``removed`` result from a configuration change.
         instance: number that distinguishes models with the same name, see ``ModelStatus``; for ``replaced`` that of the
             new one, which may have loaded before.
-        progress: share of a load, 0 to 1.
-        text: current activity of a load, or the reason for the event.
+        progress: share of a load or download, 0 to 1.
+        text: current activity of a load or download, or the reason for the event.
         at: Unix time in seconds.
     """
 
@@ -52,45 +62,52 @@ Publish = Callable[[ModelEvent], None]
 """Accepts an event; called on the event loop, does not block."""
 
 
+_E = TypeVar("_E")
+
+
 @define(eq=False)
-class Subscription:
+class Subscription(Generic[_E]):
     """Events for one listener. ``num_lost`` counts events that were dropped because it was too slow."""
 
     num_lost: int = 0
-    _waiting: asyncio.Queue[ModelEvent] = field(factory=lambda: asyncio.Queue(_MAX_WAITING))
+    _waiting: asyncio.Queue[_E] = field(factory=lambda: asyncio.Queue(_MAX_WAITING))
 
-    def push(self, event: ModelEvent) -> None:
+    def push(self, event: _E) -> None:
         """Add an event; if the queue is full, the oldest one is dropped."""
         if self._waiting.full():
             self._waiting.get_nowait()
             self.num_lost += 1
         self._waiting.put_nowait(event)
 
-    async def next(self) -> ModelEvent:
+    async def next(self) -> _E:
         """Wait for the next event."""
         return await self._waiting.get()
 
-    async def __aiter__(self) -> AsyncIterator[ModelEvent]:
+    async def __aiter__(self) -> AsyncIterator[_E]:
         """Iterate over events as they arrive; never ends by itself."""
         while True:
             yield await self.next()
 
 
-class ModelEvents:
+class Events(Generic[_E]):
     """Passes every event to every listener."""
 
     def __init__(self) -> None:
-        self._subscriptions: set[Subscription] = set()
+        self._subscriptions: set[Subscription[Any]] = set()
 
-    def publish(self, event: ModelEvent) -> None:
+    def __bool__(self) -> bool:
+        """True if there is a listener."""
+        return bool(self._subscriptions)
+
+    def publish(self, event: _E) -> None:
         """Pass an event to all listeners."""
         for subscription in self._subscriptions:
             subscription.push(event)
 
     @contextmanager
-    def subscribe(self) -> Iterator[Subscription]:
-        """Receive events within the block."""
-        subscription = Subscription()
+    def subscribe(self, subscription: Subscription[Any] | None = None) -> Iterator[Subscription[_E]]:
+        """Receive events within the block; with ``subscription``, in its queue, among the events that it has."""
+        subscription = Subscription() if subscription is None else subscription
         self._subscriptions.add(subscription)
         try:
             yield subscription
@@ -234,11 +251,11 @@ class Lifecycle:
         if self.state != was and event in _PUBLISHED:
             self.tell("restarted" if (was, event) == ("restarting", "opened") else _PUBLISHED[event], text)
 
-    def report(self, share: float, text: str) -> None:
-        """Record the progress of a load. Late reports of a load that has ended are dropped."""
+    def report(self, share: float, text: str, kind: EventKind = "loading") -> None:
+        """Record the progress of a load or download. Late reports of one that has ended are dropped."""
         if not self.is_settled:
             self.progress, self.progress_text = share, text
-            self.tell("loading", text)
+            self.tell(kind, text)
 
     def tell(self, kind: EventKind, text: str) -> None:
         """Publish an event."""

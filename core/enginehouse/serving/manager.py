@@ -15,7 +15,6 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from enginehouse.contract.engine import Engine
 from enginehouse.contract.errors import (
-    AdapterNotFound,
     ConfigError,
     EnginehouseError,
     ModelNotFound,
@@ -27,7 +26,7 @@ from enginehouse.contract.model_hub import ModelHub
 from enginehouse.plugins import PluginRegistry
 from enginehouse.serving.background import run_in_daemon_thread
 from enginehouse.serving.leases import Lease
-from enginehouse.serving.lifecycle import ModelEvent, ModelEvents, ModelStatus
+from enginehouse.serving.lifecycle import Events, ModelEvent, ModelStatus
 from enginehouse.serving.memory import Reservations, default_budget, footprint_in_thread
 from enginehouse.serving.opening import PLAN_TIMEOUT_S, plan_in_thread
 from enginehouse.serving.restarts import RestartPolicy, Restarts
@@ -69,7 +68,7 @@ class ModelManager:
     ) -> None:
         self.settings = settings
         self.registry = registry
-        self.events = ModelEvents()
+        self.events = Events[ModelEvent]()
         self.room = Reservations(budget_of(settings), settings.limits.drain_s)
         self.former_engines: dict[str, EngineMetrics] = {}
         self._on_progress = on_progress
@@ -132,7 +131,9 @@ class ModelManager:
             self._on_progress(event.model, 1.0, "ready" if task == "generate" else f"ready for {task}")
         elif event.kind in ("failed", "unloaded"):
             self._on_progress(event.model, 1.0, event.kind)
-        elif event.kind == "loading" and event.text != "ready":  # a backend's last stage; checks of the model follow
+        elif (
+            event.kind in ("loading", "downloading") and event.text != "ready"
+        ):  # a backend's last stage; checks of the model follow
             self._on_progress(event.model, event.progress, event.text)
 
     # -- lifecycle ---------------------------------------------------------------------------------
@@ -145,23 +146,22 @@ class ModelManager:
         """
         models = list(self._models.values())
         for model in models:
-            hub = await self._find_download(model) if self.settings.server.pull else None
-            if hub is not None:
-                self._downloads[model] = asyncio.create_task(self._download(model, hub))
-                self.run(self._downloads[model])
+            server = self.settings.server
+            hub = await self.find_download(model.settings.source) if server.pull or server.pull_on_request else None
+            if hub is not None and server.pull:
+                self._begin_download(model, hub)
+            elif hub is not None:
+                model.postpone()  # the first request for it begins the download
             else:
                 await self._plan(model)
         self._is_planned.set()
         await self.begin_eager([model for model in models if model.plan is not None])
 
-    async def _find_download(self, model: ServedModel) -> ModelHub | None:
-        """Return the hub of a model whose files are missing; planning reports a hub that fails or hangs."""
-        source = model.settings.source
+    async def find_download(self, source: str) -> ModelHub | None:
+        """Return the hub of a source whose files are missing; planning reports a hub that fails or hangs."""
         try:
             async with asyncio.timeout(PLAN_TIMEOUT_S):
-                return await run_in_daemon_thread(
-                    f"files of {model.name}", lambda: missing_download(source, self.registry)
-                )
+                return await run_in_daemon_thread(f"files of {source}", lambda: missing_download(source, self.registry))
         except (EnginehouseError, TimeoutError):
             return None
 
@@ -174,9 +174,17 @@ class ModelManager:
             model.fail(error.message)
 
     async def _download(self, model: ServedModel, hub: ModelHub) -> None:
-        """Download a model's files, then continue with it as with the others. Only called when the server starts."""
+        """Download a model's files, then continue with it as with the others."""
+
+        def report(share: float, text: str) -> None:
+            if model in self._downloads:
+                model.report_download(share, text)
+
         with model.failing("downloading"):
-            await download(hub, model.settings.source, model.report_download)
+            try:
+                await download(hub, model.settings.source, report)
+            finally:
+                self._downloads.pop(model, None)
             await self._plan(model)
         if model.plan is None:
             return
@@ -185,10 +193,36 @@ class ModelManager:
         else:
             await self.begin_eager([model])
 
-    def stop_download(self, model: ServedModel) -> None:
-        """Stop the download of a model that is no longer served; files that have arrived are kept."""
-        if (task := self._downloads.pop(model, None)) is not None:
+    def _begin_download(self, model: ServedModel, hub: ModelHub) -> None:
+        self._downloads[model] = asyncio.create_task(self._download(model, hub))
+        self.run(self._downloads[model])
+
+    def is_downloading(self, model: ServedModel) -> bool:
+        """True while the files of a model are being downloaded."""
+        return model in self._downloads
+
+    async def download_on_demand(self, model: ServedModel) -> bool:
+        """Begin to download the files of a model that is not loaded, or join that; False if none are missing.
+
+        Requests for the model wait for it as they wait for a load. Afterwards it is loaded if requests wait for it.
+        """
+        if not self.is_downloading(model):
+            hub = await self.find_download(model.settings.source)
+            if hub is None:
+                return False
+            self.check_open()
+            if not (self.is_downloading(model) or model.is_serving or model.is_closed):
+                model.on_demand = True
+                model.report_download(0.0, "waiting for the hub")
+                self._begin_download(model, hub)
+        return True
+
+    def stop_download(self, model: ServedModel) -> bool:
+        """Stop the download of a model; files that have arrived are kept. Returns False if there is none."""
+        task = self._downloads.pop(model, None)
+        if task is not None:
             task.cancel()
+        return task is not None
 
     async def begin_eager(self, models: Sequence[ServedModel]) -> None:
         """Begin to load the eager models; pinned ones reserve their memory first."""
@@ -261,6 +295,8 @@ class ModelManager:
             model = self.find(name)  # a new configuration may have been applied meanwhile
             if model.plan is not None:
                 model.begin(self.settings, on_demand=True)
+            elif self.settings.server.pull_on_request:
+                await self.download_on_demand(model)
         if model.state == "restarting":
             return await model.lease(_RESTART_WAIT_S)
         return await model.lease(self.settings.limits.load_wait_s if model.on_demand or model.is_leaving else 0.0)
@@ -296,7 +332,7 @@ class ModelManager:
         if model is not None:
             return model
         if based is not None and based.adapters.names:
-            raise AdapterNotFound(based.name, adapter, based.adapters.names)
+            raise based.adapters.not_found(based.name, adapter)
         raise ModelNotFound(name or "")
 
     def adapter_in(self, name: str | None) -> str | None:

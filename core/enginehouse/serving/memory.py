@@ -41,6 +41,8 @@ def footprint_of(plan: ModelPlan) -> Footprint:
     Failing the estimates of backends, the size of its files is taken.
     """
     device = MAIN_MEMORY
+    if plan.placement is not None:
+        return Footprint(0, device)  # its workers use the memory of other machines
     try:
         device = _device_of(plan)
         models = [(plan.source, plan.backend, plan.options)]
@@ -205,14 +207,24 @@ class Reservations:
             return True
         limit = self.budget.by_device.get(footprint.device)
         if limit is not None:
-            others = self._on(footprint.device)
-            pinned = sum(size for other, size in others.items() if other.is_pinned)
-            if footprint.num_bytes + pinned > limit:
-                raise ModelTooLarge(self._refusal(resident, footprint, limit))
-            if footprint.num_bytes + sum(others.values()) > limit:
+            self.check(resident.name, footprint)
+            if footprint.num_bytes + sum(self._on(footprint.device).values()) > limit:
                 return False
         self._held[resident] = footprint
         return True
+
+    def check(self, name: str, footprint: Footprint, param: str | None = None) -> None:
+        """Check that a model could get its memory, possibly after evictions.
+
+        Raises:
+            ModelTooLarge: evicting all candidates would not free enough; ``param`` is its field.
+        """
+        limit = self.budget.by_device.get(footprint.device)
+        if limit is None:
+            return
+        pinned = sum(size for other, size in self._on(footprint.device).items() if other.is_pinned)
+        if footprint.num_bytes + pinned > limit:
+            raise ModelTooLarge(self._refusal(name, footprint, limit), param)
 
     async def take(self, resident: Resident, footprint: Footprint) -> None:
         """Reserve memory; evict other models if necessary.
@@ -231,7 +243,7 @@ class Reservations:
                 assert evictions, "claim() would have refused"
                 if not await evictions[0].evict(self.drain_s):
                     busy = f"; {evictions[0].name!r} was busy for {self.drain_s:g} s"
-                    raise InsufficientMemory(self._refusal(resident, footprint, limit) + busy)
+                    raise InsufficientMemory(self._refusal(resident.name, footprint, limit) + busy)
 
     def free(self, resident: Resident) -> None:
         """Release the reservation; no effect if there is none."""
@@ -242,11 +254,11 @@ class Reservations:
             resident: footprint.num_bytes for resident, footprint in self._held.items() if footprint.device == device
         }
 
-    def _refusal(self, resident: Resident, footprint: Footprint, limit: int) -> str:
+    def _refusal(self, name: str, footprint: Footprint, limit: int) -> str:
         device = footprint.device
         held = _listed(self._on(device).items())
         return (
-            f"The model {resident.name!r} needs {format_bytes(footprint.num_bytes)} of memory ({device}); the budget "
+            f"The model {name!r} needs {format_bytes(footprint.num_bytes)} of memory ({device}); the budget "
             f"is {format_bytes(limit)} (limits.memory_budget), {f'of which {held}' if held else 'all of it free'}"
         )
 

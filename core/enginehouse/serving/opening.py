@@ -13,6 +13,7 @@ from enginehouse.contract.adapters import Adapter
 from enginehouse.contract.backend import Backend, ModelSource, Progress, Runner
 from enginehouse.contract.engine import Engine
 from enginehouse.contract.errors import ConfigError, EngineDead, ModelLoadError
+from enginehouse.contract.fleet import PlacesWorkers
 from enginehouse.contract.pooler import Pooler
 from enginehouse.contract.types import EngineSettings
 from enginehouse.plugins import PluginRegistry, guard_of
@@ -24,8 +25,9 @@ from enginehouse.serving.sources import check_backend, choose_backend, find_sour
 from enginehouse.settings.config import ModelSettings, Settings, structure_options
 from enginehouse.settings.reload import WORKER_ONLY, names_with
 from enginehouse.workers.client import WorkerEngine
+from enginehouse.workers.fleet import FleetEngine
 from enginehouse.workers.health import LoadWatch
-from enginehouse.workers.messages import ExitPolicyLoad, Load, PoolingLoad, PrefixDiskLoad
+from enginehouse.workers.messages import ExitPolicyLoad, Load, PoolingLoad, PrefixDiskLoad, encode
 from enginehouse.workers.request_queue import RequestQueue
 
 
@@ -45,6 +47,36 @@ def check_own_engine(name: str, settings: ModelSettings, backend: Backend) -> No
             raise ConfigError(f"{path}: {reason}", path)
 
 
+@frozen
+class PlacementPlan:
+    """The backend that places a model's workers on other machines, with its own settings as plain data."""
+
+    backend: Backend
+    options: dict[str, Any]
+
+
+def _plan_placement(
+    name: str, settings: ModelSettings, registry: PluginRegistry
+) -> tuple[PlacementPlan | None, ModelSettings]:
+    """Split the settings of a model between the backend that places its workers, if it has one, and the inner one."""
+    outer = registry.backends.get(settings.backend or "")
+    if outer is None or outer.opens != "workers":
+        return None, settings
+    path = f"models.{name}"
+    for setting in ("isolation", "python"):
+        if getattr(settings, setting) != getattr(fields(ModelSettings), setting).default:
+            reason = f"the backend {outer.name!r} starts the workers of this model elsewhere; remove this setting"
+            raise ConfigError(f"{path}.{setting}: {reason}", f"{path}.{setting}")
+    known = {attribute.name for attribute in attrs.fields(outer.options)}
+    own = {key: value for key, value in settings.options.items() if key in known}
+    inner = structure_options(outer.options, own, path).inner
+    if inner is not None and (chosen := registry.backends.get(inner)) is not None and chosen.opens != "runner":
+        reason = f"the backend {inner!r} opens no model in a worker, so the backend {outer.name!r} cannot place it"
+        raise ConfigError(f"{path}.inner: {reason}", f"{path}.inner")
+    rest = {key: value for key, value in settings.options.items() if key not in known}
+    return PlacementPlan(outer, own), evolve(settings, backend=inner, options=rest)
+
+
 PLAN_TIMEOUT_S = 60.0
 """Planning reads only names, sizes and headers of files."""
 
@@ -56,6 +88,7 @@ class ModelPlan:
     Attributes:
         options: the backend's settings as plain data, including ``context`` and ``slots`` if it has them.
         reason: reason for the choice of the backend.
+        placement: for workers on other machines.
     """
 
     name: str
@@ -67,6 +100,7 @@ class ModelPlan:
     exit_policy: ExitPolicyLoad | None = None
     prefix_disk: PrefixDiskLoad | None = None
     pooling: PoolingLoad = field(factory=PoolingLoad)
+    placement: PlacementPlan | None = None
     adapters: tuple[Adapter, ...] = ()
 
     @property
@@ -94,9 +128,11 @@ def plan_model(name: str, settings: ModelSettings, registry: PluginRegistry) -> 
     if settings.python is not None and settings.isolation == "thread":
         path = f"models.{name}.python"
         raise ConfigError(f"{path}: a thread runs in the server's own Python; use isolation = 'process'", path)
+    check_backend(settings.backend, registry)
+    placement, settings = _plan_placement(name, settings, registry)
     source = find_source(settings.source, registry)
-    # Another virtual environment has other libraries, so probing in this one would be meaningless.
-    can_probe = settings.python is None
+    # Another environment or machine has other libraries, so probing in this one would be meaningless.
+    can_probe = settings.python is None and placement is None
     check_backend(settings.backend, registry)
     wanted = registry.backends.get(settings.backend or "")
     candidates = [wanted] if wanted else registry.backends.values()
@@ -110,6 +146,8 @@ def plan_model(name: str, settings: ModelSettings, registry: PluginRegistry) -> 
             options[generic] = getattr(settings, generic)
     plan = ModelPlan(name=name, source=source, backend=choice.backend, options=options, reason=choice.reason)
     generic_names = tuple(attribute.name for attribute in attrs.fields(ModelSettings))
+    if placement is not None:
+        generic_names += tuple(attribute.name for attribute in attrs.fields(placement.backend.options))
     structure_options(choice.backend.options, options, plan.options_path, also_known=generic_names)
     check_own_engine(name, settings, choice.backend)
     exit_policy = plan_exit_policy(name, settings, choice.backend, registry)
@@ -123,9 +161,14 @@ def plan_model(name: str, settings: ModelSettings, registry: PluginRegistry) -> 
         template=settings.rerank_template,
         answers=settings.rerank_answers,
     )
-    adapters = plan_adapters(name, settings, choice.backend, registry)
     return evolve(
-        plan, drafters=drafters, exit_policy=exit_policy, prefix_disk=prefix_disk, pooling=pooling, adapters=adapters
+        plan,
+        drafters=drafters,
+        exit_policy=exit_policy,
+        prefix_disk=prefix_disk,
+        pooling=pooling,
+        placement=placement,
+        adapters=plan_adapters(name, settings, choice.backend, registry),
     )
 
 
@@ -161,7 +204,27 @@ async def open_engine(
     """
     if plan.backend.opens == "engine":
         return await _open_here(plan, progress, model.load_timeout_s)
-    load = Load(
+    load = load_of(plan, model, settings)
+    if plan.placement is not None:
+        queue = request_queue or RequestQueue(load.engine.slots, settings.limits)
+        fleet = FleetEngine(load, queue, step_timeout_s=model.step_timeout_s)
+        await _fill(plan, fleet, load, progress, model.load_timeout_s)
+        return OpenEngine(fleet, fleet.died)
+    engine = await WorkerEngine.open(
+        load,
+        isolation=model.isolation,
+        python=model.python,
+        on_progress=progress,
+        request_queue=request_queue,
+        step_timeout_s=model.step_timeout_s,
+        load_timeout_s=model.load_timeout_s,
+    )
+    return OpenEngine(engine, engine.died)
+
+
+def load_of(plan: ModelPlan, model: ModelSettings, settings: Settings) -> Load:
+    """Return the first message for a worker that opens the model."""
+    return Load(
         backend=plan.backend.name,
         source_text=plan.source.text,
         source_path=str(plan.source.path) if plan.source.path is not None else None,
@@ -181,16 +244,33 @@ async def open_engine(
         pooling=plan.pooling,
         adapters=plan.adapters,
     )
-    engine = await WorkerEngine.open(
-        load,
-        isolation=model.isolation,
-        python=model.python,
-        on_progress=progress,
-        request_queue=request_queue,
-        step_timeout_s=model.step_timeout_s,
-        load_timeout_s=model.load_timeout_s,
-    )
-    return OpenEngine(engine, engine.died)
+
+
+async def _fill(plan: ModelPlan, fleet: FleetEngine, load: Load, progress: Progress, timeout_s: float) -> None:
+    """Let a backend place the workers of a model on other machines; returns when the first one is ready."""
+    assert plan.placement is not None and isinstance(plan.placement.backend, PlacesWorkers)
+    backend = plan.placement.backend
+    options = structure_options(backend.options, plan.placement.options, plan.options_path)
+    stuck: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    watch = LoadWatch(timeout_s, progress, stuck.set_result)
+
+    async def place() -> None:
+        fleet.placement = await backend.place(plan.name, encode(load), options, fleet, watch.heard)
+        await fleet.loaded()
+
+    placing = asyncio.ensure_future(place())
+    try:
+        await asyncio.wait((placing, stuck), return_when=asyncio.FIRST_COMPLETED)
+        if not placing.done():
+            raise ModelLoadError(f"{stuck.result()}; if it needs longer, raise {plan.options_path}.load_timeout_s")
+        placing.result()
+    except BaseException:
+        placing.cancel()
+        await asyncio.wait([placing])
+        await fleet.close()
+        raise
+    finally:
+        watch.end()
 
 
 async def _open_here(plan: ModelPlan, progress: Progress, timeout_s: float) -> OpenEngine:

@@ -333,9 +333,9 @@ class ServedModel:
 
     def report_download(self, share: float, text: str) -> None:
         """Report the progress of downloading its files, before it can be loaded."""
-        if self._lifecycle.state == "unloaded":
+        if self._lifecycle.state in ("unloaded", "failed"):
             self._lifecycle.move("load")
-        self._lifecycle.report(share, text)
+        self._lifecycle.report(share, text, "downloading")
 
     def postpone(self) -> None:
         """Postpone loading until the first request, which may already be waiting."""

@@ -9,7 +9,7 @@ from attrs import field, frozen
 
 from enginehouse.settings.reload import WORKER
 
-__all__ = ["AdapterSettings", "check_adapter_name", "check_scale"]
+__all__ = ["AdapterSettings", "check_adapter_name", "check_adapters", "check_scale"]
 
 
 def check_scale(_: object, attribute: Any, value: float) -> None:
@@ -22,6 +22,12 @@ def check_adapter_name(name: str) -> None:
     """Refuse a name that requests cannot give. Raises ValueError."""
     if not name.strip() or not name.isprintable() or ":" in name or "/" in name:
         raise ValueError(f"the name of an adapter must be printable, without ':' and '/', not {name!r}")
+
+
+def check_adapters(_: object, __: Any, value: dict[str, Any]) -> None:
+    """Validate the names of a model's adapters. Raises ValueError."""
+    for name in value:
+        check_adapter_name(name)
 
 
 @frozen(kw_only=True)

@@ -8,7 +8,6 @@ name the setting. This module does not know the options of backends and plugins:
 
 from __future__ import annotations
 
-import ipaddress
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -20,12 +19,14 @@ from attrs import evolve, field, frozen
 from attrs.validators import ge, gt, optional
 
 from enginehouse.contract.errors import ConfigError
-from enginehouse.settings.adapters import AdapterSettings, check_adapter_name
+from enginehouse.settings.adapters import AdapterSettings, check_adapters
 from enginehouse.settings.auth import AuthSettings, settings_converter
 from enginehouse.settings.limits import ByteCount, LimitsSettings, MemoryBudget, Timeouts
+from enginehouse.settings.media import MediaSettings
 from enginehouse.settings.optimisations import DrafterSettings, ExitPolicySettings, RouterSettings
+from enginehouse.settings.presets import ModelPresets, add_found, matches, take_presets
 from enginehouse.settings.reload import LIVE, SERVER, WORKER, WORKER_ONLY
-from enginehouse.settings.server import ServerSettings
+from enginehouse.settings.server import ServerSettings, is_loopback
 from enginehouse.settings.structuring import Problem, closest, converting, noun_of
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "is_loopback",
     "load_settings",
     "matches",
+    "new_model",
     "structure_options",
 ]
 
@@ -46,36 +48,6 @@ _PREFIX = "ENGINEHOUSE_"
 _T = TypeVar("_T")
 
 _USUAL_DISK = ByteCount(2 * 2**30)
-
-
-def _check_image_hosts(_: object, attribute: Any, value: tuple[str, ...]) -> None:
-    for host in value:
-        if not host or re.search(r"[/\s@]", host):
-            raise ValueError(f"'{attribute.name}' must hold hosts such as images.example, not {host!r}")
-
-
-@frozen(kw_only=True)
-class MediaSettings:
-    """``[media]``: images in messages, for models that support them.
-
-    Attributes:
-        allowed_hosts: hosts from which images may be downloaded, besides ``data:`` URLs: ``images.example``,
-            ``.example.org`` for every name below it, ``*`` for all; append ``:8443`` for a port other than the default.
-        allow_private: also allow hosts whose addresses are not on the public internet.
-        max_images: maximum number of images per request.
-        max_bytes: maximum size of an image.
-        max_pixels: maximum number of pixels of an image, according to its header.
-        max_redirects: maximum number of redirects per download.
-        timeout_s: time limit for the download of an image, in seconds.
-    """
-
-    allowed_hosts: tuple[str, ...] = field(default=(), validator=_check_image_hosts, metadata=LIVE)
-    allow_private: bool = field(default=False, metadata=LIVE)
-    max_images: int = field(default=16, validator=ge(1), metadata=LIVE)
-    max_bytes: int = field(default=10 * 1024 * 1024, validator=gt(0), metadata=LIVE)
-    max_pixels: int = field(default=40_000_000, validator=gt(0), metadata=LIVE)
-    max_redirects: int = field(default=3, validator=ge(0), metadata=LIVE)
-    timeout_s: float = field(default=10.0, validator=gt(0), metadata=LIVE)
 
 
 @frozen(kw_only=True)
@@ -117,8 +89,7 @@ class ModelSettings:
         exit_policy: policy for early exit of confident tokens before the last layer, a name or a table with its
             settings. This changes the generated text; unset runs all layers.
         adapters: adapters (LoRA) of the model, by name; a request names one as ``model: "x:name"`` or in ``adapters``.
-        adapter_folders: folders below which adapters may be added at run time; relative names are relative to the
-            configuration file.
+        adapter_folders: folders below which adapters may be added at run time, each like ``prefix_cache_dir``.
         max_adapters: adapters that are loaded at once; then the least recently used one is unloaded.
         compressor: prompt compression: the name of a method, or a table; the plugin ``compress`` reads it.
         pooling_cache: memory for rows of a pooling model (embeddings, scores), in bytes or like ``"64MiB"``, so that a
@@ -138,6 +109,8 @@ class ModelSettings:
         first_token_timeout_s: overrides ``limits.first_token_timeout_s``.
         total_timeout_s: overrides ``limits.total_timeout_s``.
         options: keys of the table that are not listed above; the backend's options class reads them.
+        origin: ``settings``, ``folder`` (found in ``server.models_dir``) or ``added`` (by an administrator, while the
+            server runs). The file cannot set it.
     """
 
     source: str = field(metadata=WORKER)
@@ -162,7 +135,7 @@ class ModelSettings:
     tool_parser: str | None = field(default=None, metadata=LIVE)
     reasoning_parser: str | None = field(default=None, metadata=LIVE)
     drafters: tuple[DrafterSettings, ...] | None = field(default=None, metadata=WORKER | WORKER_ONLY)
-    adapters: dict[str, AdapterSettings] = field(factory=dict, metadata=WORKER)
+    adapters: dict[str, AdapterSettings] = field(factory=dict, validator=check_adapters, metadata=WORKER)
     adapter_folders: tuple[str, ...] = field(default=(), metadata=LIVE | WORKER_ONLY)
     max_adapters: int = field(default=8, validator=ge(1), metadata=WORKER | WORKER_ONLY)
     compressor: Any = field(default=None, metadata=WORKER)
@@ -179,6 +152,10 @@ class ModelSettings:
     first_token_timeout_s: float | None = field(default=None, validator=optional(gt(0)), metadata=LIVE)
     total_timeout_s: float | None = field(default=None, validator=optional(gt(0)), metadata=LIVE)
     options: dict[str, Any] = field(factory=dict, metadata=WORKER)
+    origin: Literal["settings", "folder", "added"] = field(default="settings", metadata=LIVE)
+
+
+_OWN = {attribute.name for attribute in attrs.fields(ModelSettings)} - {"options", "origin"}
 
 
 @frozen(kw_only=True)
@@ -201,15 +178,20 @@ class PluginsSettings:
 
 @frozen(kw_only=True)
 class Settings:
-    """All settings; one attribute per table of ``enginehouse.toml``. A table with metadata changes as a whole."""
+    """All settings; one attribute per table of ``enginehouse.toml``. A table with metadata changes as a whole.
+
+    Attributes:
+        presets: where ``models`` comes from, besides tables of models; computed, the file cannot set it.
+    """
 
     server: ServerSettings = field(factory=ServerSettings)
     auth: AuthSettings = field(factory=AuthSettings)
     limits: LimitsSettings = field(factory=LimitsSettings)
-    media: MediaSettings = MediaSettings()
+    media: MediaSettings = field(factory=MediaSettings)
     models: dict[str, ModelSettings] = field(factory=dict)
     router: RouterSettings = field(factory=RouterSettings)
     plugins: PluginsSettings = field(default=PluginsSettings(), metadata=SERVER)
+    presets: ModelPresets = field(factory=ModelPresets)
 
     def __attrs_post_init__(self) -> None:
         """Validate settings that depend on several tables."""
@@ -241,11 +223,6 @@ class Settings:
     def _check_names(self) -> None:
         """Check that model names are printable: they appear in headers and log lines."""
         for name, model in self.models.items():
-            for adapter in model.adapters:
-                try:
-                    check_adapter_name(adapter)
-                except ValueError as error:
-                    raise ConfigError(str(error), f"models.{name}.adapters") from error
             for path, known in (("models", name), *((f"models.{name}.aliases", alias) for alias in model.aliases)):
                 if not known.strip() or not known.isprintable():
                     raise ConfigError(f"{path}: a name must hold characters that can be printed, not {known!r}", path)
@@ -260,23 +237,6 @@ class Settings:
     def served_names(self) -> tuple[str, ...]:
         """Return the names and aliases of all models."""
         return tuple(known for name, model in self.models.items() for known in (name, *model.aliases))
-
-
-def matches(alias: str, name: str) -> bool:
-    """Return True if an alias is a pattern and ``name`` one of its names."""
-    return "*" in alias and re.fullmatch(".*".join(map(re.escape, alias.split("*"))), name, re.DOTALL) is not None
-
-
-def is_loopback(host: str) -> bool:
-    """Return True if a server that listens on ``host`` can be reached from this machine only."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        address = ipaddress.ip_address(host.strip("[]"))
-    except ValueError:
-        return False
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return (mapped or address).is_loopback
 
 
 def load_settings(
@@ -296,8 +256,47 @@ def load_settings(
     where = f" (in {path})" if path else ""
     _merge(data, _from_environment(env, data), where)
     _merge(data, overrides or {}, where)
+    if "presets" in data:
+        raise ConfigError(f"presets: unknown setting{where}", "presets")
+    folder = path.absolute().parent if path else None
+    presets = take_presets(data)
+    _check_presets(presets, where)
+    found = add_found(data, _models_dirs(data, folder or Path.cwd(), where), presets)
     settings = _structure(Settings, _collect_options(data), "", where)
-    return _resolve_paths(settings, path.absolute().parent) if path else settings
+    in_folders = {model.name: evolve(settings.models[model.name], origin="folder") for model in found.models}
+    models = {**settings.models, **in_folders}
+    settings = evolve(settings, models=models, presets=evolve(presets, unserved=found.unserved))
+    return _resolve_paths(settings, folder) if folder else settings
+
+
+def new_model(settings: Settings, name: str, table: Mapping[str, Any]) -> ModelSettings:
+    """Return the settings of a model that an administrator adds to those of ``settings``, with their presets.
+
+    Raises:
+        ConfigError: a setting is unknown or invalid.
+    """
+    model = _structure(ModelSettings, _split(settings.presets.table(name, table), _OWN), f"models.{name}", "")
+    model = evolve(model, origin="added")
+    return _resolve_model(model, Path(settings.plugins.folder)) if settings.plugins.folder else model
+
+
+def _check_presets(presets: ModelPresets, where: str) -> None:
+    """Check presets as the settings of a model, so that messages name them and not the models that they apply to."""
+    tables = {"model_defaults": presets.defaults, **{f"models.{name}": one for name, one in presets.patterns.items()}}
+    for path, table in tables.items():
+        _structure(ModelSettings, {**_split(dict(table), _OWN), "source": "any"}, path, where)
+
+
+def _models_dirs(data: dict[str, Any], folder: Path, where: str) -> list[Path]:
+    """Return ``server.models_dir`` as absolute paths; one folder may be a string."""
+    server = data.get("server")
+    if not isinstance(server, dict) or "models_dir" not in server:
+        return []
+    if isinstance(server["models_dir"], str):
+        server["models_dir"] = [server["models_dir"]]
+    checked = _structure(ServerSettings, {"models_dir": server["models_dir"]}, "server", where)
+    server["models_dir"] = [str(folder / Path(name).expanduser()) for name in checked.models_dir]
+    return list(map(Path, server["models_dir"]))
 
 
 def structure_options(
@@ -374,8 +373,7 @@ def _collect_options(data: dict[str, Any]) -> dict[str, Any]:
     """Move the keys of backends and plugins into the ``options`` of their table."""
     collected = dict(data)
     if isinstance(models := data.get("models"), dict):
-        own = {attribute.name for attribute in attrs.fields(ModelSettings)} - {"options"}
-        collected["models"] = {name: _split(table, own) for name, table in models.items()}
+        collected["models"] = {name: _split(table, _OWN) for name, table in models.items()}
     if isinstance(plugins := data.get("plugins"), dict):
         collected["plugins"] = _split(plugins, {"allow", "deny"})
     return collected
@@ -391,45 +389,47 @@ def _split(table: Any, own: set[str]) -> Any:
 
 def _resolve_paths(settings: Settings, folder: Path) -> Settings:
     """Make file names that are relative to the configuration file's folder absolute."""
-
-    def resolve(name: str | None) -> str | None:
-        return str(folder / name) if name and (folder / name).exists() else name
-
-    def beside(name: str | None) -> str | None:
-        return name and str(folder / Path(name).expanduser())
-
-    def resolve_source(source: str) -> str:
-        name, colon, quantization = source.rpartition(":")
-        whole = resolve(source) or source
-        return whole if whole != source or not colon else f"{resolve(name)}:{quantization}"
-
-    models = {
-        name: evolve(
-            model,
-            source=resolve_source(model.source),
-            drafters=_resolve_drafters(model.drafters, resolve_source),
-            python=resolve(model.python),
-            chat_template=resolve(model.chat_template),
-            prefix_cache_dir=beside(model.prefix_cache_dir),
-            adapters={key: evolve(one, source=resolve_source(one.source)) for key, one in model.adapters.items()},
-            adapter_folders=tuple(str(folder / Path(name).expanduser()) for name in model.adapter_folders),
-        )
-        for name, model in settings.models.items()
-    }
+    models = {name: _resolve_model(model, folder) for name, model in settings.models.items()}
     server = settings.server
     server = evolve(
         server,
-        uds=beside(server.uds),
-        ssl_certfile=beside(server.ssl_certfile),
-        ssl_keyfile=beside(server.ssl_keyfile),
-        ssl_ca_certs=beside(server.ssl_ca_certs),
+        uds=_beside(server.uds, folder),
+        ssl_certfile=_beside(server.ssl_certfile, folder),
+        ssl_keyfile=_beside(server.ssl_keyfile, folder),
+        ssl_ca_certs=_beside(server.ssl_ca_certs, folder),
     )
     key_file = settings.auth.key_file
     if key_file is not None and not Path(key_file).expanduser().exists():
         key_file = str(folder / Path(key_file).expanduser())  # where ``enginehouse keys add`` will create it
-    auth = evolve(settings.auth, key_file=resolve(key_file))
+    auth = evolve(settings.auth, key_file=_resolve(key_file, folder))
     plugins = evolve(settings.plugins, folder=str(folder))  # whose options have paths that only the plugins know
     return evolve(settings, server=server, auth=auth, models=models, plugins=plugins)
+
+
+def _resolve(name: str | None, folder: Path) -> str | None:
+    return str(folder / name) if name and (folder / name).exists() else name
+
+
+def _beside(name: str | None, folder: Path) -> str | None:
+    return name and str(folder / Path(name).expanduser())
+
+
+def _resolve_model(model: ModelSettings, folder: Path) -> ModelSettings:
+    def resolve_source(source: str) -> str:
+        name, colon, quantization = source.rpartition(":")
+        whole = _resolve(source, folder) or source
+        return whole if whole != source or not colon else f"{_resolve(name, folder)}:{quantization}"
+
+    return evolve(
+        model,
+        source=resolve_source(model.source),
+        drafters=_resolve_drafters(model.drafters, resolve_source),
+        python=_resolve(model.python, folder),
+        chat_template=_resolve(model.chat_template, folder),
+        prefix_cache_dir=_beside(model.prefix_cache_dir, folder),
+        adapters={key: evolve(one, source=resolve_source(one.source)) for key, one in model.adapters.items()},
+        adapter_folders=tuple(str(folder / Path(name).expanduser()) for name in model.adapter_folders),
+    )
 
 
 def _resolve_drafters(
@@ -474,6 +474,8 @@ def _is_table(kind: Any, *, or_unknown: bool = True) -> bool:
 def _type_of(steps: Sequence[str]) -> Any:
     """Return the type of the setting at ``steps``; Any if core does not know it."""
     kind: Any = Settings
+    if steps and steps[0] == "model_defaults":
+        kind, steps = ModelSettings, steps[1:]
     for step in steps:
         if attrs.has(kind):
             kind = get_type_hints(kind).get(step, Any)

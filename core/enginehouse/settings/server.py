@@ -5,6 +5,7 @@ A part of ``config``.
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from typing import Any, Literal
 
@@ -43,6 +44,18 @@ def _check_root_path(_: object, attribute: Any, value: str) -> None:
 def _without_brackets(host: str) -> str:
     """Return an IPv6 address without the brackets of its URL form."""
     return host[1:-1] if isinstance(host, str) and re.fullmatch(r"\[[^\[\]]*:[^\[\]]*\]", host) else host
+
+
+def is_loopback(host: str) -> bool:
+    """Return True if a server that listens on ``host`` can be reached from this machine only."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
 
 
 @frozen(kw_only=True)
@@ -90,7 +103,15 @@ class ServerSettings:
         head_timeout_s: time limit in seconds for a request line and its headers; then status 408.
         body_timeout_s: time limit in seconds for a request body; then status 408.
         shutdown_s: time in seconds for running requests to finish after SIGTERM.
-        pull: download missing hub models when the server starts. Requests never cause a download.
+        ui: serve the pages of plugins at ``/ui/``, and redirect browsers to them from ``/``; unset means only if the
+            server listens on a loopback address or a Unix domain socket. Their files need no key; what they show does.
+        pull: download missing hub models when the server starts.
+        pull_on_request: download the files of a configured hub model with the first request for it, which waits for
+            ``limits.load_wait_s`` at most; otherwise requests never cause a download.
+        models_dir: folders whose models are served by name, each loaded by its first request; a path or a list of
+            paths, also of the hub's cache. Read again at each reload. See models.md.
+        allowed_sources: hub ids that administrators may add and download while the server runs, such as ``Qwen/*``,
+            where ``*`` matches any characters. Models in ``models_dir`` may always be added, other paths never.
     """
 
     host: str = field(default="127.0.0.1", converter=_without_brackets, metadata=SERVER)
@@ -121,4 +142,13 @@ class ServerSettings:
     head_timeout_s: float = field(default=15.0, validator=gt(0), metadata=SERVER)
     body_timeout_s: float = field(default=120.0, validator=gt(0), metadata=SERVER)
     shutdown_s: float = field(default=10.0, validator=ge(0), metadata=LIVE)
+    ui: bool | None = field(default=None, metadata=LIVE)
     pull: bool = field(default=False, metadata=SERVER)
+    pull_on_request: bool = field(default=False, metadata=LIVE)
+    models_dir: tuple[str, ...] = field(default=(), metadata=LIVE)
+    allowed_sources: tuple[str, ...] = field(default=(), metadata=LIVE)
+
+    @property
+    def may_gain_models(self) -> bool:
+        """True if models may be added to the running server, so that it may start without any."""
+        return bool(self.models_dir or self.allowed_sources)

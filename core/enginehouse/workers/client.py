@@ -63,7 +63,6 @@ from enginehouse.workers.messages import (
     Pooled,
     Ready,
     Rejected,
-    RemoveAdapter,
     StageBegan,
     Started,
     Stats,
@@ -80,6 +79,7 @@ from enginehouse.workers.messages import (
 )
 from enginehouse.workers.pool_calls import PoolCalls
 from enginehouse.workers.process import Connection, ExitStatus
+from enginehouse.workers.remote import RemoteWorker
 from enginehouse.workers.request_queue import RequestQueue
 from enginehouse.workers.requests import NO_CALL, Calls, RequestTable, WorkerStream, WorkObserver, settle
 
@@ -117,12 +117,14 @@ class WorkerEngine:
         ended_in: the call into a plugin of another distribution in which it ended or hung, if it was in no other one.
         metrics: the last statistics that the worker reported.
         request_queue: the queue of its model, which outlives the worker.
+        place: name of the replica, if there are several.
     """
 
     info: ModelInfo
 
     def __init__(self, worker: Worker, request_queue: RequestQueue, step_timeout_s: float = 0.0) -> None:
         self._loop = asyncio.get_running_loop()
+        self.place = worker.place if isinstance(worker, RemoteWorker) else ""
         self._worker = worker
         self._load_watch: LoadWatch | None = None
         self._connection = Connection(pack, decode_from_worker, self._handle, self._on_lost)
@@ -184,6 +186,7 @@ class WorkerEngine:
         request_queue: RequestQueue | None = None,
         step_timeout_s: float = 0.0,
         load_timeout_s: float = 0.0,
+        remote: RemoteWorker | None = None,
     ) -> WorkerEngine:
         """Start a worker and wait until it has loaded the model; cancelling this ends the worker.
 
@@ -193,9 +196,9 @@ class WorkerEngine:
             python: interpreter for the process; None is the current one.
             on_progress: called on the event loop while the model loads.
             request_queue: the queue of the model; None is one of its own, with the default limits.
-            step_timeout_s: maximum time of a step, or of tokenizing one prompt, before the worker is killed; 0 disables
-                the limit.
+            step_timeout_s: maximum time of a step, or of tokenizing one prompt, before the worker is killed; 0: none.
             load_timeout_s: maximum time without load progress before the worker is killed; 0 disables the limit.
+            remote: a worker elsewhere, which is taken instead of starting one.
 
         Raises:
             ModelLoadError, MissingDependency, ConfigError: the worker cannot load the model and says why, or the load
@@ -204,7 +207,7 @@ class WorkerEngine:
         """
         path = f"{load.options_path}.python"
         try:
-            worker = start_worker(isolation, python)
+            worker = remote or start_worker(isolation, python)
         except ModelLoadError as error:
             raise error if python is None else type(error)(f"{path}: {error.message}") from error
         if request_queue is None:
@@ -435,14 +438,9 @@ class WorkerEngine:
             stream.observer.thinking_stopped()
         return num_choices
 
-    async def load_adapter(self, adapter: Adapter) -> None:
-        """Load an adapter after the running step, if there is a place for it. Raises AdapterRefused."""
-        await self._call(lambda call: LoadAdapter(call, adapter))
-
-    def remove_adapter(self, digest: str) -> None:
-        """Unload an adapter once no running sequence uses it."""
-        if self._connection.is_open and not self._is_closing:
-            self._connection.send(RemoveAdapter(digest))
+    async def change_adapter(self, adapter: Adapter, *, removes: bool = False) -> None:
+        """Load an adapter if there is a place for it, or unload it after its last use. Raises AdapterRefused."""
+        await self._call(lambda call: LoadAdapter(call, adapter, removes))
 
     async def _call(self, message_for: Callable[[int], ToWorker], observer: WorkObserver | None = None) -> Any:
         """Send the message that ``message_for`` creates for a new call number, and wait for its answer."""

@@ -57,7 +57,6 @@ from enginehouse.workers.messages import (
     Pool,
     Pooled,
     Ready,
-    RemoveAdapter,
     StageBegan,
     Started,
     Stats,
@@ -171,7 +170,6 @@ _Inbox = (
     | GetCached
     | StopThinking
     | LoadAdapter
-    | RemoveAdapter
     | Close
     | _Enter
     | _EnterPool
@@ -375,8 +373,6 @@ class WorkerHost:
                 self._send(ThinkingStopped(message.call, engine.stop_thinking(message.request_id)))
             case LoadAdapter():
                 self._load_adapter(engine, message)
-            case RemoveAdapter() if isinstance(engine, StepEngine):
-                engine.remove_adapter(message.digest)
             case Close():
                 return False
         return True
@@ -386,7 +382,10 @@ class WorkerHost:
         try:
             if not isinstance(engine, StepEngine):
                 raise AdapterRefused("a pooling model takes no adapters", "adapters")
-            engine.load_adapter(message.adapter)
+            if message.removes:
+                engine.remove_adapter(message.adapter.digest)
+            else:
+                engine.load_adapter(message.adapter)
         except EnginehouseError as error:
             self._send(CallFailed(message.call, failure_of(error)))
         else:
@@ -441,16 +440,7 @@ class WorkerHost:
     def _dispatch(self, message: ToWorker) -> None:
         intake = self._intake
         match message:
-            case (
-                Load()
-                | GetStats()
-                | GetView()
-                | GetCached()
-                | StopThinking()
-                | LoadAdapter()
-                | RemoveAdapter()
-                | Close()
-            ):
+            case Load() | GetStats() | GetView() | GetCached() | StopThinking() | LoadAdapter() | Close():
                 self._inbox.put(message)
             case Cancel():
                 if intake is None or not intake.cancel(message.request_id):

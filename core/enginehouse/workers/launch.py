@@ -18,6 +18,7 @@ from enginehouse.workers.host import WorkerHost
 from enginehouse.workers.ipc import Link, socket_pair
 from enginehouse.workers.messages import Hello, own_hello
 from enginehouse.workers.process import ChildProcess, ExitStatus
+from enginehouse.workers.remote import RemoteWorker
 
 _log = logging.getLogger("enginehouse.workers")
 
@@ -101,7 +102,7 @@ class WorkerThread:
         """Do nothing: the client closes the link next, which asks the thread to end."""
 
 
-Worker = ChildProcess | WorkerThread
+Worker = ChildProcess | WorkerThread | RemoteWorker
 """A running host: ``socket`` is the server's end of its link, ``ended`` its exit status, ``pid`` None for a thread."""
 
 

@@ -213,16 +213,11 @@ class StopThinking(msgspec.Struct, frozen=True, array_like=True, tag="stop_think
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, array_like=True, tag="load_adapter"):
-    """Load an adapter; answered by Stats or CallFailed, after the running step."""
+    """Load an adapter, or unload it after its last use; answered by Stats or CallFailed, after the running step."""
 
     call: int
     adapter: Adapter
-
-
-class RemoveAdapter(msgspec.Struct, frozen=True, array_like=True, tag="remove_adapter"):
-    """Unload an adapter after its last use; not answered."""
-
-    digest: str
+    removes: bool = False
 
 
 class Close(msgspec.Struct, frozen=True, array_like=True, tag="close"):
@@ -242,7 +237,6 @@ ToWorker = (
     | GetCached
     | StopThinking
     | LoadAdapter
-    | RemoveAdapter
     | Close
 )
 

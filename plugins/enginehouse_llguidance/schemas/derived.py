@@ -1,62 +1,75 @@
 """Keywords that others express: ``not``, ``if``, dependencies, ``contains``, unevaluated members, ``oneOf``.
 
-Each becomes a schema that applies to the same value besides. It refers to the request's subschemas by pointer.
+Each becomes a schema that applies to the same value besides. It refers to the request's subschemas by pointer. What has
+no such schema, or too large a one, is loosened: the grammar then allows more, and values are checked when complete.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import combinations, product
 from typing import Any
 
 from enginehouse_llguidance.schemas.disjoint import find_overlaps
 from enginehouse_llguidance.schemas.document import Document
 from enginehouse_llguidance.schemas.evaluated import BRANCHING, close_items, close_properties
+from enginehouse_llguidance.schemas.keywords import TYPES
 from enginehouse_llguidance.schemas.negation import conjunction, disjunction, negated, same
 from enginehouse_llguidance.schemas.objects import absent_names, counts_of_names
-from enginehouse_llguidance.schemas.problems import SchemaProblem, join_pointer
+from enginehouse_llguidance.schemas.problems import NotExpressible, SchemaProblem, join_pointer
 from enginehouse_llguidance.schemas.strings import length
 
-__all__ = ["derived_schemas", "exclusive_options"]
+__all__ = ["derived_schemas", "exclusive_options", "loosened"]
 
 _NUM_PLACES = 8  # of the first item that ``contains`` asks for
 _NUM_COUNTED = 4  # items at the beginning among which the number of contained ones is settled
 _MAX_OPTIONS = 12
 
 
-def derived_schemas(document: Document, schema: dict[str, Any], pointer: str) -> Iterator[tuple[str, Any]]:
-    """Yield keyword and schema for the keywords of the schema at a pointer that are expressed by others.
+def derived_schemas(
+    document: Document, schema: dict[str, Any], pointer: str
+) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Yield each keyword of the schema at a pointer that others express, and a function that returns their schema.
 
-    Raises:
-        SchemaProblem: one of them cannot be expressed.
+    The functions raise NotExpressible if they cannot, or SchemaProblem if the keyword is malformed.
     """
     if "not" in schema:
-        yield "not", negated(document, join_pointer(pointer, ["not"]))
-    if "if" in schema and not {"then", "else"}.isdisjoint(schema):
-        yield "if", _conditional(document, schema, pointer)
+        yield "not", partial(negated, document, join_pointer(pointer, ["not"]))
+    if "if" in schema:
+        yield "if", partial(_conditional, document, schema, pointer)
     for key in ("dependentRequired", "dependentSchemas", "dependencies"):
         if key in schema:
-            yield key, _dependencies(document, schema[key], join_pointer(pointer, [key]))
+            yield key, partial(_dependencies, document, schema[key], join_pointer(pointer, [key]))
     if "minProperties" in schema and (chosen := counts_of_names(schema, length(schema, "minProperties", pointer))):
-        yield "minProperties", disjunction([{"required": list(names)} for names in chosen])
+        yield "minProperties", partial(disjunction, [{"required": list(names)} for names in chosen])
     if "maxProperties" in schema and schema.get("additionalProperties") is False and "patternProperties" not in schema:
         chosen = absent_names(schema, length(schema, "maxProperties", pointer))
         if chosen:
-            yield "maxProperties", disjunction([{"properties": dict.fromkeys(names, False)} for names in chosen])
+            yield "maxProperties", partial(disjunction, [{"properties": dict.fromkeys(one, False)} for one in chosen])
     if "contains" in schema:
-        yield "contains", _contains(document, schema, pointer)
+        yield "contains", partial(_contains, document, schema, pointer)
     beside = not BRANCHING.isdisjoint(schema)
     if "unevaluatedProperties" in schema and (beside or "additionalProperties" in schema):
-        yield "unevaluatedProperties", close_properties(document, pointer)
+        yield "unevaluatedProperties", partial(close_properties, document, pointer)
     if "unevaluatedItems" in schema and (beside or "items" in schema):
-        yield "unevaluatedItems", close_items(document, pointer)
+        yield "unevaluatedItems", partial(close_items, document, pointer)
+
+
+def loosened(document: Document, schema: dict[str, Any], pointer: str, key: str) -> Any:
+    """Return a schema that all values allow which the keyword of the schema at a pointer allows."""
+    if key == "if":
+        return disjunction([_branch(document, schema, pointer, "then"), _branch(document, schema, pointer, "else")])
+    if key == "contains":
+        return {"minItems": length(schema, "minContains", pointer) if "minContains" in schema else 1}
+    return True
 
 
 def exclusive_options(document: Document, schema: dict[str, Any], pointer: str) -> list[Any] | None:
     """Return schemas of which any one may hold, instead of ``oneOf``; None if its options exclude each other.
 
     Raises:
-        SchemaProblem: some may overlap and have no complement.
+        NotExpressible: some may overlap and have no complement.
     """
     options = schema["oneOf"]
     place = join_pointer(pointer, ["oneOf"])
@@ -66,29 +79,33 @@ def exclusive_options(document: Document, schema: dict[str, Any], pointer: str) 
     if len(options) > _MAX_OPTIONS:
         first = next(iter(overlaps))
         message = f"more than {_MAX_OPTIONS} schemas are only supported where no value matches two of them; {first} may"
-        raise SchemaProblem(place, f"{message} overlap")
+        raise NotExpressible(place, f"{message} overlap")
     places = [join_pointer(place, [index]) for index in range(len(options))]
     found = []
     for index, one in enumerate(places):
         others = [other for other in range(len(options)) if (min(index, other), max(index, other)) in overlaps]
         try:
             found.append(conjunction([same(document, one), *(negated(document, places[other]) for other in others)]))
-        except SchemaProblem as error:
+        except NotExpressible as error:
             pair = (min(index, others[0]), max(index, others[0]))
-            raise SchemaProblem(place, f"a value may match two of the schemas, {pair}, and {error}") from error
+            raise NotExpressible(place, f"a value may match two of the schemas, {pair}, and {error}") from error
     return found
 
 
 def _conditional(document: Document, schema: dict[str, Any], pointer: str) -> Any:
-    parts = {key: join_pointer(pointer, [key]) for key in ("if", "then", "else")}
-    then = same(document, parts["then"]) if "then" in schema else True
-    otherwise = same(document, parts["else"]) if "else" in schema else True
+    if {"then", "else"}.isdisjoint(schema):
+        return True
+    condition = join_pointer(pointer, ["if"])
     return disjunction(
         [
-            conjunction([same(document, parts["if"]), then]),
-            conjunction([negated(document, parts["if"]), otherwise]),
+            conjunction([same(document, condition), _branch(document, schema, pointer, "then")]),
+            conjunction([negated(document, condition), _branch(document, schema, pointer, "else")]),
         ]
     )
+
+
+def _branch(document: Document, schema: dict[str, Any], pointer: str, key: str) -> Any:
+    return same(document, join_pointer(pointer, [key])) if key in schema else True
 
 
 def _dependencies(document: Document, value: Any, pointer: str) -> Any:
@@ -117,7 +134,7 @@ def _contains(document: Document, schema: dict[str, Any], pointer: str) -> Any:
     wanted = same(document, place)
     if high is None:
         if low > _NUM_PLACES:
-            raise SchemaProblem(join_pointer(pointer, ["minContains"]), f"more than {_NUM_PLACES} is not supported")
+            raise NotExpressible(join_pointer(pointer, ["minContains"]), f"more than {_NUM_PLACES} is not supported")
         if low == 0:
             return True
         chosen = combinations(range(_NUM_PLACES), low) if low == 1 else combinations(range(low + 2), low)
@@ -127,8 +144,10 @@ def _contains(document: Document, schema: dict[str, Any], pointer: str) -> Any:
                 for one in chosen
             ]
         )
-    if low > _NUM_COUNTED or low > high:
-        raise SchemaProblem(place, f"with maxContains, minContains must be at most {min(_NUM_COUNTED, high)}")
+    if low > high:
+        return {"type": [name for name in TYPES if name != "array"]}
+    if low > _NUM_COUNTED:
+        raise NotExpressible(place, f"with maxContains, minContains must be at most {_NUM_COUNTED}")
     other = negated(document, place)
     options: list[Any] = []
     for row in product((False, True), repeat=_NUM_COUNTED):

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from urllib.parse import unquote, urldefrag, urljoin
 
 from enginehouse.contract.schema_keywords import SUBSCHEMAS
-from enginehouse_llguidance.schemas.problems import SchemaProblem, join_pointer
+from enginehouse_llguidance.schemas.problems import NotExpressible, SchemaProblem, join_pointer
 
 __all__ = ["COMPLEX", "REFERENCES", "Document", "Pointer", "inner_schemas"]
 
@@ -110,11 +110,12 @@ class Document:
         """Return ``derive()``, which is called once for a subject and a pointer.
 
         Raises:
-            SchemaProblem: of ``derive``, or it depends on its own result.
+            SchemaProblem: of ``derive``.
+            NotExpressible: it depends on its own result.
         """
         key = (subject, pointer)
         if key not in self.known:
-            self.known[key] = SchemaProblem(pointer, f"{subject} refers to itself without end")
+            self.known[key] = NotExpressible(pointer, f"{subject} refers to itself without end")
             try:
                 self.known[key] = derive()
             except SchemaProblem as error:

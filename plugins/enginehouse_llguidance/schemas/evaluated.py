@@ -15,7 +15,7 @@ from attrs import frozen
 
 from enginehouse_llguidance.schemas.document import REFERENCES, Document
 from enginehouse_llguidance.schemas.negation import conjunction, disjunction, negated, same
-from enginehouse_llguidance.schemas.problems import SchemaProblem, join_pointer
+from enginehouse_llguidance.schemas.problems import NotExpressible, join_pointer
 
 __all__ = ["BRANCHING", "close_items", "close_properties"]
 
@@ -53,7 +53,7 @@ class _Evaluated:
 
 
 def close_properties(document: Document, pointer: str) -> Any:
-    """Return a schema that applies ``unevaluatedProperties`` of the schema at a pointer. Raises SchemaProblem."""
+    """Return a schema that applies ``unevaluatedProperties`` of the schema at a pointer. Raises NotExpressible."""
     place = join_pointer(pointer, ["unevaluatedProperties"])
     rest = same(document, place)
     options = []
@@ -68,7 +68,7 @@ def close_properties(document: Document, pointer: str) -> Any:
 
 
 def close_items(document: Document, pointer: str) -> Any:
-    """Return a schema that applies ``unevaluatedItems`` of the schema at a pointer. Raises SchemaProblem."""
+    """Return a schema that applies ``unevaluatedItems`` of the schema at a pointer. Raises NotExpressible."""
     place = join_pointer(pointer, ["unevaluatedItems"])
     rest = same(document, place)
     if "contains" in document.at(pointer):  # an item that it matches is evaluated
@@ -97,7 +97,9 @@ def _found(document: Document, pointer: str, place: str, *, is_outer: bool) -> l
             joined = joined.joined(one)
         found.append(joined)
         if len(found) > _MAX_ALTERNATIVES:
-            raise SchemaProblem(place, f"is not supported beside more than {_MAX_ALTERNATIVES} combinations of schemas")
+            raise NotExpressible(
+                place, f"is not supported beside more than {_MAX_ALTERNATIVES} combinations of schemas"
+            )
     return found
 
 

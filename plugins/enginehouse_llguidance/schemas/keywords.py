@@ -33,7 +33,8 @@ _BOUND = "to 15 digits, for integers to what a float holds; more are tightened t
 KEYWORDS: dict[str, Keyword] = {
     # Core
     "$ref": Keyword(
-        "enforced", "into the schema itself, also by `$id` and `$anchor`; recursive ones without sibling keywords"
+        "enforced",
+        "into the schema itself, also by `$id` and `$anchor`; recursive ones beside other keywords are checked",
     ),
     "$defs": Keyword("annotation", "what is referred to is checked"),
     "definitions": Keyword("annotation", "what is referred to is checked"),
@@ -51,19 +52,18 @@ KEYWORDS: dict[str, Keyword] = {
     "type": Keyword("enforced"),
     "enum": Keyword(
         "enforced",
-        "numbers of 15 digits or integers that a float holds; of control characters only \\t \\n \\r \\b \\f",
+        "numbers of 15 digits or integers that a float holds",
     ),
     "const": Keyword("enforced", "as `enum`"),
     "allOf": Keyword("enforced"),
     "anyOf": Keyword("enforced"),
-    "oneOf": Keyword(
-        "enforced", "where no value can match two of the schemas, or the complement of those is supported (see `not`)"
-    ),
+    "oneOf": Keyword("enforced", "checked where a value may match two of the schemas without a complement (see `not`)"),
     "not": Keyword(
         "enforced",
-        "of types, constants, bounds, lengths, patterns, `required`, properties, items, `contains` and what joins them",
+        "of types, constants, bounds, lengths, patterns, `required`, properties, items, `contains` and what joins them;"
+        " of others it is checked",
     ),
-    "if": Keyword("enforced", "where its complement is supported (see `not`)"),
+    "if": Keyword("enforced", "checked where it has no complement (see `not`)"),
     "then": Keyword("enforced", "has no effect without `if`"),
     "else": Keyword("enforced", "has no effect without `if`"),
     # Numbers
@@ -73,7 +73,7 @@ KEYWORDS: dict[str, Keyword] = {
     "exclusiveMaximum": Keyword("enforced", _BOUND),
     "multipleOf": Keyword(
         "enforced",
-        "up to 10000; decimals such as 0.01 of four digits, multiples that the division of floats confirms",
+        "decimals such as 0.01 and values above 10000 are checked, where one number in 1000 or more is a multiple",
     ),
     # Strings
     "minLength": Keyword("enforced"),
@@ -93,17 +93,19 @@ KEYWORDS: dict[str, Keyword] = {
     "minItems": Keyword("enforced"),
     "maxItems": Keyword("enforced"),
     "uniqueItems": Keyword("enforced"),
-    "contains": Keyword("enforced", "the items asked for are among the first 8"),
-    "minContains": Keyword("enforced", "up to 8, with `maxContains` up to 4"),
-    "maxContains": Keyword("enforced", "where the complement of `contains` is supported (see `not`)"),
-    "unevaluatedItems": Keyword("enforced", "what one combination of branches evaluates"),
+    "contains": Keyword("enforced", "the items asked for are among the first 8, or checked"),
+    "minContains": Keyword("enforced", "above 8, with `maxContains` above 4, it is checked"),
+    "maxContains": Keyword("enforced", "checked where `contains` has no complement (see `not`)"),
+    "unevaluatedItems": Keyword("enforced", "what one combination of branches evaluates; checked if there are many"),
     # Objects
     "properties": Keyword("enforced", "in the order of the schema"),
     "required": Keyword("enforced"),
     "additionalProperties": Keyword(
         "enforced", "read as `false` if it is absent and no other schema applies to the object"
     ),
-    "patternProperties": Keyword("enforced", "up to 4 that overlap"),
+    "patternProperties": Keyword(
+        "enforced", "up to 4 that overlap; only ASCII names beside classes on which dialects differ"
+    ),
     "propertyNames": Keyword(
         "enforced", "one of `pattern`, `format`, `enum`, `const`, lengths; without `properties` and `patternProperties`"
     ),
@@ -114,7 +116,9 @@ KEYWORDS: dict[str, Keyword] = {
     "dependentRequired": Keyword("enforced"),
     "dependentSchemas": Keyword("enforced"),
     "dependencies": Keyword("enforced"),
-    "unevaluatedProperties": Keyword("enforced", "what one combination of branches evaluates"),
+    "unevaluatedProperties": Keyword(
+        "enforced", "what one combination of branches evaluates; checked if there are many"
+    ),
     # Annotations
     **_annotations("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"),
     **_annotations("discriminator", "example", "externalDocs", "nullable", "xml"),  # OpenAPI

@@ -2,7 +2,7 @@
 
 A schema is the conjunction of its keywords, so its complement is the disjunction of their complements, each of them for
 the one type that the keyword speaks of. A keyword without an expressible complement is left out of the disjunction,
-which then allows fewer values; a schema of such keywords only is refused.
+which then allows fewer values; a schema of such keywords only has no complement.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from enginehouse_llguidance.schemas.document import COMPLEX, REFERENCES, Document, Pointer
 from enginehouse_llguidance.schemas.numbers import is_number
-from enginehouse_llguidance.schemas.problems import SchemaProblem, join_pointer
+from enginehouse_llguidance.schemas.problems import NotExpressible, SchemaProblem, join_pointer
 
 __all__ = ["conjunction", "disjunction", "negated", "same"]
 
@@ -49,7 +49,8 @@ def negated(document: Document, pointer: str) -> Any:
     """Return a schema for values that do not satisfy the one at a pointer.
 
     Raises:
-        SchemaProblem: it has no expressible complement.
+        NotExpressible: it has no expressible complement.
+        SchemaProblem: it is malformed.
     """
     return document.once("the complement", pointer, lambda: _negated(document, pointer))
 
@@ -73,7 +74,7 @@ def _negated(document: Document, pointer: str) -> Any:
         elif key in _WITHOUT_COMPLEMENT:
             lost.append(key)
     if not options and lost:
-        raise SchemaProblem(pointer, f"the complement of {', '.join(lost)} is not supported (for not, if and oneOf)")
+        raise NotExpressible(pointer, f"the complement of {', '.join(lost)} is not supported (for not, if and oneOf)")
     return disjunction(options)
 
 
@@ -140,7 +141,7 @@ def _pattern(document: Document, pointer: str, schema: dict[str, Any]) -> list[A
         return [{"type": "string", "pattern": f"^(?![\\s\\S]*(?:{pattern}))"}]
     if pattern.startswith("^") and "|" not in pattern:
         return [{"type": "string", "pattern": f"^(?!{pattern[1:]})"}]
-    raise SchemaProblem(join_pointer(pointer, ["pattern"]), "has no expressible complement")
+    raise NotExpressible(join_pointer(pointer, ["pattern"]), "has no expressible complement")
 
 
 def _bound(kind: str, other: str) -> _Rule:
@@ -220,7 +221,7 @@ def _items(document: Document, pointer: str, schema: dict[str, Any]) -> list[Any
 
 def _contains(document: Document, pointer: str, schema: dict[str, Any]) -> list[Any]:
     if schema.get("minContains", 1) != 1 or "maxContains" in schema:
-        raise SchemaProblem(join_pointer(pointer, ["contains"]), "has no expressible complement with these bounds")
+        raise NotExpressible(join_pointer(pointer, ["contains"]), "has no expressible complement with these bounds")
     return [{"type": "array", "items": negated(document, join_pointer(pointer, ["contains"]))}]
 
 

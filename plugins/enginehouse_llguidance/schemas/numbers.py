@@ -30,6 +30,7 @@ NUMBER_FORMATS: dict[str, tuple[int, int] | None] = {
 """Number formats written by schema generators, with their bounds."""
 
 _MAX_MULTIPLE = 10_000  # the library's automaton has one state per remainder
+_MAX_SCATTERED = 1000  # numbers that are not multiples are drawn again
 _MAX_INTEGER = 2**63 - 1024  # the library uses 64-bit integers
 _MAX_DECIMAL = 9 * 10**18
 _USUAL_INTEGER = 10**18  # bound if the schema sets none; limits the number of digits
@@ -62,8 +63,7 @@ def number_keywords(schema: Mapping[str, Any], pointer: str, *, integer: bool, e
         if key in schema and not (is_number(schema[key]) and math.isfinite(schema[key])):
             raise SchemaProblem(join_pointer(pointer, [key]), "must be a finite number")
     low, high = _bounds(schema, integer)
-    multiple = _multiple_of(schema, pointer, integer)
-    is_inexact = multiple is not None and not _is_binary(schema["multipleOf"])
+    multiple, is_checked = _multiple_of(schema, pointer, integer)
     if not integer and low is None and high is None and multiple is None:
         return {}  # any number, including exponents
     if integer:
@@ -71,7 +71,7 @@ def number_keywords(schema: Mapping[str, Any], pointer: str, *, integer: bool, e
         high = Fraction(_USUAL_INTEGER) if high is None else high
     elif multiple is not None:
         # Multiples are exact up to this limit.
-        limit = Fraction((10**EXACT_DIGITS if is_inexact else 2**53) // Fraction(str(multiple)).denominator)
+        limit = Fraction((10**EXACT_DIGITS if is_checked else 2**53) // Fraction(str(multiple)).denominator)
         low = max(-limit, -limit if low is None else low)
         high = min(limit, limit if high is None else high)
     keywords: dict[str, Any] = {}
@@ -82,7 +82,7 @@ def number_keywords(schema: Mapping[str, Any], pointer: str, *, integer: bool, e
         keywords["maximum"] = write(high, up=False, pointer=join_pointer(pointer, ["maximum"]))
     if multiple is not None:
         keywords["multipleOf"] = multiple
-        if is_inexact:
+        if is_checked:
             keywords[CHECKED] = join_pointer(pointer, ["multipleOf"])
     elif not integer and not exact and (decimals := _decimals(keywords)):
         keywords["multipleOf"] = float(f"1e-{decimals}")
@@ -116,24 +116,29 @@ def _next(bound: float, direction: int, integer: bool) -> Fraction:
     return exact + direction * max(scale * _STEP, _STEP)
 
 
-def _multiple_of(schema: Mapping[str, Any], pointer: str, integer: bool) -> float | int | None:
+def _multiple_of(schema: Mapping[str, Any], pointer: str, integer: bool) -> tuple[float | int | None, bool]:
+    """Return the ``multipleOf`` of the grammar, and True if complete values are checked besides."""
     value = schema.get("multipleOf")
     if value is None:
-        return None
-    place = join_pointer(pointer, ["multipleOf"])
+        return None, False
     if value <= 0:
-        raise SchemaProblem(place, "must be above 0")
-    exact = Fraction(value) if _is_binary(value) else Fraction(str(value))
-    num_decimals = -int(Decimal(str(value)).as_tuple().exponent)
-    if not _is_binary(value) and (num_decimals > _MAX_DECIMALS or exact * 10**num_decimals > _MAX_MULTIPLE):
-        raise SchemaProblem(place, f"more than {_MAX_DECIMALS} decimals, or 4 other digits, are not supported")
+        raise SchemaProblem(join_pointer(pointer, ["multipleOf"]), "must be above 0")
+    is_binary = _is_binary(value)
+    exact = Fraction(value) if is_binary else Fraction(str(value))
     if integer:
         exact = Fraction(exact.numerator)
-    elif not _is_binary(value) and not _is_read_exactly(value):
-        exact = Fraction(1, 10**num_decimals)
-    if exact.numerator > _MAX_MULTIPLE:
-        raise SchemaProblem(place, f"more than {_MAX_MULTIPLE} is not supported")
-    return int(exact) if exact.denominator == 1 else float(exact)
+    unit = Fraction(1, exact.denominator)
+    if not integer and not is_binary:
+        num_decimals = max(0, -int(Decimal(str(value)).as_tuple().exponent))
+        unit = Fraction(1, 10 ** min(num_decimals, _MAX_DECIMALS))
+        written = exact if exact % unit == 0 and exact / unit <= _MAX_MULTIPLE and _is_read_exactly(value) else unit
+    else:
+        number = exact.numerator
+        written = unit * next(one for one in range(min(number, _MAX_MULTIPLE), 0, -1) if number % one == 0)
+    if exact / written > _MAX_SCATTERED:
+        message = f"is not supported: only one number in {float(exact / written):.0f} is a multiple"
+        raise SchemaProblem(join_pointer(pointer, ["multipleOf"]), message)
+    return int(written) if written.denominator == 1 else float(written), written != exact or not is_binary
 
 
 def _is_read_exactly(value: float) -> bool:

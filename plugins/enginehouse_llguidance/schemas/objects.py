@@ -8,6 +8,7 @@ from itertools import combinations
 from typing import Any
 
 from enginehouse_llguidance.automata import AutomatonError, restricted
+from enginehouse_llguidance.patterns import escape_text
 from enginehouse_llguidance.schemas.document import REFERENCES, Document, Pointer
 from enginehouse_llguidance.schemas.evaluated import BRANCHING
 from enginehouse_llguidance.schemas.keywords import KEYWORDS
@@ -19,6 +20,7 @@ from enginehouse_llguidance.schemas.strings import length, read_pattern, string_
 __all__ = ["Prepare", "absent_names", "counts_of_names", "is_closed_beside", "object_keywords"]
 
 _MAX_CHOICES = 64
+_PLAIN = "[\\x{20}-\\x{7e}]*"
 _MAX_OVERLAPPING = 4
 """Maximum number of patterns of names that may overlap."""
 _FURTHER = frozenset({*REFERENCES, "dependencies", "dependentRequired", "dependentSchemas", "minProperties"}) - {"$ref"}
@@ -122,14 +124,30 @@ def _pattern_properties(
             raise SchemaProblem(pointer, "matches a few names only; list them in properties instead")
         prepared[f"^(?:{translated.regex})$"] = prepare(value, "patternProperties", pattern)
         depends = depends or (pointer if translated.depends_on_dialect else None)
-    is_simple = len(patterns) == 1 and all(name.isascii() and name.isprintable() for name in properties)
-    if depends and not (is_simple and keywords.get("additionalProperties") is False):
-        message = (
-            "what classes, '.' and '$' match depends on the dialect, so that a name may match twice; "
-            "use sets such as [0-9], or a single pattern with additionalProperties false"
-        )
-        raise SchemaProblem(depends, message)
+    is_plain = all(name.isascii() and name.isprintable() for name in (*properties, *required))
+    if depends and not (is_plain and len(patterns) == 1 and keywords.get("additionalProperties") is False):
+        if not is_plain:
+            message = "what classes, '.' and '$' match depends on the dialect beyond ASCII; use sets such as [0-9]"
+            raise SchemaProblem(depends, message)
+        prepared = _plain(prepared, properties, keywords, depends)
     return _disjoint(prepared)
+
+
+def _plain(
+    prepared: dict[str, Any], properties: dict[str, Any], keywords: dict[str, Any], pointer: str
+) -> dict[str, Any]:
+    """Restrict names to ASCII, on which dialects agree: those of each pattern, and those that no pattern matches."""
+    bodies = {pattern: pattern.removeprefix("^").removesuffix("$") for pattern in prepared}
+    rest = keywords.get("additionalProperties", True)
+    try:
+        found = {f"^{restricted(_PLAIN, [(bodies[one], False)])}$": value for one, value in prepared.items()}
+        if rest is not False:
+            others = [*bodies.values(), *map(escape_text, properties)]
+            found[f"^{restricted(_PLAIN, [(other, True) for other in others])}$"] = rest
+    except AutomatonError as error:
+        raise SchemaProblem(pointer, f"is not supported beside so many names: {error}") from error
+    keywords["additionalProperties"] = False
+    return found
 
 
 def _disjoint(prepared: dict[str, Any]) -> dict[str, Any]:

@@ -21,11 +21,13 @@ class Place:
         depth: number of enclosing schemas.
         joined: None if no other schema restricts the same values; otherwise the path from the value at which schemas
             were combined.
+        entered: schemas that were referred to on that path.
     """
 
     pointer: str = ""
     depth: int = 0
     joined: ValuePath | None = None
+    entered: frozenset[str] = frozenset()
 
     @property
     def is_alone(self) -> bool:

@@ -19,8 +19,8 @@ from attrs import define, field, frozen
 
 from enginehouse_llguidance.options import LlguidanceOptions
 from enginehouse_llguidance.schemas.arrays import array_keywords
-from enginehouse_llguidance.schemas.derived import derived_schemas, exclusive_options
-from enginehouse_llguidance.schemas.document import REFERENCES, Document
+from enginehouse_llguidance.schemas.derived import derived_schemas, exclusive_options, loosened
+from enginehouse_llguidance.schemas.document import REFERENCES, Document, inner_schemas
 from enginehouse_llguidance.schemas.finite import find_endless
 from enginehouse_llguidance.schemas.joins import Joins
 from enginehouse_llguidance.schemas.keywords import KEYWORDS, TYPES
@@ -34,9 +34,9 @@ from enginehouse_llguidance.schemas.numbers import (
 )
 from enginehouse_llguidance.schemas.objects import is_closed_beside, object_keywords
 from enginehouse_llguidance.schemas.places import Place, ValuePath
-from enginehouse_llguidance.schemas.problems import SchemaProblem, join_pointer
+from enginehouse_llguidance.schemas.problems import NotExpressible, SchemaProblem, join_pointer
 from enginehouse_llguidance.schemas.references import find_cycle
-from enginehouse_llguidance.schemas.strings import check_text, string_keywords
+from enginehouse_llguidance.schemas.strings import check_text, has_control_characters, string_keywords
 from enginehouse_llguidance.schemas.validation import Rules, Validator, find_uncertain
 from enginehouse_llguidance.schemas.values import key_of
 
@@ -57,11 +57,13 @@ class PreparedSchema:
         schema: the schema with all definitions.
         parts: pointer in the original and prepared form of every subschema, inner ones first.
         rules: what the library does not enforce; None if there is nothing.
+        needs_escapes: a constant has control characters, so strings are written with escapes such as ``\\u0000``.
     """
 
     schema: Any
     parts: tuple[tuple[str, Any], ...]
     rules: Rules | None
+    needs_escapes: bool = False
 
 
 def read_schema(text: str) -> Any:
@@ -98,13 +100,16 @@ def _check_depth(schema: Any) -> None:
     raise SchemaProblem("", f"the JSON of the schema is nested deeper than {_MAX_JSON_DEPTH} levels")
 
 
-def prepare_schema(root: Any, options: LlguidanceOptions) -> PreparedSchema:
+def prepare_schema(root: Any, options: LlguidanceOptions, *, is_loose: bool = False) -> PreparedSchema:
     """Check and rewrite a schema.
+
+    Args:
+        is_loose: keywords that would be expressed by others are left out, and values checked when complete.
 
     Raises:
         SchemaProblem: something cannot be enforced; includes its location.
     """
-    return _Preparer(Document(root), options).run()
+    return _Preparer(Document(root), options, is_loose).run()
 
 
 @define(eq=False)
@@ -113,18 +118,20 @@ class _Preparer:
 
     document: Document
     options: LlguidanceOptions
+    is_loose: bool
     parts: list[tuple[str, Any]] = field(factory=list)
     names: dict[tuple[str, ValuePath | None], str] = field(factory=dict)
     waiting: deque[tuple[str, Any, Place]] = field(factory=deque)
     edges: dict[str, list[str]] = field(factory=lambda: defaultdict(list))
     same_value: dict[str, list[str]] = field(factory=lambda: defaultdict(list))
-    joined_references: dict[str, str] = field(factory=dict)
     joins: Joins = field(factory=Joins)
     conditional: dict[str, list[str]] = field(factory=lambda: defaultdict(list))
     checked: dict[str, str] = field(factory=dict)  # pointers of schemas, and what is checked
+    left_out: dict[str, str] = field(factory=dict)  # schemas that the grammar does not say, and why
     unique: set[str] = field(factory=set)
     counted: set[str] = field(factory=set)  # objects whose names are counted
     scarce: set[str] = field(factory=set)
+    escaped: str | None = None  # pointer of a constant with control characters
     uses_any_integer: bool = False
 
     def run(self) -> PreparedSchema:
@@ -142,7 +149,17 @@ class _Preparer:
         if endless is not None:
             raise SchemaProblem(endless, "every value that satisfies the schema would have to contain another one")
         parts = tuple((pointer, _with_definitions(part, definitions)) for pointer, part in self.parts)
-        return PreparedSchema(_with_definitions(schema, definitions), parts, self._rules())
+        if self.escaped is not None:
+            self._check_names(self.escaped)
+        whole = _with_definitions(schema, definitions)
+        return PreparedSchema(whole, parts, self._rules(), self.escaped is not None)
+
+    def _check_names(self, pointer: str) -> None:
+        """Refuse names that could be written in two ways: the library takes the second one for another name."""
+        names = (name for _, part in self.parts if isinstance(part, dict) for name in part.get("properties", ()))
+        if any(min(name, default=" ") < " " for name in names):
+            message = "a control character is not supported in a constant beside one in the name of a property"
+            raise SchemaProblem(pointer, message)
 
     def _rules(self) -> Rules | None:
         """Return what is enforced while the answer is written, by the schemas that always apply to a value.
@@ -154,10 +171,12 @@ class _Preparer:
             return None
         checked = dict(self.checked)
         for place, what in self._above(asked):
-            if self.document.has(place):  # otherwise it is derived, and the schema that it is derived from is above
-                checked.setdefault(place, what)
-        for place, what in checked.items():
-            if (found := find_uncertain(self.document, place)) is not None:
+            checked.setdefault(place, what)
+        # What is derived is not part of the document, but the schema that it is derived from is above.
+        checked = {place: what for place, what in checked.items() if self.document.has(place)}
+        asked_of = [(place, what, False) for place, what in checked.items()]
+        for place, what, is_left_out in [*asked_of, *((place, what, True) for place, what in self.left_out.items())]:
+            if (found := find_uncertain(self.document, place, in_branch=is_left_out)) is not None:
                 raise SchemaProblem(what, f"is not supported in a branch beside {found!r}, which is not evaluated")
         validator = Validator(self.document)
         names, scarce = frozenset(self.counted), frozenset(self.scarce | self.counted)
@@ -185,9 +204,6 @@ class _Preparer:
         looping = find_cycle(self.same_value, list(self.same_value))
         if looping is not None:
             raise SchemaProblem(looping, "the schema refers to itself without end")
-        for target, pointer in self.joined_references.items():
-            if find_cycle(self.edges, [target]) is not None:
-                raise SchemaProblem(pointer, "a recursive schema is not supported together with other keywords")
 
     def prepare(self, value: Any, place: Place) -> Any:
         """Return the prepared form of one subschema."""
@@ -220,8 +236,9 @@ class _Preparer:
             schema = {"$ref": schema["$ref"]}  # until draft 7 a reference replaces its schema
         types = _types(schema, place)
         branches = [key for key in _BRANCHES if key in schema]
-        derived = [(key, one) for key, one in derived_schemas(self.document, schema, place.pointer) if one is not True]
-        own = place.beside() if branches or derived else place
+        derived = self._derived(schema, place)
+        is_alone = not branches and not derived and place.pointer not in self.checked
+        own = place if is_alone else place.beside()
         prepared: dict[str, Any] = {}
         if "type" in schema:
             prepared["type"] = types[0] if len(types) == 1 else types
@@ -245,6 +262,44 @@ class _Preparer:
             self._note_branch(place, branch, is_conditional=True)
             prepared["allOf"] = [*prepared.get("allOf", []), self.prepare(one, branch)]
         return prepared
+
+    def _derived(self, schema: dict[str, Any], place: Place) -> list[tuple[str, Any]]:
+        """Return keyword and schema for what others express, without those that allow everything."""
+        found = []
+        for key, derive in derived_schemas(self.document, schema, place.pointer):
+            try:
+                one = derive()
+                is_said = not self.is_loose or key in ("minProperties", "maxProperties")
+            except NotExpressible:
+                is_said = False
+            if not is_said:
+                self._check_later(schema, place, key)
+                one = loosened(self.document, schema, place.pointer, key)
+            if one is not True:
+                found.append((key, one))
+            elif is_said:
+                self._find_faults(schema, place, key)
+        return found
+
+    def _check_later(self, schema: dict[str, Any], place: Place, key: str) -> None:
+        """Leave a keyword to the check of complete values."""
+        self.checked[place.pointer] = place.at(key)
+        for pointer in self._find_faults(schema, place, key):
+            self.left_out[pointer] = place.at(key)
+            if key in ("not", "if", "dependentSchemas", "dependencies"):
+                self._note_branch(place, Place(pointer), is_conditional=True)
+
+    def _find_faults(self, schema: dict[str, Any], place: Place, key: str) -> list[str]:
+        """Prepare the schemas of a keyword that are not in the grammar; return their pointers."""
+        inner = inner_schemas({key: schema[key]}, place.pointer)
+        found = {
+            pointer: value for pointer, value in inner if key != "dependencies" or not isinstance(value, list | str)
+        }
+        num_parts = len(self.parts)
+        for pointer, value in found.items():
+            self.prepare(value, Place(pointer, place.depth + 1))
+        del self.parts[num_parts:]
+        return list(found)
 
     def _note_branch(self, place: Place, branch: Place, *, is_conditional: bool) -> None:
         if is_conditional:
@@ -284,25 +339,31 @@ class _Preparer:
                 raise SchemaProblem(place.at("enum"), "must be a list with at least one value")
             if len(values) > self.options.max_choices:
                 raise SchemaProblem(place.at("enum"), f"has more than {self.options.max_choices} values")
-            prepared["enum"] = [_constant(value, place.at("enum", index)) for index, value in enumerate(values)]
+            prepared["enum"] = [self._constant(value, place.at("enum", index)) for index, value in enumerate(values)]
         if "const" in schema:
-            prepared["const"] = _constant(schema["const"], place.at("const"))
+            prepared["const"] = self._constant(schema["const"], place.at("const"))
         return prepared
+
+    def _constant(self, value: Any, pointer: str) -> Any:
+        if self.escaped is None and _is_escaped(value):
+            self.escaped = pointer
+        return _constant(value, pointer)
 
     def _add_branches(
         self, schema: dict[str, Any], branches: list[str], prepared: dict[str, Any], place: Place
     ) -> None:
         """Add the schemas that apply to the same value."""
-        if branches[0] in REFERENCES:
-            prepared["$ref"] = self._reference(schema, place)
+        if branches[0] in REFERENCES and (reference := self._reference(schema, place)):
+            prepared["$ref"] = reference
         for key in ("allOf", "anyOf", "oneOf"):
             if key not in branches:
                 continue
-            options, suffix = schema[key], ()
+            options: list[Any] = schema[key]
+            suffix: tuple[str, ...] = ()
             if not isinstance(options, list) or not options:
                 raise SchemaProblem(place.at(key), "must be a list with at least one schema")
-            if key == "oneOf" and (exclusive := exclusive_options(self.document, schema, place.pointer)) is not None:
-                options, suffix = exclusive, ("*",)
+            if key == "oneOf":
+                options, suffix = self._exclusive(schema, place)
             around = place.beside() if key == "allOf" and len(options) > 1 else place
             found = []
             for index, option in enumerate(options):
@@ -316,19 +377,32 @@ class _Preparer:
             else:
                 prepared["anyOf"] = found  # equivalent to oneOf if the options are disjoint
 
+    def _exclusive(self, schema: dict[str, Any], place: Place) -> tuple[list[Any], tuple[str, ...]]:
+        """Return the options of ``oneOf`` of which any may hold, and what their pointers end with."""
+        try:
+            exclusive = exclusive_options(self.document, schema, place.pointer)
+            if exclusive is None:
+                return schema["oneOf"], ()
+            if not self.is_loose:
+                return exclusive, ("*",)
+        except NotExpressible:
+            pass
+        self.checked[place.pointer] = place.at("oneOf")
+        return schema["oneOf"], ()
+
     def _reference(self, schema: dict[str, Any], place: Place) -> str:
+        """Return the reference; "" where a recursive schema beside others is checked from its second level on."""
         target, value = self.document.target(schema, place.pointer)
-        pointer = place.at("$ref")
         self.edges[place.pointer].append(target)
         self.same_value[place.pointer].append(target)
-        if not place.is_alone:
-            self.joined_references.setdefault(target, pointer)
+        if target in place.entered:
+            self.checked[place.pointer] = self.left_out[target] = place.at("$ref")
+            return ""
         key = (target, place.joined)
         if key not in self.names:
-            if len(place.joined or ()) > self.options.max_depth:
-                raise SchemaProblem(pointer, "a recursive schema is not supported together with other keywords")
             self.names[key] = f"d{len(self.names)}"
-            self.waiting.append((self.names[key], value, Place(target, 0, place.joined)))
+            entered = place.entered if place.is_alone else place.entered | {target}
+            self.waiting.append((self.names[key], value, Place(target, 0, place.joined, entered)))
         return f"#/$defs/{self.names[key]}"
 
 
@@ -360,6 +434,13 @@ def _types(schema: Mapping[str, Any], place: Place) -> list[str]:
             shown = repr(name)[:60]
             raise SchemaProblem(place.at("type"), f"{shown} is not a type; the types are {', '.join(TYPES)}")
     return [name for name in dict.fromkeys(names) if name != "integer" or "number" not in names]
+
+
+def _is_escaped(value: Any) -> bool:
+    if isinstance(value, str):
+        return has_control_characters(value)
+    inner = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return any(map(_is_escaped, inner))
 
 
 def _constant(value: Any, pointer: str) -> Any:

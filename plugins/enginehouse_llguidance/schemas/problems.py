@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["SchemaProblem", "join_pointer"]
+__all__ = ["NotExpressible", "SchemaProblem", "join_pointer"]
 
 
 class SchemaProblem(ValueError):
@@ -18,6 +18,10 @@ class SchemaProblem(ValueError):
         shown = pointer if len(pointer) <= 200 else f"{pointer[:200]}..."
         super().__init__(f"'{shown}': {message}" if pointer else message)
         self.pointer = pointer
+
+
+class NotExpressible(SchemaProblem):
+    """A keyword has a meaning that a grammar cannot express."""
 
 
 def join_pointer(pointer: str, steps: Iterable[str | int]) -> str:

@@ -9,7 +9,7 @@ from enginehouse_llguidance.formats import STRING_FORMATS
 from enginehouse_llguidance.patterns import Pattern, PatternError, translate_pattern
 from enginehouse_llguidance.schemas.problems import SchemaProblem, join_pointer
 
-__all__ = ["check_text", "length", "read_pattern", "string_keywords"]
+__all__ = ["check_text", "has_control_characters", "length", "read_pattern", "string_keywords"]
 
 _ESCAPED = frozenset("\b\t\n\f\r")
 
@@ -51,12 +51,14 @@ def length(schema: Mapping[str, Any], key: str, pointer: str) -> int:
 
 
 def check_text(text: str, pointer: str) -> None:
-    """Refuse a constant string that the grammar of strings cannot produce."""
-    for char in text:
-        if (char < " " and char not in _ESCAPED) or char == "\x7f":
-            raise SchemaProblem(pointer, f"the control character {char!r} is not supported in a constant")
-        if "\ud800" <= char <= "\udfff":
-            raise SchemaProblem(pointer, "a lone surrogate is not a character")
+    """Refuse a constant string that is not text."""
+    if any("\ud800" <= char <= "\udfff" for char in text):
+        raise SchemaProblem(pointer, "a lone surrogate is not a character")
+
+
+def has_control_characters(text: str) -> bool:
+    """Return True if a string is only written with escapes such as ``\\u0000``, besides those of one letter."""
+    return any((char < " " and char not in _ESCAPED) or char == "\x7f" for char in text)
 
 
 def _format(name: Any, pointer: str) -> str | None:

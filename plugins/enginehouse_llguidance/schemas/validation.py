@@ -35,13 +35,16 @@ def is_multiple(value: float, divisor: float) -> bool:
     return math.isfinite(quotient) and quotient == int(quotient) and Fraction(str(value)) % Fraction(str(divisor)) == 0
 
 
-def find_uncertain(document: Document, pointer: str) -> str | None:
+def find_uncertain(document: Document, pointer: str, *, in_branch: bool) -> str | None:
     """Return the pointer of a keyword below a schema on which validators disagree, or that is not evaluated; or None.
 
     What always applies to a value is enforced by the grammar, so only formats and patterns in branches count.
+
+    Args:
+        in_branch: the schema itself is in a branch, or left out of the grammar.
     """
     seen: set[tuple[str, bool]] = set()
-    waiting = [(pointer, False)]
+    waiting = [(pointer, in_branch)]
     while waiting:
         one, in_branch = waiting.pop()
         schema = document.at(one)

@@ -19,6 +19,7 @@ from enginehouse.contract.commands import OWN_COMMANDS, Command
 from enginehouse.contract.errors import ConfigError, PluginError
 from enginehouse.contract.hookspecs import API_VERSION
 from enginehouse.contract.identity import Credentials, Identity
+from enginehouse.contract.page import Page
 from enginehouse.contract.sampler import role_of
 from enginehouse.plugins import PluginRecord, PluginRegistry
 from enginehouse.plugins.kinds import KINDS
@@ -288,6 +289,25 @@ def test_hook_register_compressors(install: Install) -> None:
 
     assert registry.compressors == {"first": first}
     assert record_of(registry, "one").error == "the compressor 'lame' lacks is_idempotent"
+
+
+def test_hook_register_pages(install: Install, tmp_path: Path) -> None:
+    """A page is known by name; one without a start page is refused."""
+    (tmp_path / "index.html").write_text("<!doctype html>", encoding="utf-8")
+    mine, again, hollow = Page("mine", tmp_path), Page("mine", tmp_path), Page("hollow", tmp_path / "none")
+
+    def implementation(register: Callable[[Page], None]) -> None:
+        for page in (mine, again, hollow):
+            register(page)
+
+    install_hook(install, "one", "register_pages", implementation)
+
+    registry = load(allow=("one",))
+
+    assert registry.pages == {"mine": mine}
+    error = record_of(registry, "one").error or ""
+    assert "the page name 'mine' is taken by the plugin 'one'" in error
+    assert f"the page 'hollow' has no index.html in its folder {str(tmp_path / 'none')!r}" in error
 
 
 def test_hook_register_preparers(install: Install) -> None:

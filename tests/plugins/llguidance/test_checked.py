@@ -212,6 +212,58 @@ def test_a_value_that_is_too_large_to_be_checked_fails(compiler: GrammarCompiler
             matcher.accept(token_id)
 
 
+NODE = {"type": "object", "properties": {"n": {"type": "integer"}, "next": {"$ref": "#/$defs/node"}}}
+LEFT_OUT = {
+    "not of a keyword without complement": {"type": "array", "items": {"enum": [1, 2]}, "not": {"uniqueItems": True}},
+    "not": {"properties": {"a": {}, "b": {"type": "null"}}, "type": "object", "not": {"propertyNames": {"const": "a"}}},
+    "if": {
+        "type": ["integer", "null"],
+        **{"maximum": 50, "minimum": 0, "if": {"multipleOf": 3}, "then": {"maximum": 9}, "else": {"minimum": 9}},
+    },
+    "oneOf": {"type": "integer", "minimum": 0, "maximum": 40, "oneOf": [{"multipleOf": 2}, {"multipleOf": 3}]},
+    "many options of oneOf": {"type": "integer", "oneOf": [{"minimum": n} for n in range(13)], "maximum": 20},
+    "minContains": {"items": {"enum": [1, 2]}, "contains": {"const": 1}, "minContains": 9, "maxItems": 12},
+    "maxContains": {"items": {"enum": [[1, 1], [1]]}, "contains": {"uniqueItems": True}, "maxContains": 2},
+    "minContains with maxContains": {
+        "items": {"enum": [1, 2]},
+        "contains": {"const": 1},
+        **dict.fromkeys(("minContains", "maxContains"), 5),
+    },
+    "items that cannot be contained": {"contains": {"const": 1}, "minContains": 3, "maxContains": 1},
+    "unevaluatedItems": {"type": "array", "allOf": [{"anyOf": [{}, {}, {}]}] * 4, "unevaluatedItems": False},
+    "too large for the decoder": {
+        "type": "array",
+        "allOf": [{"contains": {"multipleOf": 2}}, {"contains": {"multipleOf": 3}}],
+        "unevaluatedItems": {"multipleOf": 5},
+    },
+    "recursion beside keywords": {"$ref": "#/$defs/node", "required": ["n"], "$defs": {"node": NODE}},
+    "recursion below allOf": {
+        "allOf": [{"$ref": "#/$defs/node"}, {"properties": {"x": {"$ref": "#"}}, "required": ["n"]}],
+        "$defs": {"node": NODE},
+    },
+    "long multiple": {"type": "integer", "multipleOf": 100_000, "minimum": 1},
+    "multiple of many decimals": {"type": "number", "multipleOf": 1e-12},
+    "patterns that depend on the dialect": {
+        "type": "object",
+        "properties": {"foo": {"type": "array", "maxItems": 3}},
+        "patternProperties": {"f.o": {"minItems": 2}, "^\\w\\s": {"type": "null"}},
+        "additionalProperties": {"type": "integer"},
+    },
+    "control characters": {"enum": ["a\x00b", {"b": ["\x7f\x1f"]}]},
+}
+"""What a grammar does not say, or not at a reasonable size."""
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_what_the_grammar_leaves_out_is_checked(compiler: GrammarCompiler, tokenizer: FakeTokenizer, name: str) -> None:
+    schema = LEFT_OUT[name]
+    texts = [written(started(compiler, schema), tokenizer, random.Random(seed)) for seed in range(8)]
+
+    assert any(texts)
+    for text in filter(None, texts):
+        Draft202012Validator(schema).validate(json.loads(text))
+
+
 CALL = InOrder(
     (
         Text("<call>"),

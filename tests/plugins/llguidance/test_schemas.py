@@ -50,17 +50,12 @@ FEW_TOGETHER: list[dict[str, Any]] = [  # number and kind of the items are asked
 ]
 NAMED_A_OR_B = {"type": "object", "propertyNames": {"pattern": "^[ab]$"}}
 REFUSED: list[tuple[Any, str]] = [
-    # Keywords without a grammar, wherever they stand
-    ({"properties": {"a": {"not": {"patternProperties": {"^a": {}}}}}}, "'/properties/a/not': the complement of"),
-    ({"$defs": {"x": {"if": {"multipleOf": 3}, "else": {}}}, "items": {"$ref": "#/$defs/x"}}, "'/$defs/x/if'"),
+    # Keywords and their values
     ({"items": {"disallow": ["string"]}}, "'/items/disallow'"),
-    ({"prefixItems": [{}, {"contains": {}, "minContains": 9}]}, "'/prefixItems/1/minContains'"),
-    ({"contains": {"uniqueItems": True}, "maxContains": 2}, "'/contains': the complement of uniqueItems"),
     ({"not": {"$ref": "#"}, "anyOf": [{"$ref": "#"}]}, "without end"),
     ({"properties": {"a/b~": {"dependentSchemas": []}}}, "'/properties/a~1b~0/dependentSchemas': must be an object"),
     ({"dependencies": {"a": [1]}}, "'/dependencies/a'"),
     ({"not": {"properties": 3}}, "'/not/properties': is malformed"),
-    ({"allOf": [{"anyOf": [{}, {}, {}]}] * 4, "unevaluatedItems": False}, "'/unevaluatedItems': is not supported"),
     *(
         ({"type": "array", "uniqueItems": True, **keywords}, "no value was found that satisfies the schema")
         for keywords in (*({"items": items, "minItems": 4} for items in FEW), *FEW_TOGETHER)
@@ -98,13 +93,15 @@ REFUSED: list[tuple[Any, str]] = [
     ([], "a schema must be an object"),
     (None, "a schema must be an object"),
     # What the library, or validators among themselves, would not agree on
-    ({"type": "number", "multipleOf": 0.123456}, "'/multipleOf': more than 9 decimals, or 4 other digits"),
-    ({"type": "number", "multipleOf": 1e-12}, "'/multipleOf': more than 9 decimals"),
-    ({"type": "integer", "multipleOf": 10_001}, "'/multipleOf'"),
+    ({"type": "number", "multipleOf": 0.123456}, "'/multipleOf': is not supported: only one number in 123456 is"),
+    ({"type": "integer", "multipleOf": 123_456_789}, "'/multipleOf': is not supported: only one number in 32463 is"),
+    ({"const": "\x01", "properties": {"\n": {}}}, "'/const': a control character is not supported"),
+    ({"properties": {"\xe9": {}}, "patternProperties": {"^a.": {}, "b$": {}}}, "depends on the dialect beyond ASCII"),
+    ({"not": {"format": "date"}}, "'/not': is not supported in a branch beside '/not/format'"),
+    ({"additionalProperties": {}, "unevaluatedProperties": {"$ref": "#/$defs/none"}}, "does not exist"),
+    ({"contains": {"multipleOf": 0}, "minContains": 0}, "'/contains/multipleOf'"),
     ({"const": 2**53 + 1}, "'/const'"),
     ({"enum": [0.1 + 0.2]}, "'/enum/0'"),
-    ({"enum": ["\x01"]}, "'/enum/0': the control character"),
-    ({"const": {"a": ["\x7f"]}}, "'/const/a/0'"),
     ({"const": "\ud83d"}, "'/const': a lone surrogate"),
     ({"type": "integer", "minimum": 2**64}, "'/minimum'"),
     ({"type": "number", "maximum": -1e300}, "'/maximum'"),
@@ -112,10 +109,6 @@ REFUSED: list[tuple[Any, str]] = [
         {**NAMED_A_OR_B, "additionalProperties": {"type": "null"}, "minProperties": 3},
         "no value was found that satisfies the schema",
     ),
-    ({"oneOf": [{"multipleOf": 2}, {"multipleOf": 3}]}, "'/oneOf': a value may match two of the schemas, (0, 1)"),
-    ({"oneOf": [{}] * 13}, "'/oneOf': more than 12 schemas"),
-    ({"patternProperties": {"^a": {"type": "null"}, "b$": {"type": "string"}}}, "'/patternProperties/b$'"),
-    ({"patternProperties": {"^\\w": {}}, "additionalProperties": True}, "'/patternProperties/^\\w'"),
     ({"properties": {"a": {}}, "propertyNames": {"pattern": "a"}}, "'/propertyNames'"),
     ({"patternProperties": {"^b$": {}}, "required": ["b"]}, "list them in properties"),
     ({"patternProperties": {"": {}}}, "'/patternProperties/'"),
@@ -128,7 +121,6 @@ REFUSED: list[tuple[Any, str]] = [
     ({"$ref": "#"}, "refers to itself without end"),
     ({"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{}, {"$ref": "#/$defs/b"}]}, "b": {"$ref": "#"}}}, "without end"),
     (loop(required=["a"]), "would have to contain another one"),
-    ({**loop(), "maxProperties": 1}, "a recursive schema is not supported together"),
     ({"items": {"$id": "http://x/y", "items": {"$ref": "#/$defs/b"}}, "$defs": {"b": {}}}, "does not exist"),
     # No value at all
     (False, "anyOf is empty"),

@@ -156,7 +156,7 @@ async def test_a_dead_server_is_left_out_and_used_again(small_server: Any) -> No
 
 
 async def test_prefixes_do_not_overload_a_server(small_server: Any) -> None:
-    """With five requests more than the other, the server of a prefix is passed over."""
+    """With nine requests more than the other, the server of a prefix is passed over."""
     release = asyncio.Event()
 
     async def waits(request: Any, wire: Any) -> None:
@@ -170,7 +170,7 @@ async def test_prefixes_do_not_overload_a_server(small_server: Any) -> None:
         await engine.submit(
             EngineRequest(request_id=f"r{number}", chat=Chat(messages=(Message(role="user", content=SYSTEMS[0]),)))
         )
-        for number in range(8)
+        for number in range(12)
     ]
     placements = [stream.placement for stream in streams]  # type: ignore[attr-defined]
     release.set()
@@ -179,9 +179,9 @@ async def test_prefixes_do_not_overload_a_server(small_server: Any) -> None:
             pass
     await engine.close()
 
-    assert [placement.reason for placement in placements] == ["load", *["prefix"] * 4, "balance", *["prefix"] * 2]
-    assert len({placement.replica for placement in placements[:5]}) == 1
-    assert placements[5].replica != placements[0].replica
+    assert [placement.reason for placement in placements] == ["load", *["prefix"] * 8, "balance", *["prefix"] * 2]
+    assert len({placement.replica for placement in placements[:9]}) == 1
+    assert placements[9].replica != placements[0].replica
 
 
 async def test_credentials_of_an_address_are_not_shown(small_server: Any) -> None:

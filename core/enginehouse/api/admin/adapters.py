@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import attrs
@@ -13,7 +14,7 @@ from enginehouse.api.generation.decoding import refusal_of
 from enginehouse.api.http.body import parse_object, read_body
 from enginehouse.api.http.state import ApiState
 from enginehouse.contract.adapters import Adapter
-from enginehouse.contract.errors import InvalidRequest, ModelConflict, UnsupportedParameter, quoted
+from enginehouse.contract.errors import EngineError, InvalidRequest, ModelConflict, UnsupportedParameter, quoted
 from enginehouse.serving.adapters import plan_adapter
 from enginehouse.serving.manager import ModelManager
 from enginehouse.settings.adapters import check_adapter_name, check_scale
@@ -87,21 +88,22 @@ async def add_adapter(state: ApiState, model: str, body: AddAdapterBody) -> dict
     async with manager.use(served.name) as loaded:
         if loaded.info.engine.adapters == "none" or not isinstance(loaded.engine, WorkerEngine):
             raise UnsupportedParameter("model: this model takes no adapters at run time", "model")
-        await loaded.engine.load_adapter(adapter)
+        await loaded.engine.change_adapter(adapter)
     if body.name in served.adapters.names:
         raise ModelConflict(f"The model {served.name!r} has got an adapter {quoted(body.name)} meanwhile.")
     served.adapters.add(adapter)
     return describe_adapters(manager, served.name)
 
 
-def remove_adapter(manager: ModelManager, model: str, name: str) -> dict[str, Any]:
+async def remove_adapter(manager: ModelManager, model: str, name: str) -> dict[str, Any]:
     """Offer an adapter no longer; running requests keep it. Raises AdapterNotFound."""
     served = manager.find(model)
     adapter = served.adapters.remove(served.name, name)
     if adapter is not None and not _is_offered(adapter, served.adapters.all().values()):
         engine = served.loaded.engine if served.loaded is not None else None
         if isinstance(engine, WorkerEngine):
-            engine.remove_adapter(adapter.digest)
+            with contextlib.suppress(EngineError):  # a worker that has died has no adapters
+                await engine.change_adapter(adapter, removes=True)
     return describe_adapters(manager, served.name)
 
 
@@ -149,7 +151,7 @@ def vllm_adapter_routes(state: ApiState) -> list[HTTPRouteHandler]:
     async def unload_lora_adapter(request: Request[Any, Any, Any]) -> str:
         """Remove an adapter, as vLLM does."""
         asked = structured(await read_body(request.receive, limit), _VllmUnload)
-        remove_adapter(state.manager, state.manager.find(asked.base_model_name).name, asked.lora_name)
+        await remove_adapter(state.manager, state.manager.find(asked.base_model_name).name, asked.lora_name)
         return f"Success: LoRA adapter '{asked.lora_name}' removed successfully."
 
     return [load_lora_adapter, unload_lora_adapter]

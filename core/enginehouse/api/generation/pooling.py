@@ -49,7 +49,7 @@ async def pool(state: ApiState, scope: Scope, receive: Receive, caller: Caller, 
     num_used = 0
     timeouts = state.settings.timeouts(state.manager.find(request.model).settings)
     async with state.exchanges.open(receive, state.settings.server.ping_s) as exchange:
-        exchange.answer = OpenAnswer(exchange, record, (), pooling=request)
+        exchange.begin(OpenAnswer(exchange, record, (), pooling=request))
         try:
             with deadlines(exchange, timeouts, record.began, lambda: False):
                 result: PoolingResult | None = await exchange.until_ended(

@@ -92,7 +92,8 @@ class GenerationResponse:
         assert ticket is not None, "every route that generates is metered"
         await self._admit(ticket)
         async with self.state.exchanges.open(receive, self.state.settings.server.ping_s) as exchange:
-            answer = exchange.answer = OpenAnswer(exchange, record, self.requests)
+            answer = OpenAnswer(exchange, record, self.requests)
+            exchange.begin(answer)
             try:
                 with (
                     _counted(scope, answer),

@@ -14,12 +14,16 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.types import Receive, Scope, Send
 
 from enginehouse.api.admin.adapters import vllm_adapter_routes
-from enginehouse.api.admin.models import admin_model_routes, event_route, reload_route
+from enginehouse.api.admin.adding import adding_routes
+from enginehouse.api.admin.events import event_route
+from enginehouse.api.admin.models import admin_model_routes, reload_route
 from enginehouse.api.admin.requests import request_routes, slot_route
+from enginehouse.api.http import request_events
 from enginehouse.api.http.access import AccessRecord, record_of
 from enginehouse.api.http.callers import Callers, caller_of, check_permissions, may_manage, shown_as
 from enginehouse.api.http.errors import describe
 from enginehouse.api.http.listeners import request_ended
+from enginehouse.api.http.pages import Pages
 from enginehouse.api.http.security import Guard, note_outcome, written_error
 from enginehouse.api.http.sse import send_body
 from enginehouse.api.http.state import ApiState
@@ -90,6 +94,7 @@ def build_app(state: ApiState) -> Guard:
             Router("/", route_handlers=[schema_route(state, surfaces.routes)], opt={"scope": "infer"}),
             Router("/", route_handlers=[metrics_route(state.metrics)], opt={"scope": "metrics"}),
             *admin_model_routes(state),
+            *adding_routes(state),
             *vllm_adapter_routes(state),
             event_route(state),
             reload_route(state),
@@ -104,6 +109,7 @@ def build_app(state: ApiState) -> Guard:
     )
     state.registry.check_authenticators(state.settings.auth.authenticators)
     authenticators = [state.registry.authenticators[name] for name in state.settings.auth.authenticators]
+    pages = Pages(registry.pages.values(), state.settings.server)
     callers = Callers(state.keys, authenticators, state.settings.auth.timeout_s)
     return Guard(
         litestar,
@@ -112,6 +118,7 @@ def build_app(state: ApiState) -> Guard:
         state.admission,
         find_surface=surfaces.at,
         has_head=surfaces.has_head,
+        pages=pages,
         on_end=_on_end(state),
     )
 
@@ -121,6 +128,8 @@ def _on_end(state: ApiState) -> Callable[[AccessRecord], None]:
 
     def count_and_tell(record: AccessRecord) -> None:
         state.metrics.on_request_end(record, by_key=state.settings.server.key_metrics)
+        if state.exchanges.events and record.answer_id is not None:
+            state.exchanges.events.publish(request_events.request_ended(record))
         if state.listeners:
             state.listeners.publish(request_ended(record))
 

@@ -22,13 +22,21 @@ from enginehouse.api.http.app import build_app
 from enginehouse.api.http.origins import Headers
 from enginehouse.api.http.security import Guard
 from enginehouse.api.http.state import ApiState, ReloadReport
-from enginehouse.contract.errors import ConfigError, EnginehouseError, PluginError, ReloadFailed, ReloadRefused
+from enginehouse.contract.errors import (
+    ConfigError,
+    EnginehouseError,
+    ModelConflict,
+    PluginError,
+    ReloadFailed,
+    ReloadRefused,
+    ServerStopping,
+)
 from enginehouse.contract.surface import ErrorAnswer
 from enginehouse.pipeline.pipeline import Pipeline
 from enginehouse.pipeline.prompt.renderer import Renderer
 from enginehouse.serving.background import run_in_daemon_thread
-from enginehouse.serving.changing import ModelChanger
-from enginehouse.settings.config import Settings
+from enginehouse.serving.changing import ModelChanger, ModelChanges, check_addable
+from enginehouse.settings.config import ModelSettings, Settings
 from enginehouse.settings.reload import SERVER, names_with
 
 Reread = Callable[[], Settings]
@@ -54,7 +62,7 @@ class ConfigSnapshots:
         self._changer = ModelChanger(first.manager)
         self._reloading = asyncio.Lock()
         self._number = 1
-        self._state = evolve(first, reload=self.reload)
+        self._state = evolve(first, reload=self.reload, add_model=self.add_model, remove_model=self.remove_model)
         self._app = build_app(self._state)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -91,30 +99,75 @@ class ConfigSnapshots:
             raise ReloadRefused("This server was started without a configuration that could be read again.")
         async with self._reloading:
             try:
-                wanted = await run_in_daemon_thread("reading the settings", self._reread)
+                wanted = self._with_added(await run_in_daemon_thread("reading the settings", self._reread))
                 settings, needs_restart = keep_fixed(self.settings, wanted)
                 needs_restart += await asyncio.to_thread(self._state.registry.changes)
-                state, app = await run_in_daemon_thread("making a generation", lambda: self._make(settings))
-                planned = await self._changer.plan(settings)
-                await self._check_templates(state)
-                await asyncio.to_thread(state.keys.reload, settings.auth)
+                changes = await self._serve(settings)
             except PluginError as error:
                 raise ReloadFailed(f"{_STAYS}: {error.message}") from error
+            except ServerStopping:
+                raise
             except EnginehouseError as error:
                 path = error.path if isinstance(error, ConfigError) else None
                 raise ReloadRefused(f"{_STAYS}: {error.message}", path) from error
             except Exception as error:
                 _log.exception("a new configuration could not be planned")
                 raise ReloadFailed(f"{_STAYS}: {type(error).__name__}: {error}; the log says more") from error
-            # No await from here on: a request sees either the old snapshot or the new one.
-            state.manager.check_open()
-            state.admission.change(settings.limits)
-            state.registry.failures.max_call_s = settings.limits.plugin_timeout_s
-            state.manager.check_with(state.pipeline.check_model)
-            changes = self._changer.apply(planned)
-            self._state, self._app = state, app
-            self._number += 1
             return ReloadReport(generation=self._number, models=changes, needs_restart=needs_restart)
+
+    async def _serve(self, settings: Settings) -> ModelChanges:
+        """Make a snapshot of the settings, and serve new requests by it."""
+        state, app = await run_in_daemon_thread("making a generation", lambda: self._make(settings))
+        planned = await self._changer.plan(settings)
+        await self._check_templates(state)
+        await asyncio.to_thread(state.keys.reload, settings.auth)
+        # No await from here on: a request sees either the old snapshot or the new one.
+        state.manager.check_open()
+        state.admission.change(settings.limits)
+        state.registry.failures.max_call_s = settings.limits.plugin_timeout_s
+        state.manager.check_with(state.pipeline.check_model)
+        changes = self._changer.apply(planned)
+        self._state, self._app = state, app
+        self._number += 1
+        return changes
+
+    def _with_added(self, wanted: Settings) -> Settings:
+        """Return new settings with the models that administrators have added, unless they have models of that name."""
+        added = {name: model for name, model in self.settings.models.items() if model.origin == "added"}
+        return evolve(wanted, models={**wanted.models, **{n: m for n, m in added.items() if n not in wanted.models}})
+
+    async def add_model(self, name: str, model: ModelSettings, *, download: bool = False) -> bool:
+        """Serve a further model until the server stops; False if its files have to be downloaded first.
+
+        Args:
+            download: add it also if its files have to be downloaded, and begin with that.
+
+        Raises:
+            EnginehouseError: see :func:`enginehouse.serving.changing.check_addable`; nothing was changed.
+        """
+        async with self._reloading:
+            manager = self._state.manager
+            is_here = await check_addable(manager, name, model)
+            if is_here or download:
+                await self._serve(evolve(self.settings, models={**self.settings.models, name: model}))
+            if not is_here and download:
+                await manager.download_on_demand(manager.find(name))
+            return is_here
+
+    async def remove_model(self, name: str) -> None:
+        """Stop serving a model that was added; its running requests get ``limits.drain_s`` to finish.
+
+        Raises:
+            ModelNotFound: no model has that name.
+            ModelConflict: it was not added, so it would come back with the next reload.
+        """
+        async with self._reloading:
+            model = self._state.manager.find(name)
+            if model.settings.origin != "added":
+                where = "the configuration" if model.settings.origin == "settings" else "a folder in server.models_dir"
+                raise ModelConflict(f"The model {model.name!r} is in {where}; remove it there and reload.", "id")
+            kept = {known: one for known, one in self.settings.models.items() if known != model.name}
+            await self._serve(evolve(self.settings, models=kept))
 
     async def reload_on(self, signal: asyncio.Event) -> None:
         """Reload whenever ``signal`` is set, and log the result. Runs until it is cancelled."""

@@ -8,8 +8,10 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from enginehouse.api.http.request_events import RequestEvent, request_began
 from enginehouse.contract.errors import EnginehouseError, FirstTokenTimeout, ServerStopping, TotalTimeout
 from enginehouse.recovery import Generation
+from enginehouse.serving.lifecycle import Events
 from enginehouse.settings.limits import Timeouts
 
 if TYPE_CHECKING:
@@ -32,7 +34,8 @@ class Exchange:
         on_idle: called when nothing was sent for ``ping_s`` seconds; set while a stream is open.
     """
 
-    def __init__(self, receive: Receive, ping_s: float) -> None:
+    def __init__(self, receive: Receive, ping_s: float, events: Events[RequestEvent] | None = None) -> None:
+        self._events = events
         self.disconnected = False
         self.error: EnginehouseError | None = None
         self.answer: OpenAnswer | None = None
@@ -50,6 +53,12 @@ class Exchange:
     def is_ended(self) -> bool:
         """True if the response is no longer wanted."""
         return self.disconnected or self.error is not None
+
+    def begin(self, answer: OpenAnswer) -> None:
+        """Record the response that is generated, and tell listeners that its request has begun."""
+        self.answer = answer
+        if self._events:
+            self._events.publish(request_began(answer.record))
 
     def hold(self, generation: Generation) -> None:
         """Cancel ``generation`` when this exchange ends early."""
@@ -117,9 +126,14 @@ class Exchange:
 
 
 class OpenExchanges:
-    """All running exchanges and admin operations. ``stopping`` refuses new ones."""
+    """All running exchanges and admin operations. ``stopping`` refuses new ones.
+
+    Attributes:
+        events: events of requests.
+    """
 
     def __init__(self) -> None:
+        self.events = Events[RequestEvent]()
         self.stopping = False
         self._open: set[Exchange] = set()
         self._commands: set[asyncio.Task[Any]] = set()
@@ -135,7 +149,7 @@ class OpenExchanges:
     async def open(self, receive: Receive, ping_s: float) -> Any:
         """Open an exchange that is watched until the block ends."""
         self._check_running()
-        exchange = Exchange(receive, ping_s)
+        exchange = Exchange(receive, ping_s, self.events)
         self._open.add(exchange)
         watcher = asyncio.create_task(exchange.watch())
         try:

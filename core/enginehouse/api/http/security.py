@@ -40,6 +40,7 @@ from enginehouse.api.http.callers import (
 )
 from enginehouse.api.http.errors import AuthenticatorFailed, BodyTooLarge, describe, error_body, for_client, http_error
 from enginehouse.api.http.origins import Headers, Origins, host_name, is_preflight
+from enginehouse.api.http.pages import Pages
 from enginehouse.contract.errors import EnginehouseError, InvalidRequest, PluginFailed
 from enginehouse.contract.identity import Identity
 from enginehouse.contract.surface import ErrorAnswer, Reply, Surface
@@ -120,6 +121,7 @@ class Guard:
         admission: closes the tickets of requests, and counts the bytes of their bodies.
         find_surface: returns the surface of a request's path and headers, which writes the bodies of its errors.
         has_head: returns True if a route answers HEAD requests at a path itself; else the GET route there does.
+        pages: answers requests for files, which need no key.
         on_end: called with the record of every request when its response has ended.
 
     Attributes:
@@ -135,6 +137,7 @@ class Guard:
         *,
         find_surface: Callable[[str, Headers], Surface | None],
         has_head: Callable[[str], bool] = lambda path: False,
+        pages: Pages | None = None,
         on_end: Callable[[AccessRecord], None] = lambda record: None,
     ) -> None:
         self.app = app
@@ -143,6 +146,7 @@ class Guard:
         self._admission = admission
         self._find_surface = find_surface
         self._has_head = has_head
+        self._pages = pages
         self._profile = PROFILES[settings.server.profile]
         self._origins = Origins(settings.server.cors_origins)
         self._hosts = _Hosts(settings.server.host, settings.server.allowed_hosts)
@@ -205,7 +209,8 @@ class Guard:
             await send({"type": "http.response.start", "status": 204, "headers": fields})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
             return
-        if refusal is None and no_key is not None and scope["path"] not in PUBLIC:
+        is_public = scope["path"] in PUBLIC or (self._pages is not None and self._pages.owns(scope, headers))
+        if refusal is None and no_key is not None and not is_public:
             try:
                 found = await self._callers.by_plugin(scope, headers)
             except AuthenticatorFailed as error:
@@ -221,6 +226,8 @@ class Guard:
             await _send_error(send, refusal, scope)
             return
         try:
+            if self._pages is not None and await self._pages.answer(scope, headers, send):
+                return
             if scope["method"] == "HEAD" and not self._has_head(scope["path"]):
                 await self.app({**scope, "method": "GET"}, receive, _head_only(send))
             else:

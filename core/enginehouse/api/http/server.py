@@ -198,13 +198,16 @@ async def _has_started(starting: asyncio.Future[Any], stop: asyncio.Event) -> bo
 
 
 async def _until_stopped_or_failed(stop: asyncio.Event, manager: ModelManager, serving: asyncio.Task[None]) -> bool:
-    """Wait for ``stop``; returns True if every model failed before one was ready, so that there is nothing to serve."""
+    """Wait for ``stop``; returns True if every model failed before one was ready, so that there is nothing to serve.
+
+    A server whose models may be added while it runs waits for these.
+    """
     stopped = asyncio.create_task(stop.wait())
     settled = asyncio.create_task(manager.wait_settled(math.inf))
     await asyncio.wait({stopped, settled, serving}, return_when=asyncio.FIRST_COMPLETED)
     settled.cancel()
     states = {status.state for status in manager.statuses()}
-    if not stopped.done() and states == {"failed"}:
+    if not stopped.done() and states == {"failed"} and not manager.settings.server.may_gain_models:
         stopped.cancel()
         return True
     await asyncio.wait({stopped, serving}, return_when=asyncio.FIRST_COMPLETED)

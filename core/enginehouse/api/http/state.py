@@ -6,7 +6,7 @@ Handlers are closures over it instead of having Litestar dependencies, which are
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Protocol
 
 from attrs import Factory, field, frozen
 
@@ -20,7 +20,7 @@ from enginehouse.pipeline.pipeline import Pipeline
 from enginehouse.plugins import PluginRegistry
 from enginehouse.serving import ModelManager
 from enginehouse.serving.changing import ModelChanges
-from enginehouse.settings.config import Settings
+from enginehouse.settings.config import ModelSettings, Settings
 
 
 @frozen(kw_only=True)
@@ -50,12 +50,29 @@ async def _no_reload() -> ReloadReport:
     raise ReloadRefused("This server cannot read its configuration again.")
 
 
+async def _no_addition(name: str, model: ModelSettings, *, download: bool = False) -> bool:
+    raise ReloadRefused("This server cannot change its models.")
+
+
+async def _no_removal(name: str) -> None:
+    raise ReloadRefused("This server cannot change its models.")
+
+
+class AddModel(Protocol):
+    """See :meth:`enginehouse.api.http.config_snapshots.ConfigSnapshots.add_model`."""
+
+    def __call__(self, name: str, model: ModelSettings, *, download: bool = False) -> Coroutine[Any, Any, bool]:
+        """Serve a further model."""
+
+
 @frozen(eq=False, kw_only=True)
 class ApiState:
     """The parts of the server that handlers use.
 
     Attributes:
-        reload: reads the configuration again, see :meth:`enginehouse.api.http.config_snapshots.Generations.reload`.
+        reload: reads the configuration again, see
+            :meth:`enginehouse.api.http.config_snapshots.ConfigSnapshots.reload`; likewise ``add_model`` and
+            ``remove_model``.
     """
 
     settings: Settings
@@ -75,3 +92,5 @@ class ApiState:
     )
     keys: KeyStore
     reload: Callable[[], Coroutine[Any, Any, ReloadReport]] = _no_reload
+    add_model: AddModel = _no_addition
+    remove_model: Callable[[str], Coroutine[Any, Any, None]] = _no_removal

@@ -64,7 +64,7 @@ async def _preview(state: ApiState, server: ServerAccess, request: GenerateReque
         ticket.used = 0
     timeouts = state.settings.timeouts(state.manager.find(request.model).settings)
     async with state.exchanges.open(server.receive, state.settings.server.ping_s) as exchange:
-        exchange.answer = OpenAnswer(exchange, record, (request,))
+        exchange.begin(OpenAnswer(exchange, record, (request,)))
         with deadlines(exchange, timeouts, record.began, lambda: False):
             prepared: Prepared | None = await exchange.until_ended(state.pipeline.preview(request))
         if prepared is None:

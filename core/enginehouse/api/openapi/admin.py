@@ -143,6 +143,9 @@ ADMIN_SCHEMAS: dict[str, JsonSchema] = {
         progress=_SHARE,
         progress_text=_TEXT,
         error=_TEXT_OR_NULL,
+        downloading={"type": "boolean", "description": "Its files are being downloaded; progress is that of it."},
+        origin={"enum": ["settings", "folder", "added"]},
+        source=_TEXT,
         backend=_TEXT_OR_NULL,
         backend_reason=_TEXT,
         load={"enum": ["eager", "lazy"]},
@@ -164,6 +167,10 @@ ADMIN_SCHEMAS: dict[str, JsonSchema] = {
                 budget_bytes={"type": ["integer", "null"], "minimum": 0}, held_bytes=_COUNT
             ),
         },
+        unserved={
+            **_list_of(object_of(path=_TEXT, reason=_TEXT)),
+            "description": "Files in server.models_dir that are not served.",
+        },
     ),
     "ModelEvent": object_of(
         kind={"enum": list(get_args(EventKind))},
@@ -173,6 +180,24 @@ ADMIN_SCHEMAS: dict[str, JsonSchema] = {
         text=_TEXT,
         at={"type": "number"},
     ),
+    "RequestEvent": object_of(
+        kind={"enum": ["request_began", "request_ended"]},
+        id=_TEXT_OR_NULL,
+        request_id=_TEXT_OR_NULL,
+        key=_TEXT_OR_NULL,
+        endpoint=_TEXT_OR_NULL,
+        model=_TEXT_OR_NULL,
+        asked_model=_TEXT_OR_NULL,
+        stream={"type": ["boolean", "null"]},
+        status=_COUNT_OR_NULL,
+        outcome=_TEXT_OR_NULL,
+        finish_reasons=_NAMES,
+        first_token_s=_SECONDS_OR_NULL,
+        total_s=_SECONDS_OR_NULL,
+        usage={"type": "object", "additionalProperties": {"type": "number"}},
+        at={"type": "number"},
+    ),
+    "RemovedModel": object_of(id=_TEXT, object={"const": "model"}, deleted={"const": True}),
     "LostEvents": object_of(kind={"const": "lost"}, count=_COUNT),
     **RUNNING_SCHEMAS,
     "Reloaded": object_of(
@@ -192,6 +217,29 @@ _UNLOAD: JsonSchema = {
         "drain_s": {"type": "number", "minimum": 0, "description": "Seconds that running requests get."},
     },
 }
+_ADD: JsonSchema = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["source"],
+    "properties": {
+        "source": {
+            "type": "string",
+            "minLength": 1,
+            "maxLength": 1000,
+            "description": "A path in server.models_dir, or an id that server.allowed_sources allows.",
+        },
+        "id": {"type": ["string", "null"], "description": "The name; unset is the source's own."},
+        "download": {"type": "boolean", "description": "Begin with downloading its files if they are missing."},
+        "aliases": _NAMES,
+        "context": {"type": ["integer", "null"], "minimum": 1},
+        "slots": {"type": ["integer", "null"], "minimum": 1},
+        "load": {"enum": ["eager", "lazy"], "default": "lazy"},
+        "pin": {"type": ["boolean", "null"]},
+        "ttl": {"type": ["number", "null"], "exclusiveMinimum": 0},
+        "draining": {"enum": ["wait", "serve", None]},
+        "defaults": {"type": ["object", "null"], "description": "Default values of request fields."},
+    },
+}
 _EMPTY: JsonSchema = {"type": "object", "maxProperties": 0}
 
 
@@ -202,10 +250,22 @@ def admin_paths() -> dict[str, Any]:
         _parameter("request_id", "Its id."),
     )
     paths: dict[str, Any] = {
-        "/admin/models": {"get": _get("list_served_models", "List all models with what they hold", "ServedModelList")},
+        "/admin/models": {
+            "get": _get("list_served_models", "List all models with what they hold", "ServedModelList"),
+            "post": _post("add_model", "Serve a further model", "ServedModel", _ADD, (404, 409, 507), status=201),
+        },
         "/admin/models/{model_id}": {
             **model,
             "get": _get("show_served_model", "Show one model", "ServedModel", (404,)),
+            "delete": _get("remove_model", "Stop serving a model that was added", "RemovedModel", (404, 409)),
+        },
+        "/admin/models/{model_id}/download": {
+            **model,
+            "post": _post("download_model", "Begin to download its files", "ServedModel", _EMPTY, (404, 409)),
+        },
+        "/admin/models/{model_id}/cancel-download": {
+            **model,
+            "post": _post("cancel_download", "Stop the download of its files", "ServedModel", _EMPTY, (404, 409)),
         },
         "/admin/models/{model_id}/load": {
             **model,
@@ -264,9 +324,10 @@ def _get(name: str, summary: str, answer: str | None = None, refusals: tuple[int
 
 
 def _post(
-    name: str, summary: str, answer: str | None, body: JsonSchema, refusals: tuple[int, ...] = ()
+    name: str, summary: str, answer: str | None, body: JsonSchema, refusals: tuple[int, ...] = (), *, status: int = 200
 ) -> dict[str, Any]:
     operation = _get(name, summary, answer, (400, 413, 415, *refusals))
+    operation["responses"][str(status)] = operation["responses"].pop("200")
     return {**operation, "requestBody": {"content": {"application/json": {"schema": body}}}}
 
 
@@ -276,9 +337,9 @@ def _text_post(name: str, summary: str, body: JsonSchema) -> dict[str, Any]:
 
 
 def _events() -> dict[str, Any]:
-    schema = {"anyOf": [reference("ModelEvent"), reference("LostEvents")]}
+    schema = {"anyOf": [reference("ModelEvent"), reference("RequestEvent"), reference("LostEvents")]}
     content = {"text/event-stream": {"schema": _TEXT, "x-event-schema": schema}}
-    return _operation("stream_events", "Stream the events of models", content, (401, 403))
+    return _operation("stream_events", "Stream the events of models and requests", content, (401, 403))
 
 
 def _metrics() -> dict[str, Any]:

@@ -1,0 +1,315 @@
+"""One worker process that several servers use, each over a link of its own; runs beside the worker, on its machine.
+
+Each server speaks with it as with a worker of its own: the links have their own ids of requests and numbers of calls.
+When a link ends, the worker drops what came over it. Does not know how the bytes travel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+
+import msgspec
+from attrs import evolve
+from msgspec.structs import replace
+
+from enginehouse.contract.errors import EnginehouseError, ModelLoadError
+from enginehouse.contract.inspection import EngineMetrics
+from enginehouse.contract.types import RequestFinished
+from enginehouse.workers.ipc import FrameCutter, FrameTooLarge, frame
+from enginehouse.workers.launch import start_worker
+from enginehouse.workers.messages import (
+    Accepted,
+    Cancel,
+    Close,
+    Died,
+    Entered,
+    Failure,
+    FromWorker,
+    Hello,
+    Left,
+    Load,
+    LoadFailed,
+    LoadProgress,
+    MetricsReport,
+    Ready,
+    Rejected,
+    StageBegan,
+    Started,
+    StepOutputs,
+    StopThinking,
+    Submit,
+    ToWorker,
+    View,
+    decode_from_worker,
+    decode_to_worker,
+    encode,
+    failure_of,
+    pack,
+)
+from enginehouse.workers.process import Connection
+
+__all__ = ["ServerLink", "SharedWorker"]
+
+_CALL_BITS = 40
+"""Bits of a call's number that are the server's own."""
+
+_CLOSE_S = 5.0
+
+
+class SharedWorker:
+    """A worker process with its model. Used on one event loop, whose thread lives as long as this.
+
+    Args:
+        load: the Load message, as the server has encoded it.
+
+    Attributes:
+        ready: done when the model is loaded; raises ModelLoadError.
+        died: done with the reason when the process has ended.
+        metrics: the last counters that it has reported.
+    """
+
+    def __init__(self, load: bytes) -> None:
+        self._load = load
+        self._loop = asyncio.get_running_loop()
+        self.ready: asyncio.Future[None] = self._loop.create_future()
+        self.died: asyncio.Future[str] = self._loop.create_future()
+        self.metrics = EngineMetrics()
+        self._worker = start_worker("process", None)
+        self._connection: Connection[ToWorker, FromWorker] = Connection(
+            pack, decode_from_worker, self._from_worker, self._end
+        )
+        self._links: dict[int, ServerLink] = {}
+        self._numbers = itertools.count(1)
+        self._introduction: list[FromWorker] = []  # Hello, then Ready or LoadFailed: the same for all servers
+
+    async def open(self) -> None:
+        """Start to load the model."""
+        await self._connection.open(self._worker.socket)
+        message = decode_to_worker(self._load)
+        assert isinstance(message, Load)
+        self._connection.send(message)
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the worker."""
+        return self._worker.pid
+
+    @property
+    def num_requests(self) -> int:
+        """Number of requests of all servers."""
+        return sum(len(link.request_ids) for link in self._links.values())
+
+    def link(self) -> ServerLink:
+        """Return a new link for a server."""
+        link = ServerLink(self, next(self._numbers))
+        self._links[link.number] = link
+        for message in self._introduction:
+            link.deliver(message)
+        if self.died.done():
+            link.end(self.died.result())
+        return link
+
+    async def close(self) -> None:
+        """End the process."""
+        self._end("was closed")
+        self._connection.send(Close())
+        await asyncio.wait([self._worker.ended], timeout=_CLOSE_S)
+        self._worker.kill()
+        self._connection.abort()
+
+    # -- used by links -----------------------------------------------------------------------------
+
+    def check_load(self, load: bytes) -> EnginehouseError | None:
+        """Return the error for a server whose model has other settings than the one that is loaded."""
+        if load == self._load:
+            return None
+        return ModelLoadError(
+            "The replicas were deployed with other settings of this model; run: enginehouse deploy ray --config FILE"
+        )
+
+    def send(self, message: ToWorker) -> None:
+        """Send a message to the worker."""
+        self._connection.send(message)
+
+    def forget(self, link: ServerLink) -> None:
+        """Drop a link and its requests."""
+        if self._links.pop(link.number, None) is not None:
+            for request_id in link.request_ids:
+                self._connection.send(Cancel(request_id))
+
+    # -- messages of the worker --------------------------------------------------------------------
+
+    def _from_worker(self, message: FromWorker) -> None:
+        match message:
+            case StepOutputs():
+                self._distribute(message)
+            case Hello() | Ready() | LoadFailed():
+                self._introduce(message)
+            case MetricsReport():
+                self.metrics = message.metrics
+                self._send_all(message)
+            case LoadProgress() | Died():
+                self._send_all(message)
+            case Accepted() | Rejected() | Entered() | Started() | Left():
+                self._deliver(message.request_id, message)
+            case StageBegan():
+                self._deliver_stage(message)
+            case _:
+                if (link := self._links.get(message.call >> _CALL_BITS)) is not None:
+                    link.deliver(link.own_answer(replace(message, call=_own_call(message.call))))
+
+    def _introduce(self, message: Hello | Ready | LoadFailed) -> None:
+        self._introduction.append(message)
+        self._send_all(message)
+        if isinstance(message, Ready) and not self.ready.done():
+            self.ready.set_result(None)
+        elif isinstance(message, LoadFailed) and not self.ready.done():
+            self.ready.set_exception(message.failure.to_error())
+            self.ready.exception()
+
+    def _send_all(self, message: FromWorker) -> None:
+        for link in self._links.values():
+            link.deliver(message)
+
+    def _deliver(self, request_id: str, message: Accepted | Rejected | Entered | Started | Left) -> None:
+        number, own_id = _split(request_id)
+        link = self._links.get(number)
+        if link is None:
+            return
+        if isinstance(message, Rejected | Left):
+            link.request_ids.discard(request_id)
+        link.deliver(replace(message, request_id=own_id))
+
+    def _deliver_stage(self, message: StageBegan) -> None:
+        """Deliver the stage of a request, which has an id, or of a call, which has a number."""
+        work = message.work
+        number, own = _split(work) if isinstance(work, str) else (work >> _CALL_BITS, _own_call(work))
+        if (link := self._links.get(number)) is not None:
+            link.deliver(replace(message, work=own))
+
+    def _distribute(self, message: StepOutputs) -> None:
+        """Give each server the outputs of its own requests; one message each."""
+        parts: dict[int, StepOutputs] = {}
+        for request_id, output in message.outputs:
+            number, own_id = _split(request_id)
+            parts.setdefault(number, StepOutputs([])).outputs.append((own_id, output))
+            if isinstance(output, Failure | RequestFinished) and number in self._links:
+                self._links[number].request_ids.discard(request_id)
+        for number, part in parts.items():
+            if (link := self._links.get(number)) is not None:
+                link.deliver(part)
+
+    def _end(self, reason: str | None) -> None:
+        if self.died.done():
+            return
+        status = self._worker.ended.result().text if self._worker.ended.done() else "process ended"
+        self.died.set_result(reason or f"the worker {status}")
+        if not self.ready.done():
+            self.ready.set_exception(ModelLoadError(f"The worker ended while it loaded the model: {status}"))
+            self.ready.exception()
+        for link in tuple(self._links.values()):
+            link.end(self.died.result())
+
+
+class ServerLink:
+    """The worker's end of the link with one server.
+
+    Attributes:
+        number: unique among the links of the worker.
+        request_ids: ids, in the worker, of the requests that it holds for the server.
+    """
+
+    def __init__(self, worker: SharedWorker, number: int) -> None:
+        self.number = number
+        self.request_ids: set[str] = set()
+        self._worker = worker
+        self._cutter = FrameCutter()
+        self._unsent = bytearray()
+        self._changed = asyncio.Event()
+        self._is_ended = False
+
+    async def frames(self) -> AsyncIterator[bytes]:
+        """Yield bytes for the server, all that have arrived since the last ones; closing this ends the link."""
+        try:
+            while True:
+                await self._changed.wait()
+                self._changed.clear()
+                if self._unsent:
+                    data, self._unsent = bytes(self._unsent), bytearray()
+                    yield data
+                if self._is_ended and not self._unsent:
+                    return
+        finally:
+            self.drop()
+
+    def drop(self) -> None:
+        """End the link because the server is gone; the worker drops its requests. Idempotent."""
+        self._worker.forget(self)
+        self._is_ended = True
+        self._changed.set()
+
+    def deliver(self, message: FromWorker) -> None:
+        """Keep a message until the server is ready for it."""
+        self._unsent += frame(encode(message))
+        self._changed.set()
+
+    def end(self, reason: str) -> None:
+        """End the link because the worker has ended."""
+        if not self._is_ended:
+            self.deliver(Died(reason))
+            self._is_ended = True
+
+    def feed(self, data: bytes) -> None:
+        """Give the worker bytes that the server has sent."""
+        try:
+            for payload in self._cutter.feed(data):
+                self._from_server(bytes(payload))
+        except (FrameTooLarge, msgspec.DecodeError) as error:
+            self.end(f"the server sent something that is not a message: {error}")
+
+    def _from_server(self, payload: bytes) -> None:
+        message = decode_to_worker(payload)
+        match message:
+            case Load():
+                if (error := self._worker.check_load(payload)) is not None:
+                    self.deliver(LoadFailed(failure_of(error)))
+                    self._is_ended = True
+            case Close():
+                self._is_ended = True
+                self._changed.set()
+            case Submit():
+                request_id = self._in_worker(message.request.request_id)
+                self.request_ids.add(request_id)
+                self._worker.send(replace(message, request=evolve(message.request, request_id=request_id)))
+            case Cancel():
+                self._worker.send(Cancel(self._in_worker(message.request_id)))
+            case StopThinking():
+                call, request_id = self._call_in_worker(message.call), self._in_worker(message.request_id)
+                self._worker.send(StopThinking(call, request_id))
+            case _:
+                self._worker.send(replace(message, call=self._call_in_worker(message.call)))
+
+    def own_answer(self, message: FromWorker) -> FromWorker:
+        """Return an answer with the server's ids of its requests; those of other servers are left out."""
+        if not isinstance(message, View):
+            return message
+        pairs = [(_split(request.request_id), request) for request in message.view.requests]
+        own = tuple(replace(request, request_id=own_id) for (number, own_id), request in pairs if number == self.number)
+        return replace(message, view=replace(message.view, requests=own))
+
+    def _in_worker(self, request_id: str) -> str:
+        return f"{self.number}:{request_id}"
+
+    def _call_in_worker(self, call: int) -> int:
+        return self.number << _CALL_BITS | (call & (1 << _CALL_BITS) - 1)
+
+
+def _split(request_id: str) -> tuple[int, str]:
+    number, _, own_id = request_id.partition(":")
+    return int(number), own_id
+
+
+def _own_call(call: int) -> int:
+    return call & (1 << _CALL_BITS) - 1

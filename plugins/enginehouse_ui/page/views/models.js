@@ -1,0 +1,122 @@
+// Models: states, memory, load and unload, values in force and what each model takes.
+import { html, nothing } from "../vendor/lit-html/lit-html.js";
+import { repeat } from "../vendor/lit-html/directives/repeat.js";
+import { getJson, post } from "../lib/api.js";
+import { bytes, count, empty, problem, stateBadge } from "../lib/parts.js";
+import { detailsOf, modelOf, noteError, readModels, update } from "../lib/state.js";
+
+let served = null;
+let memory = {};
+let failure = "";
+let said = "";
+const busy = new Set();
+const open = new Set();
+let filter = "";
+
+async function read() {
+  try {
+    const answer = await getJson("admin/models");
+    served = answer.data;
+    memory = answer.memory;
+    failure = "";
+  } catch (error) {
+    failure = noteError(error);
+  }
+  update();
+}
+
+const path = (id) => id.split("/").map(encodeURIComponent).join("/");
+
+async function order(model, what, body) {
+  busy.add(model.id);
+  said = "";
+  update();
+  try {
+    const after = await post(`admin/models/${path(model.id)}/${what}`, body);
+    said = `${model.id} is ${after.state}.`;
+    failure = "";
+  } catch (error) {
+    failure = noteError(error);
+  }
+  busy.delete(model.id);
+  await Promise.all([read(), readModels()]);
+}
+
+async function reload() {
+  said = "";
+  try {
+    const report = await post("admin/reload");
+    const changes = Object.entries(report.models).filter(([name, names]) => name !== "kept" && names.length)
+      .map(([name, names]) => `${name}: ${names.join(", ")}`);
+    said = `Read again. ${changes.join("; ") || "No model changed."}${report.needs_restart.length ? ` Only a restart changes ${report.needs_restart.join(", ")}.` : ""}`;
+    failure = "";
+  } catch (error) {
+    failure = noteError(error);
+  }
+  await Promise.all([read(), readModels()]);
+}
+
+function row(model) {
+  const isBusy = busy.has(model.id);
+  const isOpen = open.has(model.id);
+  const canUnload = ["ready", "loading", "draining", "restarting"].includes(model.state);
+  return html`<tr>
+      <th scope="row"><button type="button" class="quiet small toggle" aria-expanded=${isOpen ? "true" : "false"} @click=${() => { if (!open.delete(model.id)) open.add(model.id); update(); }}><span aria-hidden="true">${isOpen ? "▾" : "▸"}</span> ${model.id}</button>
+        ${model.aliases.length ? html`<br><span class="muted">also ${model.aliases.join(", ")}</span>` : nothing}</th>
+      <td>${stateBadge(model)}${model.progress_text && model.state === "loading" ? html`<br><span class="muted">${model.progress_text}</span>` : nothing}</td>
+      <td>${model.backend ?? "–"}<br><span class="muted">${model.backend_reason ?? ""}</span></td>
+      <td class="num">${model.memory ? html`${bytes(model.memory.bytes)}<br><span class="muted">${model.memory.device}</span>` : "–"}</td>
+      <td class="num">${model.num_running} / ${model.num_waiting}</td>
+      <td class="num">${model.num_restarts}</td>
+      <td><div class="row">${canUnload
+        ? html`<button type="button" class="quiet small" ?disabled=${isBusy} @click=${() => order(model, "unload", { drain: true })}>Unload<span class="visually-hidden"> ${model.id}</span></button>`
+        : html`<button type="button" class="quiet small" ?disabled=${isBusy} @click=${() => order(model, "load")}>Load<span class="visually-hidden"> ${model.id}</span></button>`}
+        ${isBusy ? html`<span class="muted" role="status">working…</span>` : nothing}</div></td>
+    </tr>
+    ${model.error ? html`<tr class="detail"><td colspan="7">${problem(model.error)}</td></tr>` : nothing}
+    ${isOpen ? html`<tr class="detail"><td colspan="7">${detail(model)}</td></tr>` : nothing}`;
+}
+
+const SUPPORT = { native: "✓ native", emulated: "✓ emulated", accepted: "– accepted, no effect", refused: "✕ refused" };
+
+function detail(model) {
+  const long = detailsOf(model.id);
+  const short = modelOf(model.id);
+  if (!long) return html`<p class="muted">${short ? "Reading…" : "Nothing is known of this model."}</p>`;
+  const facts = [
+    ["Task", long.task], ["Context", long.max_context && `${count(long.max_context)} tokens`], ["Quantization", long.quantization],
+    ["Loaded", `${model.load}${model.pin ? ", pinned" : ""}${model.ttl ? `, unloaded after ${model.ttl} s idle` : ""}`],
+    ["Tool parser", long.parsers?.tools], ["Reasoning parser", long.parsers?.reasoning], ["Fingerprint", long.system_fingerprint],
+    ...Object.entries(long.metadata ?? {}),
+  ].filter(([, value]) => value);
+  const parameters = Object.entries(long.parameters ?? {});
+  const capabilities = Object.entries(long.capabilities ?? {}).filter(([name]) => name.includes(filter));
+  return html`<div class="detail-body">
+    <dl class="facts-list">${facts.map(([name, value]) => html`<div><dt>${name}</dt><dd>${typeof value === "object" ? JSON.stringify(value) : value}</dd></div>`)}</dl>
+    ${parameters.length ? html`<details><summary>Values in force (${parameters.length})</summary>
+      <table><thead><tr><th scope="col">Parameter</th><th scope="col">Value</th><th scope="col">From</th></tr></thead><tbody>${parameters.map(([name, { value, origin }]) => html`<tr><th scope="row">${name}</th><td><code>${JSON.stringify(value)}</code></td><td>${origin}</td></tr>`)}</tbody></table></details>` : nothing}
+    ${long.capabilities ? html`<details><summary>What it takes (${Object.keys(long.capabilities).length})</summary>
+      <label class="field"><span>Find a field</span><input type="search" .value=${filter} @input=${(event) => { filter = event.target.value; update(); }}></label>
+      <table><thead><tr><th scope="col">Field</th><th scope="col">Support</th><th scope="col">Why</th></tr></thead><tbody>${capabilities.map(([name, { support, reason }]) => html`<tr><th scope="row">${name}</th><td>${SUPPORT[support] ?? support}</td><td>${reason}</td></tr>`)}</tbody></table></details>` : nothing}
+  </div>`;
+}
+
+export const modelsView = {
+  title: "Models",
+  isAdmin: true,
+  everyMs: 2000,
+  enter: read,
+  tick: read,
+  render() {
+    return html`<div class="page">
+      <div class="row bar"><p class="spacer">${Object.entries(memory).map(([device, { held_bytes, budget_bytes }]) => html`<span class="muted">${device}: ${bytes(held_bytes)} held${budget_bytes ? html` of ${bytes(budget_bytes)} <meter min="0" max=${budget_bytes} .value=${held_bytes} aria-label="Memory of ${device}"></meter>` : ""}. </span>`)}</p>
+        <button type="button" class="quiet" @click=${reload}>Read the configuration again</button></div>
+      ${problem(failure)}
+      <p role="status">${said}</p>
+      ${!served ? html`<p class="muted">Reading…</p>` : served.length ? html`<div class="wide" tabindex="0" role="region" aria-label="Models"><table class="lines">
+        <thead><tr><th scope="col">Model</th><th scope="col">State</th><th scope="col">Backend</th><th scope="col" class="num">Memory</th><th scope="col" class="num">Running / waiting</th><th scope="col" class="num">Restarts</th><th scope="col">Actions</th></tr></thead>
+        <tbody>${repeat(served, (model) => model.id, row)}</tbody></table></div>`
+        : empty("No models", "The configuration names none.")}
+    </div>`;
+  },
+};

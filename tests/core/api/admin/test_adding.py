@@ -1,0 +1,172 @@
+"""Models that administrators add and remove while the server runs; which sources they may name; the event stream."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from enginehouse_testkit.script import write_script
+
+OPEN = """
+[server]
+models_dir = "models"
+allowed_sources = ["owner/*"]
+
+[limits]
+memory_budget = "20MB"
+
+[plugins]
+allow = ["samplers"]
+
+[models.plain]
+source = "plain.json"
+backend = "scripted"
+
+[models."added*"]
+backend = "scripted"
+ttl = 77
+
+[models."fake*"]
+backend = "fake"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    write_script(folder / "one.json", ["On", "e"])
+    (folder / "notes.txt").write_text("not a model", encoding="utf-8")
+    (folder / "out.json").symlink_to(tmp_path / "plain.json")
+    return folder
+
+
+@pytest.fixture
+def server(operate: Callable[..., Any], folder: Path) -> Any:
+    return operate(OPEN)
+
+
+def _add(server: Any, **body: Any) -> tuple[int, dict[str, Any]]:
+    answer = server.client.post("/admin/models", json=body)
+    return answer.status_code, answer.json()
+
+
+def test_a_model_of_the_folder_is_added_served_and_removed(server: Any) -> None:
+    status, added = _add(server, source="one.json", id="added-one", aliases=["uno"], defaults={"temperature": 0})
+
+    assert (status, added["origin"], added["state"], added["ttl"]) == (201, "added", "unloaded", 77), added
+    assert server.ask("uno").json()["choices"][0]["text"] == "One"
+    assert server.reload(OPEN).json()["models"]["kept"] == ["plain", "added-one"]
+    assert server.client.delete("/admin/models/uno").json() == {"id": "added-one", "object": "model", "deleted": True}
+    assert server.ask("uno").status_code == 404
+    assert server.client.delete("/admin/models/uno").status_code == 404
+
+
+REFUSALS = [
+    ({"source": "one.json", "id": "plain"}, 409, "conflict", "id"),
+    ({"source": "one.json", "id": "added", "aliases": ["plain"]}, 409, "conflict", "aliases"),
+    ({"source": "none.json", "id": "added"}, 404, "source_not_found", "source"),
+    ({"source": "/etc/passwd", "id": "added"}, 403, "source_not_allowed", "source"),
+    ({"source": "/no/such/file", "id": "added"}, 403, "source_not_allowed", "source"),
+    ({"source": "../plain.json", "id": "added"}, 403, "source_not_allowed", "source"),
+    ({"source": "../:Q4_K_M", "id": "added"}, 403, "source_not_allowed", "source"),
+    ({"source": "out.json", "id": "added"}, 403, "source_not_allowed", "source"),
+    ({"source": ".", "id": "added"}, 403, "source_not_allowed", "source"),
+    ({"source": "one.json\0", "id": "added"}, 400, "invalid_value", "source"),
+    ({"source": "one.json", "id": "*"}, 400, "invalid_value", "id"),
+    ({"source": "one.json", "id": "added", "context": 0}, 400, "invalid_value", "context"),
+    ({"source": "one.json", "id": "added", "python": "/bin/sh"}, 400, "invalid_value", "python"),
+    ({"source": "one.json", "id": "added", "pin": True}, 400, "invalid_value", "ttl"),
+    ({"source": "notes.txt", "id": "else"}, 400, "invalid_value", "source"),
+    ({"id": "added"}, 400, "invalid_value", "source"),
+]
+
+
+def test_refusals_name_code_and_field(server: Any) -> None:
+    answers = [_add(server, **body) for body, *_ in REFUSALS]
+
+    refused = [(status, answer["error"]["code"], answer["error"]["param"]) for status, answer in answers]
+    assert refused == [tuple(expected) for _, *expected in REFUSALS]
+    assert list(server.models()) == ["plain"]
+
+
+def test_a_model_that_never_fits_is_refused(operate: Callable[..., Any], folder: Path) -> None:
+    small = operate(OPEN.replace('"20MB"', "1").replace("[models.plain]", '[models.plain]\nload = "lazy"'))
+
+    status, answer = _add(small, source="notes.txt", id="fake-1")
+
+    assert (status, answer["error"]["code"], answer["error"]["param"]) == (507, "model_too_large", "source"), answer
+
+
+def test_models_of_the_configuration_are_not_removed(server: Any) -> None:
+    answer = server.client.delete("/admin/models/plain")
+
+    assert (answer.status_code, answer.json()["error"]["param"]) == (409, "id")
+    assert server.ask("plain").status_code == 200
+
+
+def _events(url: str, kinds: set[str], begun: threading.Event, got: list[dict[str, Any]]) -> None:
+    with httpx.stream("GET", f"{url}/admin/events", timeout=30) as answer:
+        for line in answer.iter_lines():
+            begun.set()
+            if line.startswith("data: "):
+                got.append(json.loads(line.removeprefix("data: ")))
+                kinds.discard(got[-1]["kind"])
+                if not kinds:
+                    return
+
+
+def test_the_stream_has_requests_and_models(server: Any) -> None:
+    begun, got = threading.Event(), list[dict[str, Any]]()
+    reader = threading.Thread(target=_events, args=(server.url, {"request_ended", "removed", "ready"}, begun, got))
+    reader.start()
+    assert begun.wait(30)
+    _add(server, source="one.json", id="added")
+    assert server.ask("added").status_code == 200
+    server.client.delete("/admin/models/added")
+    reader.join(30)
+
+    requests = [event for event in got if event["kind"].startswith("request_")]
+    assert [event["kind"] for event in requests] == ["request_began", "request_ended"]
+    assert requests[0]["id"] == requests[1]["id"]
+    assert requests[1] | {"model": "added", "asked_model": "added", "status": 200} == requests[1]
+    assert requests[1]["usage"]["completion_tokens"] > 0
+    assert {"added", "loading", "ready", "removed"} <= {event["kind"] for event in got}
+
+
+@pytest.fixture
+def slow_reader(server: Any) -> Iterator[socket.socket]:
+    """A subscriber with a small buffer that does not read."""
+    host, port = server.url.removeprefix("http://").split(":")
+    reader = socket.socket()
+    reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    reader.settimeout(60)
+    reader.connect((host, int(port)))
+    reader.sendall(f"GET /admin/events HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+    assert reader.recv(64).startswith(b"HTTP/1.1 200")
+    yield reader
+    reader.close()
+
+
+@pytest.mark.slow
+def test_a_slow_reader_loses_events_and_is_told(server: Any, slow_reader: socket.socket) -> None:
+    server.client.headers["x-request-id"] = "r" * 120
+    body = {"model": "m" * 200, "prompt": "x"}  # refused, which is fast, but counted as a request
+    num_sent = 0
+    while num_sent < 6000:
+        assert server.client.post("/v1/completions", json=body).status_code == 404
+        num_sent += 1
+
+    received, seen = b"", 0
+    while b'"kind":"lost"' not in received[-100_000:]:
+        received += slow_reader.recv(65536)
+        seen = received.count(b"request_ended")
+
+    assert seen < num_sent
