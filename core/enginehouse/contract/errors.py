@@ -200,11 +200,7 @@ class UnsupportedParameter(RequestError):
 
 
 class UnsupportedTask(RequestError):
-    """The model is for another task than the request.
-
-    Args:
-        is_named: the request names a model; otherwise the server's first one was meant.
-    """
+    """The model, which is the server's first one unless the request names one, is for another task."""
 
     def __init__(self, model: str, task: str, asked: str, *, is_named: bool = True) -> None:
         message = f"The model {quoted(model)} is for the task {task!r}; this request needs one for {asked!r}."
