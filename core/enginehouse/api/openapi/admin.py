@@ -275,19 +275,7 @@ def admin_paths() -> dict[str, Any]:
             **model,
             "post": _post("unload_model", "Unload a model and wait for its end", "ServedModel", _UNLOAD, (404, 409)),
         },
-        "/admin/models/{model_id}/adapters": {
-            **model,
-            "get": _get("list_adapters", "List the adapters of a model", "AdapterList", (404,)),
-            "post": _post("add_adapter", "Load an adapter and offer it", "AdapterList", _ADD_ADAPTER, (404, 409)),
-        },
-        "/admin/models/{model_id}/adapters/{adapter}": {
-            "parameters": [*model["parameters"], *_parameter("adapter", "Name of the adapter.")["parameters"]],
-            "delete": _get("remove_adapter", "Offer an adapter no longer", "AdapterList", (404,)),
-        },
-        "/v1/load_lora_adapter": {"post": _text_post("load_lora_adapter", "Add an adapter, as vLLM does", _VLLM_LOAD)},
-        "/v1/unload_lora_adapter": {
-            "post": _text_post("unload_lora_adapter", "Remove an adapter, as vLLM does", _VLLM_UNLOAD)
-        },
+        **_adapter_paths(model),
         "/admin/events": {"get": _events()},
         "/admin/reload": {"post": _post("reload_configuration", "Read the configuration again", "Reloaded", _EMPTY)},
         "/admin/requests": {"get": _get("list_requests", "List the requests that are running", "RunningRequestList")},
@@ -311,6 +299,24 @@ def admin_paths() -> dict[str, Any]:
         "/metrics": {"get": _metrics()},
     }
     return {path: {"servers": _ROOT, **item} for path, item in paths.items()}
+
+
+def _adapter_paths(model: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {
+        "/admin/models/{model_id}/adapters": {
+            **model,
+            "get": _get("list_adapters", "List the adapters of a model", "AdapterList", (404,)),
+            "post": _post("add_adapter", "Load an adapter and offer it", "AdapterList", _ADD_ADAPTER, (404, 409)),
+        },
+        "/admin/models/{model_id}/adapters/{adapter}": {
+            "parameters": [*model["parameters"], *_parameter("adapter", "Name of the adapter.")["parameters"]],
+            "delete": _get("remove_adapter", "Offer an adapter no longer", "AdapterList", (404,)),
+        },
+        "/v1/load_lora_adapter": {"post": _text_post("load_lora_adapter", "Add an adapter, as vLLM does", _VLLM_LOAD)},
+        "/v1/unload_lora_adapter": {
+            "post": _text_post("unload_lora_adapter", "Remove an adapter, as vLLM does", _VLLM_UNLOAD)
+        },
+    }
 
 
 def _parameter(name: str, description: str) -> dict[str, Any]:
