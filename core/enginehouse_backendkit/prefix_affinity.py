@@ -95,8 +95,8 @@ class PrefixAffinity:
     """
 
     min_share: float = field(default=0.3, validator=[gt(0), le(1)])
-    slack: float = field(default=4, validator=ge(0))
-    ratio: float = field(default=1.5, validator=ge(1))
+    slack: float = field(default=8, validator=ge(0))
+    ratio: float = field(default=2.0, validator=ge(1))
     blocks_per_replica: int = field(default=8192, validator=ge(1))
     max_blocks: int = field(default=1_000_000, validator=_check_total)
     # block -> bits of the replicas that have it. For each replica, a block's bit implies those of all blocks before it

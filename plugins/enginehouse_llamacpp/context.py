@@ -131,6 +131,14 @@ def _context_params(bindings: Bindings, options: LlamaCppOptions, sizes: CacheSi
     params.swa_full = options.swa_full
     params.type_k = sizes.type_k
     params.type_v = sizes.type_v
+    if options.rope_scaling is not None:
+        params.rope_scaling_type = getattr(bindings, f"LLAMA_ROPE_SCALING_TYPE_{options.rope_scaling.upper()}")
+    if options.rope_freq_base is not None:
+        params.rope_freq_base = options.rope_freq_base
+    if options.rope_freq_scale is not None:
+        params.rope_freq_scale = options.rope_freq_scale
+    if options.yarn_orig_ctx is not None:
+        params.yarn_orig_ctx = options.yarn_orig_ctx
     if options.flash_attn is not None:
         params.flash_attn_type = int(options.flash_attn)
     return params

@@ -57,6 +57,11 @@ class Library:
         return str(import_module("llama_cpp").__version__)
 
     @property
+    def ggml(self) -> Any:
+        """The shared library of ggml's devices, as ``ctypes`` loads it."""
+        return import_module("llama_cpp._ggml").libggml
+
+    @property
     def has_amx(self) -> bool:
         """True if this build has kernels for Intel AMX."""
         return b"AMX_INT8 = 1" in self.bindings.llama_print_system_info()

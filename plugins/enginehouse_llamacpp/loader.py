@@ -211,4 +211,9 @@ def _state_format(library: Library, options: LlamaCppOptions, sizes: CacheSizes)
     """Identify what saved sequences depend on besides the model: the library, KV storage and computation."""
     cache = f"types {sizes.type_k} {sizes.type_v}, flash_attn {options.flash_attn}, swa_full {options.swa_full}"
     layers = f", num_layers {options.num_layers}" if options.num_layers is not None else ""
-    return f"llama-cpp-python {library.version}, {cache}, batch_invariant {sizes.keeps_order}{layers}"
+    rope = "".join(
+        f", {name} {value}"
+        for name in ("rope_scaling", "rope_freq_base", "rope_freq_scale", "yarn_orig_ctx")
+        if (value := getattr(options, name)) is not None
+    )
+    return f"llama-cpp-python {library.version}, {cache}, batch_invariant {sizes.keeps_order}{layers}{rope}"

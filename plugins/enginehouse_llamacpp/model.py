@@ -6,9 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from enginehouse.contract.errors import ModelLoadError
+from enginehouse.contract.errors import ModelLoadError, quoted
 from enginehouse_backendkit.gguf_files import check_is_model
-from enginehouse_backendkit.gguf_reader import check_gguf
+from enginehouse_backendkit.gguf_reader import check_gguf, repeated_text
+from enginehouse_llamacpp.devices import device_params, list_devices
 from enginehouse_llamacpp.gguf import is_gguf, shard_paths
 from enginehouse_llamacpp.library import Library
 from enginehouse_llamacpp.options import LlamaCppOptions
@@ -25,7 +26,8 @@ def load_model(library: Library, path: Path, options: LlamaCppOptions, progress:
     """Load the weights. Returns the address of the ``llama_model``.
 
     Raises:
-        ModelLoadError: the file is missing, damaged or not supported; includes llama.cpp's log messages.
+        ModelLoadError: the file is missing, damaged or not supported, with llama.cpp's log messages; or this build
+            lacks what a setting about devices needs.
     """
     if not path.is_file():
         raise ModelLoadError(f"{path}: no such file")
@@ -34,6 +36,8 @@ def load_model(library: Library, path: Path, options: LlamaCppOptions, progress:
     check_is_model(path)
     for part in shard_paths(path):
         check_gguf(part)
+    if (text := repeated_text(path, "tokenizer.ggml.tokens")) is not None:  # for which llama.cpp ends the process
+        raise ModelLoadError(f"{path}: two tokens have the text {quoted(text)}; llama.cpp needs different ones")
     bindings = library.bindings
     watch = _ProgressWatch(progress)
     callback = bindings.llama_progress_callback(watch)
@@ -42,8 +46,10 @@ def load_model(library: Library, path: Path, options: LlamaCppOptions, progress:
     params.load_mode = _load_mode(bindings, options)
     params.use_extra_bufts = uses_extra_buffers(library, options)
     params.progress_callback = callback
+    kept = device_params(bindings, params, options, list_devices(library, options.rpc))
     library.log.clear()
     model = bindings.llama_model_load_from_file(str(path).encode(), params)
+    del kept
     if watch.error is not None:
         if model:
             bindings.llama_model_free(model)

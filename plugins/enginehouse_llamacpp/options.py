@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+import re
+from typing import Any, Literal
 
+import attrs
 from attrs import field, frozen, validators
 
 __all__ = ["KvType", "LlamaCppOptions"]
@@ -11,6 +14,29 @@ __all__ = ["KvType", "LlamaCppOptions"]
 KvType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
 
 _positive = validators.optional(validators.ge(1))
+
+
+def _check_shares(_: Any, attribute: attrs.Attribute[Any], value: tuple[float, ...]) -> None:
+    if value and not (all(0 <= share < math.inf for share in value) and sum(value) > 0):
+        raise ValueError(f"tensor_split: {list(value)}; give one share per device, 0 or more, not all of them 0")
+
+
+def _check_servers(_: Any, attribute: attrs.Attribute[Any], value: tuple[str, ...]) -> None:
+    for server in value:
+        host, _colon, port = server.rpartition(":")
+        if not host or not (port.isascii() and port.isdecimal() and 0 < int(port) < 65536) or "/" in host:
+            raise ValueError(f"rpc: {server!r} is not the address of an RPC server; write host:port")
+
+
+def _check_rules(_: Any, attribute: attrs.Attribute[Any], value: tuple[str, ...]) -> None:
+    for rule in value:
+        pattern, _equals, buffer = rule.rpartition("=")
+        if not pattern or not buffer:
+            raise ValueError(f"override_tensor: {rule!r} is not a rule; write REGEX=BUFFER, such as 'ffn_.*=CPU'")
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"override_tensor: {pattern!r} is not a regular expression: {error}") from error
 
 
 @frozen(kw_only=True)
@@ -26,6 +52,19 @@ class LlamaCppOptions:
         max_sequences: number of sequences that may hold KV positions; None is ``slots`` plus up to 56 cached prefixes.
             Of a pooling model: texts per pass, None is 128.
         n_gpu_layers: layers on the GPU if this build supports one; -1 is all.
+        split_mode: how weights are divided between several devices: whole layers (``layer``), rows of matrices
+            (``row``), every tensor (``tensor``), or all on ``main_gpu`` (``none``). None is ``layer``.
+        tensor_split: shares of the model by device, in proportion; empty: by their free memory.
+        main_gpu: number of the device with ``split_mode = "none"``, or of intermediate results with ``row``.
+        devices: names of the devices to use, such as ``CUDA0``; empty: all.
+        rpc: ``host:port`` of llama.cpp's RPC servers, whose devices are used as if they were here; unencrypted and
+            without authentication, so only in a trusted network.
+        n_cpu_moe: number of layers, from the first, whose experts stay in the memory of the CPU.
+        override_tensor: ``REGEX=BUFFER``: tensors whose names match go to that device's memory; the first match holds.
+        rope_scaling: scaling of positions, for contexts longer than the trained one; None is as the file states.
+        rope_freq_base: base frequency of the rotation of positions; None is as the file states.
+        rope_freq_scale: factor of positions, such as 0.5 for twice the trained context; None is as the file states.
+        yarn_orig_ctx: trained context of ``yarn``; None is as the file states.
         threads: CPU threads of a step; None adapts them to the measured time of each kind of step.
         n_batch: maximum tokens per forward pass; a pooling model computes a longer text in a pass of its own.
         n_ubatch: number of tokens that llama.cpp computes at once; None is ``n_batch``.
@@ -59,6 +98,17 @@ class LlamaCppOptions:
         default=None, validator=validators.optional([validators.ge(1), validators.le(254)])
     )
     n_gpu_layers: int = field(default=-1, validator=validators.ge(-1))
+    split_mode: Literal["none", "layer", "row", "tensor"] | None = None
+    tensor_split: tuple[float, ...] = field(default=(), validator=_check_shares)
+    main_gpu: int | None = field(default=None, validator=validators.optional(validators.ge(0)))
+    devices: tuple[str, ...] = ()
+    rpc: tuple[str, ...] = field(default=(), validator=_check_servers)
+    n_cpu_moe: int = field(default=0, validator=[validators.ge(0), validators.le(1000)])
+    override_tensor: tuple[str, ...] = field(default=(), validator=_check_rules)
+    rope_scaling: Literal["none", "linear", "yarn", "longrope"] | None = None
+    rope_freq_base: float | None = field(default=None, validator=validators.optional(validators.gt(0)))
+    rope_freq_scale: float | None = field(default=None, validator=validators.optional(validators.gt(0)))
+    yarn_orig_ctx: int | None = field(default=None, validator=_positive)
     threads: int | None = field(default=None, validator=_positive)
     n_batch: int = field(default=512, validator=validators.ge(32))
     n_ubatch: int | None = field(default=None, validator=_positive)

@@ -5,6 +5,7 @@ A test compares; a page that is out of date fails and names this command.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import json
@@ -64,6 +65,7 @@ TUTORIALS = {
 COMMAND = "cd tests && python -m project.pages"
 
 
+@functools.cache
 def page_parts() -> dict[str, dict[str, str]]:
     """Page to name of a generated part to its text."""
     return {
