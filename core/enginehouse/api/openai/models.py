@@ -174,6 +174,7 @@ _UNKNOWN = dict.fromkeys(
         "parameters",
         "capabilities",
         "metadata",
+        "media",
     )
 )
 
@@ -192,6 +193,7 @@ def _details(state: ApiState, status: ModelStatus, asked: str, server: ServerAcc
         "quantization": model_profile.quantization,
         "system_fingerprint": model_profile.fingerprint,
         "metadata": info.metadata,
+        "media": list(info.engine.media),
     }
     if info.task != "generate":
         return {**_UNKNOWN, **described}

@@ -97,6 +97,7 @@ _MODEL_DETAILS = {
         "additionalProperties": object_of(support={"enum": list(get_args(Support))}, reason=_TEXT),
     },
     "metadata": {"type": ["object", "null"], "additionalProperties": _TEXT},
+    "media": {"type": ["array", "null"], "items": _TEXT},
 }
 _TIMINGS = {"timings": {"type": "object", "additionalProperties": _NUMBER}}
 _HEADERS = {"headers": {"type": "object", "additionalProperties": _TEXT}}
