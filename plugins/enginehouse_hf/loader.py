@@ -153,6 +153,7 @@ def _capabilities(facts: ModelFacts, options: HfOptions, depths: tuple[int, ...]
         exit_layers=depths,
         abort=True,
         states=not options.random_weights,  # the next process would use different random weights
+        adapters="mixed",
     )
 
 
