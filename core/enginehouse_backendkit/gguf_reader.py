@@ -32,6 +32,7 @@ __all__ = [
     "item_bytes",
     "layout_of",
     "reading",
+    "repeated_text",
 ]
 
 GGUF_MAGIC = b"GGUF"
@@ -127,6 +128,31 @@ def check_gguf(path: Path) -> None:
             pass
         for _ in reader.tensors():
             pass
+
+
+def repeated_text(path: Path, key: str) -> str | None:
+    """Return the first text that a file's array of texts has twice; None if there is none. Empty texts do not count.
+
+    Raises:
+        ModelLoadError: see :func:`reading`.
+    """
+    with reading(path) as file:
+        for entry in GgufReader(file).entries():
+            if entry.key != key or (entry.kind, entry.item_kind) != (ARRAY, _STRING):
+                continue
+            file.seek(entry.value_begin + 16)  # the types of value and items, and their number
+            data = file.read(entry.end - entry.value_begin - 16)
+            size, offset, seen = struct.Struct("<Q"), 0, set[bytes]()
+            for _ in range(entry.length):
+                begin = offset + size.size
+                offset = begin + size.unpack_from(data, offset)[0]
+                text = data[begin:offset]
+                if text in seen:
+                    return text.decode(errors="replace")
+                if text:
+                    seen.add(text)
+            return None
+    return None
 
 
 def layout_of(kind: int) -> str:

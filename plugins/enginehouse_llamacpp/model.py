@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from enginehouse.contract.errors import ModelLoadError
+from enginehouse.contract.errors import ModelLoadError, quoted
 from enginehouse_backendkit.gguf_files import check_is_model
-from enginehouse_backendkit.gguf_reader import check_gguf
+from enginehouse_backendkit.gguf_reader import check_gguf, repeated_text
 from enginehouse_llamacpp.devices import device_params, list_devices
 from enginehouse_llamacpp.gguf import is_gguf, shard_paths
 from enginehouse_llamacpp.library import Library
@@ -36,6 +36,8 @@ def load_model(library: Library, path: Path, options: LlamaCppOptions, progress:
     check_is_model(path)
     for part in shard_paths(path):
         check_gguf(part)
+    if (text := repeated_text(path, "tokenizer.ggml.tokens")) is not None:  # for which llama.cpp ends the process
+        raise ModelLoadError(f"{path}: two tokens have the text {quoted(text)}; llama.cpp needs different ones")
     bindings = library.bindings
     watch = _ProgressWatch(progress)
     callback = bindings.llama_progress_callback(watch)

@@ -27,6 +27,7 @@ _BEGIN = "▁"
 _MAX_WORD = 100
 """Longer words are unknown."""
 
+_NO_PIECE = -1
 _CACHED_WORDS = 20_000
 _IS_ALONE = re.compile(
     "[!-/:-@\\[-`{-~\u4e00-\u9fff\u3400-\u4dbf\U00020000-\U0002a6df\U0002a700-\U0002ceaf\uf900-\ufaff\U0002f800-\U0002fa1f]"
@@ -62,7 +63,6 @@ class WordPieceTokenizer(LlamaCppTokenizer):
         self._rules = rules
         self._unknown = [rules.unknown_id] if rules.unknown_id < self.vocab_size else []
         self._begins, self._continues = self._read_pieces()
-        self._max_piece = max(map(len, (*self._begins, *self._continues)), default=1)
         self._characters = _Characters(rules)
         self._cache: dict[str, list[int]] = {}
         names = sorted(self.special_tokens, key=len, reverse=True)
@@ -80,7 +80,7 @@ class WordPieceTokenizer(LlamaCppTokenizer):
         return token_ids
 
     def _read_pieces(self) -> tuple[Mapping[str, int], Mapping[str, int]]:
-        """Pieces that begin a word, and pieces that continue one."""
+        """Pieces that begin a word, and pieces that continue one; beginnings of them that are not pieces have -1."""
         begins, continues = dict[str, int](), dict[str, int]()
         for token_id in range(self.vocab_size):
             piece = self._bindings.llama_vocab_get_text(self.vocab, token_id).decode(errors="replace")
@@ -90,10 +90,14 @@ class WordPieceTokenizer(LlamaCppTokenizer):
                 begins[piece.removeprefix(_BEGIN)] = token_id
             else:
                 continues[piece] = token_id
+        for pieces in (begins, continues):
+            for piece in list(pieces):
+                for end in range(1, len(piece)):
+                    pieces.setdefault(piece[:end], _NO_PIECE)
         return begins, continues
 
     def _words(self, text: str) -> list[str]:
-        """Words, and each punctuation mark and ideograph by itself; normalised."""
+        """Words, normalised; each punctuation mark and each ideograph is one."""
         if self._rules.strips_accents and not text.isascii():
             text = unicodedata.normalize("NFD", text)
         return text.translate(self._characters).split()
@@ -104,13 +108,15 @@ class WordPieceTokenizer(LlamaCppTokenizer):
         start, length = 0, len(word)
         while start < length <= _MAX_WORD:
             pieces = self._continues if start else self._begins
-            for end in range(min(length, start + self._max_piece), start, -1):
-                if (token_id := pieces.get(word[start:end])) is not None:
-                    token_ids.append(token_id)
-                    start = end
-                    break
-            else:
+            longest, stop, end = _NO_PIECE, start, start + 1
+            while end <= length and (token_id := pieces.get(word[start:end])) is not None:
+                if token_id != _NO_PIECE:
+                    longest, stop = token_id, end
+                end += 1
+            if longest == _NO_PIECE:
                 break
+            token_ids.append(longest)
+            start = stop
         if start < length:
             token_ids = self._unknown
         if len(self._cache) >= _CACHED_WORDS:
@@ -120,7 +126,7 @@ class WordPieceTokenizer(LlamaCppTokenizer):
 
 
 class _Characters(dict[int, str]):
-    """What becomes of each character, found when it first occurs; what stands by itself gets spaces around it."""
+    """What becomes of each character, found when it first occurs; a word of its own gets spaces around it."""
 
     def __init__(self, rules: WordRules) -> None:
         super().__init__()

@@ -44,8 +44,10 @@ class Server:
 
     @property
     def name(self) -> str:
-        """Host and port, without credentials."""
-        return urlsplit(self.url).netloc.rpartition("@")[2].encode("ascii", "replace").decode()
+        """Host, port and path, without credentials and the usual ``/v1``."""
+        parts = urlsplit(self.url)
+        name = parts.netloc.rpartition("@")[2] + parts.path.removesuffix("/v1")
+        return name.encode("ascii", "replace").decode()
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:

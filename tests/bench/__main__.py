@@ -35,6 +35,7 @@ _BENCHMARKS = {
     "prefix": "bench.prefix:measure_prefix",
     "overload": "bench.overload:measure_overload",
     "plugins": "bench.held_plugins:measure_plugins",
+    "beside": "bench.beside:measure_beside",
     "embeddings": "bench.embeddings:measure_embeddings",
 }
 _SOAK = "soak"

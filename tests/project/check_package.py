@@ -37,6 +37,8 @@ def check_wheel(names: Iterable[str]) -> None:
     missing = wanted - held
     expect(not missing, f"the wheel lacks {sorted(missing)}")
     expect("enginehouse/py.typed" in held, "the wheel lacks py.typed")
+    pages = {f"enginehouse/pages/{path.name}" for path in (ROOT / "docs").glob("*.md")}
+    expect(pages <= held, f"the wheel lacks {sorted(pages - held)}")
     packages = {name.split("/")[0] for name in held if ".dist-info/" not in name}
     expect(
         packages == {"enginehouse", "enginehouse_backendkit", "enginehouse_testkit", *plugin_folders()},

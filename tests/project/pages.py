@@ -5,6 +5,7 @@ A test compares; a page that is out of date fails and names this command.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import json
@@ -64,6 +65,7 @@ TUTORIALS = {
 COMMAND = "cd tests && python -m project.pages"
 
 
+@functools.cache
 def page_parts() -> dict[str, dict[str, str]]:
     """Page to name of a generated part to its text."""
     return {
@@ -194,12 +196,12 @@ def _type(kind: Any) -> str:
         return "list of strings or tables" if takes_tables else "list of strings"
     if get_origin(kind) is dict:
         return "table"
-    tables = {
+    tables = ({kind: "table"} if attrs.has(kind) else {}) | {
         ByteCount: "bytes or text",
         Any: "string or table",
         ExitPolicySettings: "string or table",
         MemoryBudget: "bytes, text or table",
-    } | ({kind: "table"} if attrs.has(kind) else {})
+    }
     return tables.get(kind) or {int: "whole number", float: "number", str: "string", bool: "true or false"}[kind]
 
 

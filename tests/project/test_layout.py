@@ -32,8 +32,10 @@ def imported_packages(path: Path) -> set[str]:
 
 
 def test_folders_hold_packages_only() -> None:
-    """All that is in them goes into the wheel, under its own name."""
-    for area in pyproject()["tool"]["hatch"]["build"]["targets"]["wheel"]["only-include"]:
+    """All that is in them goes into the wheel, under its own name; the pages of ``docs`` go into a package of it."""
+    *areas, pages = pyproject()["tool"]["hatch"]["build"]["targets"]["wheel"]["only-include"]
+    assert pages == "docs"
+    for area in areas:
         packages = {path.name for path in (ROOT / area).iterdir() if (path / "__init__.py").is_file()}
         others = {path.name for path in (ROOT / area).iterdir()} - packages - {"__pycache__"}
         assert all(name.startswith("enginehouse") for name in packages)

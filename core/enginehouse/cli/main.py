@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 
 _COMMANDS = {
+    "docs": "enginehouse.cli.docs:docs",
     "keys": "enginehouse.cli.keys:keys",
     "models": "enginehouse.cli.models:models",
     "plugins": "enginehouse.cli.plugins:plugins",

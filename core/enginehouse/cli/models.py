@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,16 +12,18 @@ import attrs
 import click
 from attrs import evolve, frozen
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
 from enginehouse.cli.client import ask_server
 from enginehouse.cli.options import config_option, json_option, read_settings, server_options
-from enginehouse.contract.errors import EnginehouseError
+from enginehouse.contract.errors import ConfigError, EnginehouseError
 from enginehouse.plugins import PluginRegistry
 from enginehouse.process import standard_output_as_error
 from enginehouse.serving.opening import plan_model
 from enginehouse.settings.config import ModelSettings
+from enginehouse.settings.folders import scan_folders
 from enginehouse.settings.limits import format_bytes
 
 
@@ -65,6 +68,74 @@ def unload(*, model: str, drain: bool, drain_s: float | None, force: bool, url: 
     click.echo(f"{answer['id']} is {answer['state']}")
 
 
+@click.command()
+@click.argument("folders", nargs=-1, type=click.Path(path_type=Path))
+@config_option
+@json_option
+def scan(folders: tuple[Path, ...], config_file: Path | None, as_json: bool) -> None:
+    """List the models in FOLDERS, or in those of server.models_dir, and the files there that cannot be served."""
+    names = folders or tuple(map(Path, read_settings(config_file).server.models_dir))
+    if not names:
+        raise ConfigError("no folder of models: name one, or set server.models_dir", "server.models_dir")
+    found = scan_folders(path.expanduser().absolute() for path in names)
+    if as_json:
+        models = [{"name": one.name, "path": str(one.path), "aliases": list(one.aliases)} for one in found.models]
+        click.echo(json.dumps({"models": models, "unserved": [attrs.asdict(one) for one in found.unserved]}, indent=2))
+        return
+    table = Table("Name", "Path", "Note", box=None, header_style="bold")
+    for model in found.models:
+        table.add_row(Text(model.name), Text(str(model.path)), Text(", ".join(model.aliases)))
+    for one in found.unserved:
+        table.add_row(Text("not served", style="red"), Text(one.path), Text(one.reason))
+    Console().print(table)
+
+
+@click.command()
+@click.argument("source")
+@click.option("--name", help="Name of the model.  [default: the source's own]")
+@click.option("--download", is_flag=True, help="Download its files from the hub if they are missing, and wait for it.")
+@server_options
+def add(*, source: str, name: str | None, download: bool, url: str, key: str | None) -> None:
+    """Serve the model SOURCE in a running server too: a path in its server.models_dir, or the id of a hub."""
+    answer = ask_server(url, key, "POST", "/admin/models", {"source": source, "id": name, "download": download})
+    _follow_download(answer, url, key)
+
+
+@click.command()
+@click.argument("model")
+@server_options
+def remove(model: str, url: str, key: str | None) -> None:
+    """Stop serving MODEL, which was added to a running server. Its files stay."""
+    answer = ask_server(url, key, "DELETE", f"/admin/models/{model}")
+    click.echo(f"{answer['id']} is removed")
+
+
+@click.command()
+@click.argument("model")
+@click.option("--cancel", is_flag=True, help="Stop its download; data that has arrived is kept.")
+@server_options
+def download(*, model: str, cancel: bool, url: str, key: str | None) -> None:
+    """Download the files of MODEL of a running server, and wait for it; Ctrl-C leaves the server downloading."""
+    order = "cancel-download" if cancel else "download"
+    _follow_download(ask_server(url, key, "POST", f"/admin/models/{model}/{order}", {}), url, key)
+
+
+_POLL_S = 0.5
+
+
+def _follow_download(model: Mapping[str, Any], url: str, key: str | None) -> None:
+    """Show the progress of a download as a bar, on a terminal, until it has ended; then the model's state."""
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task(f"Downloading {model['id']}", total=1.0)
+        while model["downloading"]:
+            progress.update(bar, completed=model["progress"])
+            time.sleep(_POLL_S)
+            model = ask_server(url, key, "GET", f"/admin/models/{model['id']}")
+    reason = f": {model['error']}" if model["error"] else ""
+    click.echo(f"{model['id']} is {model['state']}{reason}")
+
+
 def _row(model: Mapping[str, Any]) -> list[str]:
     memory = model["memory"]
     held = f"{format_bytes(memory['bytes'])} ({memory['device']})" if memory else ""
@@ -95,7 +166,7 @@ def models(ctx: click.Context, config_file: Path | None, as_json: bool) -> None:
         _list_here(config_file, as_json)
 
 
-for _command in (list_models, load, unload):
+for _command in (list_models, load, unload, scan, add, remove, download):
     models.add_command(_command)
 
 

@@ -37,6 +37,7 @@ def choose_models(
     registry: PluginRegistry,
     *,
     pull: bool = False,
+    may_be_none: bool = False,
 ) -> dict[str, ModelSettings]:
     """Return the models to serve, by the name that requests use.
 
@@ -50,6 +51,7 @@ def choose_models(
         configured: the models of the settings.
         registry: the plugins, for their model sources.
         pull: the server will download missing models from the hub.
+        may_be_none: serve no model if none is configured, because some may be added later.
 
     Raises:
         ConfigError: a model to serve is missing, or two would have one name.
@@ -64,7 +66,7 @@ def choose_models(
                 raise ConfigError(f"two models would be served as {name!r}: {both}; name them in a configuration file")
             chosen[name] = model
     else:
-        chosen = dict(configured) or _starters(registry, backend)
+        chosen = dict(configured) if configured or may_be_none else _starters(registry, backend)
     if backend is not None:
         chosen = {name: evolve(model, backend=backend) for name, model in chosen.items()}
     for name, model in chosen.items():
@@ -137,6 +139,7 @@ _FILE = click.Path(path_type=Path)
 @click.option("--ssl-keyfile", type=_FILE, help="Its private key.  [default: in the file of the certificate]")
 @config_option
 @click.option("--backend", help="Backend that opens the models.  [default: the one that suits each best]")
+@click.option("--models-dir", type=_FILE, multiple=True, help="Folder whose models are served by name; repeatable.")
 @click.option("--pull", is_flag=True, help="Download models of the hub that are not here, before they are loaded.")
 @click.option("--insecure", is_flag=True, help="Allow a --host that other machines can reach without API keys.")
 @click.option(
@@ -158,6 +161,7 @@ def serve(
     ssl_keyfile: Path | None,
     config_file: Path | None,
     backend: str | None,
+    models_dir: tuple[Path, ...],
     pull: bool,
     insecure: bool,
     log_level: str,
@@ -170,19 +174,23 @@ def serve(
     if uds is not None and (host is not None or port is not None):
         raise click.UsageError("--uds takes the place of --host and --port; give one or the other")
     files = {"uds": uds, "ssl_certfile": ssl_certfile, "ssl_keyfile": ssl_keyfile}
-    paths = {name: path and str(path.expanduser().absolute()) for name, path in files.items()}
+    paths: dict[str, Any] = {name: path and str(path.expanduser().absolute()) for name, path in files.items()}
+    paths["models_dir"] = [str(path.expanduser().absolute()) for path in models_dir] or None
     given = {"server": _given(host=host, port=port, **paths, insecure=insecure or None, pull=pull or None)}
     settings = read_settings(config_file, given)
     # A backend named only on the command line must be known before the models, for the test backends.
     registry = PluginRegistry.for_settings(settings, also=[backend] if backend else [])
 
     def choose(read: Settings) -> Settings:
-        return evolve(read, models=choose_models(models, backend, read.models, registry, pull=read.server.pull))
+        server = read.server
+        may_be_none = server.may_gain_models
+        chosen = choose_models(models, backend, read.models, registry, pull=server.pull, may_be_none=may_be_none)
+        return evolve(read, models=chosen)
 
     settings = choose(settings)
     console = Console(stderr=True)
     write_logs(console, log_level, settings.server.log_format)
-    for line in _complaints(registry):
+    for line in (*_complaints(registry), *_unserved(settings)):
         console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
     eager = [name for name, model in settings.models.items() if model.load == "eager"]
     with Startup(console, eager) as startup:
@@ -204,6 +212,12 @@ def _complaints(registry: PluginRegistry) -> Iterator[str]:
             yield f"Plugin with an error: {record.problem}"
         yield from (f"Plugin with a warning: {warning}" for warning in record.warnings)
     yield from (f"Warning: {complaint}" for complaint in registry.complaints)
+
+
+def _unserved(settings: Settings) -> Iterator[str]:
+    """Yield what is in the folders of models but not served, each as one line."""
+    for one in settings.presets.unserved:
+        yield f"Not served: {one.path}: {one.reason}"
 
 
 def _given(**values: Any) -> dict[str, Any]:

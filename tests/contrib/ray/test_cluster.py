@@ -26,9 +26,22 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(300), pytest.mark.filterwarni
 
 _STORE_BYTES = 80 * 2**20
 
+_PATIENCE = {
+    "RAY_raylet_start_wait_time_s": "200",
+    "RAY_agent_register_timeout_ms": "200000",
+    "RAY_worker_register_timeout_seconds": "200",
+    "RAY_health_check_initial_delay_ms": "60000",
+    "RAY_health_check_timeout_ms": "60000",
+    "RAY_SERVE_DEPLOYMENT_HANDLE_CONTROLLER_TIMEOUT_S": "60",
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_enable_worker_prestart": "0",
+}
+"""Settings of Ray for a machine that is busy: it reads them when it is imported."""
+
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
+    os.environ.update(_PATIENCE)
     from ray.cluster_utils import Cluster
 
     head = {"num_cpus": 1, "object_store_memory": _STORE_BYTES, "include_dashboard": False}

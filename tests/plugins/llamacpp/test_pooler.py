@@ -291,6 +291,7 @@ def test_passes_that_would_end_the_process_are_refused(inputs: list[list[int]], 
     [
         ({}, {"context": 129}, "context is 129, but this model has 128 positions"),
         ({"bert__pooling_type": 7}, {}, "pooling_type is '7'"),
+        ({"tokenizer__ggml__tokens": ["[PAD]", "a", "a"]}, {}, "two tokens have the text 'a'"),
         ({"bert__pooling_type": 0}, {}, "states no pooling: set pooling to mean, cls or last"),
     ],
 )

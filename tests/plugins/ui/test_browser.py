@@ -371,6 +371,19 @@ def test_models_are_unloaded_and_loaded(page: Page) -> None:
     expect(page.get_by_role("row", name=re.compile("^temperature")).first).to_be_visible()
 
 
+def test_a_model_that_the_settings_do_not_allow_is_refused_with_the_reason(
+    server: ServerProcess, watched_pages: Any
+) -> None:
+    page, watched = watched_pages(server.url)
+    watched.expected = ["the server responded with a status of 40"]
+    page.goto(f"{server.url}/ui/console/#/models", wait_until="networkidle")
+    page.get_by_text("Add a model").click()
+    page.get_by_label("Source", exact=True).fill("owner/name")
+    page.get_by_role("button", name="Add", exact=True).click()
+
+    expect(page.get_by_role("alert").filter(has_text="allowed_sources")).to_be_visible()
+
+
 def test_a_request_is_seen_and_cancelled(page: Page, server: ServerProcess, watched_pages: Any) -> None:
     other, _ = watched_pages(server.url)
     other.goto(f"{server.url}/")
@@ -403,7 +416,7 @@ def test_compare_marks_the_first_difference(page: Page) -> None:
 
     expect(page.get_by_text("All answers are the same.")).to_be_visible()
     page.get_by_label("Model 2").select_option("fake")
-    page.locator(".column").nth(1).get_by_text("Parameters").click()
+    page.locator(".column").nth(1).locator("summary").first.click()
     page.locator("#parameter-compare1-max_tokens").fill("5")
     page.get_by_role("button", name="Compare").click()
     expect(page.get_by_text("The answers differ from character 1 on")).to_be_visible()

@@ -25,6 +25,11 @@ export class ApiError extends Error {
   }
 }
 
+/** Remove what an address names; return what the server says of it. */
+export async function remove(path) {
+  return (await send("DELETE", path)).json();
+}
+
 async function send(method, path, body, { signal, headers = {} } = {}) {
   const key = savedKey();
   const all = { ...headers, ...(key && { authorization: `Bearer ${key}` }) };

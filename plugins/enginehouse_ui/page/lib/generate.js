@@ -83,8 +83,8 @@ export async function fill(node, body, listen = () => {}, onPiece = () => {}) {
       lastMs = performance.now();
       node.stalled = "";
       if (event.data === "[DONE]") {
-        isDone = true;
-        break;
+        isDone = true; // read on to the end: an ended stream is not a broken one
+        continue;
       }
       take(node, JSON.parse(event.data, exactNumber), listen);
       onPiece();

@@ -1,26 +1,30 @@
 // Models: states, memory, load and unload, values in force and what each model takes.
 import { html, nothing } from "../vendor/lit-html/lit-html.js";
 import { repeat } from "../vendor/lit-html/directives/repeat.js";
-import { getJson, post } from "../lib/api.js";
+import { getJson, post, remove } from "../lib/api.js";
 import { bytes, count, empty, problem, stateBadge } from "../lib/parts.js";
 import { detailsOf, modelOf, noteError, readModels, update } from "../lib/state.js";
 
 let served = null;
 let memory = {};
-let failure = "";
+let failure = ""; // of the last action
+let readFailure = "";
 let said = "";
 const busy = new Set();
 const open = new Set();
 let filter = "";
+let unserved = [];
+const added = { source: "", id: "", download: false };
 
 async function read() {
   try {
     const answer = await getJson("admin/models");
     served = answer.data;
     memory = answer.memory;
-    failure = "";
+    unserved = answer.unserved ?? [];
+    readFailure = "";
   } catch (error) {
-    failure = noteError(error);
+    readFailure = noteError(error);
   }
   update();
 }
@@ -40,6 +44,41 @@ async function order(model, what, body) {
   }
   busy.delete(model.id);
   await Promise.all([read(), readModels()]);
+}
+
+async function add(event) {
+  event.preventDefault();
+  said = "";
+  try {
+    const model = await post("admin/models", { source: added.source.trim(), ...(added.id.trim() && { id: added.id.trim() }), download: added.download });
+    said = `${model.id} was added; it is ${model.state}.`;
+    failure = "";
+    Object.assign(added, { source: "", id: "", download: false });
+  } catch (error) {
+    failure = noteError(error);
+  }
+  await Promise.all([read(), readModels()]);
+}
+
+async function drop(model) {
+  said = "";
+  try {
+    await remove(`admin/models/${path(model.id)}`);
+    said = `${model.id} is no longer served; its files stay.`;
+    failure = "";
+  } catch (error) {
+    failure = noteError(error);
+  }
+  await Promise.all([read(), readModels()]);
+}
+
+function addForm() {
+  return html`<details><summary>Add a model</summary><form @submit=${add}>
+    <div class="row fields"><div class="field"><label for="add-source">Source</label><input id="add-source" required aria-describedby="add-about" .value=${added.source} @input=${(event) => { added.source = event.target.value; }}></div>
+      <div class="field"><label for="add-id">Name (the source's own if empty)</label><input id="add-id" .value=${added.id} @input=${(event) => { added.id = event.target.value; }}></div></div>
+    <p class="about" id="add-about">A path in <code>server.models_dir</code>, or a hub id that <code>server.allowed_sources</code> allows. It is served until the server stops.</p>
+    <label class="check"><input type="checkbox" .checked=${added.download} @change=${(event) => { added.download = event.target.checked; }}> Download its files if they are not here</label>
+    <button>Add</button></form></details>`;
 }
 
 async function reload() {
@@ -71,6 +110,8 @@ function row(model) {
       <td><div class="row">${canUnload
         ? html`<button type="button" class="quiet small" ?disabled=${isBusy} @click=${() => order(model, "unload", { drain: true })}>Unload<span class="visually-hidden"> ${model.id}</span></button>`
         : html`<button type="button" class="quiet small" ?disabled=${isBusy} @click=${() => order(model, "load")}>Load<span class="visually-hidden"> ${model.id}</span></button>`}
+        ${model.downloading ? html`<button type="button" class="quiet small" @click=${() => order(model, "cancel-download")}>Stop the download<span class="visually-hidden"> of ${model.id}</span></button>` : nothing}
+        ${model.origin === "added" && !model.downloading ? html`<button type="button" class="quiet small" ?disabled=${isBusy} @click=${() => drop(model)}>Remove<span class="visually-hidden"> ${model.id}</span></button>` : nothing}
         ${isBusy ? html`<span class="muted" role="status">working…</span>` : nothing}</div></td>
     </tr>
     ${model.error ? html`<tr class="detail"><td colspan="7">${problem(model.error)}</td></tr>` : nothing}
@@ -111,12 +152,14 @@ export const modelsView = {
     return html`<div class="page">
       <div class="row bar"><p class="spacer">${Object.entries(memory).map(([device, { held_bytes, budget_bytes }]) => html`<span class="muted">${device}: ${bytes(held_bytes)} held${budget_bytes ? html` of ${bytes(budget_bytes)} <meter min="0" max=${budget_bytes} .value=${held_bytes} aria-label="Memory of ${device}"></meter>` : ""}. </span>`)}</p>
         <button type="button" class="quiet" @click=${reload}>Read the configuration again</button></div>
-      ${problem(failure)}
+      ${problem(readFailure)}${problem(failure)}
       <p role="status">${said}</p>
       ${!served ? html`<p class="muted">Reading…</p>` : served.length ? html`<div class="wide" tabindex="0" role="region" aria-label="Models"><table class="lines">
         <thead><tr><th scope="col">Model</th><th scope="col">State</th><th scope="col">Backend</th><th scope="col" class="num">Memory</th><th scope="col" class="num">Running / waiting</th><th scope="col" class="num">Restarts</th><th scope="col">Actions</th></tr></thead>
         <tbody>${repeat(served, (model) => model.id, row)}</tbody></table></div>`
         : empty("No models", "The configuration names none.")}
+      ${addForm()}
+      ${unserved.length ? html`<details><summary>Files that are not served (${unserved.length})</summary><ul>${unserved.map((one) => html`<li>${Object.values(one).filter((value) => typeof value === "string").join(": ")}</li>`)}</ul></details>` : nothing}
     </div>`;
   },
 };

@@ -6,7 +6,8 @@ import { count, empty, milliseconds, problem } from "../lib/parts.js";
 import { noteError, update } from "../lib/state.js";
 
 let running = null;
-let failure = "";
+let failure = ""; // of the last action
+let readFailure = "";
 let said = "";
 let opened = null;
 let partial = null;
@@ -14,10 +15,10 @@ let partial = null;
 async function read() {
   try {
     running = (await getJson("admin/requests")).data;
-    failure = "";
+    readFailure = "";
     if (opened) partial = await getJson(`admin/requests/${opened}`).catch(() => null);
   } catch (error) {
-    failure = noteError(error);
+    readFailure = noteError(error);
   }
   update();
 }
@@ -55,7 +56,7 @@ export const requestsView = {
   tick: read,
   render() {
     return html`<div class="page">
-      ${problem(failure)}
+      ${problem(readFailure)}${problem(failure)}
       <p role="status">${said}</p>
       ${!running ? html`<p class="muted">Reading…</p>` : running.length ? html`<div class="wide" tabindex="0" role="region" aria-label="Running requests"><table class="lines">
         <thead><tr><th scope="col">Request</th><th scope="col">Phase</th><th scope="col">Model</th><th scope="col">Caller</th><th scope="col" class="num">Age</th><th scope="col" class="num">Prompt / cached</th><th scope="col" class="num">Completion</th><th scope="col">Actions</th></tr></thead>

@@ -11,7 +11,9 @@ from typing import Any
 
 import httpx
 import pytest
+from click.testing import CliRunner
 
+from enginehouse.cli.main import main
 from enginehouse_testkit.script import write_script
 
 OPEN = """
@@ -170,3 +172,38 @@ def test_a_slow_reader_loses_events_and_is_told(server: Any, slow_reader: socket
         seen = received.count(b"request_ended")
 
     assert seen < num_sent
+
+
+def _run(*arguments: str) -> str:
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_the_commands_add_list_and_remove(server: Any, folder: Path) -> None:
+    (folder / "cut.gguf").write_bytes(b"GGUF")
+    config = str(server.config)
+
+    scanned = json.loads(_run("models", "scan", "--config", config, "--json"))
+    assert scanned["models"] == []
+    assert [Path(one["path"]).name for one in scanned["unserved"]] == ["cut.gguf"]
+    assert _run("models", "add", "one.json", "--name", "added", "--url", server.url) == "added is unloaded\n"
+    assert server.ask("added").status_code == 200
+    assert _run("models", "remove", "added", "--url", server.url) == "added is removed\n"
+    refused = CliRunner().invoke(main, ["models", "download", "plain", "--url", server.url])
+    assert (refused.exit_code, "downloaded from a hub" in refused.output) == (2, True)
+
+
+def test_a_bad_file_in_the_folder_does_not_refuse_a_reload(server: Any, folder: Path) -> None:
+    (folder / "odd.gguf").write_bytes(b"GGUF" + bytes(40))
+    (folder / "cut.gguf").write_bytes(b"GGUF")
+
+    reloaded = server.reload(OPEN).json()
+
+    assert reloaded["models"]["added"] == ["odd"], reloaded
+    assert (server.models()["odd"]["state"], server.models()["odd"]["origin"]) == ("failed", "folder")
+    (unserved,) = server.client.get("/admin/models").json()["unserved"]
+    assert (Path(unserved["path"]).name, "4 bytes" in unserved["reason"]) == ("cut.gguf", True)
+    assert server.ask("plain").status_code == 200
+    (folder / "odd.gguf").unlink()
+    assert server.reload(OPEN).json()["models"]["removed"] == ["odd"]

