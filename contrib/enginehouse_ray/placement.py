@@ -166,14 +166,17 @@ class RayPlacement:
         key = uuid.uuid4().hex
         feed = self._handle.options(method_name="feed")
         frames = self._handle.options(method_name="link", stream=True).remote(replica, key)
+        opened = asyncio.Event()
 
         async def send(data: bytes) -> None:
+            await opened.wait()  # calls overtake each other: none before the link is there
             await feed.remote(replica, key, data)
 
         link = self._fleet.join(place, send, frames.cancel)
         reason = "has left: its replica is stopped"
         try:
             async for data in frames:
+                opened.set()
                 link.feed(data)
             reason = "has ended"
         except ray.exceptions.RayError as error:

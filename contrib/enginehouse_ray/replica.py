@@ -70,7 +70,7 @@ class EngineReplica:
         """
         while self._worker.died.done():  # noqa: ASYNC110 - the next worker is another object
             await asyncio.sleep(_AGAIN_S)
-        link = self._links.setdefault(key, self._worker.link())
+        self._links[key] = link = self._worker.link()
         try:
             async for data in link.frames():
                 yield data

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from ray.serve.request_router import FIFOMixin, PendingRequest, RequestRouter, RunningReplica
+from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
 from enginehouse_ray import watching
 
 __all__ = ["ReplicaRouter"]
 
 
-class ReplicaRouter(FIFOMixin, RequestRouter):  # type: ignore[misc]
-    """Created by Ray Serve, one per handle."""
+class ReplicaRouter(RequestRouter):  # type: ignore[misc]
+    """Created by Ray Serve, one per handle. Not a FIFOMixin, which gives a replica to the call that has waited longest."""
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Note the replicas, which changed."""

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from enginehouse.contract.errors import EngineDead
+from enginehouse.contract.errors import EngineDead, RequestKillsWorker
 from enginehouse.contract.types import EngineRequest, RequestFinished, SamplingParams, Segment, StopParams, TextDelta
 from enginehouse.plugins import PluginRegistry
 from enginehouse.recovery import Recovery
@@ -80,10 +80,10 @@ class Server:
     def members(self) -> dict[str, Any]:
         return self.manager.get("m").engine.members  # type: ignore[attr-defined]
 
-    async def ask(self, number: int, max_tokens: int = 40) -> str:
+    async def ask(self, number: int, max_tokens: int = 40, text: str = "story") -> str:
         request = EngineRequest(
             request_id=f"r{number}",
-            segments=(Segment(f"story {number}"),),
+            segments=(Segment(f"{text} {number}"),),
             sampling=SamplingParams(temperature=1.0, seed=number),
             stopping=StopParams(max_tokens=max_tokens, ignore_eos=True),
         )
@@ -207,3 +207,17 @@ async def test_scaling_hands_streams_over_and_goes_to_zero_and_back(
         assert await asyncio.gather(*asked[:7]) == told[:7]
         await until(lambda: not server.members, timeout_s=60)
         assert await server.ask(3) == told[3]
+
+
+async def test_request_that_ends_the_workers_of_two_replicas_is_refused_and_others_continue(
+    cluster: Any, nodes: list[Any], told: list[str]
+) -> None:
+    faults = {"abort_at_text": "poison"}
+    async with serving(cluster.address, replicas=2, step_delay_s=0.1, faults=faults) as server:
+        await until(lambda: len(server.members) == 2, timeout_s=60)
+        asked = [asyncio.create_task(server.ask(number)) for number in range(20)]
+        await until(lambda: server.num_tokens > 20, timeout_s=60)
+
+        with pytest.raises(RequestKillsWorker):
+            await server.ask(99, text="poison")
+        assert await asyncio.gather(*asked) == told
