@@ -132,7 +132,8 @@ class RayPlacement:
             placement._is_own = True
             await placement._deploy(options.num_at_start)
         watching.watch(app_name(model), placement._hear)
-        placement._handle._init()
+        if not placement._handle.is_initialized:  # Ray Serve keeps the handle of an earlier load
+            placement._handle._init()
         if options.autoscale is not None:
             placement._scaling = asyncio.create_task(placement._scale(), name=f"scaling {model}")
         return placement
@@ -170,7 +171,10 @@ class RayPlacement:
 
         async def send(data: bytes) -> None:
             await opened.wait()  # calls overtake each other: none before the link is there
-            await feed.remote(replica, key, data)
+            try:
+                await feed.remote(replica, key, data)
+            except ray.exceptions.RayError as error:
+                raise ConnectionError(type(error).__name__) from error  # its text is a whole traceback
 
         link = self._fleet.join(place, send, frames.cancel)
         reason = "has left: its replica is stopped"

@@ -16,7 +16,7 @@ __all__ = ["ReplicaRouter"]
 
 
 class ReplicaRouter(RequestRouter):  # type: ignore[misc]
-    """Created by Ray Serve, one per handle. Not a FIFOMixin, which gives a replica to the call that has waited longest."""
+    """Created by Ray Serve, one per handle. Not a FIFOMixin, which gives a replica to the call that waits longest."""
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Note the replicas, which changed."""

@@ -27,6 +27,5 @@ def watch(app: str, on_replicas: Callable[[Mapping[str, str]], None]) -> None:
 
 
 def unwatch(app: str) -> None:
-    """End :func:`watch`."""
+    """End :func:`watch`; the replicas are still noted, since Ray Serve tells only of changes."""
     _watchers.pop(app, None)
-    _last.pop(app, None)
