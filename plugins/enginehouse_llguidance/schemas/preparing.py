@@ -277,7 +277,7 @@ class _Preparer:
                 one = loosened(self.document, schema, place.pointer, key)
             if one is not True:
                 found.append((key, one))
-            elif is_said:
+            if is_said and (one is True or key.startswith("unevaluated")):  # its own schema may be without effect
                 self._find_faults(schema, place, key)
         return found
 

@@ -99,6 +99,13 @@ REFUSED: list[tuple[Any, str]] = [
     ({"properties": {"\xe9": {}}, "patternProperties": {"^a.": {}, "b$": {}}}, "depends on the dialect beyond ASCII"),
     ({"not": {"format": "date"}}, "'/not': is not supported in a branch beside '/not/format'"),
     ({"additionalProperties": {}, "unevaluatedProperties": {"$ref": "#/$defs/none"}}, "does not exist"),
+    (
+        {
+            **{"type": "object", "additionalProperties": False, "dependentSchemas": {"b": {"type": "array"}}},
+            "unevaluatedProperties": {"$ref": "#/$defs/none"},
+        },
+        "does not exist",
+    ),
     ({"contains": {"multipleOf": 0}, "minContains": 0}, "'/contains/multipleOf'"),
     ({"const": 2**53 + 1}, "'/const'"),
     ({"enum": [0.1 + 0.2]}, "'/enum/0'"),

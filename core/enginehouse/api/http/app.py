@@ -13,6 +13,7 @@ from litestar import Litestar, Request, Response, Router, get
 from litestar.handlers import HTTPRouteHandler
 from litestar.types import Receive, Scope, Send
 
+from enginehouse.api.admin.adapters import vllm_adapter_routes
 from enginehouse.api.admin.adding import adding_routes
 from enginehouse.api.admin.events import event_route
 from enginehouse.api.admin.models import admin_model_routes, reload_route
@@ -94,6 +95,7 @@ def build_app(state: ApiState) -> Guard:
             Router("/", route_handlers=[metrics_route(state.metrics)], opt={"scope": "metrics"}),
             *admin_model_routes(state),
             *adding_routes(state),
+            *vllm_adapter_routes(state),
             event_route(state),
             reload_route(state),
             *request_routes(state),

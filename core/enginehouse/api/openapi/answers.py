@@ -97,6 +97,7 @@ _MODEL_DETAILS = {
         "additionalProperties": object_of(support={"enum": list(get_args(Support))}, reason=_TEXT),
     },
     "metadata": {"type": ["object", "null"], "additionalProperties": _TEXT},
+    "media": {"type": ["array", "null"], "items": _TEXT},
 }
 _TIMINGS = {"timings": {"type": "object", "additionalProperties": _NUMBER}}
 _HEADERS = {"headers": {"type": "object", "additionalProperties": _TEXT}}
@@ -241,6 +242,7 @@ ANSWER_SCHEMAS: dict[str, JsonSchema] = {
         max_context={"type": ["integer", "null"]},
         task={"enum": ["generate", "embed", "rerank", "classify", None]},
         num_restarts=_COUNT,
+        parent=_TEXT_OR_NULL,
     ),
     "ModelList": object_of(object=_const("list"), data=_list_of(reference("Model"))),
     "Tokens": object_of(

@@ -286,10 +286,7 @@ function composer(chat) {
   </form>`;
 }
 
-function takesImages(name) {
-  const metadata = detailsOf(name)?.metadata;
-  return Boolean(metadata && (metadata.images === "true" || metadata.media?.includes?.("image") || metadata.projector));
-}
+const takesImages = (name) => detailsOf(name)?.media?.includes("image") ?? false;
 
 function settings(chat) {
   const tools = parsed(chat.tools);
