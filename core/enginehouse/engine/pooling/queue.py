@@ -24,10 +24,11 @@ _BULK_TURN = 4
 """A bulk request has waited for this many passes of short ones at most, less one."""
 
 _PASS_S = 0.25
-_FIRST_TOKENS = 256
-_MIN_TOKENS = 64
-"""Shorter passes cost much more per token: a matrix product of few rows reads as many weights."""
+_MIN_TOKENS = 256
+"""Shorter passes cost much more per token, above all beside other programs, for which each layer has to wait."""
 
+_SMALL_TOKENS = 32
+_FIXED_WEIGHT = 0.25
 _MAX_CHANGE = 2.0
 """From one pass to the next, so that one disturbed pass does not change much."""
 
@@ -107,7 +108,8 @@ class Pass:
 class PassLength:
     """Tokens of a usual pass: what the model computes in a quarter of a second, at most what the pooler states.
 
-    Follows the measured times, since they depend on the model and on what else runs on the machine.
+    Follows the measured times, since they depend on the model and on what else runs on the machine. The time of small
+    passes, of short requests, is taken as fixed: a shorter pass would not save it.
 
     Attributes:
         num_tokens: most tokens of the next pass, except for an input that is longer by itself.
@@ -115,16 +117,17 @@ class PassLength:
 
     def __init__(self, capabilities: PoolerCapabilities) -> None:
         self._most = capabilities.pass_tokens or capabilities.max_batch_tokens
-        self._least = min(_MIN_TOKENS, self._most)
-        self.num_tokens = min(_FIRST_TOKENS, self._most)
+        self._least = self.num_tokens = min(_MIN_TOKENS, self._most)
+        self._fixed_s = 0.0
 
     def record(self, num_tokens: int, seconds: float) -> None:
-        """Adapt to the time of a pass; one that was short in tokens and time tells nothing about longer ones."""
-        if seconds <= _PASS_S and 2 * num_tokens < self.num_tokens:
-            return
-        fitting = num_tokens * _PASS_S / max(seconds, 1e-9)
-        changed = max(self.num_tokens / _MAX_CHANGE, min(fitting, self.num_tokens * _MAX_CHANGE))
-        self.num_tokens = max(self._least, min(int(changed), self._most))
+        """Adapt to the time of a pass; only one of at least half the tokens tells something about longer ones."""
+        if num_tokens <= _SMALL_TOKENS:
+            self._fixed_s += _FIXED_WEIGHT * (seconds - self._fixed_s)
+        elif 2 * num_tokens >= self.num_tokens:
+            fitting = num_tokens * _PASS_S / max(seconds - self._fixed_s, 1e-9)
+            changed = max(self.num_tokens / _MAX_CHANGE, min(fitting, self.num_tokens * _MAX_CHANGE))
+            self.num_tokens = max(self._least, min(int(changed), self._most))
 
 
 class PoolQueue:
