@@ -146,12 +146,7 @@ REFUSED = {
     "look-ahead": (json_schema({"pattern": "(?=a)b"}), "look-ahead"),
     "missing definition": (json_schema({"$ref": "#/$defs/none"}), "#/$defs/none"),
     "remote reference": (json_schema({"$ref": "http://localhost:1/x"}), "nothing is fetched"),
-    "not of what always holds": (
-        json_schema({"type": "array", "maxItems": 1, "not": {"uniqueItems": True}}, strict=True),
-        "no value was found that satisfies the schema",
-    ),
     "no value": (json_schema({"type": "integer", "minimum": 3, "maximum": 2}), "minimum"),
-    "oneOf of equal schemas": (json_schema({"oneOf": [{}] * 13}), "no value was found that satisfies the schema"),
     "strict is no boolean": (json_schema({}, strict="yes"), "strict"),
     "name is no string": (json_schema({}, name=3), "name"),
     "deep": (json_schema({"$defs": {}, "items": json.loads("[" * 40 + "]" * 40)}), "schema"),
@@ -165,13 +160,6 @@ def test_h19_fail_closed(server: Server, case: str, stream: bool) -> None:
     error = check_client_error(server.try_chat(response_format=response_format, stream=stream), "response_format")
 
     assert named in error["message"]
-
-
-def test_h19_overlapping_options_are_checked(server: Server) -> None:
-    schema = {"type": "integer", "minimum": 10, "maximum": 99, "oneOf": [{"multipleOf": 2}, {"multipleOf": 3}]}
-    choice = server.chat(response_format=json_schema(schema), max_tokens=60, temperature=1.2, seed=1)["choices"][0]
-
-    check_finished(schema, choice["message"]["content"], choice["finish_reason"])
 
 
 def test_h19_references_to_other_places_are_never_followed(server: Server) -> None:
