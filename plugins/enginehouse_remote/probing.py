@@ -140,6 +140,8 @@ async def _probe_tei(client: httpx.AsyncClient, url: str, options: RemoteOptions
     if served is None:
         raise ModelLoadError(f"{root}/info describes no pooling model (status {status}); is {root} a server of TEI?")
     name = str(_choose([{"id": served.model_id[:_MAX_NAME_CHARS]}], options.model, root)["id"])
+    if options.task not in (None, served.task):
+        raise ModelLoadError(f"task: {root} serves a model for {served.task!r}, not for {options.task!r}")
     reason = "the remote server (tei) does not generate"
     info = ModelInfo(
         backend="remote",

@@ -119,8 +119,9 @@ def _parts(indices: Sequence[int], most: int) -> list[tuple[int, ...]]:
 
 
 def _common(request: PoolingRequest) -> dict[str, Any]:
+    length = "max_tokens_per_doc" if request.task == "rerank" else "truncate_prompt_tokens"
     refused = {
-        "truncate_prompt_tokens": request.max_tokens if request.truncate != "none" else None,
+        length: request.max_tokens if request.truncate != "none" else None,
         "dimensions": request.dimensions,
         "add_special_tokens": request.add_special_tokens,
     }

@@ -89,6 +89,15 @@ async def test_scores_return_to_their_documents(small_server: Any) -> None:
     assert server.requests[2]["raw_scores"] is True
 
 
+async def test_documents_cannot_be_shortened_to_a_length(small_server: Any) -> None:
+    engine = await open_engine(await small_server(answers, info=info(reranker=LABELS)))
+    with pytest.raises(UnsupportedParameter) as refused:
+        await engine.pool(asked("rerank", "0", truncate="end", max_tokens=3))
+    await engine.close()
+
+    assert refused.value.param == "max_tokens_per_doc"
+
+
 async def test_probabilities_have_the_order_of_the_labels(small_server: Any) -> None:
     server = await small_server(answers, info=info(classifier=LABELS))
     engine = await open_engine(server)
@@ -121,6 +130,8 @@ async def test_what_it_has_no_field_for_is_refused_and_its_errors_are_passed_on(
     with pytest.raises(InvalidRequest, match="less than 128 tokens"):
         await engine.pool(asked("embed", "a"))
     await engine.close()
+    with pytest.raises(ModelLoadError, match="for 'embed', not for 'rerank'"):
+        await open_engine(await small_server(fails, info=described), task="rerank")
     engine = await open_engine(await small_server(fails, info=described))
     with pytest.raises(GenerationFailed, match="Inference failed"):
         await engine.pool(asked("embed", "a"))
