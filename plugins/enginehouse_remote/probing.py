@@ -19,7 +19,7 @@ from enginehouse.contract.types import ConstraintKind, EngineCapabilities, Model
 from enginehouse_remote.kinds import ALL_PARAMETERS, KINDS, KindOfServer
 from enginehouse_remote.options import Kind, RemoteOptions
 from enginehouse_remote.reading import IDENTITY, AnswerUnreadable, read_body
-from enginehouse_remote.tei import read_info, root_of
+from enginehouse_remote.tei import ServedModel, read_info, root_of
 
 __all__ = ["Found", "engine_capabilities", "probe_servers", "restricted"]
 
@@ -109,16 +109,16 @@ async def _get(client: httpx.AsyncClient, url: str, limit_s: float) -> tuple[int
 
 async def _probe(client: httpx.AsyncClient, url: str, options: RemoteOptions) -> Found:
     if options.kind == "tei":
-        return await _probe_tei(client, url, options)
+        if (served := await _tei_model(client, url, options)) is None:
+            root = root_of(url)
+            raise ModelLoadError(f"{root}/info describes no pooling model; is {root} a server of TEI?")
+        return _found_tei(url, served, options)
     try:
         entries = await _models(client, url, options.connect_timeout_s)
-    except ModelLoadError as error:
-        if options.kind != "auto":
+    except ModelLoadError:
+        if options.kind != "auto" or (served := await _tei_model(client, url, options)) is None:
             raise
-        try:
-            return await _probe_tei(client, url, options)
-        except ModelLoadError:
-            raise error from None
+        return _found_tei(url, served, options)
     entry = _choose(entries, options.model, url)
     name = str(entry["id"])
     kind: Kind = _OWNERS.get(str(entry.get("owned_by")), "openai") if options.kind == "auto" else options.kind
@@ -131,14 +131,15 @@ async def _probe(client: httpx.AsyncClient, url: str, options: RemoteOptions) ->
     return _found(url, name, kind, entry, description=description, options=options)
 
 
-async def _probe_tei(client: httpx.AsyncClient, url: str, options: RemoteOptions) -> Found:
-    """Ask a server of Text Embeddings Inference, which has no list of models."""
+async def _tei_model(client: httpx.AsyncClient, url: str, options: RemoteOptions) -> ServedModel | None:
+    """Return the model of a server of Text Embeddings Inference, which has no list of models."""
+    status, said = await _get(client, f"{root_of(url)}/info", options.connect_timeout_s)
+    _check_status(status, url)
+    return read_info(said)
+
+
+def _found_tei(url: str, served: ServedModel, options: RemoteOptions) -> Found:
     root = root_of(url)
-    status, said = await _get(client, f"{root}/info", options.connect_timeout_s)
-    _check_status(status, root)
-    served = read_info(said)
-    if served is None:
-        raise ModelLoadError(f"{root}/info describes no pooling model (status {status}); is {root} a server of TEI?")
     name = str(_choose([{"id": served.model_id[:_MAX_NAME_CHARS]}], options.model, root)["id"])
     if options.task not in (None, served.task):
         raise ModelLoadError(f"task: {root} serves a model for {served.task!r}, not for {options.task!r}")
