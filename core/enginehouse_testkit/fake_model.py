@@ -46,18 +46,18 @@ class FakeModel:
         """Return the state before any token."""
         return (0x5EED, 0)
 
-    def advance(self, state: State, token_id: int) -> State:
-        """Return the state after one more token."""
-        mixed = ((state[0] ^ (token_id + 1)) * 0xBF58476D1CE4E5B9) & _MASK
+    def advance(self, state: State, token_id: int, salt: int = 0) -> State:
+        """Return the state after one more token; ``salt`` stands for the weights of adapters, 0 for none."""
+        mixed = ((state[0] ^ salt ^ (token_id + 1)) * 0xBF58476D1CE4E5B9) & _MASK
         mixed ^= mixed >> 31
         missing = max(state[1] - 1, 0) if self._follows[token_id] else self._missing[token_id]
         return ((mixed * 0x94D049BB133111EB) & _MASK) ^ (mixed >> 29), missing
 
-    def window_state(self, token_ids: Sequence[int], length: int) -> State:
+    def window_state(self, token_ids: Sequence[int], length: int, salt: int = 0) -> State:
         """Return the state of a sliding-window model, which depends on the last tokens and the length only."""
         state = ((length * _GAMMA) & _MASK, 0)
         for token_id in token_ids:
-            state = self.advance(state, token_id)
+            state = self.advance(state, token_id, salt)
         return state
 
     def logits(self, state: State) -> NDArray[np.float32]:

@@ -87,6 +87,8 @@ class FakeOptions:
         open_delay_s: duration of loading.
         recommends: request fields that the model's own files recommend.
         infill_tokens: control tokens that mark prefix, suffix and middle of a text with a gap; empty: no infill.
+        mixing: ``adapters`` of :class:`RunnerCapabilities`; see ``fake_adapters`` for their files.
+        merged: adapters whose effect the model always has: file and scale of each.
         faults: injected faults.
     """
 
@@ -108,4 +110,6 @@ class FakeOptions:
     open_delay_s: float = field(default=0.0, validator=validators.ge(0.0))
     recommends: dict[str, Any] = field(factory=dict)
     infill_tokens: tuple[str, ...] = ()
+    mixing: Literal["none", "per_pass", "mixed"] = "none"
+    merged: dict[str, float] = field(factory=dict)
     faults: FakeFaults = FakeFaults()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -32,6 +33,7 @@ from enginehouse.contract.backend import (
 from enginehouse.contract.errors import CacheFull, InvalidSpan, ModelLoadError, StepAborted
 from enginehouse.contract.exit_policy import BoundExitPolicy
 from enginehouse.contract.types import ModelInfo
+from enginehouse_testkit.fake_adapters import FakeAdapters, read_fake_adapter, salt_of
 from enginehouse_testkit.fake_exits import FakeExits
 from enginehouse_testkit.fake_model import FakeModel, State
 from enginehouse_testkit.fake_options import FakeFaults, FakeOptions
@@ -102,6 +104,7 @@ class FakeRunner:
             abort=True,
             sampling=DRAW_FIELDS if options.device_sampling else frozenset(),
             states=options.states,
+            adapters=options.mixing,
         )
         self.state_format = f"fake {options.vocab_size} {options.window} {options.num_layers}"
         self.info = ModelInfo(
@@ -119,6 +122,8 @@ class FakeRunner:
         self.num_steps = 0
         self.num_layers = options.num_layers
         self._model = FakeModel(self.tokenizer, options.end_logit)
+        self._adapters = FakeAdapters()
+        self._salt = salt_of((read_fake_adapter(Path(name)), scale) for name, scale in options.merged.items())
         self._exits = FakeExits(self._model, options.num_layers)
         self._sequences: dict[int, list[_Cell]] = {}
         self._num_lost: dict[int, int] = {}  # number of first positions that are lost, with a window
@@ -207,6 +212,14 @@ class FakeRunner:
         self._num_cells += len(cells)
         return handle
 
+    def load_adapter(self, path: Path) -> int:
+        """See :class:`enginehouse.contract.adapters.AdapterKeeper`."""
+        return self._adapters.load(path)
+
+    def unload_adapter(self, adapter: int) -> None:
+        """See :class:`enginehouse.contract.adapters.AdapterKeeper`."""
+        self._adapters.unload(adapter)
+
     def free_tokens(self) -> int:
         """See :class:`enginehouse.contract.backend.Runner`."""
         return self.capabilities.cache_tokens - self._num_cells
@@ -268,6 +281,9 @@ class FakeRunner:
 
     def _checked(self, span: Span) -> list[int]:
         length = self.length(span.sequence)
+        if span.adapter and self.capabilities.adapters == "none":
+            raise InvalidSpan("this runner takes no adapters")
+        self._adapters.salt(span.adapter)
         if isinstance(span.input, LastSampled):
             if span.sequence not in self._last_sampled or span.start != length:
                 raise InvalidSpan(f"no token was sampled for sequence {span.sequence} at {span.start}")
@@ -295,6 +311,8 @@ class FakeRunner:
             raise InvalidSpan("a forward pass needs at least one span")
         if len({span.sequence for span in spans}) < len(spans):
             raise InvalidSpan("a sequence has two spans in one forward pass")
+        if self.capabilities.adapters == "per_pass" and len({span.adapter for span in spans}) > 1:
+            raise InvalidSpan("this runner takes spans with other adapters in separate passes")
         sizes = [len(token_ids) for token_ids in inputs]
         if sum(sizes) > self.capabilities.max_batch_tokens:
             raise InvalidSpan(f"{sum(sizes)} tokens do not fit {self.capabilities.max_batch_tokens} of one pass")
@@ -306,9 +324,9 @@ class FakeRunner:
     def _append(self, span: Span, token_ids: list[int]) -> list[tuple[NDArray[np.float32], int]]:
         """Extend one sequence; return the rows of logits that its span requests, and the number of layers of each."""
         cells = self._sequences[span.sequence]
-        states = []
+        states, salt = [], self._salt ^ self._adapters.salt(span.adapter)
         for token_id in token_ids:
-            states.append(self._next_state(span.sequence, token_id))
+            states.append(self._next_state(span.sequence, token_id, salt))
             cells.append(_Cell(token_id, states[-1], span.num_layers or self.options.num_layers))
             self._forget(span.sequence)
         self._num_cells += len(token_ids)
@@ -319,13 +337,13 @@ class FakeRunner:
             return [self._exits.leave(state) for state in wanted]
         return [(self._model.logits(state), self.num_layers) for state in wanted]
 
-    def _next_state(self, sequence: int, token_id: int) -> State:
+    def _next_state(self, sequence: int, token_id: int, salt: int) -> State:
         cells, window = self._sequences[sequence], self.options.window
         if window is None:
-            return self._model.advance(cells[-1].state if cells else self._model.start(), token_id)
+            return self._model.advance(cells[-1].state if cells else self._model.start(), token_id, salt)
         first = max(0, len(cells) + 1 - window)
         assert first >= self._num_lost[sequence], "a cut kept less than it said"
-        return self._model.window_state([*(cell.token_id for cell in cells[first:]), token_id], len(cells) + 1)
+        return self._model.window_state([*(cell.token_id for cell in cells[first:]), token_id], len(cells) + 1, salt)
 
     def _forget(self, sequence: int) -> None:
         """Drop the positions before the window and its slack."""

@@ -53,6 +53,9 @@ class HfOptions:
         device_map: spread a model over several GPUs; the value is passed to transformers (``auto``, ``balanced``, ...).
             Such a model runs layer by layer without graphs.
         quantization: quantise the weights while loading; needs the package of that name, and runs without graphs.
+        quantize: round the projections of the layers to 8-bit floats with a factor per row (``fp8``), or to 4 bits with
+            a factor per 128 columns (``int4``), while loading; fused layers read them in this form, elsewhere they are
+            unpacked to full size.
         trust_remote_code: run Python code from the model's folder, and read weights stored as pickles.
         task: ``generate``, or for a pooling model ``embed``, ``rerank`` or ``classify``; None is the task that the
             model's files name.
@@ -76,6 +79,7 @@ class HfOptions:
     compile: bool = False
     device_map: str | None = None
     quantization: Literal["bitsandbytes-8bit", "bitsandbytes-4bit", "torchao-int8"] | None = None
+    quantize: Literal["fp8", "int4"] | None = None
     trust_remote_code: bool = False
     task: Task | None = None
     pooling: str | None = None

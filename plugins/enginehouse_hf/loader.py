@@ -29,6 +29,7 @@ from enginehouse_hf.attention import ATTENTION_NAME, KvMemory, Segment, Step, Un
 from enginehouse_hf.backend import HfOptions, no_model
 from enginehouse_hf.depth import exit_layers
 from enginehouse_hf.facts import ModelFacts
+from enginehouse_hf.packed import num_packed
 from enginehouse_hf.runner import HfRunner, run_model
 from enginehouse_hf.tokenizer import ModelFiles, load_text
 from enginehouse_hf.weights import load_weights, mapped_errors
@@ -84,7 +85,8 @@ def _is_config(source: ModelSource, options: HfOptions) -> bool:
 
 
 def _load_model(files: ModelFiles, options: HfOptions) -> Any:
-    model = load_weights(AutoModelForCausalLM, files, options, attention=ATTENTION_NAME)
+    keeps_packed = _runs_on_cuda(options) and options.fused
+    model = load_weights(AutoModelForCausalLM, files, options, attention=ATTENTION_NAME, keeps_packed=keeps_packed)
     unknown = set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - _KNOWN_LAYER_TYPES
     if unknown:
         raise UnsupportedAttention(f"layers of the type {', '.join(sorted(unknown))}")
@@ -97,7 +99,7 @@ def _build(files: ModelFiles, model: Any, options: HfOptions, progress: Progress
     metadata = {
         "library": f"transformers {transformers.__version__}, torch {torch.__version__}",
         "architecture": str(model.config.model_type),
-        "parameters": str(model.num_parameters()),
+        "parameters": str(model.num_parameters() + num_packed(model)),
         "dtype": str(options.dtype),
         "device": options.device_map or options.device,
     }
@@ -130,7 +132,8 @@ def _state_format(metadata: Mapping[str, str], facts: ModelFacts, options: HfOpt
     """Identify what saved sequences depend on besides the model's files: runner and data layout."""
     computed = ", ".join(f"{name} {metadata[name]}" for name in ("library", "architecture", "dtype", "layers"))
     device = "cuda" if _runs_on_cuda(options) else "any device"
-    return f"{computed}, {device}, quantization {options.quantization}, layers {facts.layers} {facts.windows}"
+    kinds = f"quantization {options.quantization} {options.quantize}"
+    return f"{computed}, {device}, {kinds}, layers {facts.layers} {facts.windows}"
 
 
 def _runs_on_cuda(options: HfOptions) -> bool:
@@ -150,6 +153,7 @@ def _capabilities(facts: ModelFacts, options: HfOptions, depths: tuple[int, ...]
         exit_layers=depths,
         abort=True,
         states=not options.random_weights,  # the next process would use different random weights
+        adapters="mixed",
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -20,6 +21,7 @@ from enginehouse.contract.errors import EngineError, InvalidSpan, ModelLoadError
 from enginehouse.contract.exit_policy import BoundExitPolicy
 from enginehouse.contract.types import ModelInfo
 from enginehouse_backendkit.slot_table import SlotTable
+from enginehouse_hf.adapters import Adapters
 from enginehouse_hf.attention import ForwardAborted, KvMemory, Segment, Step
 from enginehouse_hf.depth import Depths, groups_by, row_order
 from enginehouse_hf.exits import EarlyExits
@@ -97,6 +99,7 @@ class HfRunner:
         self.info = info
         self.num_layers = int(model.config.get_text_config().num_hidden_layers)
         self._depths: Any = Depths(model)
+        self._adapters: Any = Adapters(model)
         self._exits: EarlyExits | None = None
         self._memory: Any = memory
         self._device = model.device
@@ -143,6 +146,14 @@ class HfRunner:
                 copy_piece(kept, piece)
         return sequence
 
+    def load_adapter(self, path: Path) -> int:
+        """Load a LoRA from a folder in PEFT's format."""
+        return int(self._adapters.load(path))
+
+    def unload_adapter(self, adapter: int) -> None:
+        """Free an adapter."""
+        self._adapters.unload(adapter)
+
     def free_tokens(self) -> int:
         """Number of positions not used by any sequence."""
         return self._table.free_tokens()
@@ -150,6 +161,8 @@ class HfRunner:
     def forward(self, spans: Sequence[Span]) -> LogitsRows:
         """Append all spans in one pass; if it is aborted or fails, no sequence has grown."""
         sizes = self._table.check(spans)
+        for span in spans:
+            self._adapters.check(span.adapter)
         self._aborted.clear()
         groups = groups_by([self._way(span) for span in spans])
         try:
@@ -175,13 +188,20 @@ class HfRunner:
 
     def _way(self, span: Span) -> int | Literal["early"] | None:
         """Return the execution path of a span: number of layers, None for all, or ``early``."""
-        if self._exits is not None and span.may_exit and span.num_layers is None and span.num_tokens == 1:
+        if (
+            self._exits is not None
+            and span.may_exit
+            and not span.adapter
+            and span.num_layers is None
+            and span.num_tokens == 1
+        ):
             return "early"
         return span.num_layers
 
     def _run(self, spans: Sequence[Span], way: int | Literal["early"] | None) -> tuple[torch.Tensor, list[int]]:
         """Return logits (num_rows, vocab_size), and the number of layers that each row ran through."""
         step, token_ids, rows = self._pack(spans)
+        self._adapters.begin(spans)
         if way == "early":
             assert self._exits is not None
             exited = self._exits.run(step, token_ids)
@@ -194,7 +214,7 @@ class HfRunner:
 
     def close(self) -> None:
         """Release weights and KV memory. Idempotent."""
-        self._depths = self._memory = self._exits = None
+        self._depths = self._memory = self._exits = self._adapters = None
 
     def _pack(self, spans: Sequence[Span]) -> tuple[Step, torch.Tensor, list[int]]:
         segments: list[Segment] = []

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 import transformers
+from attrs import evolve
+from torch import nn
 from transformers import AutoConfig
 
 from enginehouse.contract.backend import ModelSource
@@ -19,6 +21,8 @@ from enginehouse.contract.errors import EnginehouseError, MissingDependency, Mod
 from enginehouse_backendkit.model_folder import describe_failure
 from enginehouse_hf.attention import UnsupportedAttention
 from enginehouse_hf.backend import HfOptions
+from enginehouse_hf.packed import Packed, PackedLinear, quantized, unpacked
+from enginehouse_hf.stored import METHOD, Stored, find_stored, pack_stored, projections
 from enginehouse_hf.tokenizer import ModelFiles
 
 __all__ = ["load_weights", "mapped_errors"]
@@ -44,7 +48,13 @@ def mapped_errors(source: ModelSource) -> Iterator[None]:
 
 
 def load_weights(
-    kind: Any, files: ModelFiles, options: HfOptions, *, attention: str | None = None, unused: str = ""
+    kind: Any,
+    files: ModelFiles,
+    options: HfOptions,
+    *,
+    attention: str | None = None,
+    unused: str = "",
+    keeps_packed: bool = False,
 ) -> Any:
     """Return a transformers model in evaluation mode, on its device.
 
@@ -53,10 +63,12 @@ def load_weights(
         options: resolved.
         attention: name of the attention function; None is the model's default.
         unused: beginning of the names of tensors that may be missing, because nothing reads them.
+        keeps_packed: quantised weights stay as they are, in modules of ``packed.py``; otherwise they are unpacked.
 
     Raises:
         MissingDependency: quantisation needs a package that is not installed.
-        ModelLoadError: tensors are missing or have another shape, or there is no such device.
+        ModelLoadError: tensors are missing or have another shape, there is no such device, or no kernel for quantised
+            weights of this kind.
     """
     assert options.dtype is not None
     form: dict[str, Any] = {"dtype": getattr(torch, options.dtype)}
@@ -66,8 +78,12 @@ def load_weights(
     safe: dict[str, Any] = {"use_safetensors": True} if not options.trust_remote_code else {}
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         raise ModelLoadError(f"device = {options.device!r}: torch {torch.__version__} finds no CUDA device")
+    if options.quantize is not None and options.quantization is not None:
+        raise ModelLoadError(
+            f"quantize = {options.quantize!r} and quantization = {options.quantization!r}: only one can be set"
+        )
+    config, stored = _stored(files, options)
     if options.random_weights:
-        config = AutoConfig.from_pretrained(**files.arguments)
         maker = kind.from_config if hasattr(kind, "from_config") else kind._from_config
         with torch.device(options.device):
             model: Any = maker(config, **form)
@@ -75,8 +91,62 @@ def load_weights(
         placed = options.device_map or options.device
         model = _read_weights(kind, files, unused, **form, **safe, device_map=placed, **_quantized(options))
     else:
-        model = _read_weights(kind, files, unused, **form, **safe).to(options.device)
+        given = {} if stored is None else {"config": config}
+        model = _read_weights(kind, files, unused, **form, **safe, **given).to(options.device)
+    if stored is not None or options.quantize is not None:
+        _pack(model, options, keeps_packed)
     return model.eval()
+
+
+def _stored(files: ModelFiles, options: HfOptions) -> tuple[Any, Stored | None]:
+    """Return the model's configuration, and how its files are quantised; the configuration names our placeholders."""
+    if files.gguf_file is not None:
+        return None, None
+    config = AutoConfig.from_pretrained(**files.arguments)
+    owner = next((one for one in (config, config.get_text_config()) if hasattr(one, "quantization_config")), config)
+    stored = find_stored(files.folder, owner)
+    if stored is None:
+        return config, None
+    chosen = [name for name in ("quantize", "quantization", "device_map") if getattr(options, name) is not None]
+    if chosen:
+        raise ModelLoadError(f"{files.folder}: its weights are quantised already, so {chosen[0]} cannot be set")
+    del owner.quantization_config
+    if options.random_weights:
+        return config, None
+    config.quantization_config = {"quant_method": METHOD, "stored": stored}
+    return config, stored
+
+
+def _pack(model: Any, options: HfOptions, keeps_packed: bool) -> None:
+    """Bring quantised weights of the files to our form, and quantise the layers if the options say so."""
+    assert options.dtype is not None
+    dtype = getattr(torch, options.dtype)
+
+    def make(packed: Packed) -> nn.Module:
+        return PackedLinear(packed) if keeps_packed else _dense(packed, dtype)
+
+    pack_stored(model, make)
+    if options.quantize is None:
+        return
+    layers = model.get_decoder().layers
+    if any(parameter.dim() > 2 for parameter in layers.parameters()):
+        raise ModelLoadError(f"quantize = {options.quantize!r}: experts with quantised weights have no kernel in hf")
+    for owner, name, full_name, module in projections(layers):
+        if isinstance(module, nn.Linear):
+            try:
+                found = quantized(module.weight.detach(), options.quantize)
+            except ValueError as error:
+                raise ModelLoadError(f"quantize = {options.quantize!r}: {full_name}: {error}") from error
+            bias = None if module.bias is None else module.bias.detach()
+            setattr(owner, name, make(evolve(found, bias=bias)))
+
+
+def _dense(packed: Packed, dtype: torch.dtype) -> nn.Linear:
+    linear = nn.Linear(packed.width, packed.num_rows, bias=False, device="meta")
+    linear.weight = nn.Parameter(unpacked(packed, dtype), requires_grad=False)
+    if packed.bias is not None:
+        linear.bias = nn.Parameter(packed.bias.to(dtype), requires_grad=False)
+    return linear
 
 
 def _read_weights(kind: Any, files: ModelFiles, unused: str, **arguments: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from enginehouse.contract.adapter_fields import read_adapters
 from enginehouse.contract.calls import Call
 from enginehouse.contract.errors import InvalidRequest
 from enginehouse.contract.surface import new_id
@@ -90,8 +91,7 @@ def _is_id(value: Any) -> bool:
 
 async def _requests(call: Call, prompts: list[dict[str, Any]]) -> list[GenerateRequest]:
     body = call.body
-    if body.lora:
-        call.leave_out("lora", "this server loads no adapters")
+    param, adapters = read_adapters({"lora": body.lora})
     values = {name: getattr(body, name) for name in _PARAMETERS if getattr(body, name) is not None}
     if body.repeat_penalty is not None:
         values["repetition_penalty"] = body.repeat_penalty
@@ -114,6 +114,8 @@ async def _requests(call: Call, prompts: list[dict[str, Any]]) -> list[GenerateR
         GenerateRequest(
             request_id=first_id if number == 0 else f"{first_id}-{number}",
             model=body.model,
+            adapters=adapters,
+            adapters_param=param,
             num_choices=_num_choices(call),
             sampling={**read.sampling(), **({"num_logprobs": num_probs} if num_probs else {})},
             stopping=stopping,

@@ -11,6 +11,7 @@ from attrs import evolve, frozen
 
 from enginehouse.contract.backend import Progress, RunnerCapabilities
 from enginehouse.contract.pooler import PoolerCapabilities
+from enginehouse_llamacpp.adapters import Adapters
 from enginehouse_llamacpp.batch import Batch
 from enginehouse_llamacpp.cells import CellMap
 from enginehouse_llamacpp.context import Context
@@ -184,6 +185,7 @@ def _build(library: Library, model: _Model, options: LlamaCppOptions, keeps_orde
         sequences=SequenceTable(
             memory, cells, sizes.max_sequences, sizes.cache_tokens, keeps_order, state_format=state_format
         ),
+        adapters=Adapters(library, model.address, context.address),
         batch=Batch(bindings, sizes.batch_tokens),
         threads=threads,
         log=library.log,
@@ -204,6 +206,7 @@ def _capabilities(library: Library, options: LlamaCppOptions, sizes: CacheSizes,
         batch_invariant=False,
         abort=not uses_gpu,
         states=True,
+        adapters="per_pass",
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from time import perf_counter
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from enginehouse.contract.backend import RunnerCapabilities, Span, Tokenizer
 from enginehouse.contract.errors import CacheFull, InvalidSpan, RunnerError, StepAborted
 from enginehouse.contract.types import ModelInfo
+from enginehouse_llamacpp.adapters import Adapters
 from enginehouse_llamacpp.batch import Batch
 from enginehouse_llamacpp.codes import ERRORS, DecodeCode, is_unchanged
 from enginehouse_llamacpp.context import Context
@@ -41,6 +43,7 @@ class LlamaCppRunner:
         capabilities, tokenizer, info: see the contract.
         context: computes batches; closed by :meth:`close`.
         sequences: the open sequences.
+        adapters: adapters of the context.
         batch: refilled by each forward pass.
         threads: chooses the number of threads for each batch.
         log: provides the reasons for llama.cpp's failures.
@@ -56,6 +59,7 @@ class LlamaCppRunner:
         info: ModelInfo,
         context: Context,
         sequences: SequenceTable,
+        adapters: Adapters,
         batch: Batch,
         threads: ThreadChooser,
         log: LogBuffer,
@@ -65,7 +69,7 @@ class LlamaCppRunner:
         self.capabilities, self.info = capabilities, info
         self.state_format = state_format
         self.tokenizer: Tokenizer = tokenizer
-        self._context, self.sequences = context, sequences
+        self._context, self.sequences, self._adapters = context, sequences, adapters
         self._batch, self._threads, self._log, self._free_model = batch, threads, log, free_model
         self._is_closed = False
         self._no_rows = np.empty((0, info.vocab_size), np.float32)
@@ -102,6 +106,14 @@ class LlamaCppRunner:
         """Create a sequence from a saved one; it continues exactly as the original would."""
         return self.sequences.load(data)
 
+    def load_adapter(self, path: Path) -> int:
+        """Load a LoRA from a GGUF file."""
+        return self._adapters.load(path)
+
+    def unload_adapter(self, adapter: int) -> None:
+        """Free an adapter."""
+        self._adapters.unload(adapter)
+
     def free_tokens(self) -> int:
         """Number of free KV positions."""
         return self.sequences.num_free_tokens
@@ -111,6 +123,7 @@ class LlamaCppRunner:
         self._fill(spans)
         batch = self._batch
         head = self.sequences.append([span.sequence for span in spans], batch.counts)
+        self._adapters.use(spans[0].adapter)
         threads = self._threads.choose(batch.num_tokens)
         self._context.use_threads(threads)
         started = perf_counter()
@@ -145,6 +158,9 @@ class LlamaCppRunner:
             if batch.num_tokens + len(token_ids) > limits.max_batch_tokens:
                 raise InvalidSpan(f"the batch has more than {limits.max_batch_tokens} tokens")
             batch.add(span.sequence, span.start, token_ids, span.outputs)
+        if len({span.adapter for span in spans}) > 1:
+            raise InvalidSpan("all spans of a pass must have the same adapters")
+        self._adapters.check(spans[0].adapter if spans else ())
         if not batch.num_tokens:
             raise InvalidSpan("a forward pass needs at least one span")
         if len({span.sequence for span in spans}) != len(batch.counts):

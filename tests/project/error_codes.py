@@ -37,6 +37,15 @@ HELP = {
         "The request is not valid HTTP, or has several Host headers or (except in HTTP/1.0) none.",
         "Use an HTTP/1.1 client library.",
     ),
+    "adapter_not_found": Help(
+        "The model has no adapter of that name.",
+        "Use a name that `GET /v1/models` lists with `parent`, or add the adapter ([adapters](adapters.md)).",
+    ),
+    "adapter_refused": Help(
+        "The files of an adapter are damaged, do not fit the model, have changed, or are outside of the model's "
+        "`adapter_folders`; the message says which.",
+        "Correct the files or `adapter_folders`, and add the adapter again.",
+    ),
     "authenticator_failed": Help(
         "The plugin of `auth.authenticators` that the message names failed, took longer than `auth.timeout_s`, or was "
         "asked by too many callers at once.",

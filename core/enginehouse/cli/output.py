@@ -153,7 +153,8 @@ class Startup:
             self._stop()
         if outcome == "ready":
             at = self._url if self._url.startswith("unix:") else f"{self._url}/v1"
-            self._say(f"{model} is ready at {at}. Try it:\n\n{_curl_example(self._url, model, task)}\n")
+            example = f" Try it:\n\n{_curl_example(self._url, model, task)}\n" if self._console.is_terminal else ""
+            self._say(f"{model} is ready at {at}.{example}")
 
     def _stop(self) -> None:
         with contextlib.suppress(OSError):  # a failed write (a full disk) must not stop the server

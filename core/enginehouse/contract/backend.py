@@ -18,6 +18,7 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
+from enginehouse.contract.adapters import AdapterMixing, AdapterSet
 from enginehouse.contract.engine import Engine
 from enginehouse.contract.pooler import Pooler
 from enginehouse.contract.types import ModelInfo, SamplingParams
@@ -199,6 +200,7 @@ class Span:
             layers are refused on this sequence until it is truncated to ``start``.
         may_exit: the span is one generated token that an early exit policy may exit before the last layer; see
             ``enginehouse.contract.exit_policy``. Ignored by runners without such a policy.
+        adapter: adapters of the sequence; the same in all of its spans. Requires ``adapters``.
     """
 
     sequence: int
@@ -207,6 +209,7 @@ class Span:
     outputs: Outputs = "last"
     num_layers: int | None = None
     may_exit: bool = False
+    adapter: AdapterSet = ()
 
     @property
     def num_tokens(self) -> int:
@@ -343,6 +346,8 @@ class RunnerCapabilities:
         sampling: names of the SamplingParams fields that the runner honours when it samples on the device, and ``mask``
             if it accepts bitmasks; not empty only for a :class:`DeviceSampler`. Core samples for all other requests.
         states: sequences can be saved and loaded; only for a :class:`StateKeeper`.
+        adapters: how spans with different adapters share a forward pass; other than ``none`` only for an
+            :class:`enginehouse.contract.adapters.AdapterKeeper`.
     """
 
     max_sequences: int
@@ -358,6 +363,7 @@ class RunnerCapabilities:
     abort: bool = False
     sampling: frozenset[str] = frozenset()
     states: bool = False
+    adapters: AdapterMixing = "none"
 
 
 @runtime_checkable

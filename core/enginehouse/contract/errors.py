@@ -14,6 +14,8 @@
     │   ├── ContextLengthExceeded   the prompt does not fit the context
     │   ├── RenderError             the chat template refused the messages, failed or took too long
     │   ├── ModelNotFound           no model is served under that name
+    │   ├── AdapterNotFound         the model has no adapter of that name
+    │   ├── AdapterRefused          the files of an adapter are damaged, or do not fit the model
     │   ├── SourceNotAllowed        the settings do not allow adding a model from that source
     │   ├── SourceNotFound          no model is at a source that the settings allow
     │   └── ReloadRefused           a new configuration is invalid; the old one stays active
@@ -62,6 +64,8 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 __all__ = [
+    "AdapterNotFound",
+    "AdapterRefused",
     "CacheFull",
     "ConfigError",
     "ContextLengthExceeded",
@@ -196,11 +200,7 @@ class UnsupportedParameter(RequestError):
 
 
 class UnsupportedTask(RequestError):
-    """The model is for another task than the request.
-
-    Args:
-        is_named: the request names a model; otherwise the server's first one was meant.
-    """
+    """The model, which is the server's first one unless the request names one, is for another task."""
 
     def __init__(self, model: str, task: str, asked: str, *, is_named: bool = True) -> None:
         message = f"The model {quoted(model)} is for the task {task!r}; this request needs one for {asked!r}."
@@ -237,13 +237,20 @@ class RenderError(RequestError):
     """The chat template refused the messages, failed, or exceeded its time, memory or output limit."""
 
 
+class AdapterNotFound(RequestError):
+    """The model has no adapter of that name; the base model never answers in its place."""
+
+
+class AdapterRefused(RequestError):
+    """An adapter cannot be loaded; the message names the file and the problem."""
+
+
 class ModelNotFound(RequestError):
     """No model is served under that name."""
 
     def __init__(self, model: str) -> None:
-        super().__init__(
-            f"The model {quoted(model)} does not exist on this server; its models are listed at /v1/models.", "model"
-        )
+        message = f"The model {quoted(model)} does not exist on this server; its models are listed at /v1/models."
+        super().__init__(message, "model")
         self.model = model
         self.fields = {"model": model}
 
@@ -279,10 +286,7 @@ class Overloaded(EnginehouseError):
 
 
 class ModelConflict(EnginehouseError):
-    """A model cannot be loaded, unloaded, added or removed now, because of its current state or its configuration.
-
-    ``param`` is the field of the request that conflicts, if one does.
-    """
+    """A model cannot be changed now, because of its state or configuration; ``param`` is the field that conflicts."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message, param=param)

@@ -17,6 +17,7 @@ import attrs
 from attrs import frozen
 
 from enginehouse.contract import shapes
+from enginehouse.contract.adapter_fields import ADAPTERS_SCHEMA, LORA_SCHEMA, PEFT_SCHEMA
 from enginehouse.contract.errors import quoted
 from enginehouse.contract.rows import INT64_MAX, Row, int64, row, row_of
 from enginehouse.contract.shapes import NO_EFFECT, Effort, MessageBody, StreamOptions, ToolBody
@@ -255,6 +256,29 @@ class GenerationFields(RequestOptions, ConstraintFields):
         by="cache",
         check=_check_salt,
         schema={"maxLength": _MAX_SALT_CHARS},
+    )
+    adapters: Any = row(
+        "Adapters (LoRA) of the model: a name, a list of names, or an object of names and scales. `model` may name one "
+        "as well, as `model:adapter`.",
+        by="adapters",
+        member="adapters",
+        schema=ADAPTERS_SCHEMA,
+        off=([], {}),
+    )
+    peft: Any = row(
+        "Another name of `adapters`, of OctoAI: a name, or an object of names and scales.",
+        by="adapters",
+        member="adapters",
+        schema=PEFT_SCHEMA,
+        off=({},),
+    )
+    lora: Any = row(
+        "Another name of `adapters`, of llama-server: a list of `id` and `scale`; an id is the adapter's place in the "
+        "settings, from 0.",
+        by="adapters",
+        member="adapters",
+        schema=LORA_SCHEMA,
+        off=([],),
     )
     prompt_logprobs: int | None = row(
         "Report how probable the prompt's tokens are, with this many alternatives.",

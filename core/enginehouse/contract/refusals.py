@@ -58,7 +58,6 @@ _REFUSED_EVERYWHERE: tuple[tuple[str, bool, dict[str, tuple[Any, ...]]], ...] = 
     ("web search is not supported", True, {"web_search_options": (), "documents": ([],)}),
     ("moderation is not supported", True, {"moderation": ()}),
     ("only text is supported", True, {"modalities": (["text"],), "audio": (), "input": ()}),
-    ("adapters are not supported yet", True, {"peft": ({},), "lora": ([],)}),
     (
         "chat templates are set by the server: the model's own, or the file in its settings",
         True,

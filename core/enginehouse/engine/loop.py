@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from enginehouse.contract.adapters import Adapter
 from enginehouse.contract.backend import Runner, Sampled
 from enginehouse.contract.drafter import BoundDrafter
 from enginehouse.contract.errors import EngineDead, EnginehouseError, GenerationFailed, PluginFailed, QueueTimeout
@@ -387,6 +388,14 @@ class StepEngine:
             self._speculation.close(sequence)
         self._scheduler.drop(owner, keep)
 
+    def load_adapter(self, adapter: Adapter) -> None:
+        """Load an adapter before a request needs it, if there is a place for it. Raises AdapterRefused."""
+        self._scheduler.adapters.load(adapter)
+
+    def remove_adapter(self, digest: str) -> None:
+        """Unload an adapter once no running sequence uses it."""
+        self._scheduler.adapters.remove(digest)
+
     def has_work(self) -> bool:
         """Return True if ``step`` would do anything."""
         return bool(self._requests or self._outputs)
@@ -404,6 +413,7 @@ class StepEngine:
             cached_tokens=scheduler.cache.num_tokens,
             num_steps=self._steps.num_steps,
             num_preemptions=scheduler.num_preemptions,
+            num_adapters=len(scheduler.adapters),
         )
 
     def metrics(self) -> EngineMetrics:

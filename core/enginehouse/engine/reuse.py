@@ -52,7 +52,7 @@ class PrefixReuse:
         if sequence.scores_prompt:
             return Source()
         request = sequence.owner.request
-        match = self._cache.match(sequence.token_ids[:-1], request.namespace) if request.cache_prompt else None
+        match = self._cache.match(sequence.token_ids[:-1], request.cache_namespace) if request.cache_prompt else None
         best = Source(match.length, match=match) if match is not None else Source()
         for other in running if self._can_fork else ():
             length = self._live_length(sequence, other)
@@ -92,7 +92,7 @@ class PrefixReuse:
             return True
         mine, its = sequence.owner.request, other.owner.request
         may_share = self._shares_requests and mine.cache_prompt and its.cache_prompt
-        return may_share and mine.namespace == its.namespace
+        return may_share and mine.cache_namespace == its.cache_namespace
 
     def _live_length(self, sequence: Sequence, other: Sequence) -> int:
         """Return the number of tokens of a running sequence that this one could fork now."""

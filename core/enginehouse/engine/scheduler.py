@@ -12,9 +12,11 @@ from collections.abc import Callable, Collection
 import numpy as np
 from attrs import frozen
 
+from enginehouse.contract.adapters import AdapterSet
 from enginehouse.contract.backend import LastSampled, Outputs, Runner, Span
-from enginehouse.contract.errors import PluginFailed
+from enginehouse.contract.errors import AdapterRefused, EnginehouseError, PluginFailed
 from enginehouse.contract.types import CacheMiss, EngineSettings
+from enginehouse.engine.adapters import LoadedAdapters
 from enginehouse.engine.disk import DiskTier, Recall
 from enginehouse.engine.prefix_cache import PrefixCache, free
 from enginehouse.engine.reuse import PrefixReuse, Source
@@ -92,6 +94,9 @@ class Scheduler:
     def __init__(self, runner: Runner, settings: EngineSettings, disk: DiskTier | None = None) -> None:
         self.runner = runner
         self.settings = settings
+        self.adapters = LoadedAdapters(runner, settings.max_adapters)
+        self._takes_turns = runner.capabilities.adapters == "per_pass"
+        self._turns: list[AdapterSet] = []  # sets with work, the one whose turn was last at the end
         self.cache = PrefixCache(runner, settings.prefix_cache, disk.save if disk is not None else None)
         self._recall = Recall(disk, self.cache) if disk is not None else None
         self._reuse = PrefixReuse(runner, self.cache, settings.prefix_cache)
@@ -100,7 +105,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.num_preemptions = 0
         self.is_in_doubt = False
-        self._refused: list[tuple[ActiveRequest, PluginFailed]] = []
+        self._refused: list[tuple[ActiveRequest, EnginehouseError]] = []
         self.slots = min(settings.slots, runner.capabilities.max_sequences)
         usual = runner.capabilities.prefill_chunk_tokens
         self._chunk_tokens = settings.prefill_chunk_tokens or usual
@@ -153,8 +158,8 @@ class Scheduler:
                 break
         return started
 
-    def take_refused(self) -> list[tuple[ActiveRequest, PluginFailed]]:
-        """Return the requests for which the runner failed to open a sequence since the last call."""
+    def take_refused(self) -> list[tuple[ActiveRequest, EnginehouseError]]:
+        """Return the requests whose sequence or adapter the runner failed to open since the last call."""
         refused, self._refused = self._refused, []
         return refused
 
@@ -178,7 +183,8 @@ class Scheduler:
                     continue
                 if not self._start(sequence, on_start):
                     return False
-            except PluginFailed as error:
+            except (AdapterRefused, PluginFailed) as error:
+                self._give_back(sequence)
                 self._refused.append((sequence.owner, error))
                 continue
             self.waiting.remove(sequence)
@@ -203,11 +209,11 @@ class Scheduler:
             sequence.has_asked_disk = True
             if request.cache_prompt and not sequence.scores_prompt:
                 num_held = self._reuse.find(sequence, self.running).length
-                sequence.disk_read = recall.begin(sequence.token_ids[:-1], request.namespace, num_held)
+                sequence.disk_read = recall.begin(sequence.token_ids[:-1], request.cache_namespace, num_held)
         read = sequence.disk_read
         if read is None:
             return False
-        return not recall.is_over(read, request.namespace, len(self.running), waits=not self.running)
+        return not recall.is_over(read, request.cache_namespace, len(self.running), waits=not self.running)
 
     def _start(self, sequence: Sequence, on_start: Callable[[ActiveRequest], None]) -> bool:
         """Open a runner handle for the sequence that reuses as many computed tokens as possible."""
@@ -219,6 +225,10 @@ class Scheduler:
             self.cache.clear()  # a single sequence fits into an empty cache
             source = Source()
         owner, usage = sequence.owner, sequence.owner.usage
+        taken = self.adapters.take(owner.request.adapters)
+        if taken is None:
+            return False  # running sequences use them all
+        sequence.adapter = taken
         if not owner.has_source:
             on_start(owner)
         sequence.handle, sequence.num_computed = self._reuse.open(source)
@@ -234,7 +244,7 @@ class Scheduler:
         """Record once where the prompt diverges from the cached sequences."""
         if owner.has_source or not owner.request.cache_prompt:
             return
-        found = self.cache.divergence(owner.prompt, owner.request.namespace)
+        found = self.cache.divergence(owner.prompt, owner.request.cache_namespace)
         if found is not None:
             token_bytes = self.runner.tokenizer.token_bytes
             expected = None if found.expected is None else token_bytes[found.expected]
@@ -262,8 +272,9 @@ class Scheduler:
         While a sequence decodes, prefill gets at most a chunk of ``prefill_chunk_tokens``, so a long prompt delays
         running streams by at most one chunk.
         """
-        decodes = [s for s in self.running if s.num_remaining == 1 and not s.is_drawn]
-        prefills = [s for s in self.running if s.num_remaining > 1]
+        running = self._next_group() if self._takes_turns else self.running
+        decodes = [s for s in running if s.num_remaining == 1 and not s.is_drawn]
+        prefills = [s for s in running if s.num_remaining > 1]
         if decodes and prefills and not self.runner.capabilities.mixed_batch:
             self._prefill_turn = not self._prefill_turn
             decodes, prefills = ([], prefills) if self._prefill_turn else (decodes, [])
@@ -277,6 +288,21 @@ class Scheduler:
             tuple(sequence for sequence, _ in plan),
             tuple(self._span(sequence, num_tokens) for sequence, num_tokens in plan),
         )
+
+    def _next_group(self) -> list[Sequence]:
+        """Return the sequences of the set of adapters that has waited longest for its pass; sets take turns."""
+        ready = [s for s in self.running if s.num_remaining > 1 or (s.num_remaining == 1 and not s.is_drawn)]
+        present = dict.fromkeys(s.adapter for s in ready)
+        self._turns = [one for one in self._turns if one in present]
+        turn = next((one for one in present if one not in self._turns), self._turns[0] if self._turns else ())
+        self._turns = [*(one for one in self._turns if one != turn), turn]
+        return [s for s in ready if s.adapter == turn]
+
+    def _give_back(self, sequence: Sequence) -> None:
+        """End the use of a sequence's adapters."""
+        if sequence.adapter:
+            sequence.adapter = ()
+            self.adapters.give_back(sequence.owner.request.adapters)
 
     @staticmethod
     def _share_budget(prefills: list[Sequence], budget: int) -> list[tuple[Sequence, int]]:
@@ -301,15 +327,16 @@ class Scheduler:
         start, end = sequence.num_computed, sequence.num_computed + num_tokens
         if sequence.drafts:
             token_ids = np.array([sequence.buffer[start], *sequence.drafts], np.int32)
-            return Span(sequence.handle, start, token_ids, "all")
+            return Span(sequence.handle, start, token_ids, "all", adapter=sequence.adapter)
         if end > sequence.length:
-            return Span(sequence.handle, start, LastSampled(), may_exit=True)
+            return Span(sequence.handle, start, LastSampled(), may_exit=True, adapter=sequence.adapter)
         outputs: Outputs = "last" if end == sequence.length else "none"
         if sequence.scores_prompt:
             outputs = "all"
         # A token that is recomputed and already followed by others is computed like a prompt token.
         may_exit = num_tokens == 1 and end == sequence.length and start >= len(sequence.owner.prompt)
-        return Span(sequence.handle, start, sequence.buffer[start:end], outputs, may_exit=may_exit)
+        token_ids = sequence.buffer[start:end]
+        return Span(sequence.handle, start, token_ids, outputs, may_exit=may_exit, adapter=sequence.adapter)
 
     # -- leaving -----------------------------------------------------------------------------------
 
@@ -330,6 +357,7 @@ class Scheduler:
         self.running.remove(sequence)
         assert sequence.handle is not None
         free(self.runner, sequence.handle)
+        self._give_back(sequence)
         sequence.handle, sequence.num_computed = None, 0
         self.enqueue([sequence])
 
@@ -342,6 +370,7 @@ class Scheduler:
         self._count_generated(sequence)
         handle, sequence.handle = sequence.handle, None
         assert handle is not None
+        self._give_back(sequence)
         sequence.num_pending = 0
         try:
             self._drop_surplus(sequence, handle)
@@ -355,7 +384,7 @@ class Scheduler:
             if self.cache.is_enabled:
                 num_kept = min(sequence.num_computed, len(owner.prompt)) - owner.usage.cached_tokens
                 owner.usage.kept_tokens = max(owner.usage.kept_tokens, num_kept)
-            self.cache.store(sequence.buffer[: sequence.num_computed], handle, request.namespace)
+            self.cache.store(sequence.buffer[: sequence.num_computed], handle, request.cache_namespace)
         else:
             free(self.runner, handle)
 

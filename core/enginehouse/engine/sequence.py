@@ -16,6 +16,7 @@ import numpy as np
 from attrs import Factory, define, field
 from numpy.typing import NDArray
 
+from enginehouse.contract.adapters import AdapterSet
 from enginehouse.contract.types import CacheMiss, EngineRequest, TokenDetails, TokenLogprob
 from enginehouse.contract.usage import Usage, UsageCounter
 from enginehouse.engine.constraints import ConstraintState, ReasoningGate, TokenMask
@@ -98,6 +99,7 @@ class Sequence:
         disk_read: such a prefix that is being loaded into the prefix cache.
         exit_layer: number of layers computed for the last row of logits (None without early exit).
         is_forced: True if its last mask allowed a single token; only for requests with token details.
+        adapter: its loaded adapters; empty while waiting.
     """
 
     owner: ActiveRequest
@@ -130,6 +132,7 @@ class Sequence:
     disk_read: StateRead | None = None
     exit_layer: int | None = None
     is_forced: bool = False
+    adapter: AdapterSet = ()
 
     @property
     def token_ids(self) -> NDArray[np.int32]:

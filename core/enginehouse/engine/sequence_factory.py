@@ -84,6 +84,7 @@ class SequenceFactory:
             samplers=tuple(sorted(self._samplers)),
             constraint_kinds=self._constraints.kinds,
             constraint_problem=self._constraints.problem,
+            adapters=self._runner.capabilities.adapters,
         )
 
     def check_length(self, num_prompt_tokens: int, is_lower_bound: bool = False) -> None:

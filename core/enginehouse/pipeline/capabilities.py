@@ -112,7 +112,7 @@ def _given(request: GenerateRequest) -> Iterator[_Given]:
     for name, row in FIELDS.items():
         if row.member and row.member not in named and _is_given(request, row.member):
             named.add(row.member)
-            yield _Given(name)
+            yield _Given(name, path=request.adapters_param if row.by == "adapters" else "")
     for fields in request.extensions.values():
         yield from (_Given(name) for name, value in fields.items() if value is not False)
     uses_tools = request.tool_use is not None and bool(request.tool_use.callable)
@@ -178,6 +178,8 @@ def _without_parameter(request: GenerateRequest, param: str) -> tuple[GenerateRe
         return evolve(request, constraint=None), name
     if request.tool_use is not None and name in _OF_TOOLS:
         return _without_tools(request, request.tool_use, param)
+    if name in FIELDS and FIELDS[name].by == "adapters":
+        return None  # the base model must not answer in its place
     if name in FIELDS:
         return _without_member(request, name, FIELDS[name].member)
     for owner, fields in request.extensions.items():
@@ -244,6 +246,14 @@ def _by_cache(row: Row, deciders: Deciders) -> Capability:
     if deciders.info.engine.takes_messages:
         return Capability("accepted", "caching is up to the remote server")
     return _by_server(row, deciders)
+
+
+def _by_adapters(_: Row, deciders: Deciders) -> Capability:
+    mixing = deciders.info.engine.adapters
+    if mixing == "none":
+        return Capability("refused", "this model takes no adapters")
+    passes = "one pass of a step for each set of adapters" if mixing == "per_pass" else "together in one pass"
+    return Capability("native", f"by {deciders.info.backend}, {passes}")
 
 
 def _by_caller(_: Row, __: Deciders) -> Capability:
@@ -371,6 +381,7 @@ def _by_infill(_: Row, deciders: Deciders) -> Capability:
 
 _RULES: Mapping[str, _Rule] = MappingProxyType(
     {
+        "adapters": _by_adapters,
         "cache": _by_cache,
         "caller": _by_caller,
         "constraint": _by_constraint,

@@ -7,6 +7,7 @@ engines.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 from attrs import evolve, frozen
 
+from enginehouse.contract.adapters import Adapter, cache_key
 from enginehouse.contract.errors import (
     ContextLengthExceeded,
     InvalidRequest,
@@ -63,6 +65,7 @@ class RunningRequest:
         model_profile: profile of the model.
         parsing: parser configuration for the text of its answers.
         prediction_token_ids: of the predicted answer; None without one.
+        adapters: adapters of the model that it uses.
         load_s: seconds spent waiting for the model to be loaded.
         render_s: seconds spent in the chat template.
         tokenize_s: seconds from then until the engine had tokenized and accepted it.
@@ -78,12 +81,21 @@ class RunningRequest:
     generation: Generation
     parsing: AnswerParsing
     prediction_token_ids: Sequence[int] | None = None
+    adapters: tuple[Adapter, ...] = ()
     load_s: float = 0.0
     render_s: float = 0.0
     tokenize_s: float = 0.0
     unsupported: tuple[str, ...] = ()
     routed: Routed | None = None
     reports: Reports
+
+    @property
+    def fingerprint(self) -> str:
+        """Stamp of everything that the answer depends on besides the request; that of the model, and its adapters."""
+        known = self.model_profile.fingerprint
+        if not self.adapters:
+            return known
+        return f"{known}-{hashlib.sha256(cache_key('', self.adapters).encode()).hexdigest()[:6]}"
 
 
 def _hold_nothing(num_bytes: int) -> None:
@@ -307,6 +319,7 @@ class Pipeline:
         of_samplers = {name: fields for name, fields in asked.extensions.items() if name in self._samplers}
         sampled = evolve(asked, extensions=of_samplers)
         parameters = effective_parameters(sampled, layers, model.info.vocab_size, self._settings.limits, self._samplers)
+        adapters = self._adapters(request, model)
         prediction = await self._prediction(asked, model)
         changed, reports = await self._preparers.prepare(asked, model)
         rendered = await self._with_media(changed, model)
@@ -318,9 +331,27 @@ class Pipeline:
             parameters=parameters,
             prompt=await self._prompts.make(rendered, model),
             prediction_token_ids=prediction,
+            adapters=adapters,
             unsupported=unsupported,
             reports=reports,
         )
+
+    def _adapters(self, request: GenerateRequest, model: LoadedModel) -> tuple[Adapter, ...]:
+        """Return the adapters that the request names: in ``model``, or in a field.
+
+        Raises:
+            AdapterNotFound: the model has none of that name.
+            InvalidRequest: both name one.
+            UnsupportedParameter: the model takes no adapters.
+        """
+        named, param = self._manager.adapter_in(request.model), request.adapters_param or "adapters"
+        if named is not None and request.adapters:
+            message = f"{param}: not allowed together with an adapter in model ({request.model}); give one of them"
+            raise InvalidRequest(message, param)
+        if named is not None and model.info.engine.adapters == "none":
+            raise UnsupportedParameter("model: this model takes no adapters", "model")
+        asked = ((named, None),) if named is not None else request.adapters
+        return model.served.adapters.resolve(model.name, asked, "model" if named is not None else param)
 
     def _check(
         self, request: GenerateRequest, capabilities: Mapping[str, Capability], *, may_drop: bool
@@ -370,6 +401,7 @@ class Pipeline:
             generation=generation,
             parsing=prompt.parsing,
             prediction_token_ids=prepared.prediction_token_ids,
+            adapters=prepared.adapters,
             render_s=prompt.render_s,
             tokenize_s=time.perf_counter() - began,
             unsupported=prepared.unsupported,

@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from attrs import frozen
 
+from enginehouse.contract.adapters import Adapter
 from enginehouse.contract.engine import EngineStream, Placement, placement_of
 from enginehouse.contract.errors import ConfigError, ModelNotReady, UnsupportedTask
 from enginehouse.contract.preparer import BoundPreparer, ModelAccess, Report
@@ -229,6 +230,7 @@ class Prepared:
         model_profile: profile of the model.
         prompt: the rendered prompt.
         prediction_token_ids: of the predicted answer; None without one.
+        adapters: adapters of the model that the request names.
         unsupported: parameters that were dropped because the model cannot honour them.
         reports: what preparers of plugins did to the request, by name.
     """
@@ -240,6 +242,7 @@ class Prepared:
     parameters: Parameters
     prompt: Prompt
     prediction_token_ids: Sequence[int] | None = None
+    adapters: tuple[Adapter, ...] = ()
     unsupported: tuple[str, ...] = ()
     reports: Reports
 
@@ -263,6 +266,7 @@ def engine_request(prepared: Prepared, queue_s: float | None) -> EngineRequest:
         constraint=plan.constraint if plan is not None else request.constraint,
         prediction_token_ids=tuple(prepared.prediction_token_ids or ()),
         namespace=request.namespace,
+        adapters=prepared.adapters,
         caller=request.caller,
         queue_timeout_s=queue_s,
         **request.options(),

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, TypeVar, cast, get_type_hints
 
+from enginehouse.contract.adapters import AdapterKeeper
 from enginehouse.contract.backend import Backend, CutPlanner, DeviceSampler, Drawn, Runner, StateKeeper
 from enginehouse.contract.compressor import CompressionTask, Compressor, Range, cut
 from enginehouse.contract.drafter import BoundDrafter, Drafter, LayerBackend, LayerDrafter
@@ -59,7 +60,7 @@ _GUARDED: dict[type[Any], tuple[type[Any], ...]] = {
     ReasoningParser: (),
     ReasoningSession: (),
     Router: (ChecksModels, ComparesTexts),
-    Runner: (CutPlanner, DeviceSampler, LayerAccess, StateKeeper),
+    Runner: (AdapterKeeper, CutPlanner, DeviceSampler, LayerAccess, StateKeeper),
     SamplerPlugin: (),
     StructuredDecoder: (),
     Surface: (),

@@ -123,6 +123,7 @@ class ModelStatus:
         instance: number of the model among all that this server has had; a new configuration may replace it by another
             one with the same name.
         created: Unix time in seconds when this server began to serve the model.
+        adapters: names of its adapters.
         info: information from the last successful load; None before it.
         error: reason why the model failed, could not be loaded, or is being restarted.
         progress: share of the current load, 0 to 1; 1 when ready.
@@ -142,6 +143,7 @@ class ModelStatus:
     state: ModelState
     aliases: tuple[str, ...]
     created: int
+    adapters: tuple[str, ...] = ()
     info: ModelInfo | None = None
     error: str | None = None
     progress: float = 0.0

@@ -317,13 +317,33 @@ class ModelManager:
             return model
 
     def find(self, name: str | None) -> ServedModel:
-        """Return the model with that name or alias, in any state. Raises ModelNotFound."""
+        """Return the model with that name or alias, in any state; ``x:name`` is x if it has an adapter of that name.
+
+        Raises:
+            ModelNotFound: no model has that name.
+            AdapterNotFound: it has adapters, but none of that name.
+        """
         if name is None and self._models:
             return next(iter(self._models.values()))
+        based, adapter = self._with_adapter(name or "")
+        if based is not None and adapter in based.adapters.names:
+            return based
         model = self._by_name.get(name or "") or self._by_pattern(name or "")
-        if model is None:
-            raise ModelNotFound(name or "")
-        return model
+        if model is not None:
+            return model
+        if based is not None and based.adapters.names:
+            raise based.adapters.not_found(based.name, adapter)
+        raise ModelNotFound(name or "")
+
+    def adapter_in(self, name: str | None) -> str | None:
+        """Return the adapter that a name such as ``x:name`` gives; None if it is a model's own name or alias."""
+        based, adapter = self._with_adapter(name or "")
+        return adapter if based is not None and adapter in based.adapters.names else None
+
+    def _with_adapter(self, name: str) -> tuple[ServedModel | None, str]:
+        """Return the model before the last colon of a name that is not a model's own, and the text after it."""
+        base, colon, adapter = name.rpartition(":")
+        return (self._by_name.get(base) if colon and name not in self._by_name else None), adapter
 
     def _by_pattern(self, name: str) -> ServedModel | None:
         """Return the first model with an alias that is a pattern of that name."""

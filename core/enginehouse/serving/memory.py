@@ -36,7 +36,7 @@ class Footprint:
 
 
 def footprint_of(plan: ModelPlan) -> Footprint:
-    """Estimate the memory of a model, its drafters and the rows that it keeps.
+    """Estimate the memory of a model, its drafters, its adapters and the rows that it keeps.
 
     Failing the estimates of backends, the size of its files is taken.
     """
@@ -48,6 +48,7 @@ def footprint_of(plan: ModelPlan) -> Footprint:
         models = [(plan.source, plan.backend, plan.options)]
         models += [drafter.second for drafter in plan.drafters if drafter.second is not None]
         num_bytes = sum(_estimate(*model) for model in models)
+        num_bytes += sum(_file_bytes(Path(one.path)) for one in plan.adapters if one.digest)
         return Footprint(num_bytes + plan.pooling.cache_bytes * (device == MAIN_MEMORY), device)
     except EnginehouseError as error:  # the guard has logged a failure; opening the model will say what else is wrong
         _log.debug("no estimate of the memory of %s: %s", plan.name, error)

@@ -9,6 +9,7 @@ from typing import Any, cast
 import attrs
 from attrs import evolve, field, fields, frozen
 
+from enginehouse.contract.adapters import Adapter
 from enginehouse.contract.backend import Backend, ModelSource, Progress, Runner
 from enginehouse.contract.engine import Engine
 from enginehouse.contract.errors import ConfigError, EngineDead, ModelLoadError
@@ -16,6 +17,7 @@ from enginehouse.contract.fleet import PlacesWorkers
 from enginehouse.contract.pooler import Pooler
 from enginehouse.contract.types import EngineSettings
 from enginehouse.plugins import PluginRegistry, guard_of
+from enginehouse.serving.adapters import plan_adapters
 from enginehouse.serving.background import run_in_daemon_thread
 from enginehouse.serving.engine_calls import guarded_engine
 from enginehouse.serving.model_parts import DrafterPlan, plan_drafters, plan_exit_policy, plan_prefix_disk
@@ -99,6 +101,7 @@ class ModelPlan:
     prefix_disk: PrefixDiskLoad | None = None
     pooling: PoolingLoad = field(factory=PoolingLoad)
     placement: PlacementPlan | None = None
+    adapters: tuple[Adapter, ...] = ()
 
     @property
     def options_path(self) -> str:
@@ -165,6 +168,7 @@ def plan_model(name: str, settings: ModelSettings, registry: PluginRegistry) -> 
         prefix_disk=prefix_disk,
         pooling=pooling,
         placement=placement,
+        adapters=plan_adapters(name, settings, choice.backend, registry),
     )
 
 
@@ -230,6 +234,7 @@ def load_of(plan: ModelPlan, model: ModelSettings, settings: Settings) -> Load:
             slots=model.slots,
             prefill_chunk_tokens=model.prefill_chunk_tokens,
             prefix_cache=model.prefix_cache,
+            max_adapters=model.max_adapters,
         ),
         plugins=settings.plugins,
         drafters=tuple(drafter.to_load() for drafter in plan.drafters),
@@ -237,6 +242,7 @@ def load_of(plan: ModelPlan, model: ModelSettings, settings: Settings) -> Load:
         prefix_disk=plan.prefix_disk,
         plugin_timeout_s=settings.limits.plugin_timeout_s,
         pooling=plan.pooling,
+        adapters=plan.adapters,
     )
 
 

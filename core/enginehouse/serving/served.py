@@ -22,6 +22,7 @@ from enginehouse.contract.errors import (
     ServerStopping,
 )
 from enginehouse.contract.types import ModelInfo
+from enginehouse.serving.adapters import AdapterTable
 from enginehouse.serving.leases import Lease, Uses, Waiters
 from enginehouse.serving.lifecycle import Drain, Lifecycle, ModelStatus, Publish
 from enginehouse.serving.memory import Reservations, footprint_in_thread
@@ -82,6 +83,7 @@ class ServedModel:
     loaded: LoadedModel | None = None
     on_demand: bool = False
     uses: Uses[LoadedModel] = field(factory=Uses)
+    _adapters: AdapterTable = field(factory=AdapterTable)
     _lifecycle: Lifecycle = field(init=False)
     _info: ModelInfo | None = None
     _load_s: float = 1.0
@@ -161,6 +163,7 @@ class ServedModel:
             instance=self.instance,
             state=self.state,
             aliases=self.settings.aliases,
+            adapters=self.adapters.names,
             created=self.created,
             info=self._info,
             error=self._lifecycle.error,
@@ -181,6 +184,13 @@ class ServedModel:
         """Wait until the model is neither loading nor restarting, or is no longer served."""
         while not (self._lifecycle.is_settled or self._is_closed):
             await self._lifecycle.change()
+
+    @property
+    def adapters(self) -> AdapterTable:
+        """The adapters that requests may name."""
+        self._adapters.configured = tuple(self.settings.adapters)
+        self._adapters.planned = self.plan.adapters if self.plan is not None else ()
+        return self._adapters
 
     # -- requests ----------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from attrs import evolve, field, frozen
 from attrs.validators import ge, gt, optional
 
 from enginehouse.contract.errors import ConfigError
+from enginehouse.settings.adapters import AdapterSettings, check_adapters
 from enginehouse.settings.auth import AuthSettings, settings_converter
 from enginehouse.settings.limits import ByteCount, LimitsSettings, MemoryBudget, Timeouts
 from enginehouse.settings.media import MediaSettings
@@ -87,6 +88,9 @@ class ModelSettings:
             unset is ``prediction`` if that drafter is installed.
         exit_policy: policy for early exit of confident tokens before the last layer, a name or a table with its
             settings. This changes the generated text; unset runs all layers.
+        adapters: adapters (LoRA) of the model, by name; a request names one as ``model: "x:name"`` or in ``adapters``.
+        adapter_folders: folders below which adapters may be added at run time, each like ``prefix_cache_dir``.
+        max_adapters: adapters that are loaded at once; then the least recently used one is unloaded.
         compressor: prompt compression: the name of a method, or a table; the plugin ``compress`` reads it.
         pooling_cache: memory for rows of a pooling model (embeddings, scores), in bytes or like ``"64MiB"``, so that a
             text that a caller sends again is not computed again; unset keeps none.
@@ -131,6 +135,9 @@ class ModelSettings:
     tool_parser: str | None = field(default=None, metadata=LIVE)
     reasoning_parser: str | None = field(default=None, metadata=LIVE)
     drafters: tuple[DrafterSettings, ...] | None = field(default=None, metadata=WORKER | WORKER_ONLY)
+    adapters: dict[str, AdapterSettings] = field(factory=dict, validator=check_adapters, metadata=WORKER)
+    adapter_folders: tuple[str, ...] = field(default=(), metadata=LIVE | WORKER_ONLY)
+    max_adapters: int = field(default=8, validator=ge(1), metadata=WORKER | WORKER_ONLY)
     compressor: Any = field(default=None, metadata=WORKER)
     exit_policy: ExitPolicySettings | None = field(default=None, metadata=WORKER)
     pooling_cache: ByteCount | None = field(default=None, metadata=WORKER | WORKER_ONLY)
@@ -420,6 +427,8 @@ def _resolve_model(model: ModelSettings, folder: Path) -> ModelSettings:
         python=_resolve(model.python, folder),
         chat_template=_resolve(model.chat_template, folder),
         prefix_cache_dir=_beside(model.prefix_cache_dir, folder),
+        adapters={key: evolve(one, source=resolve_source(one.source)) for key, one in model.adapters.items()},
+        adapter_folders=tuple(str(folder / Path(name).expanduser()) for name in model.adapter_folders),
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from attrs import evolve
 
+from enginehouse.contract.adapters import Adapter
 from enginehouse.contract.backend import Progress
 from enginehouse.contract.errors import (
     EngineDead,
@@ -36,7 +37,7 @@ from enginehouse.contract.types import (
 )
 from enginehouse.plugins.call_notes import NotedCall
 from enginehouse.settings.limits import LimitsSettings
-from enginehouse.workers.health import LoadWatch, Watchdog
+from enginehouse.workers.health import LoadWatch, Watchdog, lost_request
 from enginehouse.workers.launch import Worker, check_hello, explain, start_worker
 from enginehouse.workers.messages import (
     Accepted,
@@ -54,6 +55,7 @@ from enginehouse.workers.messages import (
     Hello,
     Left,
     Load,
+    LoadAdapter,
     LoadFailed,
     LoadProgress,
     MetricsReport,
@@ -89,14 +91,11 @@ _CLOSE_WITH_DISK_S = 15.0  # sequences that are only in memory are saved first
 # for its last messages, in case a process that it started keeps the link open.
 _EXIT_STATUS_GRACE_S = 2.0
 
-# Time to wait for a killed worker, or for a worker thread, which cannot be killed.
-_KILL_S = 1.0
+_KILL_S = 1.0  # time to wait for a killed worker, or for a worker thread, which cannot be killed
 
-# Time for a hanging worker to write the tracebacks of its threads.
-_DUMP_S = 0.2
+_DUMP_S = 0.2  # time for a hanging worker to write the tracebacks of its threads
 
-# Time limit for Hello, which a worker sends as soon as it has imported enginehouse.
-_HELLO_S = 60.0
+_HELLO_S = 60.0  # time limit for Hello, which a worker sends as soon as it has imported enginehouse
 
 # Limit of unsent bytes for a worker that does not read; further messages are refused to bound the memory.
 _MAX_UNSENT_BYTES = 64 * 1024 * 1024
@@ -309,7 +308,7 @@ class WorkerEngine:
         self._worker.kill()
         self._connection.abort()
         self.died.set_result(EngineDead(reason))
-        self._end_everything(WorkerDied(_lost_request(reason) if self._is_ready else reason))
+        self._end_everything(WorkerDied(lost_request(reason) if self._is_ready else reason))
 
     def _count_failures(self, noted: Sequence[NotedCall]) -> None:
         """Count the calls that the worker did not survive, which it could not count itself."""
@@ -439,6 +438,10 @@ class WorkerEngine:
             stream.observer.thinking_stopped()
         return num_choices
 
+    async def change_adapter(self, adapter: Adapter, *, removes: bool = False) -> None:
+        """Load an adapter if there is a place for it, or unload it after its last use. Raises AdapterRefused."""
+        await self._call(lambda call: LoadAdapter(call, adapter, removes))
+
     async def _call(self, message_for: Callable[[int], ToWorker], observer: WorkObserver | None = None) -> Any:
         """Send the message that ``message_for`` creates for a new call number, and wait for its answer."""
         number = self._calls.next_number()
@@ -449,11 +452,11 @@ class WorkerEngine:
 
     def _check_room(self) -> None:
         if self.died.done():
-            raise WorkerDied(_lost_request(self.died.result().message))
+            raise WorkerDied(lost_request(self.died.result().message))
         if self._is_closing:
-            raise EngineDead(_lost_request("its worker is gone"))
+            raise EngineDead(lost_request("its worker is gone"))
         if not self._connection.is_open:
-            raise WorkerDied(_lost_request("its worker is gone"))
+            raise WorkerDied(lost_request("its worker is gone"))
         if self._connection.num_unsent_bytes > _MAX_UNSENT_BYTES:
             raise ModelOverloaded("The model's worker does not take requests at the moment; try again.")
 
@@ -493,8 +496,3 @@ class WorkerEngine:
             self._step_watchdog.heard()
         elif isinstance(message, Accepted | Rejected | PoolAccepted | Tokenized | Detokenized | CallFailed):
             self._intake_watchdog.heard()
-
-
-def _lost_request(reason: str) -> str:
-    """Return the error message for a request that was lost with its worker."""
-    return f"The model stopped working ({reason}); it is being restarted, so try again in a moment."

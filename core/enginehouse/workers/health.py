@@ -122,3 +122,8 @@ class LoadWatch:
         if self._silent_s >= _SHOWN_S:
             self._on_progress(self._share, f"{self._text or 'loading'} (no progress for {self._silent_s:.0f} s)")
         self._timer = self._loop.call_later(self._interval_s, self._look)
+
+
+def lost_request(reason: str) -> str:
+    """Return the error message for a request that was lost with its worker."""
+    return f"The model stopped working ({reason}); it is being restarted, so try again in a moment."

@@ -24,7 +24,7 @@ import msgspec
 from attrs import frozen
 
 from enginehouse.contract.backend import Runner
-from enginehouse.contract.errors import EnginehouseError, ModelLoadError, PluginFailed
+from enginehouse.contract.errors import AdapterRefused, EnginehouseError, ModelLoadError, PluginFailed
 from enginehouse.contract.pooler import Pooler
 from enginehouse.contract.types import EngineRequest, Resume
 from enginehouse.engine.disk import DiskTier
@@ -50,6 +50,7 @@ from enginehouse.workers.messages import (
     GetStats,
     GetView,
     Load,
+    LoadAdapter,
     LoadFailed,
     LoadProgress,
     MetricsReport,
@@ -75,6 +76,7 @@ from enginehouse.workers.messages import (
 from enginehouse.workers.parts import (
     bind_drafters,
     find_backend,
+    load_adapters,
     open_disk,
     open_model,
     open_pooling,
@@ -159,7 +161,19 @@ class _EnterPool:
     made: PoolInputs
 
 
-_Inbox = Load | Cancel | CancelCall | GetStats | GetView | GetCached | StopThinking | Close | _Enter | _EnterPool
+_Inbox = (
+    Load
+    | Cancel
+    | CancelCall
+    | GetStats
+    | GetView
+    | GetCached
+    | StopThinking
+    | LoadAdapter
+    | Close
+    | _Enter
+    | _EnterPool
+)
 
 
 class WorkerHost:
@@ -287,6 +301,7 @@ class WorkerHost:
                 on_started=self._report_started,
                 disk=self._disk,
             )
+            load_adapters(engine, message)
             undo.pop_all()
         return runner, engine
 
@@ -356,9 +371,25 @@ class WorkerHost:
                 self._send(Cached(message.call, engine.cached_tokens(message.token_ids, message.namespace)))
             case StopThinking():
                 self._send(ThinkingStopped(message.call, engine.stop_thinking(message.request_id)))
+            case LoadAdapter():
+                self._load_adapter(engine, message)
             case Close():
                 return False
         return True
+
+    def _load_adapter(self, engine: StepEngine | PoolEngine, message: LoadAdapter) -> None:
+        self._send(StageBegan(message.call, "request"))
+        try:
+            if not isinstance(engine, StepEngine):
+                raise AdapterRefused("a pooling model takes no adapters", "adapters")
+            if message.removes:
+                engine.remove_adapter(message.adapter.digest)
+            else:
+                engine.load_adapter(message.adapter)
+        except EnginehouseError as error:
+            self._send(CallFailed(message.call, failure_of(error)))
+        else:
+            self._send(Stats(message.call, engine.stats()))
 
     def _add_pool(self, engine: PoolEngine, entering: _EnterPool) -> None:
         with contained(lambda error: self._send_results([(entering.call, error)]), "beginning the request failed"):
@@ -409,7 +440,7 @@ class WorkerHost:
     def _dispatch(self, message: ToWorker) -> None:
         intake = self._intake
         match message:
-            case Load() | GetStats() | GetView() | GetCached() | StopThinking() | Close():
+            case Load() | GetStats() | GetView() | GetCached() | StopThinking() | LoadAdapter() | Close():
                 self._inbox.put(message)
             case Cancel():
                 if intake is None or not intake.cancel(message.request_id):

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from enginehouse.contract.adapters import Adapter
 from enginehouse.contract.errors import EnginehouseError, InvalidRequest, error_from_fields
 from enginehouse.contract.inspection import EngineMetrics, EngineView
 from enginehouse.contract.types import (
@@ -30,8 +31,7 @@ from enginehouse.contract.usage import Usage
 from enginehouse.settings.config import PluginsSettings
 from enginehouse.workers.ipc import FrameTooLarge, frame
 
-# Increase whenever the messages change.
-PROTOCOL = 9
+PROTOCOL = 10  # increase whenever the messages change
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True, tag="error"):
@@ -126,6 +126,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
         prefix_disk: disk tier of its prefix cache; None disables it.
         plugin_timeout_s: time limit for compiling a constraint by a decoder that is not our own.
         pooling: settings of a pooling model.
+        adapters: adapters to load with the model, as far as there are places for them.
     """
 
     backend: str
@@ -140,14 +141,11 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     prefix_disk: PrefixDiskLoad | None = None
     plugin_timeout_s: float = 10.0
     pooling: PoolingLoad = PoolingLoad()
+    adapters: tuple[Adapter, ...] = ()
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
-    """Serve a request; answered by Accepted or Rejected, then by its events in StepOutputs.
-
-    Attributes:
-        resume: progress of the answer so far.
-    """
+    """Serve a request, or continue it by ``resume``; answered by Accepted or Rejected, then by StepOutputs."""
 
     request: EngineRequest
     resume: Resume | None = None
@@ -214,6 +212,14 @@ class StopThinking(msgspec.Struct, frozen=True, array_like=True, tag="stop_think
     request_id: str
 
 
+class LoadAdapter(msgspec.Struct, frozen=True, array_like=True, tag="load_adapter"):
+    """Load an adapter, or unload it after its last use; answered by Stats or CallFailed, after the running step."""
+
+    call: int
+    adapter: Adapter
+    removes: bool = False
+
+
 class Close(msgspec.Struct, frozen=True, array_like=True, tag="close"):
     """Free the model and exit; not answered."""
 
@@ -230,6 +236,7 @@ ToWorker = (
     | GetView
     | GetCached
     | StopThinking
+    | LoadAdapter
     | Close
 )
 
@@ -371,7 +378,7 @@ class Pooled(msgspec.Struct, frozen=True, array_like=True, tag="pooled"):
 
 
 class Stats(msgspec.Struct, frozen=True, array_like=True, tag="stats"):
-    """Answer to GetStats."""
+    """Answer to GetStats and LoadAdapter."""
 
     call: int
     stats: EngineStats

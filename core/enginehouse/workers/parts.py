@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 
 from enginehouse.contract.backend import Backend, ModelSource, Progress, Runner, StateKeeper
 from enginehouse.contract.drafter import BoundDrafter, DraftContext
-from enginehouse.contract.errors import EnginehouseError, ModelLoadError, PluginFailed
+from enginehouse.contract.errors import AdapterRefused, EnginehouseError, ModelLoadError, PluginFailed
 from enginehouse.contract.exit_policy import BoundExitPolicy, ExitContext, ExitView, LayerAccess
 from enginehouse.contract.pooler import Pooler
 from enginehouse.contract.regular_files import open_regular
 from enginehouse.engine.disk import DiskTier, FolderTaken, StateFolder
+from enginehouse.engine.loop import StepEngine
 from enginehouse.engine.pooling.generative import QWEN_TEMPLATE, RunnerPooler, TemplateArrangement
 from enginehouse.engine.pooling.loop import PoolEngine
 from enginehouse.plugins import Guard, PluginRegistry, guard_of, guarded
@@ -249,3 +250,12 @@ def use_exit_policy(registry: PluginRegistry, load: ExitPolicyLoad, runner: Runn
         raise
     except EnginehouseError as error:
         raise ModelLoadError(f"the exit policy {load.name!r}: {error.message}") from error
+
+
+def load_adapters(engine: StepEngine, load: Load) -> None:
+    """Load the adapters of the settings, as far as there are places. Raises ModelLoadError, which names the setting."""
+    for adapter in load.adapters[: load.engine.max_adapters]:
+        try:
+            engine.load_adapter(adapter)
+        except AdapterRefused as error:
+            raise ModelLoadError(f"{load.options_path}.adapters.{adapter.name}: {error.message}") from error

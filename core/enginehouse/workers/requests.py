@@ -64,9 +64,7 @@ class Calls:
     def handle(self, message: Answer) -> None:
         """Handle the start or the answer of a call; an answer that is no longer awaited is dropped."""
         if isinstance(message, StageBegan):
-            _, observer = self._open.get(int(message.work), (None, None))
-            if observer is not None:
-                observer.stage_began(message.stage)
+            self._note_stage(message)
             return
         future, observer = self._open.pop(message.call, (None, None))
         if future is None:
@@ -90,6 +88,11 @@ class Calls:
                 settle(future, message.num_choices)
             case CallFailed():
                 settle(future, message.failure.to_error())
+
+    def _note_stage(self, message: StageBegan) -> None:
+        _, observer = self._open.get(int(message.work), (None, None))
+        if observer is not None:
+            observer.stage_began(message.stage)
 
     def refuse(self, number: int, error: EnginehouseError) -> None:
         """End the wait for an answer with an error; the answer is still expected from the worker."""

@@ -25,11 +25,13 @@ from enginehouse_hf.cuda.structure import (
     Layer,
     Linear,
     Norm,
+    Projection,
     Rotary,
     Structure,
 )
 from enginehouse_hf.depth import own_modules
 from enginehouse_hf.layer_access import with_forward
+from enginehouse_hf.packed import Packed, PackedLinear, joined, rows_from
 
 __all__ = ["NotFusable", "dissect"]
 
@@ -141,7 +143,7 @@ class _Dissection:
             embedding_scale=_scale(embedded, embedding(token_ids, weight), body, config),
             layers=layers,
             norm=self._norm(body.norm),
-            head=self._linear(model.lm_head),
+            head=self._plain(model.lm_head),
             divisor=float(getattr(config, "logits_scaling", None) or 1.0),
             softcap=getattr(config, "final_logit_softcapping", None),
         )
@@ -237,9 +239,9 @@ class _Dissection:
             None if found is None else (self._norm(getattr(module, found[0])), self._norm(getattr(module, found[1])))
         )
         num_query, num_kv = attended.query.shape[1], attended.key.shape[1]
-        if qkv.weight.shape[0] != (num_query + 2 * num_kv) * head_dim or head_dim < 16:
-            raise NotFusable(f"projections of {qkv.weight.shape[0]} rows for heads of {head_dim} dimensions")
-        key = linear(inputs, qkv.weight, qkv.bias)[:, num_query * head_dim : (num_query + num_kv) * head_dim]
+        if _num_rows(qkv) != (num_query + 2 * num_kv) * head_dim or head_dim < 16:
+            raise NotFusable(f"projections of {_num_rows(qkv)} rows for heads of {head_dim} dimensions")
+        key = _apply(qkv, inputs)[:, num_query * head_dim : (num_query + num_kv) * head_dim]
         if norms is not None:
             width = norms[1].weight.shape[0]
             key = _normed(key.unflatten(1, (-1, width)), norms[1]).flatten(1)
@@ -269,8 +271,10 @@ class _Dissection:
         found = next(((part, gate) for part, gate in _SHARED if hasattr(module, part)), None)
         if found is not None:
             shared = self._gated(getattr(module, found[0]))
+            if isinstance(shared.gate_up, Packed) or isinstance(shared.down, Packed):
+                raise NotFusable("a shared expert has quantised weights")
             if found[1] is not None:
-                shared_gate = self._linear(getattr(module, found[1])).weight
+                shared_gate = self._plain(getattr(module, found[1])).weight
         return Experts(
             router=router.weight.detach(),
             num_chosen=int(router.top_k),
@@ -301,12 +305,19 @@ class _Dissection:
             raise NotFusable(f"{type(module).__name__} is not an RMS norm")
         return best
 
-    def _joined(self, module: Any, names: Sequence[str], joint: str) -> Linear:
+    def _joined(self, module: Any, names: Sequence[str], joint: str) -> Projection:
         """Join projections; those of the modules become views of the result, so that they still work."""
         if hasattr(module, joint):
             return self._linear(getattr(module, joint))
         modules = [self._know(getattr(module, name)) for name in names]
-        parts = [self._linear(one) for one in modules]
+        if all(isinstance(one, PackedLinear) for one in modules):
+            whole = joined([one.packed for one in modules])
+            begin = 0
+            for one in modules:
+                end = begin + one.packed.num_rows
+                one.packed, begin = rows_from(whole, begin, end), end
+            return whole
+        parts = [self._plain(one) for one in modules]
         biases = [part.bias for part in parts if part.bias is not None]
         if len(biases) not in (0, len(parts)):
             raise NotFusable(f"only some of {', '.join(names)} have a bias")
@@ -315,7 +326,10 @@ class _Dissection:
             one.weight = nn.Parameter(own, requires_grad=False)
         return Linear(weight, torch.cat(biases) if biases else None)
 
-    def _linear(self, module: Any) -> Linear:
+    def _linear(self, module: Any) -> Projection:
+        return module.packed if isinstance(module, PackedLinear) else self._plain(module)
+
+    def _plain(self, module: Any) -> Linear:
         self._know(module)
         if type(module) is not nn.Linear:
             raise NotFusable(f"a projection is a {type(module).__name__}")
@@ -332,6 +346,14 @@ def _first(owner: Any, names: Sequence[str]) -> Any:
     if name is None:
         raise NotFusable(f"{type(owner).__name__} has no {' or '.join(names)}")
     return getattr(owner, name)
+
+
+def _num_rows(part: Projection) -> int:
+    return part.num_rows if isinstance(part, Packed) else part.weight.shape[0]
+
+
+def _apply(part: Projection, x: Tensor) -> Tensor:
+    return PackedLinear(part)(x) if isinstance(part, Packed) else linear(x, part.weight, part.bias)
 
 
 def _is_norm(module: Any) -> bool:

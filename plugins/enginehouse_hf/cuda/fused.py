@@ -15,9 +15,11 @@ from enginehouse_hf.cuda.experts import run_experts
 from enginehouse_hf.cuda.few import project_few
 from enginehouse_hf.cuda.layered import States
 from enginehouse_hf.cuda.layers import add_norm, gated, rotate_and_store
+from enginehouse_hf.cuda.packed import project_packed
 from enginehouse_hf.cuda.step import Step
-from enginehouse_hf.cuda.structure import Attention, Experts, Gated, Linear, Structure
+from enginehouse_hf.cuda.structure import Attention, Experts, Gated, Linear, Projection, Structure
 from enginehouse_hf.cuda.vector import project
+from enginehouse_hf.packed import Packed, rows_from
 
 __all__ = ["FusedNetwork"]
 
@@ -69,9 +71,7 @@ class FusedNetwork:
         for index, layer in enumerate(self._layers[begin:], begin):
             keys, values = step.state.layers[index]
             num_rows = 2 * keys.shape[1] * keys.shape[2]  # the joint projection ends with keys and values
-            qkv = layer.attention.qkv
-            part = Linear(qkv.weight[-num_rows:], None if qkv.bias is None else qkv.bias[-num_rows:])
-            projected = _linear(add_norm(hidden, None, layer.before_attention), part)
+            projected = _linear(add_norm(hidden, None, layer.before_attention), _end(layer.attention.qkv, num_rows))
             rotate_and_store(projected, keys, values, step.positions, step.places, layer.attention)
 
     def head(self, hidden: Tensor) -> Tensor:
@@ -118,17 +118,32 @@ class FusedNetwork:
         return logits if structure.softcap is None else torch.tanh(logits / structure.softcap) * structure.softcap
 
 
-def _linear(x: Tensor, part: Linear) -> Tensor:
+def _end(part: Projection, num_rows: int) -> Projection:
+    """The last rows of a projection."""
+    if isinstance(part, Packed):
+        return rows_from(part, -num_rows)
+    return Linear(part.weight[-num_rows:], None if part.bias is None else part.bias[-num_rows:])
+
+
+def _linear(x: Tensor, part: Projection) -> Tensor:
+    if isinstance(part, Packed):
+        return project_packed(x, part)
     return project(x, part) if len(x) == 1 else linear(x, part.weight, part.bias)
 
 
-def _update(x: Tensor, part: Linear) -> Tensor:
+def _update(x: Tensor, part: Projection) -> Tensor:
     """(T, width), or (T, n, width), whose n rows add up to the result."""
+    if isinstance(part, Packed):
+        return project_packed(x, part, may_split=True)
     few = project_few(x, part) if len(x) > 1 else None
     return _linear(x, part) if few is None else few
 
 
 def _gated(x: Tensor, part: Gated) -> Tensor:
+    if isinstance(part.gate_up, Packed):
+        if len(x) == 1:
+            return project_packed(x, part.gate_up, part.activation)
+        return gated(_linear(x, part.gate_up), part.activation)
     if len(x) == 1:
         return project(x, part.gate_up, part.activation)
     few = project_few(x, part.gate_up, part.activation)

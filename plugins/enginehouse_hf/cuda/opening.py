@@ -27,6 +27,7 @@ from enginehouse_hf.cuda.sampling import SUPPORTED
 from enginehouse_hf.cuda.step import DeviceState, Step
 from enginehouse_hf.depth import exit_layers
 from enginehouse_hf.facts import ModelFacts
+from enginehouse_hf.packed import num_packed
 
 __all__ = ["open_on_cuda"]
 
@@ -37,6 +38,9 @@ _KEPT_SEQUENCES = 64
 
 _NOISE_ALLOWED, _LEAST_NOISE = 4.0, 1e-3
 """Allowed difference of logits, as a multiple of that of the same layers when a text is split differently."""
+
+_LEAST_NOISE_PACKED = 0.05
+"""The same for quantised weights in 16 bits, which transformers' layers round to 16 bits and the kernels do not."""
 
 _LARGEST_CHECK = 80
 """Minimum size of the largest step that verifies drafts with a graph: 64 drafts and their neighbours."""
@@ -133,6 +137,7 @@ def _time_prefill(network: Network, state: DeviceState, size: int, num_prompts: 
 def _choose_network(model: Any, facts: ModelFacts, options: HfOptions, attention: PoolAttention) -> Network:
     """Return the fused network if it exists and gives the same logits, else transformers' own layers."""
     plain = TransformersNetwork(model, attention, options.compile)
+    is_packed = num_packed(model) > 0
     if not options.fused:
         return plain
     reference = TransformersNetwork(model, attention, compiles=False)
@@ -141,13 +146,25 @@ def _choose_network(model: Any, facts: ModelFacts, options: HfOptions, attention
     try:
         fused = FusedNetwork(dissect(model, facts.max_context), attention)
     except NotFusable as reason:
+        if is_packed:
+            raise ModelLoadError(_no_fused_layers(str(reason))) from reason
         _log.info("hf: transformers' layers are used as they are: %s", reason)
         return plain
     error = _difference(_probe(fused, facts, model, num_more=4), expected)
-    if not error <= max(_NOISE_ALLOWED * noise, _LEAST_NOISE):
+    least = _LEAST_NOISE_PACKED if is_packed and model.dtype != torch.float32 else _LEAST_NOISE
+    if not error <= max(_NOISE_ALLOWED * noise, least):
+        if is_packed:
+            raise ModelLoadError(_no_fused_layers(f"they give other logits (off by {error:.2g}, rounding {noise:.2g})"))
         _log.warning("hf: the fused layers give other logits (off by %.2g, rounding %.2g): not used", error, noise)
         return plain
     return fused
+
+
+def _no_fused_layers(reason: str) -> str:
+    return (
+        f"its quantised weights need fused layers, which this model cannot have: {reason}; fused = false unpacks the "
+        "weights to full size"
+    )
 
 
 def _difference(found: torch.Tensor, expected: torch.Tensor) -> float:

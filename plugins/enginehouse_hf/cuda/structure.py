@@ -11,7 +11,20 @@ from typing import Literal
 from attrs import frozen
 from torch import Tensor
 
-__all__ = ["Activation", "Attention", "Experts", "Gated", "Layer", "Linear", "Norm", "Rotary", "Structure"]
+from enginehouse_hf.packed import Packed
+
+__all__ = [
+    "Activation",
+    "Attention",
+    "Experts",
+    "Gated",
+    "Layer",
+    "Linear",
+    "Norm",
+    "Projection",
+    "Rotary",
+    "Structure",
+]
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 
@@ -36,6 +49,10 @@ class Linear:
 
     weight: Tensor
     bias: Tensor | None = None
+
+
+Projection = Linear | Packed
+"""A projection with weights of the type of the model, or of few bits."""
 
 
 @frozen(eq=False)
@@ -63,10 +80,10 @@ class Attention:
         softcap: bound of the scores; None is none.
     """
 
-    qkv: Linear
+    qkv: Projection
     norms: tuple[Norm, Norm] | None
     rotary: Rotary | None
-    output: Linear
+    output: Projection
     head_dim: int
     scale: float
     window: int | None
@@ -77,8 +94,8 @@ class Attention:
 class Gated:
     """Feed-forward part ``down(activation(gate) * up)``; ``gate_up`` is the joint projection."""
 
-    gate_up: Linear
-    down: Linear
+    gate_up: Projection
+    down: Projection
     activation: Activation
 
 

@@ -321,13 +321,13 @@ def test_what_only_the_pipeline_can_refuse_names_the_parameter_and_says_why(poor
 def test_report_mode_serves_without_what_only_the_pipeline_can_refuse(
     reporting: httpx.Client, model: str, stream: bool
 ) -> None:
-    fields = {"response_format": SCHEMA, "tools": [TOOL], "tool_choice": "required", "peft": "x", "odd": 1}
+    fields = {"response_format": SCHEMA, "tools": [TOOL], "tool_choice": "required", "verbosity": "low", "odd": 1}
     response = chat(reporting, model=model, stream=stream, **fields)
     member = events(response)[-1]["enginehouse"] if stream else response.json()["enginehouse"]
 
-    assert response.headers["x-enginehouse-unsupported"] == "peft, tools, response_format"
+    assert response.headers["x-enginehouse-unsupported"] == "verbosity, tools, response_format"
     assert response.headers["x-enginehouse-ignored"] == "odd"
-    assert member["unsupported"] == ["peft", "tools", "response_format"]
+    assert member["unsupported"] == ["verbosity", "tools", "response_format"]
     assert member["ignored"] == ["odd"]
 
 

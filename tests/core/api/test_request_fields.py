@@ -32,7 +32,7 @@ def test_every_row_is_described() -> None:
         ("best_of", True, False),
         ("reasoning", {"effort": None}, True),
         ("prompt", "", False),
-        ("peft", "x", False),
+        ("verbosity", "low", False),
     ],
 )
 def test_values_without_effect_are_not_refused(name: str, value: object, is_off: bool) -> None:

@@ -200,6 +200,9 @@ def test_a_loaded_sequence_goes_on_in_recorded_steps(tiny_model: TinyModel) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings(
+    "ignore:.*torch.jit:DeprecationWarning", "ignore:TensorFloat32:UserWarning"
+)  # the compiler's
 def test_compiled_decode_steps_give_the_same_text(tiny_model: TinyModel, greedy: Greedy) -> None:
     shares: list[tuple[float, str]] = []
     settings = HfOptions(

@@ -9,6 +9,7 @@ from attrs import frozen
 from litestar import Request, delete, post
 from litestar.handlers import HTTPRouteHandler
 
+from enginehouse.api.admin.adapters import remove_adapter
 from enginehouse.api.admin.models import describe_model, path_of, read_fields
 from enginehouse.api.http.body import read_body
 from enginehouse.api.http.state import ApiState
@@ -75,7 +76,10 @@ def adding_routes(state: ApiState) -> list[HTTPRouteHandler]:
 
     @delete("/admin/models/{model_id:path}", status_code=200)
     async def remove_model(request: Request[Any, Any, Any]) -> dict[str, Any]:
-        """Stop serving a model that was added; its files stay."""
+        """Stop serving a model that was added, or an adapter; files stay. An adapter follows ``/adapters/``."""
+        model, marker, adapter = path_of(request).rpartition("/adapters/")
+        if marker:
+            return await remove_adapter(manager, model, adapter)
         name = manager.find(path_of(request)).name
         await state.exchanges.follow(state.remove_model(name))
         return {"id": name, "object": "model", "deleted": True}

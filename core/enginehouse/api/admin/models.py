@@ -11,6 +11,7 @@ from litestar import Request, get, post
 from litestar.exceptions import NotFoundException
 from litestar.handlers import HTTPRouteHandler
 
+from enginehouse.api.admin.adapters import add_adapter, describe_adapters, read_added
 from enginehouse.api.generation.decoding import refusal_of
 from enginehouse.api.http.body import parse_object, read_body, read_empty_body
 from enginehouse.api.http.state import ApiState
@@ -21,7 +22,7 @@ from enginehouse.settings.structuring import converting, strict_converter
 
 _B = TypeVar("_B", bound=attrs.AttrsInstance)
 
-_Order = Literal["load", "unload", "download", "cancel-download"]
+_Order = Literal["load", "unload", "download", "cancel-download", "adapters"]
 
 
 @frozen(kw_only=True)
@@ -54,7 +55,10 @@ def admin_model_routes(state: ApiState) -> list[HTTPRouteHandler]:
 
     @get("/admin/models/{model_id:path}")
     async def show_served_model(request: Request[Any, Any, Any]) -> dict[str, Any]:
-        """Show one model, by its name or an alias."""
+        """Show one model, by its name or an alias, or the adapters of one."""
+        name, slash, last = path_of(request).rpartition("/")
+        if slash and last == "adapters":
+            return describe_adapters(manager, name)
         return describe_model(manager, manager.find(path_of(request)).status())
 
     @post("/admin/models/{model_id:path}", status_code=200)
@@ -70,6 +74,9 @@ def admin_model_routes(state: ApiState) -> list[HTTPRouteHandler]:
         if order == "cancel-download":
             await read_empty_body(request.receive, limit)
             return describe_model(manager, cancel_download(manager, name))
+        if order == "adapters":
+            added = read_added(await read_body(request.receive, limit))
+            return await state.exchanges.follow(add_adapter(state, name, added))
         body = read_fields(await read_body(request.receive, limit), UnloadBody)
         unloading = unload_model(manager, name, drain=body.drain, force=body.force, drain_s=body.drain_s)
         return describe_model(manager, await state.exchanges.follow(unloading))

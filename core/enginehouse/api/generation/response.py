@@ -132,6 +132,7 @@ class GenerationResponse:
             _give_up(exchange, record)
             return
         record.model, record.parameters = running[0].model.name, running[0].parameters
+        record.adapters = tuple(adapter.name for adapter in running[0].adapters)
         if server.log_prompts:
             _log_prompts(self.requests)
         first = self.requests[0]

@@ -132,6 +132,7 @@ class AccessRecord:
         key: name of the API key that was used.
         num_texts: texts or pairs of texts of a pooling request.
         model: the configured name of the model that answered; ``asked_model`` is the name in the request.
+        adapters: names of its adapters (LoRA) that the request used.
         usage: what it has cost; None if nothing was generated for it.
         is_complete: False if the response was broken off: then ``usage`` covers the part until then.
         metrics: further counts that optimisations report for this request, by name and by the object that did the
@@ -150,6 +151,7 @@ class AccessRecord:
     answer_id: str | None = None
     key: str | None = None
     model: str | None = None
+    adapters: Sequence[str] = ()
     asked_model: str | None = None
     stream: bool | None = None
     num_choices: int | None = None
@@ -211,6 +213,7 @@ class AccessRecord:
             "outcome": self.outcome,
             "model": self.model,
             "asked_model": self._other_model(),
+            "adapters": ",".join(self.adapters) or None,
             "stream": self.stream,
             "texts": self.num_texts,
             **self.counts(),

@@ -13,11 +13,11 @@ from litestar import Litestar, Request, Response, Router, get
 from litestar.handlers import HTTPRouteHandler
 from litestar.types import Receive, Scope, Send
 
+from enginehouse.api.admin.adapters import vllm_adapter_routes
 from enginehouse.api.admin.adding import adding_routes
 from enginehouse.api.admin.events import event_route
 from enginehouse.api.admin.models import admin_model_routes, reload_route
 from enginehouse.api.admin.requests import request_routes, slot_route
-from enginehouse.api.http import request_events
 from enginehouse.api.http.access import AccessRecord, record_of
 from enginehouse.api.http.callers import Callers, caller_of, check_permissions, may_manage, shown_as
 from enginehouse.api.http.errors import describe
@@ -94,6 +94,7 @@ def build_app(state: ApiState) -> Guard:
             Router("/", route_handlers=[metrics_route(state.metrics)], opt={"scope": "metrics"}),
             *admin_model_routes(state),
             *adding_routes(state),
+            *vllm_adapter_routes(state),
             event_route(state),
             reload_route(state),
             *request_routes(state),
@@ -126,8 +127,7 @@ def _on_end(state: ApiState) -> Callable[[AccessRecord], None]:
 
     def count_and_tell(record: AccessRecord) -> None:
         state.metrics.on_request_end(record, by_key=state.settings.server.key_metrics)
-        if state.exchanges.events and record.answer_id is not None:
-            state.exchanges.events.publish(request_events.request_ended(record))
+        state.exchanges.events.end(record)
         if state.listeners:
             state.listeners.publish(request_ended(record))
 

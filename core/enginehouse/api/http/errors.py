@@ -16,6 +16,8 @@ from attrs import evolve
 from litestar.exceptions import HTTPException
 
 from enginehouse.contract.errors import (
+    AdapterNotFound,
+    AdapterRefused,
     ContextLengthExceeded,
     EngineDead,
     EnginehouseError,
@@ -114,6 +116,8 @@ _KINDS: tuple[tuple[type[EnginehouseError], int, str, str], ...] = (
     (ContextLengthExceeded, 400, "invalid_request_error", "context_length_exceeded"),
     (RenderError, 400, "invalid_request_error", "template_error"),
     (ModelNotFound, 404, "invalid_request_error", "model_not_found"),
+    (AdapterNotFound, 404, "invalid_request_error", "adapter_not_found"),
+    (AdapterRefused, 400, "invalid_request_error", "adapter_refused"),
     (SourceNotAllowed, 403, "invalid_request_error", "source_not_allowed"),
     (SourceNotFound, 404, "invalid_request_error", "source_not_found"),
     (ReloadRefused, 400, "invalid_request_error", "invalid_configuration"),

@@ -65,6 +65,7 @@ _OF_REQUESTS = (
     _histogram("request_seconds", "From a request's arrival to its end.", _LONG_S, "model", "endpoint"),
     _histogram("request_prompt_tokens", "Tokens of a prompt.", _TOKENS, "model"),
     _histogram("request_completion_tokens", "Tokens of an answer, all choices together.", _TOKENS, "model"),
+    _counter("adapter_requests", "Requests by adapter (LoRA).", "model", "adapter"),
     _counter("key_requests", "Requests by API key; only with `server.key_metrics`.", "key"),
     _counter("key_tokens", "Tokens by API key; only with `server.key_metrics`.", "key", "kind"),
 )
@@ -91,6 +92,7 @@ _OF_MODELS = (
     _gauge("kv_cache_free_tokens", "Free KV positions; those of the prefix cache count as used.", "model"),
     _gauge("prefix_cache_tokens", "Tokens that the prefix cache holds.", "model"),
     _gauge("worker_memory_bytes", "Resident memory of a model's worker process.", "model"),
+    _gauge("loaded_adapters", "Adapters (LoRA) that a model has loaded.", "model"),
     _gauge("replica_up", "1 if a server or replica of a model takes requests, else 0.", "model", "replica"),
     _gauge("replica_running_requests", "Requests that it is answering.", "model", "replica"),
     _counter(

@@ -66,6 +66,8 @@ class RequestMetrics:
             values.observe("request_seconds", model, endpoint, value=record.total_s)
             self._count_pace(record, model)
             self._count_usage(record, model)
+            for adapter in record.adapters:
+                values.add("adapter_requests", model, adapter)
 
     def _count_pace(self, record: AccessRecord, model: str) -> None:
         values, pace = self._values, record.pace
@@ -223,6 +225,7 @@ def _read_gauges(model: str, metrics: EngineMetrics, now: Values) -> None:
     now.set("kv_cache_tokens", model, value=metrics.num_cache_tokens)
     now.set("kv_cache_free_tokens", model, value=stats.free_tokens)
     now.set("prefix_cache_tokens", model, value=stats.cached_tokens)
+    now.set("loaded_adapters", model, value=stats.num_adapters)
     if metrics.rss_bytes:
         now.set("worker_memory_bytes", model, value=metrics.rss_bytes)
 

@@ -16,6 +16,7 @@ import attrs
 from attrs import frozen
 
 from enginehouse.api.generation.decoding import RequestBody
+from enginehouse.contract.adapter_fields import ADAPTER_FIELDS, read_adapters
 from enginehouse.contract.errors import InvalidRequest
 from enginehouse.contract.fields import ConstraintFields, GenerationFields
 from enginehouse.contract.refusals import refuse
@@ -231,6 +232,7 @@ class GenerationBody(RequestBody, GenerationFields):
 
     def request(self, request_id: str, **prompt: Any) -> GenerateRequest:
         """Return the request of the body; ``prompt`` is messages, text or token_ids, and their options."""
+        adapters_param, adapters = read_adapters({name: getattr(self, name) for name in ADAPTER_FIELDS})
         return GenerateRequest(
             request_id=request_id,
             model=self.model,
@@ -240,6 +242,8 @@ class GenerationBody(RequestBody, GenerationFields):
             constraint=self.constraint(),
             num_prompt_logprobs=self.num_prompt_logprobs,
             namespace=self.namespace,
+            adapters=adapters,
+            adapters_param=adapters_param,
             log_prompt=self.log_prompt,
             includes_stop=self.include_stop_str_in_output,
             **self.options(),

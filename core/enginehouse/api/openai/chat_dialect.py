@@ -63,7 +63,7 @@ class ChatDialect:
             "id": assembly.id,
             "created": int(time.time()),
             "model": assembly.model,
-            "system_fingerprint": running.model_profile.fingerprint,
+            "system_fingerprint": running.fingerprint,
         }
         self._chunk_head = self._select(profile.chunk_head, profile.chunk_object)
         self._tail = {"usage": None} if options.usage == "own_chunk" else {}

@@ -64,7 +64,7 @@ class CompletionDialect:
             "object": "text_completion",
             "created": int(time.time()),
             "model": assembly.model,
-            "system_fingerprint": assembly.running[0].model_profile.fingerprint,
+            "system_fingerprint": assembly.running[0].fingerprint,
         }
         self._assembly = assembly
         self._options = options

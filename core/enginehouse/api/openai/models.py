@@ -18,7 +18,7 @@ from attrs import evolve
 from enginehouse.api.generation.decoding import Decoded
 from enginehouse.api.generation.details import shown_parameters
 from enginehouse.api.generation.server_access import ServerAccess
-from enginehouse.api.http.callers import check_model, check_priority
+from enginehouse.api.http.callers import check_model, check_priority, may_use, shown_as
 from enginehouse.api.http.state import ApiState
 from enginehouse.api.openai.chat import ChatBody
 from enginehouse.api.openapi.answers import reference
@@ -50,6 +50,8 @@ def model_routes(state: ApiState) -> list[Route]:
                 return Reply(_routed(behind_auto, is_long=True))
             raise ModelNotFound(name)
         status, names = call.server.status(name)
+        if state.manager.adapter_in(name) is not None:
+            return Reply(_adapted(status, name, call.server) | _details(state, status, name, call.server))
         return Reply(_model(status, names, call.server) | _details(state, status, name, call.server))
 
     return [
@@ -94,10 +96,19 @@ def _asks_for_details(call: Decoded[Any]) -> bool:
 
 def _models(state: ApiState, server: ServerAccess, *, is_long: bool = False) -> list[dict[str, Any]]:
     """Return every model that the caller may use."""
-    return [
-        _model(status, names, server) | (_details(state, status, names[0], server) if is_long else {})
-        for status, names in server.statuses()
-    ]
+    models: list[dict[str, Any]] = []
+    for status in state.manager.statuses():
+        if names := shown_as(server.caller, status):
+            details = _details(state, status, names[0], server) if is_long else {}
+            models.append(_model(status, names, server) | details)
+        named = [f"{status.name}:{adapter}" for adapter in status.adapters]
+        models += [_adapted(status, name, server) for name in named if may_use(server.caller, status.name, name)]
+    return models
+
+
+def _adapted(status: ModelStatus, name: str, server: ServerAccess) -> dict[str, Any]:
+    """Return the model object of an adapter: that of its model, which is the parent."""
+    return _model(status, [name], server) | {"parent": status.name}
 
 
 def _model(status: ModelStatus, names: Sequence[str], server: ServerAccess) -> dict[str, Any]:
@@ -109,6 +120,7 @@ def _model(status: ModelStatus, names: Sequence[str], server: ServerAccess) -> d
         "created": status.created,
         "owned_by": "enginehouse",
         "aliases": list(names[1:]),
+        "parent": None,
         "state": status.state,
         "progress": status.progress,
         "error": server.shown_error(status),
@@ -145,6 +157,7 @@ def _routed(models: Sequence[dict[str, Any]], *, is_long: bool) -> dict[str, Any
         "error": None,
         "backend": None,
         "num_restarts": 0,
+        "parent": None,
         "max_context": max((model["max_context"] for model in models if model["max_context"]), default=None),
         "task": "generate",
         **(_UNKNOWN if is_long else {}),

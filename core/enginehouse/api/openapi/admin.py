@@ -102,7 +102,38 @@ _SHARE: JsonSchema = {"type": "number", "minimum": 0, "maximum": 1}
 _NAMES: JsonSchema = {"type": "array", "items": _TEXT}
 _ANYTHING: JsonSchema = {"type": "object"}
 
+_ADD_ADAPTER: JsonSchema = {
+    "type": "object",
+    "required": ["name", "source"],
+    "properties": {"name": _TEXT, "source": _TEXT, "scale": {"type": "number", "default": 1.0}},
+    "additionalProperties": False,
+}
+_VLLM_UNLOAD: JsonSchema = {
+    "type": "object",
+    "required": ["lora_name"],
+    "properties": {"lora_name": _TEXT, "base_model_name": _TEXT_OR_NULL},
+}
+_VLLM_LOAD: JsonSchema = {
+    **_VLLM_UNLOAD,
+    "required": ["lora_name", "lora_path"],
+    "properties": {"lora_name": _TEXT, "lora_path": _TEXT, "base_model_name": _TEXT_OR_NULL},
+}
+
 ADMIN_SCHEMAS: dict[str, JsonSchema] = {
+    "AdapterList": object_of(
+        object={"const": "list"},
+        data=_list_of(
+            object_of(
+                id=_COUNT,
+                name=_TEXT,
+                model=_TEXT,
+                scale={"type": "number"},
+                digest=_TEXT_OR_NULL,
+                origin={"enum": ["settings", "request"]},
+            )
+        ),
+        max_adapters={"type": "integer", "minimum": 1},
+    ),
     "ServedModel": object_of(
         id=_TEXT,
         object={"const": "model"},
@@ -244,6 +275,7 @@ def admin_paths() -> dict[str, Any]:
             **model,
             "post": _post("unload_model", "Unload a model and wait for its end", "ServedModel", _UNLOAD, (404, 409)),
         },
+        **_adapter_paths(model),
         "/admin/events": {"get": _events()},
         "/admin/reload": {"post": _post("reload_configuration", "Read the configuration again", "Reloaded", _EMPTY)},
         "/admin/requests": {"get": _get("list_requests", "List the requests that are running", "RunningRequestList")},
@@ -269,6 +301,24 @@ def admin_paths() -> dict[str, Any]:
     return {path: {"servers": _ROOT, **item} for path, item in paths.items()}
 
 
+def _adapter_paths(model: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {
+        "/admin/models/{model_id}/adapters": {
+            **model,
+            "get": _get("list_adapters", "List the adapters of a model", "AdapterList", (404,)),
+            "post": _post("add_adapter", "Load an adapter and offer it", "AdapterList", _ADD_ADAPTER, (404, 409)),
+        },
+        "/admin/models/{model_id}/adapters/{adapter}": {
+            "parameters": [*model["parameters"], *_parameter("adapter", "Name of the adapter.")["parameters"]],
+            "delete": _get("remove_adapter", "Offer an adapter no longer", "AdapterList", (404,)),
+        },
+        "/v1/load_lora_adapter": {"post": _text_post("load_lora_adapter", "Add an adapter, as vLLM does", _VLLM_LOAD)},
+        "/v1/unload_lora_adapter": {
+            "post": _text_post("unload_lora_adapter", "Remove an adapter, as vLLM does", _VLLM_UNLOAD)
+        },
+    }
+
+
 def _parameter(name: str, description: str) -> dict[str, Any]:
     schema = {"name": name, "in": "path", "required": True, "schema": _TEXT, "description": description}
     return {"parameters": [schema]}
@@ -284,6 +334,11 @@ def _post(
 ) -> dict[str, Any]:
     operation = _get(name, summary, answer, (400, 413, 415, *refusals))
     operation["responses"][str(status)] = operation["responses"].pop("200")
+    return {**operation, "requestBody": {"content": {"application/json": {"schema": body}}}}
+
+
+def _text_post(name: str, summary: str, body: JsonSchema) -> dict[str, Any]:
+    operation = _operation(name, summary, {"text/plain": {"schema": _TEXT}}, (400, 401, 403, 404, 409, 413, 415))
     return {**operation, "requestBody": {"content": {"application/json": {"schema": body}}}}
 
 

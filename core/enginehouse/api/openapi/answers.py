@@ -242,6 +242,7 @@ ANSWER_SCHEMAS: dict[str, JsonSchema] = {
         max_context={"type": ["integer", "null"]},
         task={"enum": ["generate", "embed", "rerank", "classify", None]},
         num_restarts=_COUNT,
+        parent=_TEXT_OR_NULL,
     ),
     "ModelList": object_of(object=_const("list"), data=_list_of(reference("Model"))),
     "Tokens": object_of(

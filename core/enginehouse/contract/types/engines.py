@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from enginehouse.contract.adapters import AdapterMixing
 from enginehouse.contract.types.parameters import ConstraintKind
 from enginehouse.contract.types.pooling import PoolingInfo
 
@@ -13,7 +14,7 @@ __all__ = ["EngineCapabilities", "EngineSettings", "EngineStats", "ModelInfo", "
 
 
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Current statistics of an engine; counts, and KV positions in tokens."""
+    """Current statistics of an engine; counts, and KV positions in tokens. ``num_adapters`` are those loaded."""
 
     num_waiting: int = 0
     num_running: int = 0
@@ -22,6 +23,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int = 0
     num_steps: int = 0
     num_preemptions: int = 0
+    num_adapters: int = 0
 
 
 class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +39,7 @@ class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
         constraint_kinds: kinds of constraints that it enforces.
         constraint_problem: why it enforces no others.
         media: content types of messages besides text; only if ``takes_messages``.
+        adapters: how requests with different adapters share its passes.
     """
 
     takes_messages: bool = False
@@ -46,6 +49,7 @@ class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     constraint_kinds: tuple[ConstraintKind, ...] = ()
     constraint_problem: str = ""
     media: tuple[Literal["image"], ...] = ()
+    adapters: AdapterMixing = "none"
 
 
 Task = Literal["generate", "embed", "rerank", "classify"]
@@ -96,9 +100,11 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
             choice.
         max_prefill_tokens: maximum prompt tokens in a step without decoding; None is twice the runner's chunk.
         prefix_cache: keep finished sequences for requests with the same prefix.
+        max_adapters: adapters that are loaded at once; then the least recently used one is unloaded.
     """
 
     slots: int = 8
     prefill_chunk_tokens: int | None = None
     max_prefill_tokens: int | None = None
     prefix_cache: bool = True
+    max_adapters: int = 8

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from attrs import field, frozen
 
+from enginehouse.contract.adapters import Adapter, cache_key
 from enginehouse.contract.types.chats import Chat, Message, Thinking, ToolUse
 from enginehouse.contract.types.events import TokenLogprob
 from enginehouse.contract.types.parameters import (
@@ -45,6 +46,7 @@ class EngineRequest(RequestOptions):
         constraint: constraint on every answer, after any reasoning; enforced token by token.
         prediction_token_ids: the answer that the client expects; drafters may propose it.
         namespace: prefix-cache entries are shared only inside one namespace.
+        adapters: adapters that change the model for this request; none has the scale 0.
         caller: name of the caller; within a priority, callers take turns.
         queue_timeout_s: maximum time in the queue; None means no limit.
     """
@@ -63,8 +65,14 @@ class EngineRequest(RequestOptions):
     constraint: Constraint | None = None
     prediction_token_ids: tuple[int, ...] = ()
     namespace: str = ""
+    adapters: tuple[Adapter, ...] = ()
     caller: str = ""
     queue_timeout_s: float | None = None
+
+    @property
+    def cache_namespace(self) -> str:
+        """Namespace of its prefix-cache entries and saved states, which no other set of adapters shares."""
+        return cache_key(self.namespace, self.adapters)
 
 
 class ResumedChoice(msgspec.Struct, frozen=True, array_like=True):
@@ -122,6 +130,9 @@ class GenerateRequest(RequestOptions):
         prediction: the answer that the caller expects; its tokens are counted; it does not change the answer.
         suffix: text after the generated text, for models that support infilling; only with ``text``.
         num_prompt_logprobs: alternatives to report for every prompt token but the first; None reports nothing.
+        adapters: names, or places in the settings counted from 0, of adapters of the model, each with the scale that
+            the request gives. ``model`` may name one as well: ``base:adapter``.
+        adapters_param: the field that names them.
         profile: the API of the client; its defaults apply after the model's.
         caller: name of the caller; callers take turns.
         allowed_models: names of the models that the caller may use; None is all.
@@ -149,6 +160,8 @@ class GenerateRequest(RequestOptions):
     suffix: str | None = None
     num_prompt_logprobs: int | None = None
     namespace: str = ""
+    adapters: tuple[tuple[str | int, float | None], ...] = ()
+    adapters_param: str = ""
     profile: str = "openai"
     caller: str = ""
     allowed_models: frozenset[str] | None = None

@@ -1,0 +1,264 @@
+"""Adapters over HTTP: their names in requests, lists and metrics, and adding and removing them while others run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from openai import OpenAI
+
+from enginehouse_testkit.fake_adapters import write_fake_adapter
+from enginehouse_testkit.served import wait_ready
+from enginehouse_testkit.waiting import wait_until
+
+from .conftest import Operated
+
+Operate = Callable[..., Operated]
+Serve = Callable[..., Operated]
+
+CONFIG = """
+[plugins]
+allow = ["samplers", "llama_server"]
+
+[models.plain]
+source = "plain.json"
+backend = "scripted"
+
+[models.x]
+source = "fake"
+backend = "fake"
+isolation = "{isolation}"
+adapters = {{sql = {{source = "sql.json"}}, tone = {{source = "tone.json", scale = 0.5}}}}
+adapter_folders = ["more"]
+max_adapters = 3
+aliases = ["alias"]
+mixing = "{mixing}"
+"""
+
+
+@pytest.fixture
+def serve(operate: Operate, tmp_path: Path) -> Serve:
+    (tmp_path / "more").mkdir()
+    for place, name in enumerate(("sql.json", "tone.json", "more/new.json", "outside.json")):
+        write_fake_adapter(tmp_path / name, place + 1)
+    (tmp_path / "more" / "broken.json").write_text("{", encoding="utf-8")
+    (tmp_path / "more" / "link.json").symlink_to(tmp_path / "outside.json")
+
+    def start(mixing: str = "mixed", isolation: str = "thread", more: str = "") -> Operated:
+        server = operate(CONFIG.format(mixing=mixing, isolation=isolation) + more)
+        wait_ready(server.client)
+        return server
+
+    return start
+
+
+def text_of(server: Operated, model: str = "x", **fields: Any) -> str:
+    answer = server.ask(model, max_tokens=12, temperature=0, **fields)
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["choices"][0]["text"])
+
+
+def error_of(answer: httpx.Response, status: int) -> dict[str, Any]:
+    assert answer.status_code == status, answer.text
+    return dict(answer.json()["error"])
+
+
+@pytest.mark.parametrize("mixing", ["per_pass", "mixed"])
+def test_every_spelling_means_the_same_adapter(serve: Serve, mixing: str) -> None:
+    """The scale of the settings applies where a request gives none; 0 is the base model."""
+    server = serve(mixing)
+    base, sql, tone = (text_of(server, name) for name in ("x", "x:sql", "x:tone"))
+
+    assert len({base, sql, tone}) == 3
+    for fields in (
+        {"adapters": "sql"},
+        {"adapters": ["sql"]},
+        {"adapters": {"sql": 1}},
+        {"peft": "sql"},
+        {"peft": {"sql": 1.0}},
+        {"lora": [{"id": 0, "scale": 1.0}]},
+        {"lora": [{"id": 0}]},
+    ):
+        assert text_of(server, **fields) == text_of(server, "alias", **fields) == sql, fields
+    assert text_of(server, "alias:sql") == sql
+    for fields in ({"adapters": {"sql": 0}}, {"lora": [{"id": 0, "scale": 0}]}, {"adapters": []}, {"peft": {}}):
+        assert text_of(server, **fields) == base, fields
+    assert text_of(server, adapters="tone") == text_of(server, adapters={"tone": 0.5}) == tone
+    assert text_of(server, adapters={"tone": 1.0}) not in (tone, base)
+    both = text_of(server, adapters={"sql": 0.7, "tone": 0.3})
+    assert both not in (base, sql, tone) and both == text_of(
+        server, lora=[{"id": 0, "scale": 0.7}, {"id": 1, "scale": 0.3}]
+    )
+
+
+def test_unknown_adapters_are_not_found_and_the_base_never_answers(serve: Serve) -> None:
+    server = serve()
+    for model, fields, param in (
+        ("x:other", {}, "model"),
+        ("x", {"adapters": "other"}, "adapters"),
+        ("x", {"peft": "other"}, "peft"),
+        ("x", {"lora": [{"id": 2}]}, "lora"),
+    ):
+        error = error_of(server.ask(model, **fields), 404)
+        assert (error["code"], error["param"]) == ("adapter_not_found", param)
+        assert "sql, tone" in error["message"]
+    assert error_of(server.ask("y:sql"), 404)["code"] == "model_not_found"
+    assert error_of(server.ask("plain:sql"), 404)["code"] == "model_not_found"
+
+
+def test_wrong_values_are_refused_by_name(serve: Serve) -> None:
+    server = serve()
+    for fields, param in (
+        ({"adapters": 3}, "adapters"),
+        ({"adapters": {"sql": "1"}}, "adapters.sql"),
+        ({"peft": ["sql"]}, "peft"),
+        ({"peft": {"sql": True}}, "peft.sql"),
+        ({"lora": [{"scale": 1}]}, "lora[0]"),
+        ({"lora": [{"id": 0, "scale": 1e9}]}, "lora[0].scale"),
+        ({"adapters": ["sql", "sql"]}, "adapters"),
+        ({"adapters": "sql", "peft": "sql"}, "peft"),
+        ({"model": "x:sql", "adapters": "tone"}, "adapters"),
+    ):
+        assert error_of(server.ask("x", **fields) if "model" not in fields else server.ask(**fields), 400)["param"] == (
+            param
+        ), fields
+    refused = error_of(server.ask("plain", peft="sql"), 400)
+    assert (refused["code"], refused["param"]) == ("unsupported_parameter", "peft")
+
+
+def test_lists_metrics_and_fingerprints_know_adapters(serve: Serve) -> None:
+    server = serve()
+    models = {model["id"]: model for model in server.client.get("/v1/models").json()["data"]}
+    chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    stamps = {
+        name: server.client.post("/v1/chat/completions", json={"model": name, **chat}).json()["system_fingerprint"]
+        for name in ("x", "x:sql", "x:tone")
+    }
+    metrics = server.client.get("/metrics").text
+
+    assert {name: model["parent"] for name, model in models.items()} == {
+        "plain": None,
+        "x": None,
+        "x:sql": "x",
+        "x:tone": "x",
+    }
+    assert server.client.get("/v1/models/x:sql").json()["parent"] == "x"
+    assert len(set(stamps.values())) == 3 and all(stamp.startswith(stamps["x"]) for stamp in stamps.values())
+    assert 'enginehouse_adapter_requests_total{adapter="sql",model="x"} 1.0' in metrics
+    assert 'enginehouse_loaded_adapters{model="x"} 2.0' in metrics
+
+
+def test_adapters_are_added_and_removed(serve: Serve) -> None:
+    """Only from the folders of the settings; a removed one is not found, and may be added again."""
+    server = serve()
+    base, outside = text_of(server), {"name": "o", "source": "../outside.json"}
+    for source in ("../outside.json", "link.json", "missing", "/etc/passwd", "", "."):
+        error = error_of(server.order("x", "adapters", name="o", source=source), 400)
+        assert (error["code"], error["param"]) == ("adapter_refused", "source"), outside
+    assert "broken.json" in error_of(server.order("x", "adapters", name="o", source="broken.json"), 400)["message"]
+    assert error_of(server.order("x", "adapters", name="a:b", source="new.json"), 400)["param"] == "name"
+    assert error_of(server.order("x", "adapters", name="sql", source="new.json"), 409)["code"] == "conflict"
+    assert error_of(server.order("plain", "adapters", name="sql", source="new.json"), 400)["param"] == "source"
+
+    added = server.order("x", "adapters", name="new", source="new.json", scale=2)
+    assert added.status_code == 200, added.text
+    assert [(one["id"], one["name"], one["origin"]) for one in added.json()["data"]] == [
+        (0, "sql", "settings"),
+        (1, "tone", "settings"),
+        (2, "new", "request"),
+    ]
+    new = text_of(server, "x:new")
+    assert new != base and new == text_of(server, adapters={"new": 2})
+    assert server.client.get("/admin/models/x/adapters").json() == added.json()
+    removed = server.client.delete("/admin/models/x/adapters/sql")
+    assert [one["name"] for one in removed.json()["data"]] == ["tone", "new"]
+    assert error_of(server.ask("x:sql"), 404)["code"] == "adapter_not_found"
+    assert error_of(server.client.delete("/admin/models/x/adapters/sql"), 404)["code"] == "adapter_not_found"
+    assert text_of(server, lora=[{"id": 1}]) == new
+
+
+def test_vllms_addresses(serve: Serve) -> None:
+    server = serve()
+    asked = {"lora_name": "new", "lora_path": "new.json", "base_model_name": "x"}
+    loaded = server.client.post("/v1/load_lora_adapter", json=asked)
+    assert (loaded.status_code, loaded.text) == (200, "Success: LoRA adapter 'new' added successfully.")
+    assert text_of(server, "x:new") != text_of(server)
+    unloaded = server.client.post("/v1/unload_lora_adapter", json={"lora_name": "new", "base_model_name": "x"})
+    assert (unloaded.status_code, unloaded.text) == (200, "Success: LoRA adapter 'new' removed successfully.")
+    assert error_of(server.ask("x:new"), 404)["code"] == "adapter_not_found"
+
+
+def test_adapter_removed_under_load_serves_its_requests_to_the_end(serve: Serve) -> None:
+    """Streams that use it give the same text as before; later requests do not find it."""
+    server = serve(more="step_delay_s = 0.01\n")
+    expected = server.ask("x:sql", max_tokens=60, temperature=0, ignore_eos=True).json()["choices"][0]["text"]
+    with ThreadPoolExecutor(4) as pool:
+        asked = [
+            pool.submit(server.ask, "x:sql", max_tokens=60, temperature=0, ignore_eos=True, cache_salt=str(number))
+            for number in range(4)
+        ]
+        wait_until(lambda: server.models()["x"]["num_running"] == 4, "four requests that run")
+        assert server.client.delete("/admin/models/x/adapters/sql").status_code == 200
+        assert error_of(server.ask("x:sql"), 404)["code"] == "adapter_not_found"
+        answers = [one.result() for one in asked]
+
+    assert [answer.json()["choices"][0]["text"] for answer in answers] == [expected] * 4
+
+
+def test_answer_with_an_adapter_continues_when_its_worker_dies(serve: Serve, tmp_path: Path) -> None:
+    """The next worker has the adapter, and continues the same text."""
+    faults = f'faults = {{abort_at_step = 12, latch = "{tmp_path / "latch"}"}}\n'
+    server = serve(isolation="process", more=faults)
+    with_fault = text_of(server, "x:sql")
+
+    assert (tmp_path / "latch").exists()
+    assert server.models()["x"]["num_restarts"] == 1
+    assert with_fault == text_of(server, "x:sql", cache_prompt=False)
+
+
+def test_keys_may_be_limited_to_an_adapter(serve: Serve) -> None:
+    auth = '[auth]\nkeys = [{name = "sql", key = "sql", models = ["x:sql"]}, {name = "x", key = "x", models = ["x"]}]\n'
+    server = serve(more=auth)
+
+    def ask(key: str, model: str, **fields: Any) -> httpx.Response:
+        headers = {"authorization": f"Bearer {key}"}
+        body = {"model": model, "prompt": "x", "max_tokens": 1, **fields}
+        return server.client.post("/v1/completions", json=body, headers=headers)
+
+    assert [ask("sql", name).status_code for name in ("x:sql", "x:tone", "x")] == [200, 404, 404]
+    assert ask("sql", "x", adapters="sql").status_code == 404
+    assert [ask("x", name).status_code for name in ("x:sql", "x:tone", "x")] == [200, 200, 200]
+    listed = server.client.get("/v1/models", headers={"authorization": "Bearer sql"}).json()["data"]
+    assert [model["id"] for model in listed] == ["x:sql"]
+    body = {"lora_name": "new", "lora_path": "new.json"}
+    refused = server.client.post("/v1/load_lora_adapter", json=body, headers={"authorization": "Bearer x"})
+    assert refused.status_code == 403
+
+
+def test_octoais_example_with_peft_by_the_openai_sdk(serve: Serve) -> None:
+    """The page's chat, streamed, with its ``peft``; once more with the adapter as model."""
+    server = serve()
+    client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    messages: Any = [{"role": "user", "content": "Why is the sky blue?"}]
+
+    def ask(model: str, **extra: Any) -> str:
+        stream = client.chat.completions.create(
+            model=model, messages=messages, max_tokens=16, temperature=0, stream=True, extra_body=extra
+        )
+        return "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+
+    assert ask("x", peft="sql") == ask("x:sql") != ask("x")
+
+
+def test_settings_with_a_damaged_adapter_name_it(serve: Serve, tmp_path: Path) -> None:
+    """The model fails, and says which setting is wrong."""
+    (tmp_path / "sql.json").write_text("{}", encoding="utf-8")
+    server = serve()
+    wait_until(lambda: server.models()["x"]["state"] == "failed", "a model that has failed")
+
+    assert "models.x.adapters.sql: " in server.models()["x"]["error"]
+    assert "sql.json" in server.models()["x"]["error"]
