@@ -95,7 +95,7 @@ def test_prompts_without_blocks_take_turns_between_the_least_busy() -> None:
 
 @pytest.mark.parametrize("count", [2, 3, 8, 50])
 def test_one_prefix_for_all_prompts_does_not_stay_on_a_part_of_the_replicas(count: int) -> None:
-    """Thirty running requests for each replica, none of which ends: none has more than two deviations above the mean."""
+    """Thirty running requests for each, none of which ends: no replica has more than two deviations above the mean."""
     affinity, loads = PrefixAffinity(), [0.0] * count
     for number in range(30 * count):
         blocks = chain("system", f"{number}")
