@@ -154,10 +154,12 @@ class Startup:
             self._stop()
         if outcome == "ready":
             at = self._url if self._url.startswith("unix:") else f"{self._url}/v1"
-            self._say(f"{model} is ready at {at}. Try it:\n\n{_curl_example(self._url, model, task)}\n")
-            if self._has_page and not self._url.startswith("unix:"):
+            example = f" Try it:\n\n{_curl_example(self._url, model, task)}\n" if self._console.is_terminal else ""
+            self._say(f"{model} is ready at {at}.{example}")
+            if self._has_page and self._console.is_terminal and not self._url.startswith("unix:"):
                 self._has_page = False  # said once
-                self._say(f"Or open {self._url}/ in a browser.\n")
+                self._say(f"Or open {self._url}/ in a browser.
+")
 
     def _stop(self) -> None:
         with contextlib.suppress(OSError):  # a failed write (a full disk) must not stop the server
