@@ -158,8 +158,7 @@ class Startup:
             self._say(f"{model} is ready at {at}.{example}")
             if self._has_page and self._console.is_terminal and not self._url.startswith("unix:"):
                 self._has_page = False  # said once
-                self._say(f"Or open {self._url}/ in a browser.
-")
+                self._say(f"Or open {self._url}/ in a browser.\n")
 
     def _stop(self) -> None:
         with contextlib.suppress(OSError):  # a failed write (a full disk) must not stop the server
