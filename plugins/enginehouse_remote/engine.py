@@ -71,7 +71,7 @@ class RemoteEngine:
         body = body_of(request, self._found.model, self._found.kind)
         blocks: tuple[int, ...] = ()
         if self.servers.uses_prefixes:
-            blocks = prefix_blocks(routing_parts(body.data), request.namespace)
+            blocks = prefix_blocks(routing_parts(body.data), request.cache_namespace)
         limits = AnswerLimits.of(request, self.info.max_context)
         generation = RemoteGeneration(
             self.servers,

@@ -233,7 +233,10 @@ def restricted(kind: KindOfServer, capabilities: Any, options: RemoteOptions) ->
         parameters = (parameters | plugins) - refused
         constraints = tuple(one for field, kinds in _KIND_OF_FIELD.items() if field not in refused for one in kinds)
     parameters = (parameters | set(options.parameters)) - set(options.without)
-    return evolve(kind, parameters=frozenset(parameters), constraints=constraints)
+    reported = capabilities.get("adapters", {}) if isinstance(capabilities, dict) else {}
+    is_known = kind.adapters != "field" or reported.get("support", "refused") != "refused"
+    adapters = kind.adapters if is_known and "adapters" not in options.without else None
+    return evolve(kind, parameters=frozenset(parameters), constraints=constraints, adapters=adapters)
 
 
 def engine_capabilities(kind: KindOfServer, said: Any, reason: str) -> EngineCapabilities:
@@ -249,6 +252,7 @@ def engine_capabilities(kind: KindOfServer, said: Any, reason: str) -> EngineCap
         samplers=(),
         constraint_kinds=kind.constraints,
         constraint_problem=reason,
+        adapters="none" if kind.adapters is None else "mixed",
     )
 
 
