@@ -99,6 +99,7 @@ KINDS: Mapping[Kind, KindOfServer] = MappingProxyType(
             constraints=(*_SCHEMAS, "regex"),
             constraint_fields={"regex": "regex"},
         ),
+        "tei": KindOfServer(parameters=frozenset(), constraints=()),  # generates nothing
         "llamacpp": KindOfServer(
             parameters=_names(
                 f"{_OPENAI} {_TEMPLATE} top_k min_p repetition_penalty repeat_last_n ignore_eos json_schema "
