@@ -6,8 +6,11 @@ It remembers where prompts were sent, not what a replica holds, so a match is an
 
 Source: the rule (share of the prompt that must match, limit of imbalance, few remembered blocks first) is that of
 SGLang's gateway; blocks with chained hashes and one LRU list per replica are those of llm-d's approximate scorer.
-Changed: both in one rule, one table for all replicas, and the limit of imbalance is checked against the chosen
-replica instead of the busiest one.
+Changed: both in one rule, one table for all replicas. The limit of imbalance compares a matching replica with the mean
+of the others, since the least busy one of many is far below the mean by chance alone, the more so the more there are;
+it grows with the root of the mean, since a ratio would leave a part of the replicas idle for ever where all prompts
+share one prefix. A new prefix goes where few blocks are remembered, among the replicas no busier than the mean: its
+place decides the load of all later requests with it, and a difference in running requests lasts seconds.
 """
 
 from __future__ import annotations
@@ -65,8 +68,8 @@ class PrefixChoice:
 
     Attributes:
         index: of the replica in ``loads``.
-        reason: ``prefix``: it has most of the prompt; ``load``: the least busy one, since no replica has enough of the
-            prompt; ``balance``: the least busy one, since those that have the prompt are too busy.
+        reason: ``prefix``: it has most of the prompt; ``load``: no replica has enough of the prompt, and this one is no
+            busier than the mean; ``balance``: the same, since those that have the prompt are too busy.
         matched: blocks of the prompt that were sent to it before.
     """
 
@@ -88,21 +91,24 @@ class PrefixAffinity:
 
     Attributes:
         min_share: share of a prompt's blocks that must match for a replica to be preferred.
-        slack: a matching replica may have this many more running requests than the least busy one,
-        ratio: or this many times as many, whichever is more.
-        blocks_per_replica: blocks remembered per replica; more than its KV cache holds makes matches that are none.
+        slack: a matching replica may have this many more running requests than the mean of the others,
+        deviations: or this many standard deviations of what chance alone gives (Poisson: the root of the mean),
+            whichever is more.
+        blocks_per_replica: blocks remembered per replica. Fewer than its KV cache holds lose matches; more make matches
+            that are none, which cost little: such a prompt is computed wherever it goes.
         max_blocks: blocks remembered in all, in equal parts for each replica; about 250 bytes each.
     """
 
     min_share: float = field(default=0.3, validator=[gt(0), le(1)])
     slack: float = field(default=8, validator=ge(0))
-    ratio: float = field(default=2.0, validator=ge(1))
+    deviations: float = field(default=2.0, validator=ge(0))
     blocks_per_replica: int = field(default=8192, validator=ge(1))
-    max_blocks: int = field(default=1_000_000, validator=_check_total)
+    max_blocks: int = field(default=2_000_000, validator=_check_total)
     # block -> bits of the replicas that have it. For each replica, a block's bit implies those of all blocks before it
     # in its chain: chains are learnt from the end, so the last blocks of a chain are the oldest and are dropped first.
     _holders: dict[int, int] = field(factory=dict, init=False, repr=False)
     _kept: dict[int, OrderedDict[int, None]] = field(factory=dict, init=False, repr=False)
+    _sizes: list[int] = field(factory=list, init=False, repr=False)  # remembered blocks by replica
     _turn: int = field(default=0, init=False, repr=False)
 
     def __len__(self) -> int:
@@ -122,15 +128,24 @@ class PrefixAffinity:
         least = min(loads, default=math.inf)
         if least == math.inf:
             raise ValueError("no replica can be chosen: each load is infinite")
+        if not blocks:
+            return PrefixChoice(self._next_of([index for index, load in enumerate(loads) if load == least]), "load", 0)
         needed = max(1, math.ceil(self.min_share * len(blocks)))
-        allowed = _mask(loads, max(least + self.slack, least * self.ratio))
+        usable = [load for load in loads if load != math.inf] if math.inf in loads else loads
+        total, count = sum(usable), len(usable)
+        mean = max(least, total / count)  # rounded, it may be below all
+        # The largest x that is at most y + slack or y + deviations * sqrt(y), where y is the mean of the others,
+        # (total - x) / (count - 1).
+        root = (math.sqrt(self.deviations**2 + 4 * count * total) - self.deviations) / (2 * count)
+        limit = max(mean + self.slack * (count - 1) / count, root**2 + self.deviations * root)
+        allowed = _mask(loads, limit)
         depth = self._depth(blocks, allowed)
         if depth >= needed:
             holders = _indices(self._holders[blocks[depth - 1]] & allowed, len(loads))
             return PrefixChoice(min(holders, key=loads.__getitem__), "prefix", depth)
-        index = self._least_busy(blocks, loads, least)
-        usable = _mask(loads, sys.float_info.max) if math.inf in loads else -1
-        is_held = self._depth(blocks, usable) >= needed
+        index = self._place(blocks, loads, _mask(loads, mean))
+        all_usable = -1 if usable is loads else _mask(loads, sys.float_info.max)
+        is_held = self._depth(blocks, all_usable) >= needed
         return PrefixChoice(index, "balance" if is_held else "load", self._depth(blocks, 1 << index))
 
     def learn(self, index: int, blocks: Sequence[int]) -> None:
@@ -155,6 +170,8 @@ class PrefixAffinity:
         """Drop everything about a replica, whose cache is gone. Does nothing for an unknown one."""
         for block in self._kept.pop(index, ()):
             self._drop(block, 1 << index)
+        if index < len(self._sizes):
+            self._sizes[index] = 0
 
     def _depth(self, blocks: Sequence[int], mask: int) -> int:
         """Return how many blocks of a prompt a replica of the mask has, by bisection: see ``_holders``."""
@@ -167,16 +184,18 @@ class PrefixAffinity:
                 high = middle - 1
         return low
 
-    def _least_busy(self, blocks: Sequence[int], loads: Sequence[float], least: float) -> int:
-        """Return one of the least busy replicas: by blocks, then by the prompt; in turn if it has none."""
-        idle = [index for index, load in enumerate(loads) if load == least]
-        if not blocks:
-            self._turn += 1
-            return idle[(self._turn - 1) % len(idle)]
-        sizes = [len(self._kept.get(index, ())) for index in idle]
-        fewest = min(sizes)
-        emptiest = [index for index, size in zip(idle, sizes, strict=True) if size == fewest]
-        return emptiest[blocks[0] % len(emptiest)]
+    def _next_of(self, indices: Sequence[int]) -> int:
+        self._turn += 1
+        return indices[(self._turn - 1) % len(indices)]
+
+    def _place(self, blocks: Sequence[int], loads: Sequence[float], mask: int) -> int:
+        """Return the replica of the mask with the fewest blocks; of several the least busy; of these by the prompt."""
+        self._sizes.extend([0] * (len(loads) - len(self._sizes)))
+        candidates = list(_indices(mask, len(loads)))
+        for key in (self._sizes, loads):
+            least = min(map(key.__getitem__, candidates))
+            candidates = [index for index in candidates if key[index] == least]
+        return candidates[blocks[0] % len(candidates)]
 
     def _trim(self, index: int) -> None:
         kept = self._kept[index]
@@ -184,6 +203,8 @@ class PrefixAffinity:
         while len(kept) > limit:
             block, _ = kept.popitem(last=False)
             self._drop(block, 1 << index)
+        self._sizes.extend([0] * (index + 1 - len(self._sizes)))
+        self._sizes[index] = len(kept)
 
     def _drop(self, block: int, bit: int) -> None:
         left = self._holders[block] & ~bit

@@ -82,6 +82,13 @@ async def _slots(call: Call) -> Reply:
     return Reply(slots or [{"id": 0, "n_ctx": n_ctx, "speculative": False, "is_processing": False}])
 
 
+async def _adapters(call: Call) -> Reply:
+    """``/lora-adapters``: the adapters of a model with their ids; ``path`` is the name, as no path is told."""
+    entry = call.server.model(call.query.get("model"))
+    listed = [{"id": number, "path": name, "scale": entry.adapters[name]} for number, name in enumerate(entry.adapters)]
+    return Reply(listed)
+
+
 def _of_model(requests: Sequence[Mapping[str, Any]], model: str) -> list[Mapping[str, Any]]:
     return [request for request in requests if request["model"] in (model, None)]
 
@@ -126,6 +133,7 @@ def _routes() -> list[Route]:
         _generation("/completion", "llama_completion", CompletionBody, completion_requests, "Continue texts"),
         _generation("/infill", "llama_infill", InfillBody, infill_requests, "Fill the gap between two texts"),
         get,
+        evolve(get, path="/lora-adapters", name="llama_adapters", summary="Adapters of a model", handle=_adapters),
         evolve(get, path="/slots", name="llama_slots", summary="The caller's running requests", handle=_slots),
         AnswerRoute(
             path="/v1/chat/completions/control",

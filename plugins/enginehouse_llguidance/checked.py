@@ -20,11 +20,15 @@ from enginehouse_llguidance.digits import DigitLimit
 from enginehouse_llguidance.following import WrongValue
 from enginehouse_llguidance.matcher import LlguidanceMatcher
 from enginehouse_llguidance.tokens import TokenTexts, clear
+from enginehouse_llguidance.wrong_texts import WrongTexts
 
 __all__ = ["CheckedMatcher"]
 
 _PATIENCE = 30
 """Wrong ends without a longer text between them, after which twice as many choices are undone at once."""
+
+_MAX_EVALUATED = 1_000_000
+"""Pairs of a schema and a part of a value, to find out in one answer that values are wrong: two seconds."""
 
 
 class _Before(NamedTuple):
@@ -54,9 +58,9 @@ class CheckedMatcher(LlguidanceMatcher):
         self._threads = follower.start
         self._held: deque[_Before] = deque()
         self._is_wrong = False
-        self._wrong: set[bytes] = set()  # no text may begin with these
-        self._wrong_ends: set[bytes] = set()  # nor end there
-        self._num_wrong = self._longest = 0
+        self._wrong = WrongTexts()
+        self._wrong_ends: set[bytes] = set()  # no text may end there
+        self._num_wrong = self._longest = self._num_evaluated = 0
 
     def accept(self, token_id: int) -> None:
         """Advance by one token."""
@@ -75,13 +79,21 @@ class CheckedMatcher(LlguidanceMatcher):
             if is_end:
                 self._wrong_ends.add(bytes(self._text))
             else:
-                self._wrong.update(found.beginnings)
+                for one in found.beginnings:
+                    self._wrong.add(one)
+            self._count_evaluated(found.num_evaluated)
             return
         except (ValueError, RecursionError) as error:
             raise _failed(str(error)) from error
         if len(self._text) > self._longest:
             self._longest, self._num_wrong = len(self._text), 0
         self._forget_final()
+
+    def _count_evaluated(self, number: int) -> None:
+        self._num_evaluated += number
+        if self._num_evaluated > _MAX_EVALUATED:
+            message = f"wrong values took {_MAX_EVALUATED} pairs of a schema and a part of a value to check"
+            raise _failed(f"no valid value was found: {message}")
 
     def _forget_final(self) -> None:
         """Forget the states before tokens that cannot be undone any more."""
@@ -129,7 +141,7 @@ class CheckedMatcher(LlguidanceMatcher):
         if self._matcher.is_stopped():
             return bytes(self._text) not in self._wrong_ends
         forced = self._text + b"".join(self._texts.bytes_of[one] for one in self._matcher.compute_ff_tokens())
-        if any(forced.startswith(one) for one in self._wrong):
+        if self._wrong.has_beginning_of(bytes(forced)):
             return False
         bitmask = np.empty((len(self._texts.bytes_of) + 31) // 32, np.int32)
         self.fill_bitmask(bitmask)
@@ -141,9 +153,9 @@ class CheckedMatcher(LlguidanceMatcher):
         if not (self._wrong or self._wrong_ends):
             return
         text = bytes(self._text)
-        for one in self._wrong:
-            if len(one) > len(text) and one.startswith(text):
-                clear(bitmask, self._texts.starting_with(one[len(text) :]))
+        ids = [self._texts.starting_with(one) for one in self._wrong.after(text, self._texts.longest)]
+        if ids:
+            clear(bitmask, np.concatenate(ids))
         if text in self._wrong_ends:
             clear(bitmask, np.array(self._end_ids, np.int64))
 

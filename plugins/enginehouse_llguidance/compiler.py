@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,7 @@ from numpy.typing import NDArray
 
 from enginehouse.contract.backend import Tokenizer
 from enginehouse.contract.composition import read_composition
-from enginehouse.contract.errors import GenerationFailed, InvalidRequest
-from enginehouse.contract.structured import BacktrackingMatcher
+from enginehouse.contract.errors import InvalidRequest
 from enginehouse.contract.types import Constraint
 from enginehouse_llguidance.compiled import LlguidanceGrammar
 from enginehouse_llguidance.composed import Follower, Value, part_of
@@ -24,7 +22,8 @@ from enginehouse_llguidance.options import LlguidanceOptions
 from enginehouse_llguidance.patterns import PatternError, escape_text, translate_pattern
 from enginehouse_llguidance.schemas import PreparedSchema, SchemaProblem, prepare_schema, read_schema
 from enginehouse_llguidance.schemas.validation import NO_RULES
-from enginehouse_llguidance.tokens import TokenTexts, bits_of, to_bits
+from enginehouse_llguidance.tokens import TokenTexts
+from enginehouse_llguidance.trial import check_has_value
 
 __all__ = ["LlguidanceCompiler"]
 
@@ -40,9 +39,6 @@ _ESCAPED_STYLE = {**_JSON_STYLE, "json_allowed_escapes": 'nrbtf\\"u'}  # "u" is 
 _MAX_LOCATED_PARTS = 200
 _LEXER_FUEL = 300_000  # an expression that needs more takes over a second to start; 20,000 choices need far less
 _STEP_FUEL = 2_000_000  # a token after which 100,000 remainders are told apart needs over 1,000,000: 0.1 s
-_MAX_TRIED_TOKENS = 600
-_MAX_TRIED_BACKTRACKS = 300
-_LIKES_CLOSING = 0.7
 _WORDS_OF_SIZE = ("too large", "too big")  # in the library's messages
 _MAX_FORCED_ROUNDS = 4  # one round yields up to about 20,000 tokens
 
@@ -102,8 +98,8 @@ class LlguidanceCompiler:
 
     def _schema(self, text: str) -> LlguidanceGrammar:
         prepared, grammar = self._started(text)
-        if prepared.rules is not None and not self._has_value(grammar):
-            raise SchemaProblem("", "no value was found that satisfies the schema")
+        if prepared.rules is not None:
+            check_has_value(grammar, self._tokens, frozenset(self._vocabulary.eos_tokens))
         return grammar
 
     def _started(self, text: str) -> tuple[PreparedSchema, LlguidanceGrammar]:
@@ -125,31 +121,6 @@ class LlguidanceCompiler:
         value = Value(prepared.rules or NO_RULES)
         follower = Follower((value,)) if prepared.rules is not None else None
         return self._start(_grammar_of_prepared(prepared), None, self._tokens, follower=follower, value=value)
-
-    def _has_value(self, grammar: LlguidanceGrammar) -> bool:
-        """Write a short value at random; return False if none is found within a limited number of steps."""
-        matcher, chance = grammar.start(), random.Random(0)
-        bitmask = np.zeros((self._vocabulary.vocab_size + 31) // 32, np.int32)
-        closing, num_backtracks = self._tokens.closing, 0
-        assert isinstance(matcher, BacktrackingMatcher)
-        try:
-            for _ in range(_MAX_TRIED_TOKENS):
-                if matcher.is_finished():
-                    break
-                matcher.fill_bitmask(bitmask)
-                preferred = bits_of(bitmask, closing) if chance.random() < _LIKES_CLOSING else closing[:0]
-                allowed = preferred if preferred.size else np.flatnonzero(to_bits(bitmask))
-                token_id = int(chance.choice(allowed))
-                matcher.accept(token_id)
-                if matcher.backtrack():
-                    num_backtracks += 1
-                    if num_backtracks == _MAX_TRIED_BACKTRACKS:
-                        return False
-                elif token_id in self._vocabulary.eos_tokens:
-                    break
-        except GenerationFailed:
-            return False
-        return True  # found, or values are long
 
     def _locate(self, prepared: PreparedSchema) -> str:
         """Return the pointer of the innermost subschema refused by itself, or "" if only the combination is refused."""

@@ -100,6 +100,7 @@ class Follower:
         found: set[Thread] = set()
         seen: set[tuple[Thread, int]] = set()
         wrong: list[bytes] = []
+        num_evaluated = 0
         waiting = [(thread, begin) for thread in threads]
         while waiting:
             thread, index = waiting.pop()
@@ -116,6 +117,7 @@ class Follower:
                     state, reached = follow(thread.state or START, text, index, first.rules)
                 except WrongValue as error:
                     wrong += error.beginnings
+                    num_evaluated += error.num_evaluated
                     continue
                 if state.is_complete:
                     waiting.append((Thread(thread.left[1:], reached), reached))
@@ -131,7 +133,7 @@ class Follower:
                 raise ValueError("the text has too many readings")
         if not found:
             if wrong:
-                raise WrongValue(*dict.fromkeys(wrong))
+                raise WrongValue(*dict.fromkeys(wrong), num_evaluated=num_evaluated)
             raise ValueError("the text has no reading")
         return frozenset(found)
 

@@ -23,11 +23,13 @@ class WrongValue(Exception):
 
     Attributes:
         beginnings: no text may begin with one of these.
+        num_evaluated: pairs of a schema and a part of the value that it took to find out.
     """
 
-    def __init__(self, *beginnings: bytes) -> None:
+    def __init__(self, *beginnings: bytes, num_evaluated: int = 0) -> None:
         super().__init__("a value is wrong")
         self.beginnings = beginnings
+        self.num_evaluated = num_evaluated
 
 
 class _Open(NamedTuple):
@@ -110,8 +112,8 @@ def check_whole(state: JsonState, text: bytearray, rules: Rules) -> None:
     if not state.open and not state.is_complete and state.root >= 0:
         try:
             _complete(state, text, state.root, len(text), rules)
-        except WrongValue:
-            raise WrongValue(bytes(text)) from None
+        except WrongValue as found:
+            raise WrongValue(bytes(text), num_evaluated=found.num_evaluated) from None
 
 
 def held_from(state: JsonState, size: int, rules: Rules) -> int | None:
@@ -193,8 +195,10 @@ def _complete(state: JsonState, text: bytearray, begin: int, end: int, rules: Ru
     if differs or asked:
         value = json.loads(text[begin:end])
         key = key_of(value) if differs else None
-        if (differs and key in keys) or not all(rules.validator.is_valid(one, value) for one in asked):
+        if differs and key in keys:
             raise WrongValue(*_wrong_beginnings(text, begin, end))
+        if not all(rules.validator.is_valid(one, value) for one in asked):
+            raise WrongValue(*_wrong_beginnings(text, begin, end), num_evaluated=len(rules.validator.known))
         keys = keys | {key} if differs else keys
     if top is None:
         return state._replace(is_complete=True)

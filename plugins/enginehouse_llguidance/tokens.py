@@ -48,6 +48,11 @@ class TokenTexts:
         return ids[bisect_left(texts, text) : bisect_left(texts, text + b"\xff" * 4)]
 
     @cached_property
+    def longest(self) -> int:
+        """Length of the longest token in bytes."""
+        return max(map(len, self._sorted[0]), default=0)
+
+    @cached_property
     def closing(self) -> NDArray[np.int64]:
         """Ids of tokens that begin with the end of a string, an array or an object, and end tokens."""
         found = self._with(lambda text: text[:1] in (b'"', b"]", b"}"))

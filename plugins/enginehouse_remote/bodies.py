@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from attrs import frozen
 
+from enginehouse.contract.adapters import Adapter
 from enginehouse.contract.errors import UnsupportedParameter
 from enginehouse.contract.types import (
     Chat,
@@ -44,10 +45,15 @@ _LOWEST_TOP_P = 1e-9
 
 @frozen
 class Body:
-    """A request body and its path, relative to the server's base URL."""
+    """A request body and its path, relative to the server's base URL.
+
+    Attributes:
+        adapters: names of the adapters in it, for messages.
+    """
 
     path: str
     data: dict[str, Any]
+    adapters: str = ""
 
 
 def body_of(request: EngineRequest, model: str, kind: KindOfServer) -> Body:
@@ -57,6 +63,8 @@ def body_of(request: EngineRequest, model: str, kind: KindOfServer) -> Body:
         UnsupportedParameter: the request uses a parameter that this kind of server does not support; names it.
     """
     data: dict[str, Any] = {"model": model, "stream": True, "stream_options": {"include_usage": True}}
+    data |= _adapters(request.adapters, model, kind)
+    names = ", ".join(one.path for one in request.adapters)
     data |= _parameters(request, kind)
     if request.constraint is not None:
         data |= _constraint(request.constraint, kind)
@@ -64,10 +72,10 @@ def body_of(request: EngineRequest, model: str, kind: KindOfServer) -> Body:
     if request.chat is None:
         if logprobs is not None:
             data["logprobs"] = max(logprobs, kind.min_top_logprobs)
-        return Body("/completions", data | {"prompt": _prompt(request)})
+        return Body("/completions", data | {"prompt": _prompt(request)}, names)
     if logprobs is not None:
         data |= {"logprobs": True, "top_logprobs": max(logprobs, kind.min_top_logprobs)}
-    return Body("/chat/completions", data | _chat(request.chat, kind))
+    return Body("/chat/completions", data | _chat(request.chat, kind), names)
 
 
 def routing_parts(data: Mapping[str, Any]) -> Iterator[bytes]:
@@ -79,6 +87,20 @@ def routing_parts(data: Mapping[str, Any]) -> Iterator[bytes]:
     for message in data.get("messages", ()):
         yield msgspec.json.encode(message)
     yield msgspec.json.encode(data.get("prompt"))
+
+
+def _adapters(adapters: Sequence[Adapter], model: str, kind: KindOfServer) -> dict[str, Any]:
+    """Name adapters as the server does: each ``path`` is its name there, with or without ``model:``."""
+    if not adapters:
+        return {}
+    if kind.adapters == "field":
+        return {"adapters": {one.path.removeprefix(f"{model}:"): one.scale for one in adapters}}
+    if kind.adapters is None:
+        raise UnsupportedParameter("adapters: the remote server takes none", "adapters")
+    if len(adapters) > 1 or adapters[0].scale != 1:
+        message = "adapters: the remote server takes one adapter, with the scale 1"
+        raise UnsupportedParameter(message, "adapters")
+    return {"model": adapters[0].path}
 
 
 def _parameters(request: EngineRequest, kind: KindOfServer) -> dict[str, Any]:

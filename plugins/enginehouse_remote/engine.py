@@ -14,6 +14,7 @@ from enginehouse.contract.engine import EngineStream, ReplicaStats
 from enginehouse.contract.errors import EngineDead, GenerationFailed, Overloaded, UnsupportedParameter
 from enginehouse.contract.types import EngineRequest, EngineStats, PoolingRequest, PoolingResult, Segment
 from enginehouse_backendkit.prefix_affinity import prefix_blocks
+from enginehouse_remote import tei
 from enginehouse_remote.bodies import body_of, routing_parts
 from enginehouse_remote.failures import ServerFailed, of_exception, of_response
 from enginehouse_remote.generation import RemoteGeneration
@@ -70,7 +71,7 @@ class RemoteEngine:
         body = body_of(request, self._found.model, self._found.kind)
         blocks: tuple[int, ...] = ()
         if self.servers.uses_prefixes:
-            blocks = prefix_blocks(routing_parts(body.data), request.namespace)
+            blocks = prefix_blocks(routing_parts(body.data), request.cache_namespace)
         limits = AnswerLimits.of(request, self.info.max_context)
         generation = RemoteGeneration(
             self.servers,
@@ -93,10 +94,18 @@ class RemoteEngine:
         """Ask a server for the rows of a request; see :class:`enginehouse.contract.engine.PoolingEngine`."""
         self._check_number()
         kind, info = self._found.name_of_kind, self.info.pooling
-        parts = parts_of(request, self._found.model, kind, info)
+        if kind == "tei":
+            parts = tei.parts_of(request, self._found.max_inputs)
+        else:
+            parts = parts_of(request, self._found.model, kind, info)
         self._num_pooling += 1
         try:
-            answers = [await self._send(part.path, part.body, RowAnswer, part.max_bytes) for part in parts]
+            answers: list[RowAnswer] = []
+            for part in parts:
+                answer, headers = await self._send(part.path, part.body, part.answer, part.max_bytes)
+                if kind == "tei":
+                    answer = tei.answer_of(request, answer, headers.get(tei.TOKENS_HEADER, ""), info)
+                answers.append(answer)
             return result_of(request, parts, answers, kind, info)
         except (ValueError, OverflowError) as error:
             raise GenerationFailed(f"The servers of this model gave an invalid answer: {error}") from error
@@ -148,10 +157,13 @@ class RemoteEngine:
         """Send a question that only Enginehouse servers answer."""
         if not self._found.tokenizes:
             raise UnsupportedParameter(f"{param}: the remote server has no {path}", param)
-        return await self._send(path, {"model": self._found.model, **data}, kind, max_bytes)
+        answer, _ = await self._send(path, {"model": self._found.model, **data}, kind, max_bytes)
+        return answer
 
-    async def _send(self, path: str, content: Mapping[str, Any], kind: type[_A], max_bytes: int) -> _A:
-        """Send a request; returns the whole response of the first server that answers."""
+    async def _send(
+        self, path: str, content: Mapping[str, Any], kind: type[_A], max_bytes: int
+    ) -> tuple[_A, httpx.Headers]:
+        """Send a request; returns the whole response of the first server that answers, and its headers."""
         self.servers.start()
         tried: set[Server] = set()
         last: ServerFailed | None = None
@@ -170,12 +182,13 @@ class RemoteEngine:
 
     async def _ask_server(
         self, server: Server, path: str, content: Mapping[str, Any], kind: type[_A], max_bytes: int
-    ) -> _A:
+    ) -> tuple[_A, httpx.Headers]:
+        base = tei.root_of(server.url) if self._found.name_of_kind == "tei" else server.url
         limit_s = self._options.idle_timeout_s
         try:
             async with (
                 asyncio.timeout(limit_s),
-                self.servers.client.stream("POST", server.url + path, json=content, timeout=limit_s) as response,
+                self.servers.client.stream("POST", base + path, json=content, timeout=limit_s) as response,
             ):
                 if response.status_code != 200:
                     raise of_response(response.status_code, await read_beginning(response), server.url)
@@ -186,6 +199,6 @@ class RemoteEngine:
         except httpx.HTTPError as error:
             raise of_exception(error, server.url) from error
         try:
-            return msgspec.json.decode(body, type=kind)
+            return msgspec.json.decode(body, type=kind), response.headers
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise GenerationFailed(f"The server {server.url} gave an invalid answer to {path}: {error}") from error

@@ -14,6 +14,7 @@ import httpx
 import msgspec
 
 from enginehouse.contract.errors import (
+    AdapterNotFound,
     ContextLengthExceeded,
     EngineDead,
     EnginehouseError,
@@ -21,6 +22,7 @@ from enginehouse.contract.errors import (
     InvalidRequest,
     Overloaded,
     UnsupportedParameter,
+    quoted,
 )
 from enginehouse_remote.reading import AnswerUnreadable
 
@@ -61,9 +63,20 @@ def of_exception(error: httpx.HTTPError | httpx.InvalidURL, url: str) -> ServerF
     return ServerFailed(EngineDead(f"The server {url} {what}{detail}."), is_down=is_down)
 
 
-def of_response(status: int, body: bytes, url: str, retry_after: str | None = None) -> EnginehouseError | ServerFailed:
-    """Map a response with a status other than 200 to an error for the client or :class:`ServerFailed`."""
-    return _of_error(status, _error_object(body), body[:500].decode("utf-8", "replace"), url, retry_after)
+def of_response(
+    status: int, body: bytes, url: str, retry_after: str | None = None, adapters: str = ""
+) -> EnginehouseError | ServerFailed:
+    """Map a response with a status other than 200 to an error for the client or :class:`ServerFailed`.
+
+    Args:
+        adapters: names of adapters in the request; with some, 404 means that the server lacks one of them.
+    """
+    error = _error_object(body)
+    if status == 404 and adapters and error.get("code") != "model_not_found":
+        said = str(error.get("message") or f"status {status}")[:_MAX_MESSAGE_CHARS]
+        message = f"The server {url} has no adapter {quoted(adapters)}: {said}"
+        return ServerFailed(AdapterNotFound(message, "adapters"), is_down=False)
+    return _of_error(status, error, body[:500].decode("utf-8", "replace"), url, retry_after)
 
 
 def of_stream(data: Any, url: str) -> EnginehouseError | ServerFailed:

@@ -156,7 +156,8 @@ class RemoteGeneration:
         async with client.stream("POST", url, content=self._content, headers=headers) as response:
             if response.status_code != 200:
                 retry_after = response.headers.get("retry-after")
-                raise of_response(response.status_code, await read_beginning(response), server.url, retry_after)
+                beginning, adapters = await read_beginning(response), self._body.adapters
+                raise of_response(response.status_code, beginning, server.url, retry_after, adapters)
             self._servers.mark_up(server)
             if not self.accepted.done():
                 self.accepted.set_result(None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Literal
 
 from attrs import field, frozen
 
@@ -47,6 +48,8 @@ class KindOfServer:
         constraint_fields: maps a constraint kind to the field that takes its text; ``structured_outputs`` takes the
             others.
         switch: it supports the field ``enable_thinking``; otherwise the switch is passed in the template's variables.
+        adapters: how it takes an adapter: in the field ``adapters`` with scales, or as ``model``; None: it has none, or
+            may answer with the base model for a name that it does not know.
     """
 
     parameters: frozenset[str]
@@ -56,6 +59,7 @@ class KindOfServer:
     min_top_logprobs: int = 0
     constraint_fields: Mapping[str, str] = field(factory=dict)
     switch: bool = False
+    adapters: Literal["field", "model"] | None = None
 
 
 def _names(text: str) -> frozenset[str]:
@@ -75,6 +79,7 @@ KINDS: Mapping[Kind, KindOfServer] = MappingProxyType(
             ),
             constraints=(*_SCHEMAS, "regex", "choice", "lark", "gbnf"),
             switch=True,
+            adapters="field",
         ),
         "vllm": KindOfServer(
             parameters=_names(
@@ -83,6 +88,7 @@ KINDS: Mapping[Kind, KindOfServer] = MappingProxyType(
             ),
             off={"top_k": -1},
             constraints=(*_SCHEMAS, "regex", "choice", "lark", "gbnf"),
+            adapters="model",
         ),
         "sglang": KindOfServer(
             parameters=_names(
@@ -93,6 +99,7 @@ KINDS: Mapping[Kind, KindOfServer] = MappingProxyType(
             constraints=(*_SCHEMAS, "regex"),
             constraint_fields={"regex": "regex"},
         ),
+        "tei": KindOfServer(parameters=frozenset(), constraints=()),  # generates nothing
         "llamacpp": KindOfServer(
             parameters=_names(
                 f"{_OPENAI} {_TEMPLATE} top_k min_p repetition_penalty repeat_last_n ignore_eos json_schema "

@@ -16,8 +16,8 @@ from enginehouse.contract.types import Task
 
 __all__ = ["Kind", "RemoteOptions", "base_url"]
 
-Kind = Literal["enginehouse", "vllm", "sglang", "llamacpp", "openai"]
-"""Kind of server; ``openai`` is any server that supports OpenAI's API."""
+Kind = Literal["enginehouse", "vllm", "sglang", "llamacpp", "tei", "openai"]
+"""Kind of server; ``tei`` is Text Embeddings Inference, ``openai`` any server that supports OpenAI's API."""
 
 
 def _check_urls(_: Any, attribute: attrs.Attribute[Any], value: tuple[str, ...]) -> None:
@@ -55,7 +55,7 @@ class RemoteOptions:
     urls: tuple[str, ...] = field(default=(), validator=_check_urls)
     routing: Literal["prefix", "load"] = "prefix"
     model: str | None = None
-    kind: Literal["auto", "enginehouse", "vllm", "sglang", "llamacpp", "openai"] = "auto"
+    kind: Literal["auto", "enginehouse", "vllm", "sglang", "llamacpp", "tei", "openai"] = "auto"
     task: Task | None = None
     parameters: tuple[str, ...] = ()
     without: tuple[str, ...] = ()

@@ -20,7 +20,7 @@ from enginehouse.contract.errors import UnsupportedParameter, UnsupportedTask
 from enginehouse.contract.types import PoolingInfo, PoolingRequest, PoolingResult, ScoreKind
 from enginehouse_remote.options import Kind
 
-__all__ = ["Part", "RowAnswer", "parts_of", "result_of"]
+__all__ = ["Part", "RowAnswer", "RowItem", "RowUsage", "inputs_of", "parts_of", "queries_of", "result_of"]
 
 _MAX_ROW_BYTES = 512 * 1024
 """Of one row of an answer; 16,384 numbers written as text have less."""
@@ -32,7 +32,7 @@ _LOGITS: tuple[Kind, ...] = ("llamacpp",)
 """Servers whose relevance scores are logits."""
 
 
-class _Item(msgspec.Struct):
+class RowItem(msgspec.Struct):
     """An entry of ``data`` or ``results``."""
 
     index: int | None = None
@@ -41,7 +41,9 @@ class _Item(msgspec.Struct):
     probs: list[float] | None = None
 
 
-class _Usage(msgspec.Struct, frozen=True):
+class RowUsage(msgspec.Struct, frozen=True):
+    """Tokens of a response."""
+
     prompt_tokens: int | None = None
     total_tokens: int | None = None
 
@@ -49,9 +51,9 @@ class _Usage(msgspec.Struct, frozen=True):
 class RowAnswer(msgspec.Struct):
     """The used members of all three responses."""
 
-    data: list[_Item] = []
-    results: list[_Item] = []
-    usage: _Usage = _Usage()
+    data: list[RowItem] = []
+    results: list[RowItem] = []
+    usage: RowUsage = RowUsage()
     score_kind: ScoreKind | None = None
     num_truncated: int = 0
 
@@ -63,11 +65,13 @@ class Part:
     Attributes:
         path: below the server's base URL.
         indices: inputs of the whole request that it has, in its order.
+        answer: type of the answer.
     """
 
     path: str
     body: Mapping[str, Any]
     indices: tuple[int, ...]
+    answer: Any = RowAnswer
 
     @property
     def max_bytes(self) -> int:
@@ -89,24 +93,29 @@ def parts_of(request: PoolingRequest, model: str, kind: Kind, info: PoolingInfo 
     common = {"model": model, **_extras(request, kind, info)}
     everything = tuple(range(len(request.inputs)))
     if request.task == "rerank":
-        by_query: dict[str, list[int]] = {}
-        for index, pair in enumerate(request.inputs):
-            by_query.setdefault(pair.text, []).append(index)
         return [
             Part(
                 "/rerank",
                 {**common, "query": query, "documents": [request.inputs[index].second or "" for index in indices]},
                 tuple(indices),
             )
-            for query, indices in by_query.items()
+            for query, indices in queries_of(request).items()
         ]
     if request.task == "classify":
         if kind not in _CLASSIFYING:
             raise UnsupportedTask(model, f"remote ({kind})", request.task)
-        return [Part("/classify", {**common, "input": _inputs(request)}, everything)]
+        return [Part("/classify", {**common, "input": inputs_of(request)}, everything)]
     dimensions = {} if request.dimensions is None else {"dimensions": request.dimensions}
-    body = {**common, "input": _inputs(request), "encoding_format": "base64", **dimensions}
+    body = {**common, "input": inputs_of(request), "encoding_format": "base64", **dimensions}
     return [Part("/embeddings", body, everything)]
+
+
+def queries_of(request: PoolingRequest) -> dict[str, list[int]]:
+    """Return the distinct queries of pairs, with the indices of their inputs."""
+    by_query: dict[str, list[int]] = {}
+    for index, pair in enumerate(request.inputs):
+        by_query.setdefault(pair.text, []).append(index)
+    return by_query
 
 
 def result_of(
@@ -144,7 +153,12 @@ def result_of(
     )
 
 
-def _inputs(request: PoolingRequest) -> list[str] | list[list[int]]:
+def inputs_of(request: PoolingRequest) -> list[str] | list[list[int]]:
+    """Return the inputs as texts or as token ids.
+
+    Raises:
+        UnsupportedParameter: they are pairs, or both.
+    """
     if any(one.second is not None for one in request.inputs):
         raise UnsupportedParameter(f"{request.path}: a remote model takes single texts", request.path)
     ids = [list(one.token_ids) for one in request.inputs if one.token_ids is not None]
@@ -188,7 +202,7 @@ def _prompt(request: PoolingRequest, info: PoolingInfo | None) -> str:
     return next((name for name in request.prompt_hints if name in known), "")
 
 
-def _row(item: _Item) -> NDArray[np.float32]:
+def _row(item: RowItem) -> NDArray[np.float32]:
     if item.relevance_score is not None:
         return np.array([item.relevance_score], np.float32)
     if item.probs is not None:

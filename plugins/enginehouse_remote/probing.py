@@ -19,6 +19,7 @@ from enginehouse.contract.types import ConstraintKind, EngineCapabilities, Model
 from enginehouse_remote.kinds import ALL_PARAMETERS, KINDS, KindOfServer
 from enginehouse_remote.options import Kind, RemoteOptions
 from enginehouse_remote.reading import IDENTITY, AnswerUnreadable, read_body
+from enginehouse_remote.tei import ServedModel, read_info, root_of
 
 __all__ = ["Found", "engine_capabilities", "probe_servers", "restricted"]
 
@@ -50,6 +51,7 @@ class Found:
         kind: API dialect of the servers.
         name_of_kind: its name.
         tokenizes: they provide Enginehouse's ``/tokenize`` and ``/detokenize``.
+        max_inputs: most inputs of one request to a server of TEI.
     """
 
     model: str
@@ -57,6 +59,7 @@ class Found:
     name_of_kind: Kind
     info: ModelInfo
     tokenizes: bool
+    max_inputs: int = _UNLIMITED
 
 
 def probe_servers(urls: Sequence[str], headers: Mapping[str, str], options: RemoteOptions, progress: Progress) -> Found:
@@ -105,7 +108,18 @@ async def _get(client: httpx.AsyncClient, url: str, limit_s: float) -> tuple[int
 
 
 async def _probe(client: httpx.AsyncClient, url: str, options: RemoteOptions) -> Found:
-    entry = _choose(await _models(client, url, options.connect_timeout_s), options.model, url)
+    if options.kind == "tei":
+        if (served := await _tei_model(client, url, options)) is None:
+            root = root_of(url)
+            raise ModelLoadError(f"{root}/info describes no pooling model; is {root} a server of TEI?")
+        return _found_tei(url, served, options)
+    try:
+        entries = await _models(client, url, options.connect_timeout_s)
+    except ModelLoadError:
+        if options.kind != "auto" or (served := await _tei_model(client, url, options)) is None:
+            raise
+        return _found_tei(url, served, options)
+    entry = _choose(entries, options.model, url)
     name = str(entry["id"])
     kind: Kind = _OWNERS.get(str(entry.get("owned_by")), "openai") if options.kind == "auto" else options.kind
     description: dict[str, Any] = {}
@@ -115,6 +129,33 @@ async def _probe(client: httpx.AsyncClient, url: str, options: RemoteOptions) ->
         if description.get("state") == "loading":
             raise httpx.TransportError("the model is still loading there")
     return _found(url, name, kind, entry, description=description, options=options)
+
+
+async def _tei_model(client: httpx.AsyncClient, url: str, options: RemoteOptions) -> ServedModel | None:
+    """Return the model of a server of Text Embeddings Inference, which has no list of models."""
+    status, said = await _get(client, f"{root_of(url)}/info", options.connect_timeout_s)
+    _check_status(status, url)
+    return read_info(said)
+
+
+def _found_tei(url: str, served: ServedModel, options: RemoteOptions) -> Found:
+    root = root_of(url)
+    name = str(_choose([{"id": served.model_id[:_MAX_NAME_CHARS]}], options.model, root)["id"])
+    if options.task not in (None, served.task):
+        raise ModelLoadError(f"task: {root} serves a model for {served.task!r}, not for {options.task!r}")
+    reason = "the remote server (tei) does not generate"
+    info = ModelInfo(
+        backend="remote",
+        max_context=options.context or served.max_input_length,
+        vocab_size=_UNLIMITED,
+        engine=engine_capabilities(KINDS["tei"], None, reason),
+        metadata=_metadata({}, {}, root, name, "tei"),
+        task=served.task or "embed",
+        pooling=served.pooling,
+    )
+    kind = KINDS["tei"]
+    max_inputs = served.max_client_batch_size
+    return Found(model=name, kind=kind, name_of_kind="tei", info=info, tokenizes=False, max_inputs=max_inputs)
 
 
 def _found(
@@ -141,14 +182,18 @@ def _found(
 
 async def _models(client: httpx.AsyncClient, url: str, limit_s: float) -> list[dict[str, Any]]:
     status, said = await _get(client, f"{url}/models", limit_s)
-    if status in (401, 403):
-        raise ModelLoadError(f"{url} does not take the API key of the settings (status {status})")
-    if status >= 500 or status == 429:
-        raise httpx.TransportError(f"status {status}")
+    _check_status(status, url)
     entries = said.get("data") if isinstance(said, dict) else None
     if isinstance(entries, list) and all(map(_is_entry, entries)):
         return entries
     raise ModelLoadError(f"{url}/models lists no models (status {status}); is {url} an OpenAI-compatible API?")
+
+
+def _check_status(status: int, url: str) -> None:
+    if status in (401, 403):
+        raise ModelLoadError(f"{url} does not take the API key of the settings (status {status})")
+    if status >= 500 or status == 429:
+        raise httpx.TransportError(f"status {status}")
 
 
 def _is_entry(entry: Any) -> bool:
@@ -188,7 +233,10 @@ def restricted(kind: KindOfServer, capabilities: Any, options: RemoteOptions) ->
         parameters = (parameters | plugins) - refused
         constraints = tuple(one for field, kinds in _KIND_OF_FIELD.items() if field not in refused for one in kinds)
     parameters = (parameters | set(options.parameters)) - set(options.without)
-    return evolve(kind, parameters=frozenset(parameters), constraints=constraints)
+    reported = capabilities.get("adapters", {}) if isinstance(capabilities, dict) else {}
+    is_known = kind.adapters != "field" or reported.get("support", "refused") != "refused"
+    adapters = kind.adapters if is_known and "adapters" not in options.without else None
+    return evolve(kind, parameters=frozenset(parameters), constraints=constraints, adapters=adapters)
 
 
 def engine_capabilities(kind: KindOfServer, said: Any, reason: str) -> EngineCapabilities:
@@ -204,6 +252,7 @@ def engine_capabilities(kind: KindOfServer, said: Any, reason: str) -> EngineCap
         samplers=(),
         constraint_kinds=kind.constraints,
         constraint_problem=reason,
+        adapters="none" if kind.adapters is None else "mixed",
     )
 
 

@@ -37,6 +37,7 @@ _BENCHMARKS = {
     "plugins": "bench.held_plugins:measure_plugins",
     "beside": "bench.beside:measure_beside",
     "embeddings": "bench.embeddings:measure_embeddings",
+    "adapters": "bench.adapters:measure_adapters",
 }
 _SOAK = "soak"
 

@@ -1,4 +1,4 @@
-"""Model folders of well-known sizes without weights, for measuring on a GPU that has no downloads.
+"""Model folders of well-known sizes without weights, for measuring on machines that have no downloads.
 
 ``random_weights`` draws the weights when such a folder is opened; how fast a model runs does not depend on them. The
 tokenizer has as many tokens as the model, all of them short words, so that text is made as from a real one.
@@ -29,6 +29,23 @@ SHAPES: dict[str, dict[str, Any]] = {
         "hidden_act": "silu",
         "tie_word_embeddings": False,
         "dtype": "bfloat16",
+    },
+    "smollm2-135m": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": 49_152,
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "head_dim": 64,
+        "max_position_embeddings": 8192,
+        "rope_theta": 100_000.0,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "tie_word_embeddings": True,
+        "dtype": "float32",
     },
     "qwen3-0.6b": {
         "architectures": ["Qwen3ForCausalLM"],

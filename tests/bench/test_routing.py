@@ -1,6 +1,8 @@
 """The simulation behind the figures about routing, on a small scale."""
 
-from .routing import ROUTERS, Workload, simulate
+import pytest
+
+from .routing import HELD_OUT, ROUTERS, Workload, simulate
 
 
 def test_prefixes_that_fit_all_replicas_together_are_computed_rarely():
@@ -19,6 +21,17 @@ def test_one_popular_prefix_does_not_overload_its_replica():
     not_balanced = simulate(work, ROUTERS["Ray's prefix router"]())
 
     assert balanced.mean_first_s < 0.2 * not_balanced.mean_first_s
+
+
+@pytest.mark.parametrize("num_replicas", [3, 30])
+def test_limit_of_imbalance_costs_little_where_prefixes_are_equally_popular(num_replicas):
+    """Ray's rule has no such limit, so that it is the bound here."""
+    work = Workload(num_replicas, 0.75, traffic=HELD_OUT, requests_per_replica=40)
+    limited = simulate(work, ROUTERS["prefix affinity"]())
+    unlimited = simulate(work, ROUTERS["Ray's prefix router"]())
+
+    assert limited.cached > 0.92 * unlimited.cached
+    assert limited.tokens_per_s > 0.92 * unlimited.tokens_per_s
 
 
 def test_the_same_arguments_give_the_same_times():

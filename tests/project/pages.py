@@ -23,8 +23,9 @@ from enginehouse.api.metrics.families import FAMILIES
 from enginehouse.contract import hookspecs
 from enginehouse.plugins import PluginRegistry
 from enginehouse.plugins.kinds import KINDS
+from enginehouse.settings.adapters import AdapterSettings
 from enginehouse.settings.auth import AuthSettings, KeySettings
-from enginehouse.settings.config import PluginsSettings, Settings
+from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings
 from enginehouse.settings.limits import ByteCount, MemoryBudget
 from enginehouse.settings.optimisations import DrafterSettings, ExitPolicySettings
 from enginehouse.settings.profiles import PROFILES, Profile
@@ -139,6 +140,8 @@ def _settings() -> str:
         text += f"## `[{table}]`\n\n{_table(kind, {'options', 'folder', 'origin'})}\n"
         if kind is AuthSettings:
             text += f"## `[[auth.keys]]`\n\n{_table(KeySettings, set())}\n"
+        if kind is ModelSettings:
+            text += f"## `[models.<name>.adapters.<adapter>]`\n\n{_table(AdapterSettings, set())}\n"
     for name, backend in sorted(PluginRegistry.load(PluginsSettings()).backends.items()):
         text += f"## `[models.<name>]` with the backend `{name}`\n\n{_table(backend.options, {'context', 'slots'})}\n"
     return text

@@ -100,8 +100,9 @@ def drop_unwritable() -> None:
 class Startup:
     """Shows the load progress of the models. Its methods may be called from any thread."""
 
-    def __init__(self, console: Console, models: Iterable[str]) -> None:
+    def __init__(self, console: Console, models: Iterable[str], *, has_page: bool = False) -> None:
         self._console = console
+        self._has_page = has_page
         self._lock = threading.Lock()
         self._url = ""
         self._waiting = dict.fromkeys(models)
@@ -153,7 +154,11 @@ class Startup:
             self._stop()
         if outcome == "ready":
             at = self._url if self._url.startswith("unix:") else f"{self._url}/v1"
-            self._say(f"{model} is ready at {at}. Try it:\n\n{_curl_example(self._url, model, task)}\n")
+            example = f" Try it:\n\n{_curl_example(self._url, model, task)}\n" if self._console.is_terminal else ""
+            self._say(f"{model} is ready at {at}.{example}")
+            if self._has_page and self._console.is_terminal and not self._url.startswith("unix:"):
+                self._has_page = False  # said once
+                self._say(f"Or open {self._url}/ in a browser.\n")
 
     def _stop(self) -> None:
         with contextlib.suppress(OSError):  # a failed write (a full disk) must not stop the server

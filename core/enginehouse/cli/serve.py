@@ -193,7 +193,7 @@ def serve(
     for line in (*_complaints(registry), *_unserved(settings)):
         console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
     eager = [name for name, model in settings.models.items() if model.load == "eager"]
-    with Startup(console, eager) as startup:
+    with Startup(console, eager, has_page=settings.server.has_pages and bool(registry.pages)) as startup:
         exit_code = run(
             settings,
             registry,

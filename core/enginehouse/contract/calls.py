@@ -60,6 +60,7 @@ class ModelEntry:
         supports: request fields that it honours, by their names in OpenAI's API (``tools``, ``suffix``,
             ``reasoning_effort``); empty before the first load.
         reasons: its answers may begin with reasoning, which a parser separates; False before the first load.
+        adapters: names of its adapters with the scale of each, in the order of llama-server's ids.
     """
 
     name: str
@@ -79,6 +80,7 @@ class ModelEntry:
     fingerprint: str | None = None
     supports: frozenset[str] = frozenset()
     reasons: bool = False
+    adapters: Mapping[str, float] = field(factory=dict)
 
 
 class Server(Protocol):

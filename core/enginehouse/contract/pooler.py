@@ -87,8 +87,9 @@ class PoolerCapabilities:
         text: layout of one text.
         pair: layout of two texts; required for the task ``rerank``. Not used by core if the model has a chat template
             named ``rerank``: the texts are then written in place of its ``{query}`` and ``{document}``.
-        pass_tokens: tokens of a usual pass, so that other requests do not wait long for its end; an input that is
-            longer has a pass of its own. None: ``max_batch_tokens``.
+        pass_tokens: most tokens of a usual pass, so that other requests do not wait long for its end; core takes fewer
+            if they take longer than a quarter of a second. An input that is longer has a pass of its own. None:
+            ``max_batch_tokens``.
         pooling: how a row is made of token states, such as ``mean``, ``cls``, ``last``, ``rank``; core only shows it.
         is_normalized: the rows of a model for ``embed`` have length 1 when they leave the pooler.
         dimension_choices: smaller sizes to which an embedding may be cut (Matryoshka); empty: none.

@@ -252,6 +252,8 @@ def _by_adapters(_: Row, deciders: Deciders) -> Capability:
     mixing = deciders.info.engine.adapters
     if mixing == "none":
         return Capability("refused", "this model takes no adapters")
+    if deciders.info.engine.takes_messages:
+        return Capability("native", f"by {deciders.info.backend}")
     passes = "one pass of a step for each set of adapters" if mixing == "per_pass" else "together in one pass"
     return Capability("native", f"by {deciders.info.backend}, {passes}")
 

@@ -319,7 +319,7 @@ class Pipeline:
         of_samplers = {name: fields for name, fields in asked.extensions.items() if name in self._samplers}
         sampled = evolve(asked, extensions=of_samplers)
         parameters = effective_parameters(sampled, layers, model.info.vocab_size, self._settings.limits, self._samplers)
-        adapters = self._adapters(request, model)
+        adapters = self.adapters(request, model)
         prediction = await self._prediction(asked, model)
         changed, reports = await self._preparers.prepare(asked, model)
         rendered = await self._with_media(changed, model)
@@ -336,7 +336,7 @@ class Pipeline:
             reports=reports,
         )
 
-    def _adapters(self, request: GenerateRequest, model: LoadedModel) -> tuple[Adapter, ...]:
+    def adapters(self, request: GenerateRequest, model: LoadedModel) -> tuple[Adapter, ...]:
         """Return the adapters that the request names: in ``model``, or in a field.
 
         Raises:

@@ -18,6 +18,7 @@ from enginehouse.contract.errors import AdapterNotFound, AdapterRefused, Invalid
 from enginehouse.plugins import PluginRegistry
 from enginehouse.serving.background import run_in_daemon_thread
 from enginehouse.serving.sources import find_source, hub_of
+from enginehouse.settings.adapters import AdapterSettings
 from enginehouse.settings.config import ModelSettings
 
 __all__ = ["AdapterTable", "AskedAdapters", "plan_adapter", "plan_adapters"]
@@ -51,6 +52,11 @@ class AdapterTable:
         """Return the adapters by name, without those of a model that was not planned yet."""
         known = {one.name: one for one in self.planned} | self.added
         return {name: known[name] for name in self.names if name in known}
+
+    def scales(self, configured: Mapping[str, AdapterSettings]) -> dict[str, float]:
+        """Return the scale of each adapter where a request gives none; ``configured`` are those of the settings."""
+        known = self.all()
+        return {name: known[name].scale if name in known else configured[name].scale for name in self.names}
 
     def not_found(self, model: str, name: object, param: str = "model") -> AdapterNotFound:
         """Return the error for a name that no adapter of the model has."""

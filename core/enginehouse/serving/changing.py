@@ -65,6 +65,8 @@ async def unload_model(
     problem = None
     if model.is_leaving and not (drain or force):
         problem = "is already being unloaded"
+    elif manager.is_downloading(model):
+        problem = "is being downloaded; cancel-download stops that"
     elif model.state == "loading" and not force:
         problem = "is loading; use force to stop that"
     elif model.is_pinned and not force:
@@ -215,7 +217,9 @@ class ModelChanger:
             except EnginehouseError as error:
                 if model.origin == "settings":
                     raise
-                problems[name] = error.message
+                # The download of an added model begins next, see ``ConfigSnapshots.add_model``.
+                if model.origin != "added" or await self._manager.find_download(model.source) is None:
+                    problems[name] = error.message
         return PlannedChanges(settings=settings, plans=plans, problems=problems)
 
     def _changes(self, settings: Settings) -> ModelChanges:

@@ -203,7 +203,11 @@ async def open_engine(
         EnginehouseError: the model could not be loaded; EngineDead if its worker died meanwhile.
     """
     if plan.backend.opens == "engine":
-        return await _open_here(plan, progress, model.load_timeout_s)
+        opened = await _open_here(plan, progress, model.load_timeout_s)
+        if plan.adapters and opened.engine.info.engine.adapters == "none":
+            await opened.engine.close()
+            raise ModelLoadError(f"{plan.options_path}.adapters: this model takes no adapters; remove them")
+        return opened
     load = load_of(plan, model, settings)
     if plan.placement is not None:
         queue = request_queue or RequestQueue(load.engine.slots, settings.limits)

@@ -16,6 +16,7 @@ from enginehouse.contract.errors import EnginehouseError, ModelLoadError
 from enginehouse.contract.gguf_names import model_in
 from enginehouse.contract.model_hub import ModelHub
 from enginehouse.plugins import PluginRegistry
+from enginehouse.plugins.threads import Abandoned
 from enginehouse.serving.background import run_in_daemon_thread
 
 
@@ -87,10 +88,6 @@ OnShare = Callable[[float, str], None]
 """Called on the event loop with the completed share (0 to 1) and the current activity."""
 
 
-class _Stopped(asyncio.CancelledError):
-    """Raised in the download thread when the download is no longer needed."""
-
-
 async def download(hub: ModelHub, text: str, on_share: OnShare) -> None:
     """Download a model; cancelling stops the download, and data that has arrived is kept.
 
@@ -102,7 +99,7 @@ async def download(hub: ModelHub, text: str, on_share: OnShare) -> None:
 
     def progress(share: float, activity: str) -> None:
         if is_stopped:
-            raise _Stopped
+            raise Abandoned  # no failure of the hub
         loop.call_soon_threadsafe(on_share, share, activity)
 
     try:

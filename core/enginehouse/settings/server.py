@@ -149,6 +149,11 @@ class ServerSettings:
     allowed_sources: tuple[str, ...] = field(default=(), metadata=LIVE)
 
     @property
+    def has_pages(self) -> bool:
+        """True if the pages of plugins are served."""
+        return self.uds is not None or is_loopback(self.host) if self.ui is None else self.ui
+
+    @property
     def may_gain_models(self) -> bool:
         """True if models may be added to the running server, so that it may start without any."""
         return bool(self.models_dir or self.allowed_sources)

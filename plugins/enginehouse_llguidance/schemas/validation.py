@@ -20,13 +20,17 @@ from enginehouse_llguidance.schemas.problems import SchemaProblem, join_pointer
 from enginehouse_llguidance.schemas.strings import read_pattern
 from enginehouse_llguidance.schemas.values import key_of
 
-__all__ = ["NO_RULES", "Rules", "Validator", "find_uncertain", "is_multiple"]
+__all__ = ["NO_RULES", "Rules", "TooLarge", "Validator", "find_uncertain", "is_multiple"]
 
 _CONDITIONAL = frozenset(
     {"anyOf", "oneOf", "not", "if", "then", "else", "contains", "dependentSchemas", "dependencies"}
 )
 _NUMBERS = (int, float)
 _MAX_EVALUATED = 50_000  # a tenth of a second
+
+
+class TooLarge(ValueError):
+    """A value has too many parts, and too many schemas apply to them, to be evaluated."""
 
 
 def is_multiple(value: float, divisor: float) -> bool:
@@ -96,7 +100,7 @@ class Validator:
         """Return True if a value satisfies a schema.
 
         Raises:
-            ValueError: too many schemas apply to its parts.
+            TooLarge: too many schemas apply to its parts.
             RecursionError: it is nested too deeply.
         """
         self.known.clear()
@@ -174,7 +178,7 @@ class Validator:
         key = (pointer, id(value))
         if key not in self.known:
             if len(self.known) >= _MAX_EVALUATED:
-                raise ValueError(
+                raise TooLarge(
                     f"a value is too large to be checked ({_MAX_EVALUATED} pairs of a schema and a part of it); "
                     "limit its size, for example with maxItems"
                 )

@@ -31,6 +31,7 @@ function go() {
   const asked = location.hash.replace(/^#\/?/, "") || "chat";
   const next = VIEWS[asked] ? asked : "chat";
   if (next === name) return;
+  VIEWS[name]?.leave?.();
   name = next;
   clearInterval(timer);
   const view = VIEWS[name];
@@ -111,6 +112,8 @@ onDraw(() => {
 });
 
 addEventListener("hashchange", go);
+// A browser opens six connections to a server: tabs that are not seen hold none for events.
+document.addEventListener("visibilitychange", () => (document.hidden ? VIEWS[name].leave?.() : VIEWS[name].enter?.()));
 addEventListener("keydown", (event) => {
   if (event.key === "Escape" && !event.defaultPrevented) VIEWS[name].onEscape?.();
 });

@@ -280,6 +280,21 @@ def test_what_a_model_does_not_offer_is_refused(
     assert (response.json()["code"], response.json()["param"]) == (code, param)
 
 
+def test_a_refusal_says_that_no_model_was_named(client: httpx.Client) -> None:
+    """The first model of the configuration is taken, which is an embedder."""
+    chat = {"messages": [{"role": "user", "content": "hi"}]}
+    unnamed, named = (
+        client.post("/v1/chat/completions", json={**chat, **model}).json()["error"]
+        for model in ({}, {"model": "embed"})
+    )
+    pooled = client.post("/pool", json={"texts": [["a", "b"]], "task": "classify"}).json()
+    hint = " The request names no model, so that the first one was taken; name another one in 'model'."
+
+    assert unnamed["code"] == named["code"] == pooled["code"] == "unsupported_task"
+    assert unnamed["message"] == named["message"] + hint
+    assert pooled["message"].endswith(hint)
+
+
 def test_token_ids_are_taken_as_they_are(client: httpx.Client) -> None:
     ids = client.post("/tokenize", json={"model": "embed", "content": "some text", "add_special": True}).json()
     texts = [{"token_ids": ids["tokens"]}, "some text", {"token_ids": [9999]}]

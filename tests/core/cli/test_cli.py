@@ -275,7 +275,7 @@ def test_serve_announces_itself_answers_and_stops(folder: Path, number: signal.S
     assert answer["choices"][0]["message"]["content"] == "Hello"
     assert exit_code == 0
     assert f"script is ready at {server.url}/v1" in server.output
-    assert f"curl {server.url}/v1/chat/completions" in server.output
+    assert "curl" not in server.output  # that example is for people, at a terminal
     assert "Traceback" not in server.output
 
 
@@ -409,15 +409,17 @@ def test_startup_shows_progress_and_then_the_example() -> None:
     from rich.console import Console
 
     console = Console(record=True, force_terminal=True, width=100, file=io.StringIO())
-    with Startup(console, ["it's"]) as startup:
+    with Startup(console, ["it's", "other"], has_page=True) as startup:
         startup.on_listening("http://127.0.0.1:1")
         startup.on_progress("it's", 0.4, "reading weights")
         wait_until(lambda: "reading weights" in console.export_text(clear=False))
         startup.on_progress("it's", 1.0, "ready")
         startup.on_progress("it's", 1.0, "ready")  # a restart, much later
+        startup.on_progress("other", 1.0, "ready")
         text = console.export_text()
 
-    assert text.count("is ready at http://127.0.0.1:1/v1") == 1
+    assert text.count("it's is ready at http://127.0.0.1:1/v1") == 1
+    assert text.count("Or open http://127.0.0.1:1/ in a browser.") == 1
     assert "/v1/chat/completions" in text
     assert """'{"model": "it'"'"'s\"""" in text
 
@@ -426,7 +428,7 @@ def test_startup_shows_progress_and_then_the_example() -> None:
 def test_startup_shows_an_example_of_the_task(task: str, address: str) -> None:
     from rich.console import Console
 
-    console = Console(record=True, width=100, file=io.StringIO())
+    console = Console(record=True, force_terminal=True, width=100, file=io.StringIO())
     with Startup(console, ["m"]) as startup:
         startup.on_listening("http://127.0.0.1:1")
         startup.on_progress("m", 1.0, f"ready for {task}")

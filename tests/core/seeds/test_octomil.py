@@ -47,7 +47,7 @@ def test_json_mode(page: Page) -> None:
 
 
 @pytest.mark.llamacpp
-@pytest.mark.parametrize("name", ["phi-4-mini", "gemma-1b", "auto"])
+@pytest.mark.parametrize("name", ["phi-4-mini", "gemma-1b", "gemma-4b:8bit", "auto"])
 def test_the_model_names_of_the_page(page: Page, name: str) -> None:
     body = {"model": name, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
     answer = httpx.post(f"{page.url}/v1/chat/completions", json=body, timeout=60)

@@ -201,7 +201,8 @@ def test_dry_run_explains_parts(client: httpx.Client, model: str) -> None:
     assert [part["reason"] for part in parts][-1] == "protected"
     scores = [part["score"] for part in parts[:-1]]
     assert lines[scores.index(max(scores))] in left
-    assert told["compression"]["scored_tokens"] >= 5
+    at_least = 20 if model == "semantic" else 4  # a server of another kind may count a text as one token
+    assert told["compression"]["scored_tokens"] > at_least
     assert told["compression"]["failed"] is None
 
 

@@ -333,3 +333,22 @@ def test_digits_within_a_string_are_text(compiler: GrammarCompiler, tokenizer: F
     for token_id in tokenizer.encode('"\\"' + "7" * 100 + '"', special=False):
         assert token_id in allowed_ids(matcher, tokenizer)
         matcher.accept(token_id)
+
+
+def test_wrong_values_that_are_laborious_to_check_end_the_answer(
+    compiler: GrammarCompiler, tokenizer: FakeTokenizer
+) -> None:
+    """The work of one answer is bounded, not only how often it goes back."""
+    items = {"anyOf": [{"const": 1000}, *({"const": 1001 + number % 2} for number in range(200))]}
+    matcher = started(compiler, {"type": "array", "items": items, "contains": {"const": 1000}, "minContains": 9})
+    assert isinstance(matcher, BacktrackingMatcher)
+    (end,) = tokenizer.encode("]", special=False)
+    for token_id in tokenizer.encode(f"[{', '.join(['1001'] * 60)}", special=False):
+        matcher.accept(token_id)
+
+    with pytest.raises(GenerationFailed, match="no valid value was found: wrong values took 1000000 pairs"):
+        for _ in range(1000):
+            matcher.accept(end)
+            assert matcher.backtrack() == 1
+            for token_id in tokenizer.encode(", 1001", special=False):
+                matcher.accept(token_id)

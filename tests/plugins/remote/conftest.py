@@ -59,10 +59,15 @@ async def says_hello(request: dict[str, Any], wire: Wire) -> None:
 
 @define
 class SmallServer:
-    """An OpenAI-compatible server of one model; ``answer`` is told what to do with each generating request."""
+    """An OpenAI-compatible server of one model; ``answer`` is told what to do with each generating request.
+
+    With ``info`` it is a server of Text Embeddings Inference instead, which describes its model there.
+    """
 
     answer: Answer = says_hello
     owned_by: str = "somebody"
+    info: Any = None
+    paths: list[str] = field(factory=list)
     requests: list[dict[str, Any]] = field(factory=list)
     headers: list[dict[str, str]] = field(factory=list)
     num_left: int = 0
@@ -86,11 +91,15 @@ class SmallServer:
         headers = dict(line.lower().split(": ", 1) for line in head.split("\r\n")[1:] if line)
         body = await reader.readexactly(int(headers.get("content-length", 0)))
         wire = Wire(writer)
-        if head.startswith("GET /v1/models"):
+        if self.info is not None and head.startswith("GET"):
+            is_info = head.startswith("GET /info ")
+            wire.body(self.info if is_info else {"error": "not found"}, 200 if is_info else 404)
+        elif head.startswith("GET /v1/models"):
             self.num_asked += 1
             wire.body({"object": "list", "data": [{"id": "big", "object": "model", "owned_by": self.owned_by}]})
         else:
             self.headers.append(headers)
+            self.paths.append(head.split()[1])
             self.requests.append(json.loads(body))
             await self._answer(reader, wire)
         writer.close()
@@ -111,8 +120,8 @@ async def small_server() -> Any:
     """Call it to start a server."""
     servers: list[SmallServer] = []
 
-    async def start(answer: Answer = says_hello, owned_by: str = "somebody") -> SmallServer:
-        servers.append(await SmallServer(answer, owned_by).start())
+    async def start(answer: Answer = says_hello, owned_by: str = "somebody", info: Any = None) -> SmallServer:
+        servers.append(await SmallServer(answer, owned_by, info).start())
         return servers[-1]
 
     yield start

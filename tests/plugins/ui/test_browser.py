@@ -9,8 +9,12 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +46,7 @@ REPLIES: dict[str, list[Any]] = {
     "markdown": MARKDOWN,
     "attack": HOSTILE,
     "long line": ["x" * 1_000_000],
+    "defined": ["See [the end] of it.\n\n", "More.\n\n", "[the end]: https://site.invalid/end\n"],
     "slowly": [item for number in range(400) for item in (f"word{number} ", {"delay_s": 0.05})],
     "think": ["<think>", "Two and two. ", "</think>", "Four."],
     "weather": ['<tool_call>\n{"name": "calculator", "arguments": {"expression": "6 * 7"}}\n</tool_call>'],
@@ -217,6 +222,48 @@ def test_hostile_output_stays_text(page: Page) -> None:
     ]
 
 
+def test_a_link_is_drawn_whose_address_comes_later(page: Page) -> None:
+    ask(page, "defined")
+
+    expect(finished(page).get_by_role("link", name="the end")).to_have_attribute("href", "https://site.invalid/end")
+
+
+def test_an_answer_is_kept_while_it_streams(page: Page) -> None:
+    ask(page, "slowly")
+    expect(last_answer(page)).to_contain_text("word90", timeout=LIMIT_MS)  # 4.5 s
+    page.reload()
+
+    expect(last_answer(page)).to_contain_text("word20")
+    expect(last_answer(page)).to_contain_text("the page was closed")
+
+
+FIRST = {"id": "1", "parent": None, "role": "user", "content": "x"}
+CHAT: dict[str, Any] = {"title": "t", "parameters": {}, "nodes": {"1": FIRST}, "leaf": "1"}
+
+
+@pytest.mark.parametrize(
+    "chat",
+    [
+        {**CHAT, "nodes": {"1": {**FIRST, "parent": "1"}}},
+        {**CHAT, "nodes": {"1": {**FIRST, "images": ["/admin/models"]}}},
+        {**CHAT, "nodes": {"1": {**FIRST, "content": None}}},
+        {**CHAT, "parameters": None},
+        {**CHAT, "leaf": "toString"},
+    ],
+    ids=["its own parent", "an address as image", "no text", "no parameters", "no leaf"],
+)
+def test_a_file_that_is_not_an_exported_chat_is_refused(page: Page, chat: dict[str, Any]) -> None:
+    """A chat whose messages form a circle would stop the page at each start."""
+    page.get_by_text("Chats (0)").click()
+    file = {"name": "chat.json", "mimeType": "application/json", "buffer": json.dumps(chat).encode()}
+    page.get_by_label("Import").set_input_files([file])
+    expect(page.get_by_role("alert")).to_contain_text("not a chat that this page exported")
+
+    good = {**file, "buffer": json.dumps(CHAT).encode()}
+    page.get_by_label("Import").set_input_files([good])
+    expect(page.locator(".message.user")).to_contain_text("x")
+
+
 def test_a_line_of_a_million_characters_is_shown(page: Page) -> None:
     ask(page, "long line")
 
@@ -376,7 +423,7 @@ def test_a_model_that_the_settings_do_not_allow_is_refused_with_the_reason(
 ) -> None:
     page, watched = watched_pages(server.url)
     watched.expected = ["the server responded with a status of 40"]
-    page.goto(f"{server.url}/ui/console/#/models", wait_until="networkidle")
+    page.goto(f"{server.url}/ui/console/#/models")
     page.get_by_text("Add a model").click()
     page.get_by_label("Source", exact=True).fill("owner/name")
     page.get_by_role("button", name="Add", exact=True).click()
@@ -444,6 +491,34 @@ def test_connect_names_this_server(page: Page, server: ServerProcess) -> None:
         expect(page.get_by_role("region", name=name, exact=True)).to_contain_text(server.url)
 
 
+def test_snippets_of_connect_work(page: Page, server: ServerProcess, tmp_path: Path) -> None:
+    """Clients that are not installed are left out; tests/outside drives Codex and Claude Code by the same settings."""
+    show(page, "connect")
+    page.locator("#connect-model").select_option("script")
+    texts = {one.get_attribute("aria-label"): one.inner_text() for one in page.locator(".recipe pre").all()}
+    commands = {"curl": ["sh", "-c"]}
+    for name, module in (
+        ("OpenAI's Python client", "openai"),
+        ("Anthropic's Python client", "anthropic"),
+        ("LangChain", "langchain_openai"),
+    ):
+        if find_spec(module):
+            commands[name] = [sys.executable, "-c"]
+    for name, command in commands.items():
+        done = subprocess.run([*command, texts[name]], capture_output=True, text=True, timeout=120, check=False)
+        assert "Hello there." in done.stdout, (name, done.stderr)
+    codex = tomllib.loads(texts["Codex"])
+    assert (
+        codex["model"] == "script"
+        and codex["model_providers"][codex["model_provider"]]["base_url"] == f"{server.url}/v1"
+    )
+    assert json.loads(texts["opencode"])["provider"]["enginehouse"]["options"]["baseURL"] == f"{server.url}/v1"
+    for name in ("Claude Code", "Ollama's clients"):
+        (line, *_) = texts[name].splitlines()
+        shown = subprocess.run(["sh", "-c", f"{line}; env"], capture_output=True, text=True, check=True).stdout
+        assert f"={server.url}\n" in shown, name
+
+
 # -- everybody can use it ---------------------------------------------------------------------------
 
 
@@ -458,6 +533,9 @@ def test_axe_finds_nothing_and_nothing_overflows(
     ask(page, "markdown")
     finished(page)
     for view in VIEWS:
+        if view == "inspect":
+            finished(page).get_by_role("link", name="Inspect").click()
+            page.locator("#tokens .token").first.click()
         show(page, view)
         assert page.evaluate("document.documentElement.scrollWidth") <= width, view
         before = list(watched.problems)

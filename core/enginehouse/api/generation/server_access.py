@@ -116,6 +116,7 @@ class ServerAccess:
             fingerprint=profile.fingerprint if profile is not None else None,
             supports=frozenset(name for name, one in supported if one.support != "refused"),
             reasons=profile is not None and profile.formats.reasoning is not None,
+            adapters=model.adapters.scales(model.settings.adapters),
         )
 
     def shown_error(self, status: ModelStatus) -> str | None:

@@ -18,7 +18,6 @@ from enginehouse.api.admin.adding import adding_routes
 from enginehouse.api.admin.events import event_route
 from enginehouse.api.admin.models import admin_model_routes, reload_route
 from enginehouse.api.admin.requests import request_routes, slot_route
-from enginehouse.api.http import request_events
 from enginehouse.api.http.access import AccessRecord, record_of
 from enginehouse.api.http.callers import Callers, caller_of, check_permissions, may_manage, shown_as
 from enginehouse.api.http.errors import describe
@@ -128,8 +127,7 @@ def _on_end(state: ApiState) -> Callable[[AccessRecord], None]:
 
     def count_and_tell(record: AccessRecord) -> None:
         state.metrics.on_request_end(record, by_key=state.settings.server.key_metrics)
-        if state.exchanges.events and record.answer_id is not None:
-            state.exchanges.events.publish(request_events.request_ended(record))
+        state.exchanges.events.end(record)
         if state.listeners:
             state.listeners.publish(request_ended(record))
 

@@ -8,10 +8,9 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from enginehouse.api.http.request_events import RequestEvent, request_began
+from enginehouse.api.http.request_events import RequestEvents
 from enginehouse.contract.errors import EnginehouseError, FirstTokenTimeout, ServerStopping, TotalTimeout
 from enginehouse.recovery import Generation
-from enginehouse.serving.lifecycle import Events
 from enginehouse.settings.limits import Timeouts
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ class Exchange:
         on_idle: called when nothing was sent for ``ping_s`` seconds; set while a stream is open.
     """
 
-    def __init__(self, receive: Receive, ping_s: float, events: Events[RequestEvent] | None = None) -> None:
+    def __init__(self, receive: Receive, ping_s: float, events: RequestEvents | None = None) -> None:
         self._events = events
         self.disconnected = False
         self.error: EnginehouseError | None = None
@@ -57,8 +56,8 @@ class Exchange:
     def begin(self, answer: OpenAnswer) -> None:
         """Record the response that is generated, and tell listeners that its request has begun."""
         self.answer = answer
-        if self._events:
-            self._events.publish(request_began(answer.record))
+        if self._events is not None:
+            self._events.begin(answer.record)
 
     def hold(self, generation: Generation) -> None:
         """Cancel ``generation`` when this exchange ends early."""
@@ -133,7 +132,7 @@ class OpenExchanges:
     """
 
     def __init__(self) -> None:
-        self.events = Events[RequestEvent]()
+        self.events = RequestEvents()
         self.stopping = False
         self._open: set[Exchange] = set()
         self._commands: set[asyncio.Task[Any]] = set()

@@ -149,9 +149,9 @@ def _parameters(record: AccessRecord) -> dict[str, Any]:
 
 
 async def forward_model_events(manager: ModelManager, listeners: Listeners) -> None:
-    """Publish model events until cancelled. Load progress is left out."""
+    """Publish model events until cancelled. Progress of loads and downloads is left out."""
     with manager.events.subscribe() as subscription:
         async for event in subscription:
-            if event.kind != "loading" or event.progress == 0.0:
+            if event.kind not in ("loading", "downloading") or event.progress == 0.0:
                 changed = ModelChanged(model=event.model, kind=event.kind, text=event.text, instance=event.instance)
                 listeners.publish(changed)

@@ -19,7 +19,7 @@ from litestar.types import HTTPScope, Send
 from enginehouse.api.http.access import record_of
 from enginehouse.api.http.origins import Headers
 from enginehouse.contract.page import Page
-from enginehouse.settings.config import ServerSettings, is_loopback
+from enginehouse.settings.config import ServerSettings
 
 _log = logging.getLogger("enginehouse.server")
 
@@ -70,10 +70,9 @@ class Pages:
     """The pages that are on; none if ``server.ui`` is false, or unset on a server that other machines reach."""
 
     def __init__(self, pages: Iterable[Page], server: ServerSettings) -> None:
-        is_on = server.uds is not None or is_loopback(server.host) if server.ui is None else server.ui
         self._names: list[str] = []
         self._files: dict[str, _File] = {}
-        for page in pages if is_on else ():
+        for page in pages if server.has_pages else ():
             try:
                 found = {f"/ui/{page.name}/{name}": _File.read(path) for name, path in _files_of(page.folder)}
             except OSError as error:

@@ -6,12 +6,14 @@ They contain no prompts and no answers.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import Literal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
 
 from attrs import evolve, field, frozen
 
 from enginehouse.api.http.access import AccessRecord
+from enginehouse.serving.lifecycle import Events, Subscription
 
 _MAX_CHARS = 200
 
@@ -21,7 +23,7 @@ class RequestEvent:
     """An event of a request that generates or computes something. None is "does not apply", or "not known yet".
 
     Attributes:
-        kind: ``request_began`` once it is admitted; ``request_ended`` also for one that was refused before.
+        kind: ``request_began`` once it is admitted, or when it is refused; then ``request_ended``.
         id: the id in the response body, by which ``/admin/requests`` lists it; ``request_id`` is that of the header.
         key: name of the API key.
         model: the configured name of the model that answers; ``asked_model`` is the name in the request.
@@ -48,7 +50,37 @@ class RequestEvent:
     at: float = field(factory=time.time)
 
 
-def request_began(record: AccessRecord) -> RequestEvent:
+class RequestEvents(Events[RequestEvent]):
+    """Passes the events of requests to every listener, so that each ``request_ended`` follows a ``request_began``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._running: dict[str | None, AccessRecord] = {}
+
+    def begin(self, record: AccessRecord) -> None:
+        """Tell that a request was admitted."""
+        self._running[record.answer_id] = record
+        if self:
+            self.publish(_began(record))
+
+    def end(self, record: AccessRecord) -> None:
+        """Tell that a response has ended, also of a request that was refused before it began."""
+        has_begun = self._running.pop(record.answer_id, None) is not None
+        if self and record.answer_id is not None:
+            if not has_begun:
+                self.publish(_began(record))
+            self.publish(_ended(record))
+
+    @contextmanager
+    def subscribe(self, subscription: Subscription[Any] | None = None) -> Iterator[Subscription[RequestEvent]]:
+        """Receive events within the block; first those of the requests that have begun already."""
+        with super().subscribe(subscription) as subscribed:
+            for record in self._running.values():
+                subscribed.push(_began(record))
+            yield subscribed
+
+
+def _began(record: AccessRecord) -> RequestEvent:
     """Return the event for a request that was admitted."""
     return RequestEvent(
         kind="request_began",
@@ -62,10 +94,10 @@ def request_began(record: AccessRecord) -> RequestEvent:
     )
 
 
-def request_ended(record: AccessRecord) -> RequestEvent:
+def _ended(record: AccessRecord) -> RequestEvent:
     """Return the event for a request whose response has ended."""
     return evolve(
-        request_began(record),
+        _began(record),
         kind="request_ended",
         status=record.status,
         outcome=record.outcome,

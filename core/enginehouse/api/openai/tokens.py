@@ -19,6 +19,8 @@ from enginehouse.api.openai.chat import ChatBody
 from enginehouse.api.openai.encoding import token_text
 from enginehouse.api.openai.prompts import read_token_ids
 from enginehouse.api.openapi.answers import reference
+from enginehouse.contract.adapter_fields import ADAPTER_FIELDS, read_adapters
+from enginehouse.contract.adapters import cache_key
 from enginehouse.contract.errors import InvalidRequest
 from enginehouse.contract.fields import FIELDS
 from enginehouse.contract.rows import row
@@ -75,8 +77,8 @@ class TokenizeBody(ChatBody):
     )
     return_token_strs: bool = row("Also return the text of each token, as `token_strs`.", default=False)
     details: bool = row(
-        "Also say how much of the prompt is cached for `cache_salt` and `prompt_cache_key`, and in which parts of its "
-        "text control-token strings are trusted to be control tokens.",
+        "Also say how much of the prompt is cached for `cache_salt`, `prompt_cache_key` and the adapters, and in which "
+        "parts of its text control-token strings are trusted to be control tokens.",
         default=False,
     )
 
@@ -100,7 +102,7 @@ class TokenizeBody(ChatBody):
     def find_ignored(data: Mapping[str, Any]) -> Iterator[str]:
         """Yield fields without effect: those of generation, and for a text also those of chats."""
         shaping = _SHAPES_PROMPT if "messages" in data else frozenset({"model"})
-        own = _OF_TOKENIZE | (_OF_NAMESPACE if data.get("details") else frozenset())
+        own = _OF_TOKENIZE | (_OF_CACHE if data.get("details") else frozenset())
         yield from (name for name in data if name not in shaping | own)
         yield from ChatBody.find_ignored({name: value for name, value in data.items() if name in shaping})
 
@@ -112,7 +114,7 @@ class TokenizeBody(ChatBody):
 
 
 _OF_TOKENIZE = frozenset(TokenizeBody.__annotations__)
-_OF_NAMESPACE = frozenset({"cache_salt", "prompt_cache_key"})
+_OF_CACHE = frozenset({"cache_salt", "prompt_cache_key", *ADAPTER_FIELDS})
 
 
 @frozen(kw_only=True)
@@ -235,7 +237,9 @@ async def _details(
 ) -> dict[str, Any]:
     """Return the member ``details``. Only the caller's own namespace is searched."""
     caller, body = decoded.caller, decoded.body
-    namespace = caller.namespace(body.namespace)
+    param, asked = read_adapters({name: getattr(body, name) for name in ADAPTER_FIELDS})
+    request = GenerateRequest(request_id="", model=body.model, adapters=asked, adapters_param=param)
+    namespace = cache_key(caller.namespace(body.namespace), state.pipeline.adapters(request, prompt.model))
     cached = await state.pipeline.recovery.cached_tokens(prompt.model, token_ids, namespace, caller.name)
     segments = [{"text": segment.text, "trusted": segment.trusted} for segment in prompt.segments]
     return {"details": {"cached_tokens": cached, "segments": segments}}

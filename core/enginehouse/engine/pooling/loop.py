@@ -137,7 +137,9 @@ class PoolEngine:
             StepAborted: it was aborted.
             PluginFailed: the pooler raised an exception, or gave something else than rows.
         """
+        began_s = self._clock()
         rows = self._pooler.pool(chosen.inputs)
+        self._queue.length.record(chosen.num_tokens, self._clock() - began_s)
         expected = (len(chosen.jobs), self._capabilities.dimensions)
         if rows.shape != expected or rows.dtype != np.float32:
             what = f"gave {rows.dtype} of shape {rows.shape}, float32 of shape {expected} was expected"

@@ -2,7 +2,8 @@
 
 Order: priority, then short requests before bulk ones, then the callers that have received least, then arrival. A pass
 has inputs of short requests or of bulk ones, so that a short request waits for the end of at most one bulk pass; while
-short ones keep coming, each fourth pass is one of bulk. Does not know poolers or messages.
+short ones keep coming, each fourth pass is one of bulk. Passes have as many tokens as are computed in about a quarter
+of a second, by the time of the last ones. Does not know poolers or messages.
 """
 
 from __future__ import annotations
@@ -21,6 +22,15 @@ from enginehouse.engine.scheduler import FairShares
 _MAX_SHORT_INPUTS = 8
 _BULK_TURN = 4
 """A bulk request has waited for this many passes of short ones at most, less one."""
+
+_PASS_S = 0.25
+_MIN_TOKENS = 256
+"""Shorter passes cost much more per token, above all beside other programs, for which each layer has to wait."""
+
+_SMALL_TOKENS = 32
+_FIXED_WEIGHT = 0.25
+_MAX_CHANGE = 2.0
+"""From one pass to the next, so that one disturbed pass does not change much."""
 
 
 @define(eq=False)
@@ -95,11 +105,40 @@ class Pass:
         return Pass([self.jobs[one] for one in positions], [self.indices[one] for one in positions])
 
 
-class PoolQueue:
-    """Requests whose rows are not complete. Used on the engine thread."""
+class PassLength:
+    """Tokens of a usual pass: what the model computes in a quarter of a second, at most what the pooler states.
+
+    Follows the measured times, since they depend on the model and on what else runs on the machine. The time of small
+    passes, of short requests, is taken as fixed: a shorter pass would not save it.
+
+    Attributes:
+        num_tokens: most tokens of the next pass, except for an input that is longer by itself.
+    """
 
     def __init__(self, capabilities: PoolerCapabilities) -> None:
-        self._max_tokens = capabilities.pass_tokens or capabilities.max_batch_tokens
+        self._most = capabilities.pass_tokens or capabilities.max_batch_tokens
+        self._least = self.num_tokens = min(_MIN_TOKENS, self._most)
+        self._fixed_s = 0.0
+
+    def record(self, num_tokens: int, seconds: float) -> None:
+        """Adapt to the time of a pass; only one of at least half the tokens tells something about longer ones."""
+        if num_tokens <= _SMALL_TOKENS:
+            self._fixed_s += _FIXED_WEIGHT * (seconds - self._fixed_s)
+        elif 2 * num_tokens >= self.num_tokens:
+            fitting = num_tokens * _PASS_S / max(seconds - self._fixed_s, 1e-9)
+            changed = max(self.num_tokens / _MAX_CHANGE, min(fitting, self.num_tokens * _MAX_CHANGE))
+            self.num_tokens = max(self._least, min(int(changed), self._most))
+
+
+class PoolQueue:
+    """Requests whose rows are not complete. Used on the engine thread.
+
+    Attributes:
+        length: tokens of a usual pass; told the time of each pass.
+    """
+
+    def __init__(self, capabilities: PoolerCapabilities) -> None:
+        self.length = PassLength(capabilities)
         self._max_texts = capabilities.max_batch_texts
         self._jobs: dict[int, PoolJob] = {}
         self._shares = FairShares()
@@ -155,7 +194,7 @@ class PoolQueue:
     def _fill(self, jobs: Sequence[PoolJob]) -> Pass:
         """Return a pass of as many inputs as fit, of one request after the other; at least one."""
         chosen: list[tuple[int, PoolJob, int]] = []
-        room = self._max_tokens
+        room = self.length.num_tokens
         for job in jobs:
             place = 0
             while room > 0 and len(chosen) < self._max_texts:

@@ -65,9 +65,10 @@ export function openChat(chat) {
   update();
 }
 
-let timer = 0;
+const WRITE_AFTER_MS = 300;
+const waiting = new Map(); // chats that changed since they were written, with the time and the timer of the next write
 
-/** Keep a chat, soon; a chat without messages is not kept. */
+/** Keep a chat, soon, also while it goes on changing; a chat without messages is not kept. */
 export function keep(chat) {
   chat.changed = Date.now();
   if (!chat.leaf) return;
@@ -76,8 +77,18 @@ export function keep(chat) {
     sessionStorage.setItem("enginehouse.chat", chat.id);
     for (const old of chats.list.splice(MOST)) inStore("readwrite", (store) => store.delete(old.id)).catch(noteProblem);
   }
-  clearTimeout(timer);
-  timer = setTimeout(() => inStore("readwrite", (store) => store.put(chat)).catch(noteProblem), 300);
+  const isRunning = Object.values(chat.nodes).some((node) => node.isRunning); // a write copies all tokens: not too often
+  const afterMs = isRunning ? 10 * WRITE_AFTER_MS : WRITE_AFTER_MS;
+  const at = performance.now() + afterMs;
+  const planned = waiting.get(chat);
+  if (planned?.at <= at) return;
+  clearTimeout(planned?.timer);
+  waiting.set(chat, { at, timer: setTimeout(() => write(chat), afterMs) });
+}
+
+function write(chat) {
+  waiting.delete(chat);
+  if (chats.list.includes(chat)) inStore("readwrite", (store) => store.put(chat)).catch(noteProblem);
 }
 
 function noteProblem(error) {
@@ -100,11 +111,29 @@ export function importChat(text) {
   } catch {
     throw new Error("The file is not JSON.");
   }
-  const isChat = chat && typeof chat.nodes === "object" && Object.values(chat.nodes ?? {}).every((n) => n?.id && n.role);
-  if (!isChat || (chat.leaf && !chat.nodes[chat.leaf])) throw new Error("The file is not a chat that this page exported.");
+  if (!isChat(chat)) throw new Error("The file is not a chat that this page exported.");
   const taken = { ...newChat(), ...chat, id: newChat().id };
   keep(taken);
   openChat(taken);
+}
+
+const TEXTS = ["title", "model", "system", "tools", "schema"];
+
+/** A file may come from anybody: texts are texts, images are data, and each message comes after its parent. */
+function isChat(chat) {
+  if (!isObject(chat) || !isObject(chat.nodes) || !isObject(chat.parameters)) return false;
+  const isText = (value) => typeof value === "string";
+  const isNode = ([id, node]) =>
+    isObject(node) && node.id === id && /^\d+$/.test(id) && ["user", "assistant", "tool"].includes(node.role) && isText(node.content)
+    && (node.parent === null || (isObject(chat.nodes[node.parent]) && Number(node.parent) < Number(id)))
+    && [node.images ?? [], node.tokens ?? [], node.calls ?? []].every(Array.isArray)
+    && (node.images ?? []).every((url) => isText(url) && url.startsWith("data:image/"));
+  return TEXTS.every((name) => isText(chat[name] ?? "")) && Object.entries(chat.nodes).every(isNode)
+    && (chat.leaf === null || Object.hasOwn(chat.nodes, chat.leaf));
+}
+
+function isObject(value) {
+  return typeof value === "object" && value !== null && !Array.isArray(value);
 }
 
 export function addNode(chat, parent, node) {

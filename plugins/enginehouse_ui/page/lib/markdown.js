@@ -49,6 +49,7 @@ function sanitized(html) {
 /** <md-view .text=${markdown}>: draws the blocks that changed since the last text. */
 class MarkdownView extends HTMLElement {
   #raws = [];
+  #targets = "{}";
   #text = "";
 
   set text(text) {
@@ -62,7 +63,11 @@ class MarkdownView extends HTMLElement {
       this.replaceChildren(plain);
       return;
     }
-    const blocks = marked.lexer(text).filter((block) => block.type !== "space" && block.type !== "def");
+    const all = marked.lexer(text);
+    const targets = JSON.stringify(all.links);
+    if (targets !== this.#targets) this.#raws = []; // a definition may change any block
+    this.#targets = targets;
+    const blocks = all.filter((block) => block.type !== "space" && block.type !== "def");
     blocks.forEach((block, index) => {
       if (this.#raws[index] === block.raw) return;
       this.#raws[index] = block.raw;

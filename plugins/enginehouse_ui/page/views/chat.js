@@ -170,7 +170,7 @@ function thinking(node) {
   const numTokens = node.tokens?.filter((token) => token.thinking).length;
   const speed = numTokens && node.thinkMs > 100 ? `, ${number((1000 * numTokens) / node.thinkMs)} tokens/s` : "";
   return html`<details class="thinking">
-    <summary>${isThinking ? "Thinking" : "Thought"} for ${milliseconds(node.thinkMs)}${speed}</summary>
+    <summary>${isThinking ? "Thinking" : "Thought"}${node.thinkMs >= 50 ? ` for ${milliseconds(node.thinkMs)}` : ""}${speed}</summary>
     <md-view .text=${node.reasoning}></md-view>
   </details>`;
 }

@@ -95,10 +95,10 @@ function tokenPanel() {
   const listed = token.top.some(([text]) => text === token.text) ? token.top : [...token.top, [token.text, token.logprob]];
   return html`<h3>Token ${shown.chosen + 1}: <code>${visible(token.text)}</code></h3>
     <p>${percent(token.logprob)}, log-probability ${number(token.logprob, 3)}${marksOf(token).map((mark) => html` · <strong>${mark}</strong>`)}</p>
-    <table><caption class="visually-hidden">Alternatives</caption><thead><tr><th scope="col">Token</th><th scope="col">Probability</th><th scope="col" class="num">Log</th><th scope="col"><span class="visually-hidden">Action</span></th></tr></thead>
+    <div class="wide" tabindex="0" role="region" aria-label="Alternatives"><table><caption class="visually-hidden">Alternatives</caption><thead><tr><th scope="col">Token</th><th scope="col">Probability</th><th scope="col" class="num">Log</th><th scope="col"><span class="visually-hidden">Action</span></th></tr></thead>
       <tbody>${listed.map(([text, logprob]) => html`<tr class=${text === token.text ? "is-chosen" : ""}><th scope="row"><code>${visible(text)}</code>${text === token.text ? html` <span class="muted">chosen</span>` : nothing}</th>
         <td>${bar(Math.exp(logprob))} ${percent(logprob)}</td><td class="num">${number(logprob, 3)}</td>
-        <td>${text === token.text ? nothing : html`<button type="button" class="quiet small" @click=${() => goOnWith(text)}>Go on with this</button>`}</td></tr>`)}</tbody></table>`;
+        <td>${text === token.text ? nothing : html`<button type="button" class="quiet small" @click=${() => goOnWith(text)}>Go on with this</button>`}</td></tr>`)}</tbody></table></div>`;
 }
 
 function bar(share) {

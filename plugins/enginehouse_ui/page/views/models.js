@@ -1,7 +1,7 @@
 // Models: states, memory, load and unload, values in force and what each model takes.
 import { html, nothing } from "../vendor/lit-html/lit-html.js";
 import { repeat } from "../vendor/lit-html/directives/repeat.js";
-import { getJson, post, remove } from "../lib/api.js";
+import { getJson, post, remove, stream } from "../lib/api.js";
 import { bytes, count, empty, problem, stateBadge } from "../lib/parts.js";
 import { detailsOf, modelOf, noteError, readModels, update } from "../lib/state.js";
 
@@ -27,6 +27,35 @@ async function read() {
     readFailure = noteError(error);
   }
   update();
+}
+
+const READ_AFTER_MS = 200;
+let following = null; // AbortController of the stream of events, while this view is shown
+let planned = 0;
+
+/** Read again after each event of a model or request, once for several that come together. */
+async function follow() {
+  if (following) return;
+  const mine = new AbortController();
+  following = mine;
+  try {
+    for await (const _ of stream("GET", "admin/events", undefined, { signal: mine.signal }))
+      planned ||= setTimeout(() => { planned = 0; read(); }, READ_AFTER_MS);
+  } catch (error) {
+    if (error.name !== "AbortError") readFailure = noteError(error);
+  } finally {
+    if (following === mine) following = null; // the next tick connects again
+  }
+}
+
+function leave() {
+  following?.abort();
+  following = null;
+}
+
+function enter() {
+  read();
+  follow();
 }
 
 const path = (id) => id.split("/").map(encodeURIComponent).join("/");
@@ -145,12 +174,13 @@ function detail(model) {
 export const modelsView = {
   title: "Models",
   isAdmin: true,
-  everyMs: 2000,
-  enter: read,
-  tick: read,
+  everyMs: 5000,
+  enter,
+  leave,
+  tick: enter,
   render() {
     return html`<div class="page">
-      <div class="row bar"><p class="spacer">${Object.entries(memory).map(([device, { held_bytes, budget_bytes }]) => html`<span class="muted">${device}: ${bytes(held_bytes)} held${budget_bytes ? html` of ${bytes(budget_bytes)} <meter min="0" max=${budget_bytes} .value=${held_bytes} aria-label="Memory of ${device}"></meter>` : ""}. </span>`)}</p>
+      <div class="row bar"><p class="spacer">${Object.entries(memory).map(([device, { held_bytes, budget_bytes }]) => html`<span class="muted">${device}: ${bytes(held_bytes)} held${budget_bytes ? html` of ${bytes(budget_bytes)} <meter min="0" max=${budget_bytes} .value=${held_bytes} aria-label="Memory of ${device}"></meter>` : ""}</span> `)}</p>
         <button type="button" class="quiet" @click=${reload}>Read the configuration again</button></div>
       ${problem(readFailure)}${problem(failure)}
       <p role="status">${said}</p>

@@ -262,3 +262,29 @@ def test_settings_with_a_damaged_adapter_name_it(serve: Serve, tmp_path: Path) -
 
     assert "models.x.adapters.sql: " in server.models()["x"]["error"]
     assert "sql.json" in server.models()["x"]["error"]
+
+
+def test_prompts_are_cached_for_each_adapter_apart(serve: Serve) -> None:
+    """``/tokenize`` reports what the named adapters have cached; the base and other adapters have nothing."""
+    server = serve()
+    prompt = "one prompt that is long enough to be kept in the prefix cache " * 4
+
+    def cached(**fields: Any) -> int:
+        body = {"model": "x", "prompt": prompt, "details": True, **fields}
+        answer = server.client.post("/tokenize", json=body)
+        assert answer.status_code == 200, answer.text
+        return int(answer.json()["details"]["cached_tokens"])
+
+    assert server.ask("x:sql", prompt=prompt, max_tokens=1).status_code == 200
+    assert cached(model="x:sql") == cached(adapters="sql") == cached(lora=[{"id": 0}]) > 0
+    assert cached() == cached(peft="tone") == cached(adapters={"sql": 0.5}) == 0
+    unknown = {"model": "x:other", "prompt": prompt, "details": True}
+    assert error_of(server.client.post("/tokenize", json=unknown), 404)["code"] == "adapter_not_found"
+
+
+def test_llama_servers_list_has_ids_names_and_scales(serve: Serve) -> None:
+    server = serve()
+    listed = server.client.get("/lora-adapters", params={"model": "x"})
+    assert listed.json() == [{"id": 0, "path": "sql", "scale": 1.0}, {"id": 1, "path": "tone", "scale": 0.5}]
+    assert server.client.get("/lora-adapters").json() == []
+    assert error_of(server.client.get("/lora-adapters", params={"model": "y"}), 404)["code"] == 404

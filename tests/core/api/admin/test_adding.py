@@ -143,6 +143,31 @@ def test_the_stream_has_requests_and_models(server: Any) -> None:
     assert {"added", "loading", "ready", "removed"} <= {event["kind"] for event in got}
 
 
+def test_each_end_of_a_request_follows_its_beginning(operate: Callable[..., Any]) -> None:
+    server = operate()
+    body = {"model": "endless", "prompt": "x", "max_tokens": 1000, "stream": True}
+    got = list[dict[str, Any]]()
+    with server.client.stream("POST", "/v1/completions", json=body) as running:
+        lines = running.iter_lines()
+        next(lines)  # it runs before the subscription
+        begun = threading.Event()
+        reader = threading.Thread(target=_events, args=(server.url, {"unloaded"}, begun, got))
+        reader.start()
+        assert begun.wait(30)
+        assert server.ask("none").status_code == 404  # refused
+    server.order("endless", "unload", drain=True)
+    reader.join(30)
+
+    pairs = [(event["kind"], event["asked_model"], event["id"]) for event in got if "asked_model" in event]
+    first, second = pairs[0][2], pairs[1][2]
+    assert pairs == [
+        ("request_began", "endless", first),
+        ("request_began", "none", second),
+        ("request_ended", "none", second),
+        ("request_ended", "endless", first),
+    ]
+
+
 @pytest.fixture
 def slow_reader(server: Any) -> Iterator[socket.socket]:
     """A subscriber with a small buffer that does not read."""

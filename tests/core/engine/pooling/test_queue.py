@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
+from attrs import evolve
 
 from enginehouse.contract.pooler import PoolerCapabilities, PoolerInput
 from enginehouse.contract.types import PoolingRequest
 from enginehouse.engine.pooling.inputs import PoolInputs
-from enginehouse.engine.pooling.queue import PoolQueue, empty_rows
+from enginehouse.engine.pooling.queue import PassLength, PoolQueue, empty_rows
 
 LIMITS = PoolerCapabilities(max_tokens=50, max_batch_tokens=60, max_batch_texts=4, pass_tokens=20, dimensions=1)
 
@@ -81,3 +83,55 @@ def test_a_request_that_was_dropped_in_its_pass_is_not_complete() -> None:
 
     assert [job.call for job in found.computed(chosen, np.ones((2, 1), np.float32))] == [1]
     assert len(found) == 0
+
+
+@pytest.mark.parametrize(
+    ("token_s", "expected"),
+    [
+        (0.00001, [256, 512, 1024, 2048, 2048]),  # as long as the pooler allows
+        (0.0005, [256, 500, 500, 500, 500]),
+        (0.1, [256, 256, 256, 256, 256]),  # not shorter, which would cost more per token
+    ],
+)
+def test_passes_are_as_long_as_a_quarter_of_a_second_of_work(token_s: float, expected: list[int]) -> None:
+    """Full passes at a constant time per token."""
+    length = PassLength(evolve(LIMITS, max_batch_tokens=4096, pass_tokens=2048))
+    found = []
+    for _ in expected:
+        found.append(length.num_tokens)
+        length.record(length.num_tokens, length.num_tokens * token_s)
+
+    assert found == expected
+
+
+def test_lengths_of_passes_follow_the_machine() -> None:
+    """One slow pass halves the length, and one fast pass restores it; a pass that is far from full changes nothing."""
+    length = PassLength(evolve(LIMITS, max_batch_tokens=1024, pass_tokens=None))
+    steps = [(256, 0.01, 512), (512, 0.01, 1024), (1024, 9.0, 512), (200, 9.0, 512), (5, 0.01, 512), (300, 0.05, 1024)]
+
+    for num_tokens, seconds, expected in steps:
+        length.record(num_tokens, seconds)
+        assert length.num_tokens == expected
+
+
+def test_time_that_small_passes_take_too_does_not_shorten_others() -> None:
+    """Beside busy programs a pass of any length may take seconds, so that short passes would only lower the rate."""
+    length = PassLength(evolve(LIMITS, max_batch_tokens=4096, pass_tokens=2048))
+    for _ in range(30):
+        length.record(15, 2.0)
+        length.record(length.num_tokens, 2.0 + 0.0001 * length.num_tokens)
+
+    assert length.num_tokens == 2048
+
+
+def test_an_adapted_length_bounds_the_next_pass() -> None:
+    found = PoolQueue(evolve(LIMITS, max_batch_tokens=1000, max_batch_texts=100, pass_tokens=None))
+    bulk = made([16] * 40)
+    found.add(0, bulk, empty_rows(bulk, 1), range(40))
+    first = found.next_pass()
+    assert first is not None
+    found.computed(first, np.ones((len(first.jobs), 1), np.float32))
+    found.length.record(first.num_tokens, 0.2)
+
+    assert first.num_tokens == 256
+    assert [len(one) for one in passes(found)] == [20, 4]

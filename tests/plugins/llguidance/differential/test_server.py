@@ -104,6 +104,7 @@ def is_refused(response: httpx.Response) -> bool:
 
 
 unhurried = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much], print_blob=True)
+FEW = {"minimum": 10, "maximum": 99, "oneOf": [{"multipleOf": 2}, {"multipleOf": 3}]}
 PERSON = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 5}, "age": {"type": "integer", "minimum": 0, "maximum": 99}},
@@ -131,6 +132,15 @@ def test_every_keyword_is_enforced_or_refused_as_the_table_says(fake: httpx.Clie
     dialect = dialect_of(keyword)
     for seed in range(4):
         ask(fake, ENFORCED[keyword][0], seed=seed, stream=bool(seed % 2), max_tokens=80, dialect=dialect)
+
+
+def test_what_no_value_satisfies_is_refused_and_what_few_do_is_answered(fake: httpx.Client) -> None:
+    refused = fake.post("/v1/chat/completions", json=body_of({"oneOf": [{}] * 13}, stream=True))
+    taken = fake.post("/v1/chat/completions", json=body_of({"type": "integer", **FEW}, max_tokens=4))
+
+    assert is_refused(refused)
+    assert "no value was found" in refused.json()["error"]["message"]
+    assert taken.status_code == 200
 
 
 @pytest.mark.parametrize("stream", [False, True])

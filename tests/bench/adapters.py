@@ -1,0 +1,191 @@
+"""What adapters cost: CPU time of a decode step with 1, 2 and 4 of them over the base model, on llama.cpp and hf.
+
+Four sequences get one token each per step. With ``k`` adapters, sequence ``i`` has adapter ``i % k``: hf computes them
+in one pass, llama.cpp in one pass for each. Its passes are also measured group after group, where the context keeps its
+set: their sum is what the turns are compared with. One thread, so that no time is spent waiting.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from attrs import frozen
+from numpy.typing import NDArray
+from rich.console import Console
+
+from enginehouse.contract.adapters import AdapterKeeper, AdapterSet
+from enginehouse.contract.backend import ModelSource, Runner, Span
+from enginehouse.plugins import PluginRegistry
+from enginehouse.settings.config import PluginsSettings
+from enginehouse_backendkit.gguf_reader import GgufReader, reading
+from enginehouse_testkit.gguf_writer import write_gguf
+
+from .cuda_models import SHAPES, write_shape
+from .plan import Plan
+from .record import Comparison, Key, Record
+
+__all__ = ["measure_adapters"]
+
+_METRIC = "step, ms of CPU"
+_NUM_SEQUENCES, _RANK, _PROMPT_TOKENS = 4, 16, 32
+_NUMBERS = (1, 2, 4)
+_HF_SHAPE = "smollm2-135m"
+_HF, _LLAMA, _ALONE = "hf", "llamacpp", "llamacpp, group after group"
+
+Shapes = dict[str, tuple[int, int]]
+"""Names of projections of one layer, with their outputs and inputs."""
+
+
+@frozen
+class _Subject:
+    """An opened model with four adapters."""
+
+    name: str
+    runner: Runner
+    adapters: tuple[int, ...]
+    takes_turns: bool
+
+    def measure(self, num_adapters: int, num_steps: int, *, in_turn: bool = True) -> float:
+        """Milliseconds of CPU per step; ``in_turn`` False runs each group's passes in one go."""
+        sets: list[AdapterSet] = [
+            ((self.adapters[number % num_adapters], 1.0),) if num_adapters else () for number in range(_NUM_SEQUENCES)
+        ]
+        sequences = [self.runner.open_sequence() for _ in sets]
+        prompt = np.arange(1, 1 + _PROMPT_TOKENS, dtype=np.int32)
+        for sequence, adapter in zip(sequences, sets, strict=True):
+            self.runner.forward([Span(sequence, 0, prompt, adapter=adapter)])
+        together = [sets] if not self.takes_turns else [[one] for one in dict.fromkeys(sets)]
+        groups = [[number for number, one in enumerate(sets) if one in wanted] for wanted in together]
+        token = np.array([7], np.int32)
+        spent_s = 0.0
+        order = [groups] * num_steps if in_turn else [[group] * num_steps for group in groups]
+        lengths = [_PROMPT_TOKENS] * len(sets)
+        for part in order:
+            warm = part[:1] if not in_turn else []
+            for place, group in enumerate([*warm, *part]):
+                spans = [Span(sequences[one], lengths[one], token, adapter=sets[one]) for one in group]
+                began_s = time.process_time()
+                self.runner.forward(spans).host()
+                if place >= len(warm):
+                    spent_s += time.process_time() - began_s
+                for one in group:
+                    lengths[one] += 1
+        for sequence in sequences:
+            self.runner.free_sequence(sequence)
+        return 1e3 * spent_s / num_steps
+
+
+def _open(name: str, source: Path, adapters: list[Path], **options: Any) -> _Subject:
+    backend = PluginRegistry.load(PluginsSettings()).backends[name]
+    chosen = backend.options(context=1024, slots=_NUM_SEQUENCES, threads=1, **options)
+    runner = backend.open(ModelSource(str(source), source), chosen, lambda share, what: None)
+    assert isinstance(runner, Runner) and isinstance(runner, AdapterKeeper)
+    handles = tuple(runner.load_adapter(path) for path in adapters)
+    return _Subject(name, runner, handles, runner.capabilities.adapters == "per_pass")
+
+
+def _halves(seed: int, shape: tuple[int, int]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    rng = np.random.default_rng(seed)
+    first = rng.standard_normal((_RANK, shape[1])).astype(np.float32) / 100
+    return first, rng.standard_normal((shape[0], _RANK)).astype(np.float32) / 100
+
+
+def _shapes(width: int, inner: int, heads: int, kv_heads: int) -> Shapes:
+    kv = width // heads * kv_heads
+    return {
+        "q": (width, width),
+        "k": (kv, width),
+        "v": (kv, width),
+        "o": (width, width),
+        "gate": (inner, width),
+        "up": (inner, width),
+        "down": (width, inner),
+    }
+
+
+def _write_gguf(path: Path, model_file: Path, seed: int) -> Path:
+    """An adapter of all projections of a GGUF file."""
+    with reading(model_file) as file:
+        values = {entry.key: entry.value for entry in GgufReader(file).entries()}
+    kind = str(values["general.architecture"])
+    names = ("embedding_length", "feed_forward_length", "attention.head_count", "attention.head_count_kv")
+    width, inner, heads, kv_heads = (int(str(values[f"{kind}.{name}"])) for name in names)
+    spelled = {"o": "attn_output", **{name: f"attn_{name}" for name in "qkv"}}
+    tensors: dict[str, NDArray[np.float32]] = {}
+    for layer in range(int(str(values[f"{kind}.block_count"]))):
+        for name, shape in _shapes(width, inner, heads, kv_heads).items():
+            base = f"blk.{layer}.{spelled.get(name, f'ffn_{name}')}.weight"
+            tensors[f"{base}.lora_a"], tensors[f"{base}.lora_b"] = _halves(seed, shape)
+    about = {"general.architecture": kind, "general.type": "adapter", "adapter.type": "lora"}
+    return write_gguf(path, {**about, "adapter.lora.alpha": float(_RANK)}, tensors)
+
+
+def _write_peft(folder: Path, seed: int) -> Path:
+    """An adapter of all projections of the model of hf."""
+    from safetensors.numpy import save_file
+
+    config = SHAPES[_HF_SHAPE]
+    shapes = _shapes(
+        config["hidden_size"],
+        config["intermediate_size"],
+        config["num_attention_heads"],
+        config["num_key_value_heads"],
+    )
+    folder.mkdir()
+    tensors: dict[str, NDArray[np.float32]] = {}
+    for layer in range(config["num_hidden_layers"]):
+        for name, shape in shapes.items():
+            block = "self_attn" if len(name) == 1 else "mlp"
+            module = f"base_model.model.model.layers.{layer}.{block}.{name}_proj"
+            tensors[f"{module}.lora_A.weight"], tensors[f"{module}.lora_B.weight"] = _halves(seed, shape)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    targets = [f"{name}_proj" for name in shapes]
+    about = {"peft_type": "LORA", "r": _RANK, "lora_alpha": _RANK, "target_modules": targets, "bias": "none"}
+    (folder / "adapter_config.json").write_text(json.dumps(about))
+    return folder
+
+
+def _subjects(plan: Plan, folder: Path) -> Iterator[_Subject]:
+    seeds = range(max(_NUMBERS))
+    adapters = [_write_gguf(folder / f"{seed}.gguf", plan.model_file, seed) for seed in seeds]
+    yield _open("llamacpp", plan.model_file, adapters)
+    adapters = [_write_peft(folder / f"peft-{seed}", seed) for seed in seeds]
+    model = write_shape(_HF_SHAPE, folder / "model")
+    yield _open("hf", model, adapters, random_weights=True, device="cpu")
+
+
+def measure_adapters(plan: Plan, console: Console) -> tuple[Record, list[Comparison]]:
+    """Milliseconds of CPU of a step of four sequences without adapters, and with 1, 2 and 4."""
+    record, num_steps = Record(), 6 if plan.quick else 40
+    with tempfile.TemporaryDirectory() as folder:
+        subjects = list(_subjects(plan, Path(folder)))
+        for round_number, subject in plan.interleave(subjects):
+            for number in (0, *_NUMBERS):
+                cost_ms = subject.measure(number, num_steps)
+                record.add(Key(_scenario(number), subject.name, _METRIC), cost_ms)
+                console.print(f"round {round_number + 1}/{plan.num_rounds}  {subject.name}, {number}: {cost_ms:.2f} ms")
+                if subject.takes_turns and number > 1:
+                    alone_ms = subject.measure(number, num_steps, in_turn=False)
+                    record.add(Key(_scenario(number), _ALONE, _METRIC), alone_ms)
+        for subject in subjects:
+            subject.runner.close()
+    base = Key(_scenario(0), _HF, _METRIC)
+    over = [Comparison(Key(_scenario(number), _HF, _METRIC), base, 1.15, target_is_upper=True) for number in _NUMBERS]
+    turns = [
+        Comparison(
+            Key(_scenario(number), _LLAMA, _METRIC), Key(_scenario(number), _ALONE, _METRIC), 1.05, target_is_upper=True
+        )
+        for number in _NUMBERS[1:]
+    ]
+    one = Comparison(Key(_scenario(1), _LLAMA, _METRIC), Key(_scenario(0), _LLAMA, _METRIC))
+    return record, [*over, one, *turns]
+
+
+def _scenario(number: int) -> str:
+    return f"{number or 'no'} adapter{'s' if number != 1 else ''}"
