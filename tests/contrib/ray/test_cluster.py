@@ -193,22 +193,6 @@ async def test_both_nodes_lost_is_a_retryable_error_after_the_limit(cluster: Any
             await asked
 
 
-async def test_scaling_hands_streams_over_and_goes_to_zero_and_back(
-    cluster: Any, nodes: list[Any], told: list[str]
-) -> None:
-    bounds = {"min": 0, "max": 2, "target": 8, "down_after_s": 1}
-    async with serving(cluster.address, autoscale=bounds, step_delay_s=0.2) as server:
-        asked = [asyncio.create_task(server.ask(number)) for number in range(20)]
-        await until(lambda: len(server.members) == 2, timeout_s=60)
-        for one in asked[7:]:  # so few are left that one replica is enough
-            one.cancel()
-        await until(lambda: len(server.members) == 1, timeout_s=60)
-
-        assert await asyncio.gather(*asked[:7]) == told[:7]
-        await until(lambda: not server.members, timeout_s=60)
-        assert await server.ask(3) == told[3]
-
-
 async def test_request_that_ends_the_workers_of_two_replicas_is_refused_and_others_continue(
     cluster: Any, nodes: list[Any], told: list[str]
 ) -> None:
