@@ -179,7 +179,7 @@ class Adapters:
         self._loaded: dict[int, dict[str, _Halves]] = {}
         self._next = 1
         self._hooks: dict[str, Any] = {}
-        self._joined: tuple[tuple[int, ...], dict[str, tuple[Tensor, Tensor, Tensor]]] = ((), {})
+        self._joined: tuple[tuple[int, ...], dict[str, tuple[Tensor, Tensor, tuple[int, ...]]]] = ((), {})
         self._now: dict[str, _Stack] = {}
 
     def load(self, path: Path) -> int:
@@ -223,18 +223,17 @@ class Adapters:
                 scales[begin:end, place[handle]] += scale
         masks: dict[tuple[int, ...], Tensor] = {}
         for name, (a, b, columns) in self._joined[1].items():
-            key = tuple(columns.tolist())
-            if key not in masks:
-                masks[key] = scales[:, columns].to(a)
-            self._now[name] = _Stack(a, b, masks[key].to(a.device))
+            if columns not in masks:
+                masks[columns] = scales[:, list(columns)].to(a)
+            self._now[name] = _Stack(a, b, masks[columns].to(a.device))
 
-    def _join(self, handles: tuple[int, ...]) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+    def _join(self, handles: tuple[int, ...]) -> dict[str, tuple[Tensor, Tensor, tuple[int, ...]]]:
         """Return for each layer the joined halves, and the number of the adapter of each rank, (sum of ranks,)."""
         joined = {}
         for name in self._hooks:
             parts = [(place, self._loaded[one][name]) for place, one in enumerate(handles) if name in self._loaded[one]]
             if parts:
-                columns = torch.cat([torch.full((len(halves.a),), place) for place, halves in parts])
+                columns = tuple(place for place, halves in parts for _ in range(len(halves.a)))
                 a = torch.cat([halves.a for _, halves in parts])
                 b = torch.cat([halves.b for _, halves in parts], dim=1)
                 joined[name] = (a, b.t().contiguous(), columns)

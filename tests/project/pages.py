@@ -199,7 +199,7 @@ def _type(kind: Any) -> str:
         return "list of strings or tables" if takes_tables else "list of strings"
     if get_origin(kind) is dict:
         return "table"
-    tables = {
+    tables = ({kind: "table"} if attrs.has(kind) else {}) | {
         ByteCount: "bytes or text",
         Any: "string or table",
         ExitPolicySettings: "string or table",

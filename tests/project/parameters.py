@@ -67,7 +67,8 @@ _RICH_TEMPLATE = (
 def parameter_table() -> str:
     """One row per parameter."""
     registry = PluginRegistry.load(PluginsSettings())
-    backends = sorted(registry.backends)
+    # A backend that places workers has the parameters of the one inside.
+    backends = sorted(name for name, backend in registry.backends.items() if backend.opens != "workers")
     by_backend = {
         name: (_capabilities(registry, name, is_rich=True), _capabilities(registry, name, is_rich=False))
         for name in backends

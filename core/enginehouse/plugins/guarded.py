@@ -17,7 +17,7 @@ from enginehouse.contract.adapters import AdapterKeeper
 from enginehouse.contract.backend import Backend, CutPlanner, DeviceSampler, Drawn, Runner, StateKeeper
 from enginehouse.contract.compressor import CompressionTask, Compressor, Range, cut
 from enginehouse.contract.drafter import BoundDrafter, Drafter, LayerBackend, LayerDrafter
-from enginehouse.contract.engine import Engine, PoolingEngine
+from enginehouse.contract.engine import Engine, PoolingEngine, ReplicatedEngine
 from enginehouse.contract.errors import ConfigError, EnginehouseError, PluginFailed, RequestError
 from enginehouse.contract.exit_policy import ExitPolicy, LayerAccess
 from enginehouse.contract.fleet import PlacesWorkers
@@ -49,7 +49,7 @@ _GUARDED: dict[type[Any], tuple[type[Any], ...]] = {
     Compressor: (),
     Drafter: (LayerDrafter,),
     Drawn: (),
-    Engine: (Inspectable, PoolingEngine),
+    Engine: (Inspectable, PoolingEngine, ReplicatedEngine),
     ExitPolicy: (),
     Grammar: (),
     GrammarCompiler: (),
@@ -135,8 +135,10 @@ def guarded(candidate: _T, interface: Any, guard: Guard) -> _T:
     present, absent = _members(implementation, interface)
     if absent:  # a method may be an attribute of the object
         present = (*present, *((declared, name) for declared, name in absent if hasattr(candidate, name)))
+    optional = _optional_attributes(interface)
+    attributes = tuple(name for name in optional if hasattr(implementation, name) or hasattr(candidate, name))
     is_bounded = interface in _BOUNDED and guard.threads is not None
-    return cast(_T, _class_of(interface, present, is_bounded)(candidate, guard))
+    return cast(_T, _class_of(interface, present, attributes, is_bounded)(candidate, guard))
 
 
 def guarded_function(function: Callable[..., Any], guard: Guard) -> Callable[..., Any]:
@@ -189,17 +191,32 @@ def _members(implementation: Any, interface: Any) -> tuple[_Members, _Members]:
     return present, tuple(pair for pair in pairs if pair not in present)
 
 
+def _attributes(interface: Any) -> tuple[str, ...]:
+    """Return the names of the attributes and properties that an interface declares."""
+    return (*interface.__annotations__, *(name for name, _ in inspect.getmembers(interface, _is_property)))
+
+
 @cache
-def _class_of(interface: Any, members: _Members, is_bounded: bool) -> type[_Guarded]:
-    """Create the class of guarded objects that have these methods; ``isinstance`` finds the attributes as well.
+def _optional_attributes(interface: Any) -> tuple[str, ...]:
+    """Return the names of the attributes and properties of its optional interfaces."""
+    return tuple(name for declared in _GUARDED[interface] for name in _attributes(declared))
+
+
+@cache
+def _class_of(interface: Any, members: _Members, optional: tuple[str, ...], is_bounded: bool) -> type[_Guarded]:
+    """Create the class of guarded objects that have these methods.
+
+    It has all members of the interface and of the optional ones that the object has, and no others: from Python 3.12
+    on, ``isinstance`` reads neither ``__getattr__`` nor properties.
 
     Args:
+        members: methods of both.
+        optional: attributes of optional interfaces.
         is_bounded: the methods run in the threads of the guard.
     """
     attributes: dict[str, Any] = {"__slots__": ()}
-    for declared in (interface, *_GUARDED[interface]):
-        for name in (*declared.__annotations__, *(name for name, _ in inspect.getmembers(declared, _is_property))):
-            attributes[name] = _attribute(name)
+    by_caller = [name for declared, name in _GUARDED_BY_CALLER if declared is interface]
+    attributes |= {name: _attribute(name) for name in (*_attributes(interface), *by_caller, *optional)}
     for declared, name in members:
         attributes[name] = _method(interface, declared, name, is_bounded)
     return type(f"Guarded{interface.__name__}", (_Guarded,), attributes)

@@ -1,9 +1,9 @@
 """Products with weights of few bits, which are unpacked in registers: what is read from memory is the packed form.
 
-One token: sums in float32 on the ordinary cores. More: FP8 with one factor per row multiplies FP8 by FP8, with one
-factor per token found from its largest number. Other weights are unpacked: for up to :data:`MAX_UNPACKED` tokens in
-registers, as numbers of the model's type, which are exact, with the factors of each group applied to its sum; for more
-in memory, for cuBLAS.
+One token: sums in float32 on the ordinary cores; four bits whose columns may be split on tensor cores. More: FP8 with
+one factor per row multiplies FP8 by FP8, with one factor per token found from its largest number. Other weights are
+unpacked: for up to :data:`MAX_UNPACKED` tokens in registers, as numbers of the model's type, which are exact, with the
+factors of each group applied to its sum; for more in memory, for cuBLAS.
 """
 
 from __future__ import annotations
@@ -30,6 +30,18 @@ MAX_UNPACKED = 64
 """Most tokens for which weights are unpacked in registers where FP8 cannot be multiplied by FP8."""
 
 _LARGEST_FP8 = tl.constexpr(448.0)
+
+_HAS_ASSEMBLY = tl.constexpr(torch.cuda.is_available())
+
+
+def _pair_up(k: int) -> str:
+    """Assembly: the codes number ``k`` of two words, each added to 128, as a pair of bfloat16 numbers."""
+    halves, shift = ("0x5410", 4 * k) if k < 4 else ("0x7632", 4 * k - 16)
+    moved = f"shr.u32 t, t, {shift};" if shift else ""
+    return f"{{.reg .b32 t; prmt.b32 t, $1, $2, {halves}; {moved} lop3.b32 $0, t, 0x000F000F, 0x43004300, 0xEA;}}"
+
+
+_PAIRED = tl.constexpr(tuple(_pair_up(k) for k in range(8)))
 
 
 @triton.jit
@@ -101,14 +113,12 @@ def _project_single(
 
 @triton.jit
 def _project_few(
-    x, token_scales, codes, scales, zeros, bias, out, num_tokens, num_rows,
+    x, token_scales, codes, scales, bias, out, num_tokens, num_rows,
     WIDTH: tl.constexpr, GROUP: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr,
-    IS_INT4: tl.constexpr, IS_GROUPED: tl.constexpr, HAS_ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr,
-    IS_FP8: tl.constexpr,
+    IS_GROUPED: tl.constexpr, HAS_BIAS: tl.constexpr, IS_FP8: tl.constexpr,
 ):  # fmt: skip
     await_previous()
     kind = x.dtype.element_ty
-    LANES: tl.constexpr = GROUP // 8 if IS_INT4 else GROUP
     NUM_GROUPS: tl.constexpr = WIDTH // GROUP
     OWN: tl.constexpr = (NUM_GROUPS + SPLITS - 1) // SPLITS
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -116,30 +126,20 @@ def _project_few(
     split = tl.program_id(1)
     token = tl.program_id(2) * TOKENS + tl.arange(0, TOKENS)
     is_token = (token < num_tokens)[:, None]
-    lane = tl.arange(0, LANES)
+    lane = tl.arange(0, GROUP)
     row = rows.to(tl.int64)
-    at_codes = codes + row[None, :] * (NUM_GROUPS * LANES) + lane[:, None]
+    at_codes = codes + row[None, :] * (NUM_GROUPS * GROUP) + lane[:, None]
     at_x = x + token.to(tl.int64)[:, None] * WIDTH + lane[None, :]
     sums = tl.zeros([TOKENS, ROWS], tl.float32)
     for group in range(split * OWN, min(split * OWN + OWN, NUM_GROUPS)):
-        word = tl.load(at_codes + group * LANES, mask=is_row[None, :], other=0.0)
+        word = tl.load(at_codes + group * GROUP, mask=is_row[None, :], other=0.0)
         if IS_GROUPED:
             scale = tl.load(scales + row * NUM_GROUPS + group, mask=is_row, other=0.0).to(tl.float32)
-        if IS_INT4:
-            zero = tl.zeros([ROWS], tl.float32) + 8.0
-            if HAS_ZEROS:
-                zero = tl.load(zeros + row * NUM_GROUPS + group, mask=is_row, other=0).to(tl.float32)
-            part = tl.zeros([TOKENS, ROWS], tl.float32)
-            for k in tl.static_range(8):
-                value = tl.load(at_x + group * GROUP + k * LANES, mask=is_token, other=0.0)
-                part = tl.dot(value, (_codes(word, k) - zero[None, :]).to(kind), part)
-            sums += part * scale[None, :]
+        value = tl.load(at_x + group * GROUP, mask=is_token, other=0.0)
+        if IS_GROUPED:
+            sums += tl.dot(value, word.to(kind)) * scale[None, :]
         else:
-            value = tl.load(at_x + group * GROUP, mask=is_token, other=0.0)
-            if IS_GROUPED:
-                sums += tl.dot(value, word.to(kind)) * scale[None, :]
-            else:
-                sums = tl.dot(value, word.to(kind), sums)
+            sums = tl.dot(value, word.to(kind), sums)
     if not IS_GROUPED:
         sums *= tl.load(scales + rows, mask=is_row, other=0.0).to(tl.float32)[None, :]
     if IS_FP8:
@@ -147,6 +147,60 @@ def _project_few(
     if HAS_BIAS:
         added = tl.load(bias + rows, mask=is_row, other=0.0).to(tl.float32)
         sums += tl.where(split == 0, added, 0.0)[None, :]
+    at_out = out + (token.to(tl.int64)[:, None] * SPLITS + split) * num_rows + rows[None, :]
+    tl.store(at_out, sums.to(out.dtype.element_ty), mask=is_token & is_row[None, :])
+
+
+@triton.jit
+def _whole(word, k: tl.constexpr, kind: tl.constexpr):
+    """Add the four-bit codes number ``k`` of words to 128 (bfloat16) or 1024 (float16), which is exact."""
+    if kind == tl.bfloat16 and _HAS_ASSEMBLY:
+        return tl.inline_asm_elementwise(_PAIRED[k], "=r,r,r", [word], dtype=tl.bfloat16, is_pure=True, pack=2)
+    elif kind == tl.bfloat16:
+        return (((word >> (4 * k)) & 15) | 0x4300).to(tl.int16).to(tl.bfloat16, bitcast=True)
+    else:
+        return (((word >> (4 * k)) & 15) | 0x6400).to(tl.int16).to(tl.float16, bitcast=True)
+
+
+@triton.jit
+def _project_four_bits(
+    x, codes, scales, zeros, bias, out, num_tokens, num_rows,
+    WIDTH: tl.constexpr, GROUP: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr,
+    HAS_ZEROS: tl.constexpr, HAS_BIAS: tl.constexpr,
+):  # fmt: skip
+    await_previous()
+    kind: tl.constexpr = x.dtype.element_ty
+    LANES: tl.constexpr = GROUP // 8
+    NUM_GROUPS: tl.constexpr = WIDTH // GROUP
+    OWN: tl.constexpr = (NUM_GROUPS + SPLITS - 1) // SPLITS
+    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    is_row = rows < num_rows
+    split = tl.program_id(1)
+    token = tl.arange(0, TOKENS)
+    is_token = (token < num_tokens)[:, None]
+    lane = tl.arange(0, LANES)
+    at_codes = codes + rows[None, :] * (NUM_GROUPS * LANES) + lane[:, None]
+    at_x = x + token.to(tl.int64)[:, None] * WIDTH + lane[None, :]
+    ones = tl.full([LANES, ROWS], 1.0, kind)
+    sums = tl.zeros([TOKENS, ROWS], tl.float32)
+    for group in range(split * OWN, min(split * OWN + OWN, NUM_GROUPS)):
+        word = tl.load(at_codes + group * LANES, mask=is_row[None, :], other=0)
+        scale = tl.load(scales + rows * NUM_GROUPS + group, mask=is_row, other=0.0).to(tl.float32)
+        added = tl.zeros([ROWS], tl.float32) + (128.0 if kind == tl.bfloat16 else 1024.0)
+        if HAS_ZEROS:
+            added += tl.load(zeros + rows * NUM_GROUPS + group, mask=is_row, other=0).to(tl.float32)
+        else:
+            added += 8.0
+        part = tl.zeros([TOKENS, ROWS], tl.float32)
+        total = tl.zeros([TOKENS, ROWS], tl.float32)
+        for k in tl.static_range(8):
+            value = tl.load(at_x + group * GROUP + k * LANES, mask=is_token, other=0.0)
+            part = tl.dot(value, _whole(word, k, kind), part)
+            total = tl.dot(value, ones, total)  # one product for all rows: the compiler sees that they are equal
+        sums += (part - added[None, :] * total) * scale[None, :]
+    if HAS_BIAS:
+        own = tl.load(bias + rows, mask=is_row, other=0.0).to(tl.float32)
+        sums += tl.where(split == 0, own, 0.0)[None, :]
     at_out = out + (token.to(tl.int64)[:, None] * SPLITS + split) * num_rows + rows[None, :]
     tl.store(at_out, sums.to(out.dtype.element_ty), mask=is_token & is_row[None, :])
 
@@ -196,11 +250,14 @@ def project_packed(x: Tensor, part: Packed, activation: Activation | None = None
     Returns:
         (T, num_rows), or with ``may_split`` (T, n, num_rows) float32, whose n rows add up to the result.
     """
-    num_tokens = len(x)
+    num_tokens, is_int4 = len(x), part.codes.dtype == torch.int32
+    suits = x.dtype != torch.float32 and (not is_int4 or _group(part) >= _LEAST_GROUP)
+    splits_one = may_split and len(part.codes) < _MANY_ROWS  # elsewhere the ordinary cores are faster for one token
+    if is_int4 and suits and (splits_one if num_tokens == 1 else num_tokens <= MAX_UNPACKED):
+        return _four_bits(x, part, may_split)
     if num_tokens == 1:
         return _single(x, part, activation)
     assert activation is None
-    suits = x.dtype != torch.float32 and (part.codes.dtype != torch.int32 or _group(part) >= _LEAST_GROUP)
     if rounds_states(x, part):
         codes, scales = _rounded(x)
         if num_tokens <= MAX_FP8:
@@ -255,7 +312,7 @@ _MANY_ROWS = 16_384
 
 def _few(x: Tensor, token_scales: Tensor | None, part: Packed, dtype: torch.dtype, may_split: bool) -> Tensor:
     num_tokens, num_rows = len(x), len(part.codes)
-    form, group = _form(part), _group(part)
+    group = _group(part)
     splits = 4 if may_split and num_rows < _MANY_ROWS else 1
     least, most = (_LEAST_TOKENS, 128) if token_scales is not None else (16, 64)
     tokens = max(least, min(most, triton.next_power_of_2(num_tokens)))
@@ -270,15 +327,45 @@ def _few(x: Tensor, token_scales: Tensor | None, part: Packed, dtype: torch.dtyp
     out = torch.empty(shape, dtype=dtype if splits == 1 else torch.float32, device=x.device)
     _project_few[(triton.cdiv(num_rows, rows), splits, triton.cdiv(num_tokens, tokens))](
         x, x if token_scales is None else token_scales, part.codes, part.scales,
-        x if part.zeros is None else part.zeros, x if part.bias is None else part.bias, out,
-        num_tokens, num_rows, part.width, group, tokens, rows, splits, **form, HAS_BIAS=part.bias is not None,
-        IS_FP8=token_scales is not None, num_warps=warps, num_stages=stages, **OVERLAPPING,
+        x if part.bias is None else part.bias, out, num_tokens, num_rows, part.width, group, tokens, rows, splits,
+        IS_GROUPED=part.scales.shape[1] > 1, HAS_BIAS=part.bias is not None, IS_FP8=token_scales is not None,
+        num_warps=warps, num_stages=stages, **OVERLAPPING,
     )  # fmt: skip
     return out
 
 
 _FEW = (64, 4, 4)
 """Rows, warps and stages. Measured on an H200."""
+
+
+def _four_bits(x: Tensor, part: Packed, may_split: bool) -> Tensor:
+    num_tokens, num_rows = len(x), len(part.codes)
+    tokens = max(16, triton.next_power_of_2(num_tokens))
+    form = "many" if num_rows >= _MANY_ROWS else "split" if may_split else "few"
+    rows, warps, stages, splits = _FOUR_BITS[1 if num_tokens == 1 else tokens, form]
+    shape = (num_tokens, num_rows) if splits == 1 else (num_tokens, splits, num_rows)
+    out = torch.empty(shape, dtype=x.dtype if splits == 1 else torch.float32, device=x.device)
+    _project_four_bits[(triton.cdiv(num_rows, rows), splits)](
+        x, part.codes, part.scales, x if part.zeros is None else part.zeros, x if part.bias is None else part.bias, out,
+        num_tokens, num_rows, part.width, _group(part), tokens, rows, splits, HAS_ZEROS=part.zeros is not None,
+        HAS_BIAS=part.bias is not None, num_warps=warps, num_stages=stages, **OVERLAPPING,
+    )  # fmt: skip
+    return out
+
+
+_FOUR_BITS = {
+    (1, "split"): (128, 4, 3, 16),
+    (16, "many"): (128, 4, 3, 1),
+    (16, "split"): (64, 2, 3, 8),
+    (16, "few"): (32, 1, 4, 1),
+    (32, "many"): (128, 8, 3, 1),
+    (32, "split"): (128, 8, 3, 4),
+    (32, "few"): (64, 4, 3, 1),
+    (64, "many"): (64, 4, 3, 1),
+    (64, "split"): (64, 4, 3, 4),
+    (64, "few"): (64, 4, 3, 1),
+}
+"""Rows, warps, stages and splits of the columns. Measured on an H200."""
 
 
 def _rounded(x: Tensor) -> tuple[Tensor, Tensor]:

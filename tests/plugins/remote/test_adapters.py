@@ -11,8 +11,10 @@ import pytest
 
 from enginehouse.contract.adapters import Adapter
 from enginehouse.contract.backend import ModelSource
-from enginehouse.contract.errors import AdapterNotFound, UnsupportedParameter
+from enginehouse.contract.errors import AdapterNotFound, ModelLoadError, UnsupportedParameter
 from enginehouse.contract.types import Chat, EngineRequest, Message
+from enginehouse.plugins import PluginRegistry
+from enginehouse.serving.opening import open_engine, plan_model
 from enginehouse.settings.adapters import AdapterSettings
 from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings
 from enginehouse_remote.backend import RemoteBackend
@@ -132,3 +134,12 @@ async def test_servers_that_may_answer_with_the_base_model_are_not_asked(small_s
     with pytest.raises(UnsupportedParameter, match="adapters"):
         await _text(server, _request(Adapter("mine", "sql")))
     assert not server.requests
+
+
+async def test_settings_with_adapters_for_a_server_without_are_refused(small_server: StartSmall) -> None:
+    server = await small_server()
+    settings = ModelSettings(source=server.url, backend="remote", adapters={"mine": AdapterSettings(source="sql")})
+    whole = Settings(models={"big": settings}, plugins=PluginsSettings(allow=("remote",)))
+    plan = plan_model("big", settings, PluginRegistry.load(whole.plugins))
+    with pytest.raises(ModelLoadError, match=r"models\.big\.adapters: this model takes no adapters"):
+        await open_engine(plan, settings, whole, lambda share, what: None)

@@ -1,0 +1,102 @@
+"""``enginehouse deploy ray`` and ``undeploy ray``: replicas that outlive the server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+from attrs import evolve, frozen
+
+from enginehouse.cli.options import config_option, read_settings
+from enginehouse.contract.errors import ConfigError
+from enginehouse.plugins import PluginRegistry
+from enginehouse.serving.opening import load_of, plan_model
+from enginehouse.settings.config import Settings, structure_options
+from enginehouse.workers.messages import encode
+from enginehouse_ray.backend import check_installed
+from enginehouse_ray.options import RayModelOptions
+
+__all__ = ["deploy", "undeploy"]
+
+
+@frozen
+class _Deployment:
+    """One model, its worker's first message, and the settings of its replicas."""
+
+    model: str
+    inner: str
+    load: bytes
+    options: RayModelOptions
+
+    def shown(self) -> dict[str, Any]:
+        """Return what ``--dry-run`` prints."""
+        options = self.options
+        return {
+            "model": self.model,
+            "backend": self.inner,
+            "replicas": options.num_at_start,
+            "per_replica": {"cpus": options.cpus, "gpus": options.gpus, **options.resources},
+        }
+
+
+def _plan(settings: Settings, num_replicas: int | None) -> list[_Deployment]:
+    """Plan every model of the configuration that has the backend ``ray``.
+
+    Raises:
+        ConfigError: a setting is invalid, or there is no such model.
+    """
+    registry = PluginRegistry.for_settings(settings)
+    planned = []
+    for name, model in settings.models.items():
+        if model.backend != "ray":
+            continue
+        plan = plan_model(name, model, registry)
+        assert plan.placement is not None
+        options = structure_options(RayModelOptions, plan.placement.options, f"models.{name}")
+        if num_replicas is not None:
+            options = evolve(options, replicas=num_replicas, autoscale=None)
+        planned.append(_Deployment(name, plan.backend.name, encode(load_of(plan, model, settings)), options))
+    if not planned:
+        raise ConfigError("no model has the backend 'ray'; set backend = \"ray\" in [models.<name>]", "models")
+    return planned
+
+
+_address = click.option("--address", default="auto", show_default=True, help="The cluster: auto, or HOST:PORT.")
+
+
+@click.command()
+@config_option
+@_address
+@click.option("--replicas", type=click.IntRange(min=1), help="Number of replicas of each model.")
+@click.option("--dry-run", is_flag=True, help="Print what would be started, as JSON; does not need a cluster.")
+def deploy(config_file: Path | None, address: str, replicas: int | None, dry_run: bool) -> None:
+    """Start the replicas of a configuration on a Ray cluster; ``enginehouse serve`` with the same file finds them.
+
+    They stay when the server ends. Ray's usage statistics are switched off.
+    """
+    settings = read_settings(config_file)
+    planned = _plan(settings, replicas)
+    if dry_run:
+        click.echo(json.dumps([one.shown() for one in planned], indent=2))
+        return
+    check_installed()
+    from enginehouse_ray import placement  # noqa: PLC0415 - imports Ray
+
+    placement.connect(address)
+    for one in planned:
+        placement.deploy(one.model, one.load, one.options, one.options.num_at_start)
+        click.echo(f"{one.model}: {one.options.num_at_start} replicas run")
+
+
+@click.command()
+@click.argument("models", nargs=-1, metavar="[MODEL]...")
+@_address
+def undeploy(models: tuple[str, ...], address: str) -> None:
+    """Stop the replicas of MODELs; of all models if none is named."""
+    check_installed()
+    from enginehouse_ray import placement  # noqa: PLC0415 - imports Ray
+
+    for name in placement.undeploy(models, address):
+        click.echo(f"{name}: stopped")

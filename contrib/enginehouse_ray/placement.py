@@ -1,0 +1,247 @@
+"""The replicas of one model on a Ray cluster, in the server's process: deployment, links, choice of a replica."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import math
+import os
+import threading
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from enginehouse.contract.backend import Progress
+from enginehouse.contract.engine import Placement
+from enginehouse.contract.errors import ModelLoadError
+from enginehouse.contract.fleet import Fleet
+from enginehouse.contract.types import EngineRequest
+from enginehouse_backendkit.prefix_affinity import PrefixAffinity, prefix_blocks
+from enginehouse_ray import watching
+from enginehouse_ray.options import RayModelOptions
+
+# Ray reads it when it is imported.
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+import ray
+from ray import serve
+from ray.serve.config import RequestRouterConfig
+
+from enginehouse_ray.replica import EngineReplica
+
+__all__ = ["RayPlacement", "app_name", "connect", "deploy", "undeploy"]
+
+_log = logging.getLogger(__name__)
+
+_AGAIN_S = 0.5
+"""Seconds until a replica is connected again after its link has ended."""
+
+_SCALE_S = 1.0
+"""Seconds between two looks at the demand."""
+
+_connecting = threading.Lock()
+
+
+def app_name(model: str) -> str:
+    """Return the name of a model's application in Ray Serve."""
+    return f"enginehouse-{model}"
+
+
+def connect(address: str) -> None:
+    """Connect this process with the cluster, and start Ray Serve without its HTTP proxy.
+
+    Raises:
+        ModelLoadError: there is no cluster.
+    """
+    with _connecting:
+        if not ray.is_initialized():
+            try:
+                where = None if address == "local" else address
+                ray.init(address=where, namespace="enginehouse", log_to_driver=False, include_dashboard=None)
+            except (ConnectionError, RuntimeError, ValueError) as error:
+                message = f"no Ray cluster at {address!r} (plugins.ray.address): {error}"
+                raise ModelLoadError(message) from error
+        serve.start(proxy_location="Disabled")
+
+
+def deploy(model: str, load: bytes, options: RayModelOptions, num_replicas: int) -> Any:
+    """Start the replicas of a model, or change their number; returns their handle when they have loaded it.
+
+    Raises:
+        ModelLoadError: they could not be started.
+    """
+    deployment = serve.deployment(
+        EngineReplica,
+        name="replica",
+        num_replicas=num_replicas,
+        max_ongoing_requests=1_000_000,  # the server's queue decides which requests are too many
+        ray_actor_options={"num_cpus": options.cpus, "num_gpus": options.gpus, "resources": options.resources},
+        request_router_config=RequestRouterConfig(request_router_class="enginehouse_ray.router:ReplicaRouter"),
+        health_check_period_s=2,
+        health_check_timeout_s=10,
+        graceful_shutdown_wait_loop_s=0.5,
+        graceful_shutdown_timeout_s=10,
+    )
+    try:
+        return serve.run(deployment.bind(load), name=app_name(model), route_prefix=None)
+    except RuntimeError as error:
+        raise ModelLoadError(f"Ray Serve could not start the replicas of the model {model!r}: {error}") from error
+
+
+def undeploy(models: Sequence[str], address: str) -> list[str]:
+    """Stop the replicas of models, of all if none is named; return those that had any."""
+    connect(address)
+    prefix = app_name("")
+    running = [app.removeprefix(prefix) for app in serve.status().applications if app.startswith(prefix)]
+    stopped = [model for model in running if not models or model in models]
+    for model in stopped:
+        serve.delete(app_name(model))
+    return stopped
+
+
+class RayPlacement:
+    """See :class:`enginehouse.contract.fleet.PlacedWorkers`; use :meth:`open`."""
+
+    def __init__(self, model: str, load: bytes, options: RayModelOptions, fleet: Fleet) -> None:
+        self._model = model
+        self._load = load
+        self._options = options
+        self._fleet = fleet
+        self._loop = asyncio.get_running_loop()
+        self._handle: Any = None
+        self._is_own = False
+        self._links: dict[str, asyncio.Task[None]] = {}
+        self._scaling: asyncio.Task[None] | None = None
+        self._affinity = PrefixAffinity()
+        self._indices: dict[str, int] = {}  # by place
+
+    @classmethod
+    async def open(  # noqa: PLR0917 - the arguments of PlacesWorkers.place, and the address
+        cls, model: str, load: bytes, options: RayModelOptions, address: str, fleet: Fleet, progress: Progress
+    ) -> RayPlacement:
+        """Find the replicas of a model, or start them."""
+        placement = cls(model, load, options, fleet)
+        progress(0.0, "connecting with the Ray cluster")
+        await asyncio.to_thread(connect, address)
+        running = (await asyncio.to_thread(serve.status)).applications
+        if app_name(model) in running:
+            placement._handle = serve.get_app_handle(app_name(model))
+        else:
+            progress(0.0, f"starting {options.num_at_start} replicas on the Ray cluster")
+            placement._is_own = True
+            await placement._deploy(options.num_at_start)
+        watching.watch(app_name(model), placement._hear)
+        if not placement._handle.is_initialized:  # Ray Serve keeps the handle of an earlier load
+            placement._handle._init()
+        if options.autoscale is not None:
+            placement._scaling = asyncio.create_task(placement._scale(), name=f"scaling {model}")
+        return placement
+
+    async def _deploy(self, num_replicas: int) -> None:
+        arguments = self._model, self._load, self._options, num_replicas
+        self._handle = await asyncio.to_thread(deploy, *arguments)
+
+    # -- links -------------------------------------------------------------------------------------
+
+    def _hear(self, replicas: Mapping[str, str]) -> None:
+        """Take note of the replicas; called on a thread of Ray Serve."""
+        self._loop.call_soon_threadsafe(self._update, dict(replicas))
+
+    def _update(self, replicas: dict[str, str]) -> None:
+        """Connect new replicas, and leave those that Ray Serve stops: their requests move to the others."""
+        for replica in self._links.keys() - replicas.keys():
+            self._links.pop(replica).cancel()
+        for replica, node in replicas.items():
+            if replica not in self._links:
+                stay = self._stay_linked(replica, f"{replica}@{node[:8]}")
+                self._links[replica] = self._loop.create_task(stay, name=f"replica {replica}")
+
+    async def _stay_linked(self, replica: str, place: str) -> None:
+        while True:
+            await self._link(replica, place)
+            await asyncio.sleep(_AGAIN_S)
+
+    async def _link(self, replica: str, place: str) -> None:
+        """Carry bytes until the worker ends, or the replica is lost or stopped."""
+        key = uuid.uuid4().hex
+        feed = self._handle.options(method_name="feed")
+        frames = self._handle.options(method_name="link", stream=True).remote(replica, key)
+        opened = asyncio.Event()
+
+        async def send(data: bytes) -> None:
+            await opened.wait()  # calls overtake each other: none before the link is there
+            try:
+                await feed.remote(replica, key, data)
+            except ray.exceptions.RayError as error:
+                raise ConnectionError(type(error).__name__) from error  # its text is a whole traceback
+
+        link = self._fleet.join(place, send, frames.cancel)
+        reason = "has left: its replica is stopped"
+        try:
+            async for data in frames:
+                opened.set()
+                link.feed(data)
+            reason = "has ended"
+        except ray.exceptions.RayError as error:
+            reason = f"is gone with its replica ({type(error).__name__})"
+        finally:
+            link.end(reason)
+            self._affinity.forget(self._indices.get(place, -1))
+
+    # -- choice ------------------------------------------------------------------------------------
+
+    def choose(self, request: EngineRequest, loads: Mapping[str, int]) -> Placement:
+        """Choose the replica that has computed most of the prompt, unless it is too busy."""
+        places = {self._index(place): place for place in loads}
+        by_index = [loads[places[index]] if index in places else math.inf for index in range(max(places) + 1)]
+        namespace = request.namespace
+        blocks = prefix_blocks((segment.text for segment in request.segments), namespace)
+        choice = self._affinity.choose(blocks, by_index)
+        if request.request_id:
+            self._affinity.learn(choice.index, blocks)
+        matched = choice.matched / len(blocks) if blocks else 0.0
+        return Placement(replica=places[choice.index], reason=choice.reason, matched=matched)
+
+    def _index(self, place: str) -> int:
+        """Return the number of a replica in the table of prefixes."""
+        if place not in self._indices:
+            taken = set(self._indices.values())
+            self._indices[place] = next(index for index in range(len(taken) + 1) if index not in taken)
+        return self._indices[place]
+
+    # -- number of replicas ------------------------------------------------------------------------
+
+    async def _scale(self) -> None:
+        """Follow the demand: up at once, down after a while of less."""
+        bounds = self._options.autoscale
+        assert bounds is not None
+        current, last_needed = self._options.num_at_start, self._loop.time()
+        while True:
+            await asyncio.sleep(_SCALE_S)
+            wanted = min(bounds.max, max(bounds.min, math.ceil(self._fleet.num_requests / bounds.target)))
+            if wanted >= current:
+                last_needed = self._loop.time()
+            if wanted == current or (wanted < current and self._loop.time() - last_needed < bounds.down_after_s):
+                continue
+            try:
+                await (self._deploy(wanted) if wanted else self._stop())
+            except ModelLoadError as error:
+                _log.warning("model %s: %s", self._model, error.message)
+                continue
+            _log.info("model %s: %d replicas instead of %d", self._model, wanted, current)
+            current, last_needed = wanted, self._loop.time()
+
+    async def _stop(self) -> None:
+        await asyncio.to_thread(functools.partial(serve.delete, app_name(self._model)))
+
+    async def close(self) -> None:
+        """Leave the replicas; stop them unless ``deploy ray`` has started them."""
+        watching.unwatch(app_name(self._model))
+        tasks = [*self._links.values(), *([self._scaling] if self._scaling is not None else [])]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        if self._is_own and ray.is_initialized():
+            await self._stop()
