@@ -25,6 +25,7 @@ __all__ = ["NO_RULES", "Rules", "TooLarge", "Validator", "find_uncertain", "is_m
 _CONDITIONAL = frozenset(
     {"anyOf", "oneOf", "not", "if", "then", "else", "contains", "dependentSchemas", "dependencies"}
 )
+_EVALUATING = frozenset({*_CONDITIONAL, *REFERENCES, "allOf"})
 _NUMBERS = (int, float)
 _MAX_EVALUATED = 50_000  # a tenth of a second
 
@@ -152,8 +153,8 @@ class Validator:
                 matches = is_unknown = True  # both what it asks for and what it excludes
             if matches:
                 found.append(join_pointer(pointer, ["patternProperties", pattern]))
-        if (not found or is_unknown) and "additionalProperties" in schema:
-            found.append(join_pointer(pointer, ["additionalProperties"]))
+        if not found or is_unknown:
+            found += [join_pointer(pointer, [key]) for key in _rest_of(schema, "additionalProperties")]
         return found
 
     def _of_index(self, schema: dict[str, Any], pointer: str, index: int) -> list[str]:
@@ -161,7 +162,7 @@ class Validator:
         first, rest = ("items", "additionalItems") if is_old else ("prefixItems", "items")
         if index < len(schema.get(first, ())):
             return [join_pointer(pointer, [first, index])]
-        return [join_pointer(pointer, [rest])] if rest in schema else []
+        return [join_pointer(pointer, [key]) for key in _rest_of(schema, rest)]
 
     def _finds(self, pattern: str, text: str) -> bool:
         if pattern not in self.expressions:
@@ -268,6 +269,14 @@ class Validator:
                 return None
             seen |= contained
         return seen
+
+
+def _rest_of(schema: dict[str, Any], key: str) -> list[str]:
+    """Return the keyword of the other members, which ``unevaluated...`` is where nothing beside evaluates members."""
+    if key in schema:
+        return [key]
+    unevaluated = "unevaluatedProperties" if key == "additionalProperties" else "unevaluatedItems"
+    return [unevaluated] if unevaluated in schema and _EVALUATING.isdisjoint(schema) else []
 
 
 def _union(parts: Iterable[set[Any] | None]) -> set[Any] | None:

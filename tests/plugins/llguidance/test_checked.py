@@ -249,6 +249,15 @@ LEFT_OUT = {
         "patternProperties": {"f.o": {"minItems": 2}, "^\\w\\s": {"type": "null"}},
         "additionalProperties": {"type": "integer"},
     },
+    "names below unevaluatedProperties": {
+        "type": "object",
+        "unevaluatedProperties": {
+            "type": ["object", "null"],
+            "propertyNames": {"enum": ["a", "b"]},
+            "minProperties": 2,
+        },
+        "minProperties": 1,
+    },
     "control characters": {"enum": ["a\x00b", {"b": ["\x7f\x1f"]}]},
 }
 """What a grammar does not say, or not at a reasonable size."""
