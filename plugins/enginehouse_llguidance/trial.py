@@ -17,6 +17,7 @@ __all__ = ["check_has_value"]
 
 _MAX_STEPS = 4000  # of all trials
 _MAX_TOKENS = 2000  # of a value; a longer one counts as found
+_MAX_UNDECIDED = 400  # tokens of a value of which nothing is final, after a wrong end
 _TRIALS = ((300, 0.7), *((30, likes_closing) for likes_closing in (0.7, 0.4, 0.9) * 6))
 """Number of times that text is taken back until a trial is given up, and how likely the trial closes a value."""
 
@@ -49,11 +50,17 @@ class _Trials:
         self.num_left = _MAX_STEPS
 
     def finds_value(self, matcher: Matcher, number: int, most: int, likes_closing: float) -> bool:
-        """Write a value; return False if text was taken back ``most`` times without any that became final."""
+        """Write a value; return False if text was taken back ``most`` times without any that became final, or if the
+        value only grows because each of its ends is wrong.
+        """
         assert isinstance(matcher, BacktrackingMatcher)
         size = num_final = num_backtracks = 0
         is_begun = False
-        while not matcher.is_finished() and size < _MAX_TOKENS:
+        while not matcher.is_finished():
+            if num_backtracks and size >= _MAX_UNDECIDED and matcher.num_held() >= size:
+                return False
+            if size >= _MAX_TOKENS:
+                return True
             if self.num_left <= 0:
                 return number == 0 and num_backtracks == 0  # the first trial made progress up to here
             self.num_left -= 1

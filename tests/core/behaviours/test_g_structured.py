@@ -143,6 +143,7 @@ REFUSED = {
     "type is a number": (json_schema({"type": 7}), "/type"),
     "bad pattern": (json_schema({"type": "string", "pattern": "^a{2"}), "/pattern"),
     "another bad pattern": (json_schema({"properties": {"a": {"pattern": "^*x$"}}}), "/properties/a/pattern"),
+    "oneOf of equal schemas": (json_schema({"oneOf": [{}] * 13}), "no value was found"),
     "look-ahead": (json_schema({"pattern": "(?=a)b"}), "look-ahead"),
     "missing definition": (json_schema({"$ref": "#/$defs/none"}), "#/$defs/none"),
     "remote reference": (json_schema({"$ref": "http://localhost:1/x"}), "nothing is fetched"),
