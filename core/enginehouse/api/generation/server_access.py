@@ -79,8 +79,10 @@ class ServerAccess:
 
     def model(self, name: str | None) -> ModelEntry:
         """Return one model; where a router chooses by that name, its most likely choice."""
-        found = self._find(name)
-        return next(self._entry(status, names) for status, names in self.statuses() if status.name == found)
+        status = self.state.manager.find(self._find(name)).status()
+        # A key that is limited to adapters of a model has no name of the model itself.
+        names = shown_as(self.caller, status) or [name or status.name]
+        return self._entry(status, names)
 
     def status(self, name: str) -> tuple[ModelStatus, list[str]]:
         """Return the status of a model, and the names by which the caller may request it. Raises ModelNotFound."""

@@ -234,6 +234,9 @@ def test_keys_may_be_limited_to_an_adapter(serve: Serve) -> None:
     assert [ask("x", name).status_code for name in ("x:sql", "x:tone", "x")] == [200, 200, 200]
     listed = server.client.get("/v1/models", headers={"authorization": "Bearer sql"}).json()["data"]
     assert [model["id"] for model in listed] == ["x:sql"]
+    for address in ("/props", "/lora-adapters"):
+        shown = server.client.get(address, params={"model": "x:sql"}, headers={"authorization": "Bearer sql"})
+        assert shown.status_code == 200, shown.text
     body = {"lora_name": "new", "lora_path": "new.json"}
     refused = server.client.post("/v1/load_lora_adapter", json=body, headers={"authorization": "Bearer x"})
     assert refused.status_code == 403
