@@ -14,6 +14,7 @@ import re
 import tempfile
 import textwrap
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -71,7 +72,7 @@ def page_parts() -> dict[str, dict[str, str]]:
     """Page to name of a generated part to its text."""
     return {
         "docs/api.md": {"parameters": parameter_table(), **body_tables()},
-        "docs/commands.md": {"commands": command_pages()},
+        **({"docs/commands.md": {"commands": command_pages()}} if find_spec("huggingface_hub") else {}),
         "docs/compression.md": {
             "settings": _table(CompressorSettings, set()),
             "options": _table(CompressOptions, set()),

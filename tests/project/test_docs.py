@@ -17,7 +17,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 
 def _pages() -> list[Any]:
     """The pages with generated parts; what becomes of constraints depends on the plugin that enforces them."""
-    needs = {"docs/api.md": [pytest.mark.llguidance]}
+    needs = {"docs/api.md": [pytest.mark.llguidance], "docs/commands.md": [pytest.mark.llamacpp]}  # beside the hub
     return [pytest.param(page, marks=needs.get(page, ())) for page in sorted(page_parts())]
 
 

@@ -7,7 +7,7 @@ from attrs.validators import matches_re
 
 __all__ = ["OWN_COMMANDS", "Command"]
 
-OWN_COMMANDS = ("keys", "models", "plugins", "requests", "serve")
+OWN_COMMANDS = ("docs", "keys", "models", "plugins", "requests", "serve")
 """Names of core's own commands, which plugins cannot use."""
 
 _WORD = r"[a-z][a-z0-9]*(-[a-z0-9]+)*"

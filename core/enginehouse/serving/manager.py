@@ -183,9 +183,9 @@ class ModelManager:
         with model.failing("downloading"):
             try:
                 await download(hub, model.settings.source, report)
+                await self._plan(model)
             finally:
                 self._downloads.pop(model, None)
-            await self._plan(model)
         if model.plan is None:
             return
         if model.settings.load == "lazy":
@@ -209,6 +209,9 @@ class ModelManager:
         if not self.is_downloading(model):
             hub = await self.find_download(model.settings.source)
             if hub is None:
+                if model.plan is None and not model.is_closed:  # a cancelled download may have completed the files
+                    await self._plan(model)
+                    return model.plan is not None
                 return False
             self.check_open()
             if not (self.is_downloading(model) or model.is_serving or model.is_closed):

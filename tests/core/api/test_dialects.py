@@ -57,7 +57,7 @@ def assembled(*, is_streamed: bool, has_ids: bool = False) -> Assembly:
         generation=generation,
         parsing=SimpleNamespace(open=lambda: None, are_foreign=False),
         model=SimpleNamespace(name="m", info=SimpleNamespace(special_tokens={"eos": 9})),
-        model_profile=SimpleNamespace(fingerprint="fp"),
+        fingerprint="fp",
         request=SimpleNamespace(profile="openai", model="m", includes_stop=False, return_token_ids=has_ids),
         parameters=SimpleNamespace(stopping=SimpleNamespace(max_tokens=3)),
     )

@@ -184,10 +184,10 @@ def test_fields_of_chats_are_refused_elsewhere(client: httpx.Client, reporting: 
 
 
 def test_unsupported_parameters_can_be_reported_instead(reporting: httpx.Client) -> None:
-    response = reporting.post("/v1/chat/completions", json=CHAT | {"functions": [1], "peft": "x", "odd": 1})
+    response = reporting.post("/v1/chat/completions", json=CHAT | {"functions": [1], "verbosity": "low", "odd": 1})
 
     assert response.status_code == 200
-    assert response.headers["x-enginehouse-unsupported"] == "functions, peft"
+    assert response.headers["x-enginehouse-unsupported"] == "functions, verbosity"
     assert response.headers["x-enginehouse-ignored"] == "odd"
     stream = reporting.post("/v1/chat/completions", json=CHAT | {"functions": [1], "stream": True})
     assert stream.headers["x-enginehouse-unsupported"] == "functions"

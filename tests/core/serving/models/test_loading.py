@@ -323,14 +323,13 @@ async def test_order_to_load_a_model_that_is_put_off_holds(monkeypatch, load: Li
     async with open_tiny(settings_of(models, budget=3)) as manager:
         model = manager.find("m")
         model.use_settings(tiny(2, load=load))
-        downloading = asyncio.create_task(manager._download(model, None))
+        manager._begin_download(model, None)
         await until(lambda: states(manager)["m"] == "loading")
         loading = asyncio.create_task(load_model(manager, "m"))
         await until(lambda: model.num_waiting == 1)
         arrived.set()
         async with asyncio.timeout(60):
             assert (await loading).state == "ready"
-        await downloading
 
 
 async def test_engine_is_closed_when_nobody_can_be_told_that_it_is_there() -> None:
