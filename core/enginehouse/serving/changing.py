@@ -90,7 +90,7 @@ async def download_model(manager: ModelManager, name: str) -> ModelStatus:
     """
     model = manager.find(name)
     if not await manager.download_on_demand(model):
-        raise ModelConflict(f"The model {model.name!r} has no files that would have to be downloaded from a hub.")
+        raise ModelConflict(f"The model {model.name!r} has no files that have to be downloaded; it can be loaded.")
     return model.status()
 
 
@@ -122,12 +122,12 @@ async def check_addable(manager: ModelManager, name: str, settings: ModelSetting
         if known in taken:
             param = "id" if known == name else "aliases"
             raise ModelConflict(f"{param}: a model of this server already has the name {known!r}", param)
+    hub = await manager.find_download(settings.source)  # before the plan: the files may arrive meanwhile
     try:
         plan = await plan_in_thread(name, settings, manager.registry)
     except ConfigError as error:
         raise InvalidRequest(error.message, "source") from error
     except ModelLoadError as error:
-        hub = await manager.find_download(settings.source)
         if hub is not None:
             return False
         raise InvalidRequest(f"source: {error.message}", "source") from error
@@ -210,6 +210,7 @@ class ModelChanger:
         problems: dict[str, str] = {}
         for name in dict.fromkeys((*changes.added, *changes.replaced, *swapped)):
             model = settings.models[name]
+            hub = await self._manager.find_download(model.source) if model.origin == "added" else None
             try:
                 plans[name] = await plan_in_thread(name, model, self._manager.registry)
             except ConfigError:
@@ -217,8 +218,7 @@ class ModelChanger:
             except EnginehouseError as error:
                 if model.origin == "settings":
                     raise
-                # The download of an added model begins next, see ``ConfigSnapshots.add_model``.
-                if model.origin != "added" or await self._manager.find_download(model.source) is None:
+                if hub is None:  # else its download begins next, see ``ConfigSnapshots.add_model``
                     problems[name] = error.message
         return PlannedChanges(settings=settings, plans=plans, problems=problems)
 

@@ -209,9 +209,6 @@ class ModelManager:
         if not self.is_downloading(model):
             hub = await self.find_download(model.settings.source)
             if hub is None:
-                if model.plan is None and not model.is_closed:  # a cancelled download may have completed the files
-                    await self._plan(model)
-                    return model.plan is not None
                 return False
             self.check_open()
             if not (self.is_downloading(model) or model.is_serving or model.is_closed):

@@ -42,9 +42,6 @@ load = "lazy"
 backend = "scripted"
 """
 
-# By hand until a cancelled download's thread can be waited for: it may still write files while the next test begins.
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture
 def serve(tmp_path: Path, hub: StandIn, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., httpx.Client]]:
@@ -107,8 +104,10 @@ def test_a_download_shows_its_progress_is_cancelled_and_continues(
     assert say(client).status_code == 503 and not HuggingFaceHub().is_complete(ID)
     hub.hold = None
     hub.released.set()
-    client.post(f"{path}/download", json={})
-    assert (settle(client)["state"], say(client).json()["choices"][0]["text"]) == ("unloaded", "Said")
+    if client.post(f"{path}/download", json={}).status_code == 409:  # the cancelled one completed the file all the same
+        assert client.post(f"{path}/load", json={}).status_code == 200
+    settle(client)
+    assert say(client).json()["choices"][0]["text"] == "Said"
     assert client.post(f"{path}/download", json={}).status_code == 409  # nothing is missing
     asked = hub.contents_asked()  # it continued, unless the cancelled one completed the file before it noticed
     assert len(asked) == 1 or asked[-1][1] > 0
