@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from enginehouse.contract.errors import EngineDead, ModelLoadError, ModelNotReady, ModelUnloaded
 from enginehouse.recovery.model_work import ModelWork
-from enginehouse.recovery.quarantine import TRANSITIONS, Event, excuse, margin_tokens
+from enginehouse.recovery.quarantine import Event, HeldWork, excuse, margin_tokens, move
 from enginehouse.recovery.work import Offences, State, Work
 from enginehouse.serving.served import LoadedModel, ServedModel
 from enginehouse.workers.client import WorkerEngine
@@ -20,7 +20,7 @@ _CHECK_S = 1.0
 """Seconds between checks whether the model is still served, while it has no worker."""
 
 
-class FleetQuarantine:
+class FleetQuarantine(HeldWork):
     """Finds the work item that kills workers: one that was there at the deaths of two, the only suspect of the first.
 
     What a worker did when it died is quarantined, item by item: each returns to a worker that tests no other suspect,
@@ -32,8 +32,8 @@ class FleetQuarantine:
     """
 
     def __init__(self, offences: Offences) -> None:
+        super().__init__()
         self._offences = offences
-        self._inside: dict[Work, None] = {}
         self._tested: dict[str, tuple[Work, int]] = {}  # by place, with the goal
 
     @property
@@ -48,7 +48,7 @@ class FleetQuarantine:
     def entered(self, work: Work, place: str) -> None:
         """The item enters a worker."""
         self._inside[work] = None
-        _move(work, Event.ENTERED)
+        move(work, Event.ENTERED)
         if work.state is State.ISOLATED:
             self._tested[place] = work, work.num_tokens + margin_tokens(work.num_quarantines)
 
@@ -57,22 +57,7 @@ class FleetQuarantine:
         for place, (tested, goal) in tuple(self._tested.items()):
             if tested is work and work.num_tokens >= goal:
                 del self._tested[place]
-                _move(work, Event.PASSED)
-
-    def over(self, work: Work) -> None:
-        """The item's client has left, or it has ended; a repeated call has no effect."""
-        work.is_over = True
-        if work not in self._inside:
-            self._end(work)
-
-    def left(self, work: Work) -> None:
-        """A worker no longer holds the item; a repeated call has no effect."""
-        if work in self._inside:
-            del self._inside[work]
-            if work.is_over:
-                self._end(work)
-            elif work.state is State.RUNNING:
-                _move(work, Event.LEFT)
+                move(work, Event.PASSED)
 
     def died(self, held: Sequence[Work], suspects: Sequence[Work], place: str, *, from_outside: bool) -> Work | None:
         """A worker died; returns the culprit if it is known.
@@ -89,14 +74,14 @@ class FleetQuarantine:
         for work in held:
             self._inside.pop(work, None)
             if work is culprit:
-                _move(work, Event.DIED)
+                move(work, Event.DIED)
                 self._offences.add(work.caller)
             elif work.state in (State.RUNNING, State.ISOLATED):
                 self._lose(work, place, is_blamed=work in blamed and culprit is None)
         return culprit
 
     def _lose(self, work: Work, place: str, *, is_blamed: bool) -> None:
-        _move(work, Event.DIED if is_blamed else Event.LOST)
+        move(work, Event.DIED if is_blamed else Event.LOST)
         if is_blamed:
             work.num_quarantines += 1
             work.died_at = place
@@ -108,7 +93,7 @@ class FleetQuarantine:
             if tested is work:
                 del self._tested[place]
         if work.state not in (State.ENDED, State.CULPRIT):
-            _move(work, Event.ENDED)
+            move(work, Event.ENDED)
 
 
 class FleetWork(ModelWork):
@@ -194,7 +179,3 @@ class FleetWork(ModelWork):
 
     def _find_culprit(self, engine: WorkerEngine, held: list[Work], suspects: list[Work]) -> Work | None:
         return self._tests.died(held, suspects, engine.place, from_outside=engine.is_killed_from_outside)
-
-
-def _move(work: Work, event: Event) -> None:
-    work.state = TRANSITIONS[work.state][event]

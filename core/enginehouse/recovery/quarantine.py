@@ -22,6 +22,7 @@ Pure bookkeeping: does not know the event loop or the engine.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from enum import Enum
 
@@ -70,7 +71,33 @@ TRANSITIONS: dict[State, dict[Event, State]] = {
 }
 
 
-class Quarantine:
+class HeldWork(ABC):
+    """Work items that workers hold, including those whose client has left: what both kinds of quarantine share."""
+
+    def __init__(self) -> None:
+        self._inside: dict[Work, None] = {}
+
+    def over(self, work: Work) -> None:
+        """The item's client has left, or it has ended; a repeated call has no effect."""
+        work.is_over = True
+        if work not in self._inside:
+            self._end(work)
+
+    def left(self, work: Work) -> None:
+        """A worker no longer holds the item; a repeated call has no effect."""
+        if work in self._inside:
+            del self._inside[work]
+            if work.is_over:
+                self._end(work)
+            elif work.state is State.RUNNING:
+                move(work, Event.LEFT)
+
+    @abstractmethod
+    def _end(self, work: Work) -> None:
+        """Handle the end of an item that no worker holds."""
+
+
+class Quarantine(HeldWork):
     """Work items of one model, and the quarantined ones among them.
 
     Args:
@@ -78,8 +105,8 @@ class Quarantine:
     """
 
     def __init__(self, offences: Offences) -> None:
+        super().__init__()
         self._offences = offences
-        self._inside: dict[Work, None] = {}  # items that the worker holds, including those whose client has left
         self._quarantined: list[Work] = []  # next one first
         self._isolated: Work | None = None
         self._goal = 0
@@ -101,7 +128,7 @@ class Quarantine:
         """The item enters the worker; it must be allowed to."""
         assert self.may_enter(work)
         self._inside[work] = None
-        _move(work, Event.ENTERED)
+        move(work, Event.ENTERED)
         if work.state is State.ISOLATED:
             self._isolated = self._quarantined.pop(0)
             self._goal = work.num_tokens + margin_tokens(work.num_quarantines)
@@ -111,25 +138,10 @@ class Quarantine:
         if work is not self._isolated or work.num_tokens < self._goal:
             return False
         self._isolated = None
-        _move(work, Event.PASSED)
+        move(work, Event.PASSED)
         if not self._quarantined:
             self._end_round()
         return bool(self._quarantined)
-
-    def over(self, work: Work) -> None:
-        """The item's client has left, or it has ended; a repeated call has no effect."""
-        work.is_over = True
-        if work not in self._inside:
-            self._end(work)
-
-    def left(self, work: Work) -> None:
-        """The worker no longer holds the item; a repeated call has no effect."""
-        if work in self._inside:
-            del self._inside[work]
-            if work.is_over:
-                self._end(work)
-            elif work.state is State.RUNNING:
-                _move(work, Event.LEFT)
 
     def died(self, working: Sequence[Work], *, from_outside: bool = False) -> Work | None:
         """The worker died while it worked on these items; returns the culprit if it is known."""
@@ -137,7 +149,7 @@ class Quarantine:
         inside, self._inside = self._inside, {}
         isolated, self._isolated = self._isolated, None
         if isolated in blamed:  # it was alone
-            _move(isolated, Event.DIED)
+            move(isolated, Event.DIED)
             self._offences.add(isolated.caller)
             self._end_round(is_explained=True)
             return isolated
@@ -150,7 +162,7 @@ class Quarantine:
 
     def _lose(self, work: Work, *, is_blamed: bool) -> None:
         """Handle the loss of an item's worker when the item is not the culprit."""
-        _move(work, Event.DIED if is_blamed else Event.LOST)
+        move(work, Event.DIED if is_blamed else Event.LOST)
         if is_blamed:
             work.num_quarantines += 1
             self._round.append(work)
@@ -163,7 +175,7 @@ class Quarantine:
         if work.state in (State.ENDED, State.CULPRIT):
             return
         is_quarantined = work.state in (State.QUARANTINED, State.ISOLATED)
-        _move(work, Event.ENDED)
+        move(work, Event.ENDED)
         if work is self._isolated:
             self._isolated = None
         elif work in self._quarantined:
@@ -182,13 +194,14 @@ class Quarantine:
             for work in self._round:
                 work.num_quarantines -= 1
         for work in self._quarantined:
-            _move(work, Event.CLEARED)
+            move(work, Event.CLEARED)
         self._quarantined.clear()
         self._round.clear()
         self._untested.clear()
 
 
-def _move(work: Work, event: Event) -> None:
+def move(work: Work, event: Event) -> None:
+    """Change the state of a work item as the table says."""
     work.state = TRANSITIONS[work.state][event]
 
 

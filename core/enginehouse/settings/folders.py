@@ -242,15 +242,20 @@ def _check_parts(folder: Path, parts: Sequence[str], files: Sequence[str]) -> No
 
 
 def _check_gguf(path: Path) -> None:
-    try:
-        with path.open("rb") as file:
-            head, num_bytes = file.read(8), os.fstat(file.fileno()).st_size
-    except OSError as error:
-        raise _Bad(f"cannot be read: {error.strerror or error}") from error
+    head, num_bytes = _head(path)
     if head[:4] != b"GGUF":
         raise _Bad("not a GGUF file: it does not begin with 'GGUF'")
     if num_bytes < _MIN_GGUF_BYTES:
         raise _Bad(f"not a complete GGUF file: it has {num_bytes} bytes")
+
+
+def _head(path: Path) -> tuple[bytes, int]:
+    """Return the first 8 bytes of a file and its size."""
+    try:
+        with path.open("rb") as file:
+            return file.read(8), os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise _Bad(f"{path.name} cannot be read: {error.strerror or error}") from error
 
 
 def _check_folder(folder: Path, weights: Sequence[str]) -> None:
@@ -267,11 +272,7 @@ def _check_folder(folder: Path, weights: Sequence[str]) -> None:
 
 
 def _check_safetensors(path: Path) -> None:
-    try:
-        with path.open("rb") as file:
-            head, num_bytes = file.read(8), os.fstat(file.fileno()).st_size
-    except OSError as error:
-        raise _Bad(f"{path.name} cannot be read: {error.strerror or error}") from error
+    head, num_bytes = _head(path)
     if len(head) < 8 or struct.unpack("<Q", head)[0] > num_bytes - 8:
         raise _Bad(f"{path.name} is not a complete file of safetensors: it has {num_bytes} bytes")
 
