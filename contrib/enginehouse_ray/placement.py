@@ -159,7 +159,10 @@ class RayPlacement:
 
     async def _stay_linked(self, replica: str, place: str) -> None:
         while True:
-            await self._link(replica, place)
+            try:
+                await self._link(replica, place)
+            except Exception:  # noqa: BLE001 - whatever Ray raises, the replica is linked again
+                _log.exception("the link to the replica %s failed; it is opened again", place)
             await asyncio.sleep(_AGAIN_S)
 
     async def _link(self, replica: str, place: str) -> None:
