@@ -150,17 +150,15 @@ class FleetWork(ModelWork):
 
     async def _await_worker(self, work: Work) -> None:
         """Wait until another worker may take the item, or the model is opened again."""
-        served = self._served()
+        served, before = self._served(), self._fleet
+        waits = [self._changed, *(() if before is None else (before.changed,))]
         if served is None:
             raise EngineDead("The model stopped working, and is not served any more.")
         try:
             self._meet(await served.restarted())
         except (ModelLoadError, ModelNotReady, ModelUnloaded) as error:
             raise EngineDead(f"The model stopped working and could not be started again: {error.message}") from error
-        waits = [self._changed]
-        if self._fleet is not None:
-            waits.append(self._fleet.changed)
-        if self._fleet is None or not self._fleet.members or self._tests.avoided(work):
+        if self._fleet is before:
             await asyncio.wait(waits, timeout=_CHECK_S, return_when=asyncio.FIRST_COMPLETED)
 
     def progressed(self, work: Work) -> None:

@@ -142,7 +142,7 @@ class ModelWork:
         except (ModelLoadError, ModelNotReady, ModelUnloaded) as error:
             raise EngineDead(f"The model stopped working and could not be started again: {error.message}") from error
         self._meet(model)
-        if self._engine is not model.engine:
+        if self._engine is None or not self._engine.is_open:  # it has died again, which the model does not know yet
             await asyncio.sleep(_RETRY_S)
 
     def progressed(self, work: Work) -> None:

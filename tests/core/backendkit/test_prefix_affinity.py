@@ -6,7 +6,6 @@ import itertools
 import math
 import subprocess
 import sys
-import time
 
 import pytest
 from hypothesis import given, settings
@@ -202,23 +201,3 @@ def test_memory_is_bounded_in_all() -> None:
         affinity.learn(number % 50, chain(*(f"{number}-{block}" for block in range(40))))
 
         assert len(affinity) <= 1000
-
-
-def test_decisions_among_a_thousand_replicas_are_fast() -> None:
-    """Under 200 us, in the worst cases: a prefix that all have, one that only busy ones have, and one that none has."""
-    affinity, system = PrefixAffinity(), [f"system {number}" for number in range(64)]
-    busy = chain(*(f"busy {number}" for number in range(128)))
-    for index in range(1000):
-        affinity.learn(index, chain(*system, f"{index}"))
-        if index % 2:
-            affinity.learn(index, busy[: 128 - index % 8])
-    loads: list[float] = [40 * (index % 2) for index in range(1000)]
-    prompts = [chain(*system, "999", "new"), busy, chain(*(f"unseen {number}" for number in range(256)))]
-    for prompt in prompts:
-        times = []
-        for _ in range(50):
-            began = time.perf_counter()
-            affinity.choose(prompt, loads)
-            times.append(time.perf_counter() - began)
-
-        assert min(times) < 200e-6

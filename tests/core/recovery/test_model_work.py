@@ -187,6 +187,7 @@ class Model:
     engine: Worker = field(init=False)
     request_queue: RequestQueue = field(factory=lambda: RequestQueue(1, LimitsSettings(max_queue=100)))
     num_deaths: int = 0
+    learns_after_s: float = 0.0  # until then it offers the dead worker
     _ready: asyncio.Event = field(factory=asyncio.Event)
 
     def start(self) -> None:
@@ -195,8 +196,12 @@ class Model:
 
     def lose(self) -> None:
         self.num_deaths += 1
-        self._ready.clear()
-        asyncio.get_running_loop().call_later(_RESTART_S, self.start)
+        loop = asyncio.get_running_loop()
+        if self.learns_after_s:
+            loop.call_later(self.learns_after_s, self._ready.clear)
+        else:
+            self._ready.clear()
+        loop.call_later(self.learns_after_s + _RESTART_S, self.start)
 
     async def restarted(self) -> Model:
         await self._ready.wait()
@@ -449,5 +454,20 @@ def test_answers_that_have_begun_do_not_wait_for_the_pause_of_their_caller():
         assert asyncio.get_running_loop().time() - began_s < 200 * _STEP_S + 2 * _RESTART_S
         assert stream.token_ids == list(range(200))
         assert place._offences.pause_s("") > 0
+
+    simulate(scene())
+
+
+def test_a_model_that_still_offers_its_dead_worker_is_asked_again_after_a_while() -> None:
+    """Without a pause the question would hold the event loop, and the model would never learn of the death."""
+
+    async def scene() -> None:
+        model = Model(learns_after_s=0.5)
+        model.start()
+        place = ModelWork(model)  # type: ignore[arg-type]
+        asked = [Client("alice", "kills at 3.", 10), Client("bob", "hello", 10)]
+        await asyncio.gather(*(one.ask(number, model, place) for number, one in enumerate(asked)))
+
+        assert [one.outcome for one in asked] == ["refused", "answered"]
 
     simulate(scene())
