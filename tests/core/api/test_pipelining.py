@@ -43,7 +43,8 @@ def read_answers(connection: socket.socket, number: int) -> list[tuple[int, byte
     received, answers = b"", []
     while len(answers) < number:
         head, found, rest = received.partition(b"\r\n\r\n")
-        length = next((int(line[15:]) for line in head.split(b"\r\n") if line.startswith(b"content-length:")), 0)
+        lines = head.split(b"\r\n") if found else []
+        length = next((int(line[15:]) for line in lines if line.startswith(b"content-length:")), 0)
         if found and len(rest) >= length:
             answers.append((int(head[9:12]), rest[:length]))
             received = rest[length:]
