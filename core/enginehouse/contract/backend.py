@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from enginehouse.contract.adapters import AdapterMixing, AdapterSet
 from enginehouse.contract.engine import Engine
+from enginehouse.contract.media import MediaInput, MediaKind
 from enginehouse.contract.pooler import Pooler
 from enginehouse.contract.types import ModelInfo, SamplingParams
 
@@ -193,7 +194,8 @@ class Span:
     Attributes:
         sequence: handle from ``open_sequence`` or ``fork``; at most one span per sequence in a batch.
         start: must equal ``Runner.length(sequence)``.
-        input: ``(num_tokens,)`` int32 token ids, at least one; or :class:`LastSampled` where supported.
+        input: ``(num_tokens,)`` int32 token ids, at least one; or :class:`LastSampled` or
+            :class:`enginehouse.contract.media.MediaInput` where supported.
         outputs: positions that produce a row of logits.
         num_layers: run only this many layers, then the output norm and projection (self-drafting); None is all.
             Requires ``exit_layers``. The layers above get no keys and values for these tokens, so spans with more
@@ -205,7 +207,7 @@ class Span:
 
     sequence: int
     start: int
-    input: NDArray[np.int32] | LastSampled
+    input: NDArray[np.int32] | LastSampled | MediaInput
     outputs: Outputs = "last"
     num_layers: int | None = None
     may_exit: bool = False
@@ -348,6 +350,8 @@ class RunnerCapabilities:
         states: sequences can be saved and loaded; only for a :class:`StateKeeper`.
         adapters: how spans with different adapters share a forward pass; other than ``none`` only for an
             :class:`enginehouse.contract.adapters.AdapterKeeper`.
+        media: kinds of media that prompts may contain; not empty only for a
+            :class:`enginehouse.contract.media.MediaRunner`.
     """
 
     max_sequences: int
@@ -364,6 +368,7 @@ class RunnerCapabilities:
     sampling: frozenset[str] = frozenset()
     states: bool = False
     adapters: AdapterMixing = "none"
+    media: tuple[MediaKind, ...] = ()
 
 
 @runtime_checkable
