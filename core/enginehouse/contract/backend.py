@@ -378,7 +378,7 @@ class Runner(Protocol):
 
     Calls:
         open_sequence: for each choice of a request; worker, engine thread; microseconds.
-        free_sequence: at the end of a sequence, or when the prefix cache evicts it; worker, engine thread; microseconds.
+        free_sequence: at its end, or when the prefix cache evicts it; worker, engine thread; microseconds.
         length: several times per step; worker, engine thread; microseconds.
         truncate: when drafts are rejected and cached prefixes are cut; worker, engine thread; microseconds.
         fork: when a cached prefix is reused, and for ``n`` choices; worker, engine thread; milliseconds.
