@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from enginehouse.contract.backend import RunnerCapabilities, Span, Tokenizer
 from enginehouse.contract.errors import CacheFull, InvalidSpan, RunnerError, StepAborted
 from enginehouse.contract.types import ModelInfo
+from enginehouse_backendkit.threads import ThreadChooser
 from enginehouse_llamacpp.adapters import Adapters
 from enginehouse_llamacpp.batch import Batch
 from enginehouse_llamacpp.codes import ERRORS, DecodeCode, is_unchanged
@@ -19,7 +20,6 @@ from enginehouse_llamacpp.context import Context
 from enginehouse_llamacpp.log import LogBuffer
 from enginehouse_llamacpp.sequences import SequenceTable
 from enginehouse_llamacpp.spans import check_batch_ids, check_span
-from enginehouse_llamacpp.threads import ThreadChooser
 
 __all__ = ["LlamaCppRunner"]
 

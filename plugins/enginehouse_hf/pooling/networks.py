@@ -25,7 +25,7 @@ from enginehouse_hf.pooling.attention import PACKED_ATTENTION
 from enginehouse_hf.pooling.linears import prepare_linears, restore_linears
 from enginehouse_hf.pooling.packing import PackedTexts, pack
 
-__all__ = ["Network", "choose_network", "position_offset", "takes_types"]
+__all__ = ["Network", "choose_network", "is_reentrant", "position_offset", "takes_types"]
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ _MAX_ERROR_16_BITS = 0.05
 
 
 class Network(Protocol):
-    """A model with or without a head. ``name`` is shown in the model's metadata."""
+    """A model with or without a head; several threads may run it at once. ``name`` is shown in the model's metadata."""
 
     name: str
 
@@ -84,9 +84,9 @@ class _PackedLogits:
         parts = []
         for run in texts.runs(self._most):
             shape = run.count, run.length
-            self._stand_in.states = states[run.columns].unflatten(0, shape)
+            self._stand_in.given.states = states[run.columns].unflatten(0, shape)
             parts.append(self._model(input_ids=texts.token_ids[run.columns].unflatten(0, shape)).logits)
-        self._stand_in.states = None
+        self._stand_in.given.states = None
         return torch.cat(parts)
 
     def undo(self) -> None:
@@ -95,19 +95,20 @@ class _PackedLogits:
 
 
 class _StandIn(nn.Module):
-    """Takes the place of the body below a head: returns states that were computed before."""
+    """Takes the place of the body below a head: returns the calling thread's states, computed before."""
 
     def __init__(self, body: Any) -> None:
         super().__init__()
         self.body = (body,)  # not a child, so that the model's parameters are not counted twice
         self.config = body.config
-        self.states: Tensor | None = None
+        self.given = threading.local()
 
     def forward(self, *_arguments: Any, **_named: Any) -> BaseModelOutputWithPoolingAndCrossAttentions:
         """Return the states, (n, L, hidden_size), and what the body's own pooler makes of them."""
+        states: Tensor = self.given.states
         pooler = getattr(self.body[0], "pooler", None)
-        pooled = None if pooler is None else pooler(self.states)
-        return BaseModelOutputWithPoolingAndCrossAttentions(last_hidden_state=self.states, pooler_output=pooled)
+        pooled = None if pooler is None else pooler(states)
+        return BaseModelOutputWithPoolingAndCrossAttentions(last_hidden_state=states, pooler_output=pooled)
 
 
 class _StatesOfEqualLengths:
@@ -154,6 +155,17 @@ def takes_types(model: Any) -> bool:
     body = getattr(model, model.base_model_prefix, model)
     names = inspect.signature(body.forward).parameters
     return "token_type_ids" in names and (getattr(model.config, "type_vocab_size", None) or 0) > 1
+
+
+def is_reentrant(model: Any) -> bool:
+    """Return True if several threads may run a model at once.
+
+    Code from a model's folder may keep state, and rotary embeddings of some types are changed by each pass.
+    """
+    if not type(model).__module__.startswith("transformers."):
+        return False
+    types = [str(getattr(module, "rope_type", "")) for module in model.modules()]
+    return not any("dynamic" in one or "longrope" in one for one in types)
 
 
 def position_offset(model: Any) -> int:
