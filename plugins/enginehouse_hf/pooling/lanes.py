@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from enginehouse_backendkit.threads import ThreadChooser, thread_counts
 
-__all__ = ["Lanes", "divide"]
+__all__ = ["Lanes", "Part", "divide"]
 
 _MAX_LANES = 4
 """More would wait for the interpreter, which each operation needs for a moment; each has several threads instead."""
