@@ -1,75 +1,74 @@
 """Linear layers whose weights oneDNN has put into the order of its kernels, for float32 on the CPU.
 
 ``nn.Linear`` calls MKL with weights in plain order. oneDNN's kernels with prepared weights took two thirds of its time
-or less on an AMD EPYC with AVX-512, for 16 to 2,048 rows. A GELU that follows a layer is computed with it, without
-another pass over its output. Called when a model is opened. The operations are private to
+or less on an AMD EPYC with AVX-512, for 16 to 2,048 rows. Called when a model is opened. The operations are private to
 torch (its compiler uses them), so a result is compared before they are used.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.activations import GELUActivation
 
-__all__ = ["prepare_linears", "restore_linears"]
+__all__ = ["PreparedLinear", "Replaced", "is_supported", "prepare_linears", "restore"]
 
 _MAX_ERROR = 1e-4
-_ACTIVATION = "intermediate_act_fn"
-"""Name in BERT and the many models that follow it."""
+
+Replaced = list[tuple[nn.Module, str, nn.Module]]
+"""Modules that were replaced: their parent, their name there, and the module."""
 
 
-class _PreparedLinear(nn.Module):
-    """Stands for ``linear``, with ``has_gelu`` also for the GELU after it; keeps no copy of its plain weights."""
+class PreparedLinear(nn.Module):
+    """Stands for ``linear``; keeps no copy of its weights in plain order."""
 
-    def __init__(self, linear: nn.Linear, *, has_gelu: bool = False) -> None:
+    def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         # Buffers would be copied and cast with the model, which these tensors do not allow.
         self._prepared: Any = (torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), None),)
         self._bias = None if linear.bias is None else linear.bias.detach()
-        self._activation = "gelu" if has_gelu else "none"
 
     def forward(self, rows: Tensor) -> Tensor:
         """(..., out_features)."""
-        result: Tensor = torch.ops.mkldnn._linear_pointwise(
-            rows, self._prepared[0], self._bias, self._activation, [], "none"
-        )
+        result: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._prepared[0], self._bias, "none", [], "")
+        return result
+
+    def with_gelu(self, rows: Tensor) -> Tensor:
+        """(..., out_features), the exact GELU of the product, without another pass over it."""
+        result: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._prepared[0], self._bias, "gelu", [], "none")
+        return result
+
+    def plus(self, rows: Tensor, other: Tensor) -> Tensor:
+        """(..., out_features), the sum of the product and ``other``."""
+        add = torch.ops.mkldnn._linear_pointwise.binary
+        result: Tensor = add(rows, other, self._prepared[0], self._bias, "add")
         return result
 
 
-def prepare_linears(model: nn.Module) -> list[tuple[nn.Module, str, nn.Module]]:
-    """Replace the linear layers of a model; return what :func:`restore_linears` needs, empty if none was replaced."""
-    replaced: list[tuple[nn.Module, str, nn.Module]] = []
-    if not _works():
+def prepare_linears(model: nn.Module) -> Replaced:
+    """Replace the linear layers of a model; return what :func:`restore` needs, empty if none was replaced."""
+    replaced: Replaced = []
+    if not is_supported():
         return replaced
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear and child.weight.dtype == torch.float32 and not child.weight.is_meta:
-                has_gelu = name == "dense" and _has_gelu(parent)
-                setattr(parent, name, _PreparedLinear(child, has_gelu=has_gelu))
+                setattr(parent, name, PreparedLinear(child))
                 replaced.append((parent, name, child))
-                if has_gelu:
-                    replaced.append((parent, _ACTIVATION, getattr(parent, _ACTIVATION)))
-                    setattr(parent, _ACTIVATION, nn.Identity())
     return replaced
 
 
-def restore_linears(replaced: list[tuple[nn.Module, str, nn.Module]]) -> None:
-    """Undo :func:`prepare_linears`."""
+def restore(replaced: Replaced) -> None:
+    """Give the parents their former modules back."""
     for parent, name, module in replaced:
         setattr(parent, name, module)
 
 
-def _has_gelu(parent: nn.Module) -> bool:
-    """Return True if the module is ``dense`` and then a GELU, as the first half of BERT's feed-forward layer."""
-    names = {name for name, _ in parent.named_children()}
-    return names == {"dense", _ACTIVATION} and isinstance(getattr(parent, _ACTIVATION), GELUActivation)
-
-
-def _works() -> bool:
+@cache
+def is_supported() -> bool:
     """Return True if this build of torch has the operations, and they are right."""
     if not torch.backends.mkldnn.is_available():
         return False
@@ -77,10 +76,10 @@ def _works() -> bool:
     rows = torch.randn(5, 48, generator=torch.Generator().manual_seed(0))
     try:
         with torch.inference_mode():
-            expected = linear(rows)
-            error = (_PreparedLinear(linear)(rows) - expected).abs().max()
-            activated = _PreparedLinear(linear, has_gelu=True)(rows)
-            error = max(error, (activated - nn.functional.gelu(expected)).abs().max())
+            prepared, expected = PreparedLinear(linear), linear(rows)
+            error = (prepared(rows) - expected).abs().max()
+            error = max(error, (prepared.with_gelu(rows) - nn.functional.gelu(expected)).abs().max())
+            error = max(error, (prepared.plus(rows, expected) - 2 * expected).abs().max())
     except (RuntimeError, AttributeError, TypeError):
         return False
     return bool(error < _MAX_ERROR)

@@ -22,7 +22,8 @@ from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAtte
 from enginehouse.contract.errors import ModelLoadError
 from enginehouse.contract.pooler import PoolerInput
 from enginehouse_hf.pooling.attention import PACKED_ATTENTION
-from enginehouse_hf.pooling.linears import prepare_linears, restore_linears
+from enginehouse_hf.pooling.bert import fuse_layers
+from enginehouse_hf.pooling.linears import prepare_linears, restore
 from enginehouse_hf.pooling.packing import PackedTexts, pack
 
 __all__ = ["Network", "choose_network", "is_reentrant", "position_offset", "takes_types"]
@@ -201,10 +202,12 @@ def choose_network(model: Any, *, has_head: bool, vocab_size: int, has_types: bo
         if packed is None:
             model.set_attn_implementation(own_attention)
         network = packed or plain
-        replaced = prepare_linears(body) if model.device.type == "cpu" else []
-        if replaced and (problem := _problem(network, sample, expected)):
-            _log.warning("hf: oneDNN's linear layers are not used: %s", problem)
-            restore_linears(replaced)
+        if model.device.type == "cpu":
+            for prepare in ([fuse_layers] if packed else []) + [prepare_linears]:
+                replaced = prepare(body)
+                if replaced and (problem := _problem(network, sample, expected)):
+                    _log.warning("hf: oneDNN's layers are not used (%s): %s", prepare.__name__, problem)
+                    restore(replaced)
     return network
 
 

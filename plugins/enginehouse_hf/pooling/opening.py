@@ -122,12 +122,18 @@ def _build(files: ModelFiles, model: Any, recipe: Recipe, layers: list[Any], opt
         },
     )
     steps = None if has_head else RowSteps(recipe.modules, layers, recipe.truncate_dim)
-    lanes = None
-    if model.device.type == "cpu":
-        lanes = Lanes(torch.get_num_threads()) if is_reentrant(model) else Lanes(torch.get_num_threads(), most=1)
+    device, lanes = model.device, _lanes(model)
     return HfPooler(
-        network, steps, capabilities=capabilities, tokenizer=tokenizer, info=info, device=model.device, lanes=lanes
+        network, steps, capabilities=capabilities, tokenizer=tokenizer, info=info, device=device, lanes=lanes
     )
+
+
+def _lanes(model: Any) -> Lanes | None:
+    """Return what divides passes on the CPU."""
+    if model.device.type != "cpu":
+        return None
+    threads = torch.get_num_threads()
+    return Lanes(threads) if is_reentrant(model) else Lanes(threads, most=1)
 
 
 def _max_tokens(model: Any, recipe: Recipe, options: HfOptions, tokenizer_limit: int) -> int:
