@@ -204,7 +204,7 @@ CHATS = tuple(itertools.product(((), SYSTEM), ((), (WEATHER,)), ((), ANSWERED, C
 def test_prompts_are_written_as_openai_writes_them(
     harmony: Any, encoding: Any, llama_cpp_templates: dict[str, str], *, start: Any, tools: Any, more: Any
 ) -> None:
-    """The texts that the model's own template writes differ in two places: the end of instructions without tools, and defaults."""
+    """The model's own template differs in two places: the end of instructions without tools, and defaults of tools."""
     messages = (*start, *ASKED, *more)
     ours = prompt_of(llama_cpp_templates["openai-gpt-oss-120b"], messages, tools)
 
