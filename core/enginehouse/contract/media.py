@@ -15,10 +15,11 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
-import msgspec
 import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
+
+from enginehouse.contract.types.chats import DecodedImage
 
 __all__ = [
     "LOW_DETAIL_TOKENS",
@@ -40,26 +41,6 @@ MAX_IMAGE_PIXELS = 2**22
 
 LOW_DETAIL_TOKENS = 256
 """Tokens that an image with ``"detail": "low"`` may have."""
-
-
-class DecodedImage(msgspec.Struct, frozen=True, array_like=True):
-    """The pixels of an image, upright, of the first frame, without transparency.
-
-    Attributes:
-        digest: SHA-256 of the bytes of its file, in hex.
-        width, height: sides in pixels.
-        rgb: ``height * width * 3`` bytes, row by row.
-        max_tokens: tokens that it may have; None is the model's usual number. Models whose images always have the same
-            number ignore it.
-        param: path of the image in the request, for errors.
-    """
-
-    digest: str
-    width: int
-    height: int
-    rgb: bytes
-    max_tokens: int | None = None
-    param: str = ""
 
 
 class Embedding(Protocol):
