@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from enginehouse.contract.backend import MemoryEstimate
 from enginehouse.contract.errors import ModelLoadError
 from enginehouse_llamacpp.gguf import MAX_LAYERS, GgufHeader
 from enginehouse_llamacpp.options import LlamaCppOptions
+from enginehouse_llamacpp.projector_files import read_projector
 from enginehouse_llamacpp.sizes import choose_pooling_sizes, choose_sizes, type_bytes
 
 __all__ = ["estimate_memory", "estimate_pooler"]
@@ -31,8 +34,8 @@ def estimate_pooler(header: GgufHeader, options: LlamaCppOptions) -> MemoryEstim
     )
 
 
-def estimate_memory(header: GgufHeader, options: LlamaCppOptions) -> MemoryEstimate:
-    """Bytes for weights, KV cache, and buffers for logits and intermediate values.
+def estimate_memory(header: GgufHeader, options: LlamaCppOptions, projector: Path | None = None) -> MemoryEstimate:
+    """Bytes for weights, KV cache, and buffers for logits and intermediate values, and those of a projector.
 
     The KV cost of a token includes every layer's keys and values; sliding-window layers that keep only their window
     (``swa_full = false``) are counted in full too, so the estimate is an upper bound.
@@ -45,11 +48,23 @@ def estimate_memory(header: GgufHeader, options: LlamaCppOptions) -> MemoryEstim
     sizes = choose_sizes(options, header.number("context_length"), header.vocab_size, options.batch_invariant)
     compute_bytes = 4 * sizes.chunk_tokens * header.vocab_size + _compute_bytes(header, num_layers, sizes.chunk_tokens)
     logits_bytes = 4 * sizes.max_sequences * header.vocab_size
+    weights_bytes = header.file_bytes
+    if projector is not None:
+        images = read_projector(projector)
+        weights_bytes += images.file_bytes
+        compute_bytes += _image_bytes(images)
     return MemoryEstimate(
-        weights_bytes=header.file_bytes,
+        weights_bytes=weights_bytes,
         kv_bytes_per_token=kv_bytes,
-        total_bytes=header.file_bytes + kv_bytes * sizes.num_cells + compute_bytes + logits_bytes,
+        total_bytes=weights_bytes + kv_bytes * sizes.num_cells + compute_bytes + logits_bytes,
     )
+
+
+def _image_bytes(header: GgufHeader) -> int:
+    """Bytes of the intermediate values of an image while it is encoded, at the size of the projector's metadata."""
+    num_patches = (header.number("vision.image_size") // header.number("vision.patch_size")) ** 2
+    width, inner = header.number("vision.embedding_length"), header.number("vision.feed_forward_length")
+    return 4 * num_patches * (8 * width + 2 * inner)
 
 
 def _num_layers(header: GgufHeader) -> int:

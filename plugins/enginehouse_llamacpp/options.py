@@ -80,6 +80,12 @@ class LlamaCppOptions:
             compilers break these, which terminates the process, and they round differently for one row and many.
         swa_full: keep more than the window of sliding-window layers, so that most cached prefixes can be cut anywhere;
             False saves memory.
+        mmproj: file of the projector, for models that read images; relative to the folder of the model. None finds the
+            one beside the model (docs/llamacpp.md); empty is none, and the model reads text only.
+        image_min_tokens: tokens that an image has at least, in models that take images of any size; None is as the
+            file states.
+        image_max_tokens: tokens that it has at most, in such models; None is as the file states, which may be more than
+            ``context``.
         pooling: how an embedding is made of token states, instead of what the file states; for a model that generates
             text, it makes an embedding model of it. None is as the file states.
         normalize: scale embeddings to length 1; no file states whether its model was trained so.
@@ -120,6 +126,9 @@ class LlamaCppOptions:
     use_mlock: bool = False
     extra_buffers: bool | None = None
     swa_full: bool = True
+    mmproj: str | None = None
+    image_min_tokens: int | None = field(default=None, validator=_positive)
+    image_max_tokens: int | None = field(default=None, validator=_positive)
     pooling: Literal["mean", "cls", "last"] | None = None
     normalize: bool = True
     prompts: dict[str, str] = field(factory=dict)
