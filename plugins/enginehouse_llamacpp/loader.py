@@ -11,6 +11,7 @@ from attrs import evolve, frozen
 
 from enginehouse.contract.backend import Progress, RunnerCapabilities
 from enginehouse.contract.pooler import PoolerCapabilities
+from enginehouse_backendkit.threads import ThreadChooser, thread_counts
 from enginehouse_llamacpp.adapters import Adapters
 from enginehouse_llamacpp.batch import Batch
 from enginehouse_llamacpp.cells import CellMap
@@ -29,7 +30,6 @@ from enginehouse_llamacpp.projector import Projector
 from enginehouse_llamacpp.runner import LlamaCppRunner
 from enginehouse_llamacpp.sequences import SequenceTable
 from enginehouse_llamacpp.sizes import CacheSizes, choose_pooling_sizes, choose_sizes
-from enginehouse_llamacpp.threads import ThreadChooser, thread_counts
 from enginehouse_llamacpp.tokenizer import LlamaCppTokenizer
 from enginehouse_llamacpp.wordpiece import WordPieceTokenizer
 

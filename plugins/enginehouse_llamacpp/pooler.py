@@ -16,13 +16,13 @@ from enginehouse.contract.backend import Tokenizer
 from enginehouse.contract.errors import InvalidSpan, RunnerError, StepAborted
 from enginehouse.contract.pooler import PoolerCapabilities, PoolerInput
 from enginehouse.contract.types import ModelInfo
+from enginehouse_backendkit.threads import ThreadChooser
 from enginehouse_llamacpp.batch import Batch
 from enginehouse_llamacpp.codes import ERRORS, DecodeCode
 from enginehouse_llamacpp.context import Context
 from enginehouse_llamacpp.log import LogBuffer
 from enginehouse_llamacpp.pooling import Head
 from enginehouse_llamacpp.spans import check_batch_ids
-from enginehouse_llamacpp.threads import ThreadChooser
 
 __all__ = ["LlamaCppPooler"]
 
