@@ -13,9 +13,10 @@ from enginehouse_parsers.json_schemas import type_of
 from enginehouse_parsers.syntax import ID, INDEX, KEY, NAME, TYPE, ToolSyntax, distinctive
 from enginehouse_parsers.written_json import written_json
 
-__all__ = ["describe_calls_in_text", "written_calls"]
+__all__ = ["INSTRUCTING", "describe_calls_in_text", "written_calls"]
 
-_INSTRUCTING = ("system", "developer")
+INSTRUCTING = ("system", "developer")
+"""Roles of messages that instruct the model, at the beginning of a chat."""
 
 
 def describe_calls_in_text(
@@ -36,7 +37,7 @@ def describe_calls_in_text(
     if not tools:
         return tuple(described)
     text = _describe(tools, syntax)
-    if described and described[0].role in _INSTRUCTING:
+    if described and described[0].role in INSTRUCTING:
         first = described[0]
         text = f"{first.content}\n\n{text}" if first.content else text
         return (evolve(first, content=text), *described[1:])
