@@ -100,7 +100,8 @@ def test_large_images_are_shrunk_in_their_proportions(kind: str) -> None:
 
     assert (width, height) == (20, 5)
     assert all(abs(one - other) < 3 for colour in colours for one, other in zip(colour, _RED, strict=True))
-    assert pixels(file_of(Image.new("RGB", (3000, 1), _RED)), target=100)[0] == (547, 1)
+    assert pixels(file_of(Image.new("RGB", (3000, 1), _RED)), target=100)[0] == (100, 1)
+    assert pixels(file_of(Image.new("RGB", (1, 3000), _RED)), target=100)[0] == (1, 100)
 
 
 def test_a_bomb_is_refused_before_it_is_decoded() -> None:

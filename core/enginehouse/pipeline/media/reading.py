@@ -212,6 +212,10 @@ class MediaReader:
             if error.message == MISSING:
                 raise UnsupportedParameter(f"{param}: {MISSING}", param) from error
             raise NoImage(error.message) from error
+        # A process that a file has taken over could say anything, and runners hand the pixels to libraries in C.
+        num_pixels = decoded.width * decoded.height
+        if decoded.width < 1 or not 0 < num_pixels <= max(1, target_pixels) or len(decoded.rgb) != 3 * num_pixels:
+            raise NoImage("its decoded size is wrong")
         digest = await asyncio.to_thread(lambda: hashlib.sha256(image.data).hexdigest())
         max_tokens = LOW_DETAIL_TOKENS if image.detail == "low" else None
         return DecodedImage(digest, decoded.width, decoded.height, decoded.rgb, max_tokens, param)
