@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
-from attrs import frozen
+from attrs import field, frozen
 from numpy.typing import NDArray
 
 from enginehouse.contract.adapters import AdapterMixing, AdapterSet
@@ -93,11 +93,16 @@ class Match:
 
 @frozen
 class MemoryEstimate:
-    """Bytes that a model will need. ``total_bytes`` covers the whole context that ``options`` request."""
+    """Bytes that a model will need. ``total_bytes`` covers the whole context that ``options`` request.
+
+    ``by_device`` divides them where the settings name the devices, with ``CPU`` for the main memory of this machine;
+    the budget then counts only the latter.
+    """
 
     weights_bytes: int
     kv_bytes_per_token: int
     total_bytes: int
+    by_device: Mapping[str, int] = field(factory=dict)
 
 
 @runtime_checkable
