@@ -20,7 +20,10 @@ from statistics import median
 
 from attrs import define, field
 
-__all__ = ["ThreadChooser", "thread_counts"]
+__all__ = ["MAX_ADAPTED_TOKENS", "ThreadChooser", "thread_counts"]
+
+MAX_ADAPTED_TOKENS = 16
+"""Larger batches of generating models lost nothing by all threads, in measurements beside a busy process."""
 
 _PROBE_SHARE = 0.005
 """Maximum share of time spent on trying other counts."""
@@ -59,12 +62,11 @@ class ThreadChooser:
     Args:
         counts: thread counts, descending; a single one is never changed.
         clock: monotonic seconds.
-        max_tokens: batches of more tokens get all threads. In measurements of a generating model beside a busy process,
-            those of more than 16 lost nothing by it.
+        max_tokens: batches of more tokens get all threads.
     """
 
     def __init__(
-        self, counts: Sequence[int], clock: Callable[[], float] = time.monotonic, max_tokens: int = 16
+        self, counts: Sequence[int], clock: Callable[[], float] = time.monotonic, max_tokens: int = MAX_ADAPTED_TOKENS
     ) -> None:
         self._counts = tuple(counts)
         self._max_tokens = max_tokens
