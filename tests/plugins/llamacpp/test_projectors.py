@@ -35,6 +35,11 @@ FOLDERS: dict[str, tuple[list[str], str, str | None]] = {
     "one of two models": (["a-Q4_0.gguf", "b-Q4_0.gguf", "mmproj-b-f16.gguf"], "b-Q4_0.gguf", "mmproj-b-f16.gguf"),
     "the other of two models": (["a-Q4_0.gguf", "b-Q4_0.gguf", "mmproj-b-f16.gguf"], "a-Q4_0.gguf", None),
     "of any model": (["a-Q4_0.gguf", "b-Q4_0.gguf", "mmproj-F16.gguf"], "a-Q4_0.gguf", None),
+    "prefixes of publishers": (
+        ["tiny-UD-Q4_K_XL.gguf", "tiny-Q4_0.gguf", "tiny.i1-Q4_K_M.gguf", "mmproj-BF16.gguf"],
+        "tiny-UD-Q4_K_XL.gguf",
+        "mmproj-BF16.gguf",
+    ),
     "in parts": (
         ["tiny-00001-of-00002.gguf", "tiny-00002-of-00002.gguf", "mmproj-model-f16.gguf"],
         "tiny-00001-of-00002.gguf",
