@@ -10,13 +10,13 @@ from enginehouse_llamacpp.device_estimate import CPU, bytes_by_device
 from enginehouse_llamacpp.gguf import MAX_LAYERS, GgufHeader
 from enginehouse_llamacpp.options import LlamaCppOptions
 from enginehouse_llamacpp.projector_files import read_projector
-from enginehouse_llamacpp.sizes import choose_pooling_sizes, choose_sizes, type_bytes
+from enginehouse_llamacpp.sizes import choose_pooling_sizes, choose_sizes, short_pooling_sizes, type_bytes
 
 __all__ = ["estimate_memory", "estimate_pooler"]
 
 
 def estimate_pooler(header: GgufHeader, options: LlamaCppOptions) -> MemoryEstimate:
-    """Bytes for weights and the largest pass of a pooling model; decoders also have a KV cache, which holds one pass.
+    """Bytes for weights, the largest pass and a short text of a pooling model; decoders also have KV caches of these.
 
     Raises:
         ModelLoadError: the header contains implausible sizes, or ``context`` is too long.
@@ -25,13 +25,16 @@ def estimate_pooler(header: GgufHeader, options: LlamaCppOptions) -> MemoryEstim
     sizes = choose_pooling_sizes(options, header.number("context_length"), header.vocab_size)
     is_encoder = header.values.get(f"{header.architecture}.attention.causal") is False
     kv_bytes = 0 if is_encoder else sum(_kv_bytes_of_layers(header, options, num_layers))
-    mask_bytes = 4 * sizes.batch_tokens**2
-    logits_bytes = 4 * sizes.batch_tokens * header.vocab_size * (1 if is_encoder else 2)
-    pass_bytes = logits_bytes + mask_bytes + _compute_bytes(header, num_layers, sizes.batch_tokens)
+    contexts = [sizes, short_pooling_sizes(sizes)] if options.flash_attn is None else [sizes]
+    pass_bytes = 0
+    for one in contexts:
+        mask_bytes = 4 * one.batch_tokens**2
+        logits_bytes = 4 * one.batch_tokens * header.vocab_size * (1 if is_encoder else 2)
+        pass_bytes += logits_bytes + mask_bytes + _compute_bytes(header, num_layers, one.batch_tokens)
     return MemoryEstimate(
         weights_bytes=header.file_bytes,
         kv_bytes_per_token=kv_bytes,
-        total_bytes=header.file_bytes + kv_bytes * sizes.num_cells + pass_bytes,
+        total_bytes=header.file_bytes + kv_bytes * sum(one.num_cells for one in contexts) + pass_bytes,
     )
 
 

@@ -10,7 +10,9 @@ import msgspec
 from attrs import evolve, frozen
 
 from enginehouse.contract.backend import Progress, RunnerCapabilities
+from enginehouse.contract.errors import ModelLoadError
 from enginehouse.contract.pooler import PoolerCapabilities
+from enginehouse_backendkit.threads import MAX_ADAPTED_TOKENS, ThreadChooser, thread_counts
 from enginehouse_llamacpp.adapters import Adapters
 from enginehouse_llamacpp.batch import Batch
 from enginehouse_llamacpp.cells import CellMap
@@ -28,8 +30,13 @@ from enginehouse_llamacpp.pooling_type import PoolingType
 from enginehouse_llamacpp.projector import Projector
 from enginehouse_llamacpp.runner import LlamaCppRunner
 from enginehouse_llamacpp.sequences import SequenceTable
-from enginehouse_llamacpp.sizes import CacheSizes, choose_pooling_sizes, choose_sizes
-from enginehouse_llamacpp.threads import ThreadChooser, thread_counts
+from enginehouse_llamacpp.sizes import (
+    SHORT_TEXT_TOKENS,
+    CacheSizes,
+    choose_pooling_sizes,
+    choose_sizes,
+    short_pooling_sizes,
+)
 from enginehouse_llamacpp.tokenizer import LlamaCppTokenizer
 from enginehouse_llamacpp.wordpiece import WordPieceTokenizer
 
@@ -161,7 +168,12 @@ def _open_warm_pooler(
     text = read_text_layout(bindings, tokenizer.vocab)
     template = info.chat_templates.get("rerank", "") if head.task == "rerank" else ""
     pair = read_pair_layout(bindings, tokenizer, text, template) if pooling is PoolingType.RANK else None
-    threads = _thread_chooser(options)
+    threads = _thread_chooser(options, SHORT_TEXT_TOKENS)
+
+    def open_(options: LlamaCppOptions, sizes: CacheSizes) -> Context:
+        return Context(library, model.address, options, sizes, threads.max_threads, pooling_type=pooling)
+
+    context, short_context = _pooling_contexts(open_, options, sizes)
     pooler = LlamaCppPooler(
         capabilities=PoolerCapabilities(
             max_tokens=sizes.max_context,
@@ -182,7 +194,8 @@ def _open_warm_pooler(
         tokenizer=tokenizer,
         info=msgspec.structs.replace(info, task=head.task, chat_templates={"rerank": template} if template else {}),
         head=head,
-        context=Context(library, model.address, options, sizes, threads.max_threads, pooling_type=pooling),
+        context=context,
+        short_context=short_context,
         batch=Batch(bindings, sizes.batch_tokens),
         threads=threads,
         log=library.log,
@@ -196,8 +209,25 @@ def _open_warm_pooler(
     return pooler
 
 
-def _thread_chooser(options: LlamaCppOptions) -> ThreadChooser:
-    return ThreadChooser((options.threads,) if options.threads else thread_counts(usable_cores()))
+def _pooling_contexts(
+    open_: Callable[[LlamaCppOptions, CacheSizes], Context], options: LlamaCppOptions, sizes: CacheSizes
+) -> tuple[Context, Context | None]:
+    """Return the context for passes, and one without flash attention for single short texts.
+
+    There is one context if ``flash_attn`` is set, or if memory suffices for one only.
+    """
+    context = open_(options, sizes)
+    if options.flash_attn is not None:
+        return context, None
+    try:
+        return context, open_(evolve(options, flash_attn=False), short_pooling_sizes(sizes))
+    except ModelLoadError:
+        return context, None
+
+
+def _thread_chooser(options: LlamaCppOptions, max_tokens: int = MAX_ADAPTED_TOKENS) -> ThreadChooser:
+    counts = (options.threads,) if options.threads else thread_counts(usable_cores())
+    return ThreadChooser(counts, max_tokens=max_tokens)
 
 
 def _build(

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import struct
 from hashlib import blake2b
-from pathlib import Path, PurePath
+from pathlib import Path
+from typing import cast
 
 from enginehouse.contract.errors import ModelLoadError
-from enginehouse.contract.gguf_names import is_beside, part_number, quantization_of, stem_of
+from enginehouse.contract.gguf_names import choose_projector
 from enginehouse.contract.regular_files import check_regular, open_regular
 from enginehouse_backendkit.gguf_reader import GgufReader, TensorPlace, reading
 from enginehouse_llamacpp.gguf import GgufHeader, read_header
@@ -23,10 +23,6 @@ __all__ = ["TURN_OFF", "find_projector", "identity_of", "read_projector"]
 
 TURN_OFF = 'mmproj = "" serves the model without images'
 """What to do if a projector that was found cannot be used."""
-
-_PROJECTOR = re.compile(r"(?<![a-z])mmproj(?![a-z])")
-_PREFERRED = ("F16", "BF16", "Q8_0", "F32")
-"""Quantisations in order of preference: vision towers lose much by coarse ones, and are small."""
 
 _MAX_ENTRIES = 10_000
 _AT_LEAST_ONE = ("image_size", "patch_size", "embedding_length", "attention.head_count")
@@ -60,32 +56,10 @@ def find_projector(model: Path, setting: str | None) -> Path | None:
         return path if setting else None
     try:
         with os.scandir(model.parent) as entries:
-            names = sorted(entry.name for _, entry in zip(range(_MAX_ENTRIES), entries, strict=False))
+            names = [Path(entry) for _, entry in zip(range(_MAX_ENTRIES), entries, strict=False)]
     except OSError:
         return None
-    files = [model.with_name(name) for name in names if name.lower().endswith(".gguf")]
-    projectors = [file for file in files if _PROJECTOR.search(file.stem.lower())]
-    models = {_base(file) for file in files if not is_beside(file) and part_number(file) == 1}
-    found = [file for file in projectors if _base(file) == _base(model)]
-    if not found and models <= {_base(model)}:
-        found = projectors
-    return _preferred(found, model) if found else None
-
-
-def _preferred(found: list[Path], model: Path) -> Path:
-    if len({_base(file) for file in found}) > 1:
-        listed = ", ".join(file.name for file in found)
-        raise ModelLoadError(f"{model}: several projectors may be meant ({listed}); set mmproj to one, or to ''")
-    kinds = {quantization_of(file): file for file in found}
-    return next((kinds[kind] for kind in _PREFERRED if kind in kinds), found[0])
-
-
-def _base(file: PurePath) -> str:
-    """Name of a model without its quantisation, in lower case."""
-    stem = stem_of(file)
-    kind = quantization_of(file)
-    name = _PROJECTOR.sub("", stem[: len(stem) - len(kind or "")].lower())
-    return name.strip("-._")
+    return cast("Path | None", choose_projector(model, names))
 
 
 def read_projector(path: Path) -> GgufHeader:

@@ -13,6 +13,7 @@ from enginehouse.contract.backend import RunnerCapabilities, Span, Tokenizer
 from enginehouse.contract.errors import CacheFull, InvalidSpan, RunnerError, StepAborted
 from enginehouse.contract.media import MAX_IMAGE_PIXELS, DecodedImage, MediaChunk, MediaInput
 from enginehouse.contract.types import ModelInfo
+from enginehouse_backendkit.threads import ThreadChooser
 from enginehouse_llamacpp.adapters import Adapters
 from enginehouse_llamacpp.batch import Batch, EmbeddingBatch
 from enginehouse_llamacpp.codes import ERRORS, DecodeCode, is_unchanged
@@ -21,7 +22,6 @@ from enginehouse_llamacpp.log import LogBuffer
 from enginehouse_llamacpp.projector import Projector
 from enginehouse_llamacpp.sequences import SequenceTable
 from enginehouse_llamacpp.spans import check_batch_ids, check_chunk, check_span
-from enginehouse_llamacpp.threads import ThreadChooser
 
 __all__ = ["LlamaCppRunner"]
 

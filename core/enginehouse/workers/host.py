@@ -85,6 +85,9 @@ from enginehouse.workers.parts import (
     use_exit_policy,
 )
 
+_KINDS = ("backends", "samplers", "logits_processors", "structured_decoders", "drafters", "exit_policies")
+"""Kinds of plugin objects that work in a worker. It starts faster without the others, such as surfaces."""
+
 _INTERVAL_S = 1.0
 
 
@@ -272,7 +275,7 @@ class WorkerHost:
         return engine
 
     def _open(self, message: Load) -> tuple[Runner | Pooler, StepEngine | PoolEngine]:
-        self._registry = registry = PluginRegistry.load(message.plugins, builtin=[message.backend])
+        self._registry = registry = PluginRegistry.load(message.plugins, builtin=[message.backend], kinds=_KINDS)
         registry.failures.notes, registry.failures.max_call_s = self._notes, message.plugin_timeout_s
         self._failures = registry.failures
         opened = open_model(find_backend(registry, message.backend), message, self._report)

@@ -1,26 +1,31 @@
-"""Images on llama.cpp: equal to its own path, and to the bit after forks, cuts, swaps and saved states."""
+"""Images on llama.cpp: the contract of images, equality with llama.cpp's own path, and what only this runner does."""
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from attrs import evolve
 from numpy.typing import NDArray
 
 from enginehouse.contract.backend import ModelSource, Span
-from enginehouse.contract.errors import CacheFull, InvalidRequest, InvalidSpan, StateRefused, StepAborted
+from enginehouse.contract.errors import StateRefused, StepAborted
 from enginehouse.contract.media import DecodedImage, MediaChunk, MediaInput, pseudo_tokens
 from enginehouse_llamacpp.backend import LlamaCppBackend
 from enginehouse_llamacpp.library import load_library
 from enginehouse_llamacpp.options import LlamaCppOptions
 from enginehouse_llamacpp.runner import LlamaCppRunner
+from enginehouse_testkit.contract.opening import ModelUnderTest
+from enginehouse_testkit.media_contract import MediaContract
 
-from .vision_models import GEMMA3, IDEFICS3, KINDS, QWEN2VL, VisionKind, image, write_projector, write_text_model
+from .vision_models import GEMMA3, IDEFICS3, KINDS, LLAVA, QWEN2VL, VisionKind, image, write_projector, write_text_model
 
 pytestmark = pytest.mark.llamacpp
 
@@ -42,9 +47,12 @@ def write_model(folder: Path, kind: VisionKind) -> Path:
     return write_text_model(folder / "tiny-F32.gguf", kind)
 
 
-def open_model(path: Path, **options: object) -> LlamaCppRunner:
-    sizes = {"context": 256, "threads": 1, "slots": 4, "max_sequences": 16, **options}
-    opened = LlamaCppBackend().open(ModelSource("tiny", path), LlamaCppOptions(**sizes), lambda share, what: None)
+def tiny_options(**more: Any) -> LlamaCppOptions:
+    return LlamaCppOptions(**{"context": 256, "threads": 1, "slots": 4, "max_sequences": 16, **more})
+
+
+def open_model(path: Path, **more: Any) -> LlamaCppRunner:
+    opened = LlamaCppBackend().open(ModelSource("tiny", path), tiny_options(**more), lambda share, what: None)
     assert isinstance(opened, LlamaCppRunner)
     return opened
 
@@ -151,150 +159,37 @@ def test_text_after_an_image_is_llama_cpps_own(tmp_path: Path, kind: VisionKind)
     assert (chunks[-1].num_tokens, chunks[-1].num_positions) == (kind.num_tokens, kind.num_positions)
 
 
-_SEEING = {"M-RoPE": (QWEN2VL, True), "M-RoPE, cells in any order": (QWEN2VL, False), "non-causal": (GEMMA3, True)}
+def seeing(folder: Path, kind: VisionKind, **more: Any) -> ModelUnderTest:
+    """A small cache and small batches, so that cells are moved and sequences swapped out."""
+    options = tiny_options(cache_tokens=384, n_batch=64, **more)
+    source = ModelSource("tiny", write_model(folder, kind))
+    return ModelUnderTest(backend=LlamaCppBackend(), source=source, options=options)
 
 
-@pytest.fixture(scope="module", params=_SEEING.values(), ids=_SEEING)
-def seeing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaCppRunner]:
-    """Small cache and batches, so that cells are compacted and sequences swapped out."""
-    kind, is_invariant = request.param
-    path = write_model(tmp_path_factory.mktemp("seeing"), kind)
-    runner = open_model(path, cache_tokens=384, n_batch=64, batch_invariant=is_invariant)
-    assert runner.capabilities.batch_invariant == is_invariant
-    yield runner
-    runner.close()
+class TestImages(MediaContract):
+    """Equal to the bit."""
+
+    num_image_steps = 500
+
+    @pytest.fixture(scope="class", params=[IDEFICS3, QWEN2VL, GEMMA3], ids=["tiles", "M-RoPE", "non-causal"])
+    @classmethod
+    def model(cls, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelUnderTest:
+        return seeing(tmp_path_factory.mktemp("seeing"), request.param)
 
 
-def is_equal(runner: LlamaCppRunner, row: NDArray[np.float32], expected: NDArray[np.float32]) -> bool:
-    """To the bit where the runner promises it, else up to the rounding of keys and values."""
-    if runner.capabilities.batch_invariant:
-        return np.array_equal(row, expected)
-    return bool(np.abs(row - expected).max() < 0.1)
+class TestImagesWithCellsInAnyOrder(MediaContract):
+    """llama.cpp's own order of cells; keys and values are rounded to 16 bits, and logits are up to 20."""
+
+    max_logit_difference = 0.5
+    min_image_difference = 1.0
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def model(cls, tmp_path_factory: pytest.TempPathFactory) -> ModelUnderTest:
+        return seeing(tmp_path_factory.mktemp("seeing"), QWEN2VL, batch_invariant=False)
 
 
-def test_random_steps_with_images_equal_fresh_sequences(seeing: LlamaCppRunner) -> None:
-    """Forks, cuts and saved states, in a cache so small that cells are moved and sequences swapped out."""
-    rng = np.random.default_rng(7)
-    lengths = {name: _image_length(seeing, name) for name in "12"}
-    held: dict[int, list[Item]] = {}
-    for _ in range(900):
-        action = rng.choice(["open", "text", "text", "text", "image", "fork", "cut", "free", "save"])
-        if action == "open" or not held:
-            if len(held) < 5:
-                held[seeing.open_sequence()] = []
-            continue
-        sequence = int(rng.choice(list(held)))
-        items = held[sequence]
-        if len(held) > 6 or seeing.length(sequence) > 100 or seeing.free_tokens() < 150:
-            action = "free"
-        if action == "text":
-            items.append(int(rng.integers(3, 262)))
-            row = feed(seeing, sequence, items[-1:])
-            assert rng.random() > 0.1 or is_equal(seeing, row, fresh(seeing, items))
-        elif action == "image":
-            items.append(str(rng.choice(["1", "2"])))
-            feed_image(seeing, sequence, seeing.prepare_image(decoded(str(items[-1]))))
-        elif action in ("cut", "fork"):
-            count = int(rng.integers(0, len(items) + 1))
-            length = sum(lengths[item] if isinstance(item, str) else 1 for item in items[:count])
-            if action == "cut":
-                assert seeing.truncate(sequence, length) == length
-                held[sequence] = items[:count]
-            else:
-                forked, shared = seeing.fork(sequence, length)
-                assert shared == length
-                held[forked] = items[:count]
-        elif action == "save" and items:
-            held[seeing.load(seeing.save(sequence))] = list(items)
-        elif action == "free":
-            seeing.free_sequence(sequence)
-            del held[sequence]
-    for sequence, items in held.items():
-        assert is_equal(seeing, feed(seeing, sequence, [_A]), fresh(seeing, [*items, _A]))
-        seeing.free_sequence(sequence)
-
-    assert seeing.free_tokens() == seeing.capabilities.cache_tokens
-
-
-def _image_length(runner: LlamaCppRunner, name: str) -> int:
-    return sum(
-        part.num_tokens if isinstance(part, MediaChunk) else len(part) for part in runner.prepare_image(decoded(name))
-    )
-
-
-def test_a_cut_inside_an_image_drops_it(seeing: LlamaCppRunner) -> None:
-    """Also of a fork; the text after it may then be another."""
-    begin = [1, _A, _B]
-    marks, chunk = seeing.prepare_image(decoded("1"))[:2]
-    assert isinstance(chunk, MediaChunk) and not isinstance(marks, MediaChunk)
-    start = len(begin) + len(marks)
-    sequence = seeing.open_sequence()
-    feed(seeing, sequence, [*begin, "1", _A])
-    for length in (start + 1, start + chunk.num_tokens - 1):
-        assert seeing.kept_length(sequence, length) == start
-        forked, shared = seeing.fork(sequence, length)
-        assert shared == seeing.length(forked) == start
-        seeing.free_sequence(forked)
-    assert seeing.truncate(sequence, start + 1) == start
-    row = feed(seeing, sequence, [_B])
-
-    assert is_equal(seeing, row, fresh(seeing, [*begin, *marks, _B]))
-    seeing.free_sequence(sequence)
-
-
-def test_wrong_spans_with_images_change_nothing(seeing: LlamaCppRunner) -> None:
-    chunk = next(part for part in seeing.prepare_image(decoded("1")) if isinstance(part, MediaChunk))
-    embedding, ids = seeing.encode(chunk), pseudo_tokens("any", chunk.num_tokens)
-    sequence, other = seeing.open_sequence(), seeing.open_sequence()
-    good = MediaInput(chunk, embedding, ids)
-    foreign = MediaChunk(num_tokens=chunk.num_tokens, num_positions=chunk.num_tokens, data=None)
-    text = Span(other, 0, np.array([1], np.int32))
-    wrong = [
-        [Span(sequence, 0, good, "none"), text],
-        [text, Span(sequence, 0, good, "none")],
-        [Span(sequence, 0, good, "last")],
-        [Span(sequence, 1, good, "none")],
-        [Span(sequence, 0, MediaInput(chunk, embedding[:-1], ids), "none")],
-        [Span(sequence, 0, MediaInput(chunk, embedding.astype(np.float64), ids), "none")],
-        [Span(sequence, 0, good, "none", adapter=((1, 1.0),))],
-    ]
-    for spans in wrong:
-        with pytest.raises(InvalidSpan):
-            seeing.forward(spans)
-    with pytest.raises(InvalidSpan, match="another runner"):
-        seeing.encode(foreign)
-    with pytest.raises(InvalidRequest, match="64 x 64") as caught:
-        seeing.prepare_image(DecodedImage("", 64, 64, b"short", param="messages.0.content.1"))
-
-    assert caught.value.param == "messages.0.content.1"
-    assert (seeing.length(sequence), seeing.length(other)) == (0, 0)
-    assert seeing.free_tokens() == seeing.capabilities.cache_tokens
-    seeing.free_sequence(sequence)
-    seeing.free_sequence(other)
-
-
-def test_an_image_that_does_not_fit_is_left_out(seeing: LlamaCppRunner) -> None:
-    """Nothing is changed, and it fits once there is room."""
-    filling = seeing.open_sequence(), seeing.open_sequence()
-    for sequence, count in zip(filling, (254, 120), strict=True):
-        for at in range(0, count, 62):
-            ids = np.full(min(62, count - at), _A, np.int32)
-            seeing.forward([Span(sequence, at, ids, "none")])
-    waiting = seeing.open_sequence()
-    feed(seeing, waiting, [1])
-    free_tokens = seeing.free_tokens()
-    with pytest.raises(CacheFull):
-        feed_image(seeing, waiting, [part for part in seeing.prepare_image(decoded("1")) if not isinstance(part, list)])
-    assert (seeing.length(waiting), seeing.free_tokens()) == (1, free_tokens)
-    for sequence in filling:
-        seeing.free_sequence(sequence)
-    row = feed(seeing, waiting, ["1", _A])
-
-    assert is_equal(seeing, row, fresh(seeing, [1, "1", _A]))
-    seeing.free_sequence(waiting)
-
-
-def test_states_with_images_belong_to_their_projector(tmp_path: Path, seeing: LlamaCppRunner) -> None:
+def test_states_with_images_belong_to_their_projector(tmp_path: Path) -> None:
     """They are loaded where model, settings and projector are the same, and refused beside another projector."""
     path = write_model(tmp_path, QWEN2VL)
     first, same = open_model(path), open_model(path)
@@ -339,28 +234,60 @@ def test_a_large_image_is_divided(tmp_path: Path) -> None:
     assert np.array_equal(rows[0][1], rows[1][1])
 
 
-def test_an_aborted_image_leaves_nothing(tmp_path: Path) -> None:
-    """The flag is set again and again, because a pass clears it when it begins."""
-    runner = open_model(write_model(tmp_path, QWEN2VL), context=2048, n_batch=32, slots=1, max_sequences=2)
+@pytest.mark.parametrize("kind", [QWEN2VL, evolve(LLAVA, image=480)], ids=["M-RoPE", "plain"])
+def test_an_aborted_image_leaves_nothing(tmp_path: Path, kind: VisionKind) -> None:
+    """Whenever the abort comes, before the first batch of an image or between later ones."""
+    runner = open_model(write_model(tmp_path, kind), context=2048, n_batch=32, slots=1, max_sequences=2)
     sequence = runner.open_sequence()
+    chunk = next(part for part in runner.prepare_image(decoded("1", 480, 480)) if isinstance(part, MediaChunk))
+    media = MediaInput(chunk, runner.encode(chunk), pseudo_tokens("any", chunk.num_tokens))
     feed(runner, sequence, [1, _A])
-    prepared = [part for part in runner.prepare_image(decoded("1", 480, 480)) if isinstance(part, MediaChunk)]
-    is_over = threading.Event()
+    started = time.perf_counter()
+    runner.forward([Span(sequence, 2, media, "none")])
+    usual_s = time.perf_counter() - started
+    expected = {2: fresh(runner, [1, _A, _B]), 2 + chunk.num_tokens: feed(runner, sequence, [_B])}
+    aborted = []
+    for share in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0):
+        runner.truncate(sequence, 2)
+        is_over = threading.Event()
+        thread = threading.Thread(target=_abort, args=(runner, share * usual_s, is_over))
+        thread.start()
+        try:
+            runner.forward([Span(sequence, 2, media, "none")])
+        except StepAborted as error:
+            aborted.append(share)
+            assert error.lengths == {sequence: 2}
+        finally:
+            is_over.set()
+            thread.join()
+        assert runner.length(sequence) == (2 if share in aborted else 2 + chunk.num_tokens)
+        assert np.array_equal(feed(runner, sequence, [_B]), expected[runner.length(sequence) - 1])
 
-    def abort_on() -> None:
-        while not is_over.is_set():
-            runner.abort()
+    assert 0.0 in aborted
+    runner.close()
 
-    thread = threading.Thread(target=abort_on)
-    thread.start()
-    try:
-        with pytest.raises(StepAborted) as caught:
-            feed_image(runner, sequence, prepared)
-    finally:
-        is_over.set()
-        thread.join()
-    row = feed(runner, sequence, [_B])
 
-    assert caught.value.lengths == {sequence: 2}
-    assert np.array_equal(row, fresh(runner, [1, _A, _B]))
+def _abort(runner: LlamaCppRunner, delay_s: float, is_over: threading.Event) -> None:
+    """Abort again and again, because a pass clears the request when it begins."""
+    is_over.wait(delay_s)
+    while not is_over.is_set():
+        runner.abort()
+
+
+def test_a_fork_after_an_image_is_swapped_out_and_back(tmp_path: Path) -> None:
+    """Only what is its own leaves the cache; under M-RoPE, that begins at another position than its number."""
+    runner = open_model(write_model(tmp_path, QWEN2VL), cache_tokens=384, n_batch=64)
+    source = runner.open_sequence()
+    prompt: list[Item] = [1, "1", _A]
+    feed(runner, source, prompt)
+    forked, _ = runner.fork(source, runner.length(source))
+    own: list[Item] = [3 + number for number in range(40)]
+    feed(runner, forked, own)
+    busy = runner.open_sequence()
+    for number in range(120):  # long enough for cells to be moved
+        runner.truncate(busy, 0)
+        feed(runner, busy, [1, _A, _B, number + 3, _A])
+    row = feed(runner, forked, [_B])
+
+    assert np.array_equal(row, fresh(runner, [*prompt, *own, _B]))
     runner.close()

@@ -138,11 +138,11 @@ def _projector_tensors(kind: VisionKind, width: int, rng: np.random.Generator) -
     def random(*shape: int) -> NDArray[np.float32]:
         return (rng.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)
 
-    patches = random(_VISION_WIDTH, 3, kind.patch, kind.patch) / 4
+    patches = random(_VISION_WIDTH, 3, kind.patch, kind.patch)
     made: Tensors = {"v.patch_embd.weight": patches}
     is_qwen = kind.architecture == "qwen2vl"
     if is_qwen:
-        made["v.patch_embd.weight.1"] = random(_VISION_WIDTH, 3, kind.patch, kind.patch) / 4
+        made["v.patch_embd.weight.1"] = random(_VISION_WIDTH, 3, kind.patch, kind.patch)
     else:
         made["v.patch_embd.bias"] = random(_VISION_WIDTH)
         made["v.position_embd.weight"] = random((kind.image // kind.patch) ** 2, _VISION_WIDTH)
