@@ -93,16 +93,12 @@ class Match:
 
 @frozen
 class MemoryEstimate:
-    """Bytes that a model will need. ``total_bytes`` covers the whole context that ``options`` request.
-
-    ``by_device`` divides them where the settings name the devices, with ``CPU`` for the main memory of this machine;
-    the budget then counts only the latter.
-    """
+    """Bytes that a model will need. ``total_bytes`` covers the whole context that ``options`` request."""
 
     weights_bytes: int
     kv_bytes_per_token: int
     total_bytes: int
-    by_device: Mapping[str, int] = field(factory=dict)
+    by_device: Mapping[str, int] = field(factory=dict)  # where known; the memory budget counts its "CPU" alone
 
 
 @runtime_checkable
