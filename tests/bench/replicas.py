@@ -92,7 +92,8 @@ def _cluster() -> Iterator[str]:
     os.environ.update(_PATIENCE)
     from ray.cluster_utils import Cluster  # Ray reads the settings now
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": _STORE_BYTES})
+    head = {"num_cpus": 1, "object_store_memory": _STORE_BYTES, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
         for _ in range(2):
             cluster.add_node(num_cpus=1, resources={"place": 1}, object_store_memory=_STORE_BYTES)
