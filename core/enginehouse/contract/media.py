@@ -12,7 +12,7 @@ chunk is in a sequence as a whole or not at all.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -30,6 +30,7 @@ __all__ = [
     "MediaInput",
     "MediaKind",
     "MediaRunner",
+    "find_chunks",
     "pseudo_tokens",
     "whole_chunks",
 ]
@@ -146,3 +147,14 @@ def whole_chunks(token_ids: NDArray[np.int32], length: int) -> int:
     while 0 < length < len(token_ids) and token_ids[length] < -_FIRST:
         length -= 1
     return length
+
+
+def find_chunks(token_ids: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield the start and the number of tokens of each chunk in a prompt."""
+    start = None
+    for index, token_id in enumerate((*token_ids, 0)):
+        if start is not None and token_id >= -_FIRST:
+            yield start, index - start
+            start = None
+        if -_FIRST <= token_id < 0:
+            start = index

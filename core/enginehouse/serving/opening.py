@@ -243,6 +243,7 @@ def load_of(plan: ModelPlan, model: ModelSettings, settings: Settings) -> Load:
             prefill_chunk_tokens=model.prefill_chunk_tokens,
             prefix_cache=model.prefix_cache,
             max_adapters=model.max_adapters,
+            embedding_cache_bytes=model.embedding_cache.num_bytes,
         ),
         plugins=plugins,
         drafters=tuple(drafter.to_load() for drafter in plan.drafters),

@@ -270,12 +270,13 @@ def left(work: str | int) -> FromWorker:
 
 
 def _is_long(asked: EngineRequest | PoolingRequest | Tokenize | Detokenize) -> bool:
-    """True if tokenizing, or listing the bytes of token ids, may take more than a few milliseconds."""
+    """True if tokenizing, preparing images or listing the bytes of token ids may take more than a few milliseconds."""
     if isinstance(asked, Detokenize):
         return len(asked.token_ids) > _LONG_CHARACTERS
     if isinstance(asked, PoolingRequest):
         return sum(map(_num_characters, asked.inputs)) > _LONG_CHARACTERS
-    return sum(len(segment.text) for segment in asked.segments) > _LONG_CHARACTERS
+    has_images = any(segment.image is not None for segment in asked.segments)
+    return has_images or sum(len(segment.text) for segment in asked.segments) > _LONG_CHARACTERS
 
 
 def _num_characters(one: PoolText) -> int:
