@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from enginehouse.contract.types import Message, Tool, ToolCall
 
@@ -135,6 +135,7 @@ EXAMPLES: Mapping[str, Example] = {
     "values": _turn(_ALL),
     "no arguments": _turn(_NONE),
     "answer and call": _turn(_ONE, content=ANSWER),
+    "question after a result": evolve(_turn(_ONE), messages=(*_turn(_ONE).messages, _NEXT)),
     "reasoning": Example(messages=(_USER, Message(role="assistant", content=ANSWER, reasoning=REASONING))),
     "reasoned call": _turn(_ONE, reasoning=REASONING),
 }

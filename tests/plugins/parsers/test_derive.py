@@ -86,6 +86,23 @@ def test_tools_that_a_template_shows_after_a_system_message_only() -> None:
         assert tool_format.prepare(messages, tools) == PreparedChat(messages, tools)
 
 
+def test_a_template_that_refuses_a_question_after_a_result_gets_an_answer_between_them() -> None:
+    refusal = (
+        "{% for m in messages %}{% if m.role == 'user' and loop.previtem is defined and loop.previtem.role == 'tool' %}"
+        "{{ raise_exception('roles must alternate') }}{% endif %}{% endfor %}"
+    )
+    for start, between in ((refusal, ["assistant"]), ("", [])):
+        model = with_examples(start + TEMPLATES["a name and an object"][1])
+        best = max(PARSERS.values(), key=lambda parser, model=model: parser.match(model))
+        call = ToolCall(id="abcdef012", name="now", arguments="{}")
+        calling = Message(role="assistant", content="", tool_calls=(call,))
+        result = Message(role="tool", content="5", tool_call_id="abcdef012")
+        chat = (Message(role="user", content="Hi"), calling, result, Message(role="user", content="And now?"))
+
+        roles = [message.role for message in best.bind(model).prepare(chat, TOOLS).messages]
+        assert roles == ["user", "assistant", "tool", *between, "user"]
+
+
 def test_templates_that_take_tools_get_them() -> None:
     """Also where nothing says how calls are written; what such a template does not show is written as text."""
     model = with_examples(
