@@ -412,6 +412,12 @@ WILD: dict[str, Any] = {
             "another": {"$id": "another", "$dynamicAnchor": "leaf", "$dynamicRef": "#leaf"},
         },
     },
+    "listed names that are not evaluated": {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}},
+        "propertyNames": {"enum": ["b", "c"]},
+        "unevaluatedProperties": {"type": "null"},
+    },
     "members that never are": {
         "type": "object",
         "properties": {"a": {"$ref": "#/$defs/never"}, "b": {"type": "array", "items": {"$ref": "#/$defs/never"}}},
