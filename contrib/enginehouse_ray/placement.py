@@ -119,9 +119,10 @@ def _version(model: str, load: bytes, *, restart: bool) -> str:
     if restart:
         return f"{version}-{uuid.uuid4().hex[:8]}"
     if app_name(model) in serve.status().applications:
-        info, _ = _get_global_client().get_deployment_info(_DEPLOYMENT, app_name(model))
-        if (info.version or "").startswith(version):
-            return str(info.version)
+        with contextlib.suppress(ray.exceptions.RayError):  # it failed to be deployed, or is being stopped
+            info, _ = _get_global_client().get_deployment_info(_DEPLOYMENT, app_name(model))
+            if (info.version or "").startswith(version):
+                return str(info.version)
     return version
 
 
@@ -134,10 +135,10 @@ def scale(model: str, num_replicas: int) -> None:
     Raises:
         ModelLoadError: the model is not deployed, or Ray Serve does not answer.
     """
-    where = serve.get_app_handle(app_name(model)).deployment_id
     try:
+        where = serve.get_app_handle(app_name(model)).deployment_id
         ray.get(_get_global_client()._controller.update_deployment_replicas.remote(where, num_replicas))
-    except ray.exceptions.RayError as error:
+    except (ray.exceptions.RayError, RayServeException) as error:
         raise ModelLoadError(f"Ray Serve could not change the number of replicas of {model!r}: {error}") from error
 
 
@@ -256,7 +257,7 @@ class RayPlacement:
         places = {self._index(place): place for place in loads}
         by_index = [loads[places[index]] if index in places else math.inf for index in range(max(places) + 1)]
         namespace = request.namespace
-        blocks = prefix_blocks((segment.text for segment in request.segments), namespace)
+        blocks = prefix_blocks((segment.content for segment in request.segments), namespace)
         choice = self._affinity.choose(blocks, by_index)
         if request.request_id:
             self._affinity.learn(choice.index, blocks)
@@ -288,6 +289,7 @@ class RayPlacement:
                 await asyncio.to_thread(scale, self._model, wanted)
             except ModelLoadError as error:
                 _log.warning("model %s: %s", self._model, error.message)
+                await asyncio.sleep(_MAX_AGAIN_S)
                 continue
             _log.info("model %s: %d replicas instead of %d", self._model, wanted, current)
             current, last_needed = wanted, self._loop.time()

@@ -58,8 +58,12 @@ class Library:
 
     @property
     def ggml(self) -> Any:
-        """The shared library of ggml's devices, as ``ctypes`` loads it."""
-        return import_module("llama_cpp._ggml").libggml
+        """The shared library of ggml's devices that llama.cpp itself uses, found through that.
+
+        Wheels hold ggml's file under several names. That of ``llama_cpp._ggml`` is a copy with a registry of its own:
+        llama.cpp sees no device that is added there.
+        """
+        return self.bindings._lib
 
     @property
     def mtmd(self) -> Bindings:

@@ -10,9 +10,12 @@ Source: mtmd.h of llama-cpp-python 0.3.36.
 from __future__ import annotations
 
 import ctypes
+import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from attrs import frozen
@@ -29,6 +32,9 @@ __all__ = ["Projector"]
 
 _TEXT = 0
 _PROBE_SIDE = 224
+_SHRINK_STEP = 0.9
+_LEAST_SIDE = 16
+"""Images are not made smaller than this, in pixels."""
 
 
 @frozen(eq=False)
@@ -50,7 +56,6 @@ class Projector:
         batch_tokens: as given.
         width: numbers of a token's embedding.
         path: its file.
-        kind: llama.cpp's name for it, such as ``idefics3``.
         identity: text that another projector, or another setting of its images, does not have.
         is_non_causal: the tokens of an image attend to each other, so they are computed at once.
 
@@ -69,9 +74,8 @@ class Projector:
         batch_tokens: int,
         progress: Callable[[float], None],
     ) -> None:
-        values = read_projector(path).values
+        read_projector(path)
         self.path = path
-        self.kind = str(values.get("clip.projector_type") or values.get("clip.vision.projector_type"))
         limits = f"{options.image_min_tokens} {options.image_max_tokens}"
         self.identity = f"{identity_of(path)}, image tokens {limits}"
         self._library, self._mtmd = library, library.mtmd
@@ -128,25 +132,52 @@ class Projector:
             raise InvalidRequest(
                 f"the image has {len(image.rgb)} bytes, not {image.width} x {image.height} x 3", image.param or None
             )
-        pixels = np.frombuffer(image.rgb, np.uint8)
-        bitmap = mtmd.mtmd_bitmap_init(image.width, image.height, pixels.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8)))
-        chunks = mtmd.mtmd_input_chunks_init()
+        pixels = np.frombuffer(image.rgb, np.uint8).reshape(image.height, image.width, 3)
+        if image.max_tokens is not None:
+            pixels = self._shrunk(pixels, image.max_tokens, image.param)
+        height, width, _ = pixels.shape
+        address = pixels.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+        with self._chunks(width, height, address, image.param) as chunks:
+            found = [
+                self._read(mtmd.mtmd_input_chunks_get(chunks, index), image.param)
+                for index in range(mtmd.mtmd_input_chunks_size(chunks))
+            ]
+        if not any(isinstance(item, MediaChunk) for item in found):
+            raise InvalidRequest("llama.cpp made no tokens of the image", image.param or None)
+        return found
+
+    @contextmanager
+    def _chunks(self, width: int, height: int, pixels: Any, param: str) -> Iterator[int]:
+        """Give the ``mtmd_input_chunks`` of an image; without pixels they serve to count tokens only."""
+        mtmd = self._mtmd
+        bitmap, chunks = mtmd.mtmd_bitmap_init(width, height, pixels), mtmd.mtmd_input_chunks_init()
         try:
             part = mtmd.mtmd_input_part(None, bitmap)
             parts = (ctypes.POINTER(mtmd.mtmd_input_part) * 1)(ctypes.pointer(part))
             if code := mtmd.mtmd_tokenize_from_parts(self._context, chunks, parts, 1, False):
                 reason = self._library.log.reason()
-                raise InvalidRequest(f"llama.cpp cannot read the image (code {code}): {reason}", image.param or None)
-            found = [
-                self._read(mtmd.mtmd_input_chunks_get(chunks, index), image.param)
-                for index in range(mtmd.mtmd_input_chunks_size(chunks))
-            ]
+                raise InvalidRequest(f"llama.cpp cannot read the image (code {code}): {reason}", param or None)
+            yield chunks
         finally:
             mtmd.mtmd_input_chunks_free(chunks)
             mtmd.mtmd_bitmap_free(bitmap)
-        if not any(isinstance(item, MediaChunk) for item in found):
-            raise InvalidRequest("llama.cpp made no tokens of the image", image.param or None)
-        return found
+
+    def _count(self, width: int, height: int, param: str) -> int:
+        """Return the tokens of an image of that size, those around it included."""
+        with self._chunks(width, height, None, param) as chunks:
+            return int(self._mtmd.mtmd_helper_get_n_tokens(chunks))
+
+    def _shrunk(self, pixels: NDArray[np.uint8], max_tokens: int, param: str) -> NDArray[np.uint8]:
+        """Return the image made so small that it has at most ``max_tokens``; the same one if its size plays no part."""
+        height, width, _ = pixels.shape
+        count = self._count(width, height, param)
+        if count <= max_tokens or self._count(_LEAST_SIDE, _LEAST_SIDE, param) >= count:
+            return pixels
+        while count > max_tokens and min(width, height) > _LEAST_SIDE:
+            factor = min(math.sqrt(max_tokens / count), _SHRINK_STEP)
+            width, height = int(width * factor), int(height * factor)
+            count = self._count(width, height, param)
+        return _averaged(pixels, width, height)
 
     def _read(self, address: int, param: str) -> list[int] | MediaChunk:
         mtmd = self._mtmd
@@ -202,3 +233,11 @@ def _address(chunk: MediaChunk) -> int:
     if not isinstance(data, _Chunk):
         raise InvalidSpan("the chunk was made by another runner")
     return data.address
+
+
+def _averaged(pixels: NDArray[np.uint8], width: int, height: int) -> NDArray[np.uint8]:
+    """Return a smaller image whose pixels are averages, (height, width, 3) uint8."""
+    rows, columns = (np.arange(new) * old // new for new, old in zip((height, width), pixels.shape[:2], strict=True))
+    sums = np.add.reduceat(np.add.reduceat(pixels, rows, axis=0, dtype=np.uint32), columns, axis=1)
+    areas = np.outer(np.diff(rows, append=pixels.shape[0]), np.diff(columns, append=pixels.shape[1]))
+    return (sums // areas[:, :, np.newaxis]).astype(np.uint8)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
-from attrs import frozen
+from attrs import field, frozen
 from numpy.typing import NDArray
 
 from enginehouse.contract.adapters import AdapterMixing, AdapterSet
@@ -98,6 +98,7 @@ class MemoryEstimate:
     weights_bytes: int
     kv_bytes_per_token: int
     total_bytes: int
+    by_device: Mapping[str, int] = field(factory=dict)  # where known; the memory budget counts its "CPU" alone
 
 
 @runtime_checkable

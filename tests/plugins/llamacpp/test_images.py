@@ -5,12 +5,14 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from attrs import evolve
 from numpy.typing import NDArray
 
 from enginehouse.contract.backend import ModelSource, Span
@@ -23,7 +25,7 @@ from enginehouse_llamacpp.runner import LlamaCppRunner
 from enginehouse_testkit.contract.opening import ModelUnderTest
 from enginehouse_testkit.media_contract import MediaContract
 
-from .vision_models import GEMMA3, IDEFICS3, KINDS, QWEN2VL, VisionKind, image, write_projector, write_text_model
+from .vision_models import GEMMA3, IDEFICS3, KINDS, LLAVA, QWEN2VL, VisionKind, image, write_projector, write_text_model
 
 pytestmark = pytest.mark.llamacpp
 
@@ -39,10 +41,10 @@ def decoded(name: str, width: int = 64, height: int = 64) -> DecodedImage:
     return DecodedImage(hashlib.sha256(rgb).hexdigest(), width, height, rgb)
 
 
-def write_model(folder: Path, kind: VisionKind) -> Path:
+def write_model(folder: Path, kind: VisionKind, **more: Any) -> Path:
     folder.mkdir(exist_ok=True)
     write_projector(folder / "mmproj-F16.gguf", kind)
-    return write_text_model(folder / "tiny-F32.gguf", kind)
+    return write_text_model(folder / "tiny-F32.gguf", kind, **more)
 
 
 def tiny_options(**more: Any) -> LlamaCppOptions:
@@ -157,11 +159,10 @@ def test_text_after_an_image_is_llama_cpps_own(tmp_path: Path, kind: VisionKind)
     assert (chunks[-1].num_tokens, chunks[-1].num_positions) == (kind.num_tokens, kind.num_positions)
 
 
-def seeing(folder: Path, kind: VisionKind, **more: Any) -> ModelUnderTest:
+def seeing(path: Path, **more: Any) -> ModelUnderTest:
     """A small cache and small batches, so that cells are moved and sequences swapped out."""
     options = tiny_options(cache_tokens=384, n_batch=64, **more)
-    source = ModelSource("tiny", write_model(folder, kind))
-    return ModelUnderTest(backend=LlamaCppBackend(), source=source, options=options)
+    return ModelUnderTest(backend=LlamaCppBackend(), source=ModelSource("tiny", path), options=options)
 
 
 class TestImages(MediaContract):
@@ -172,7 +173,7 @@ class TestImages(MediaContract):
     @pytest.fixture(scope="class", params=[IDEFICS3, QWEN2VL, GEMMA3], ids=["tiles", "M-RoPE", "non-causal"])
     @classmethod
     def model(cls, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelUnderTest:
-        return seeing(tmp_path_factory.mktemp("seeing"), request.param)
+        return seeing(write_model(tmp_path_factory.mktemp("seeing"), request.param))
 
 
 class TestImagesWithCellsInAnyOrder(MediaContract):
@@ -184,7 +185,19 @@ class TestImagesWithCellsInAnyOrder(MediaContract):
     @pytest.fixture(scope="class")
     @classmethod
     def model(cls, tmp_path_factory: pytest.TempPathFactory) -> ModelUnderTest:
-        return seeing(tmp_path_factory.mktemp("seeing"), QWEN2VL, batch_invariant=False)
+        return seeing(write_model(tmp_path_factory.mktemp("seeing"), QWEN2VL), batch_invariant=False)
+
+
+class TestImagesInSlidingWindows(MediaContract):
+    """Gemma 3's layers: most attend to a window, here shorter than an image and the text around it."""
+
+    max_logit_difference = 0.3
+
+    @pytest.fixture(scope="class", params=[True, False], ids=["whole cache", "windows only"])
+    @classmethod
+    def model(cls, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelUnderTest:
+        path = write_model(tmp_path_factory.mktemp("seeing"), GEMMA3, **{"gemma3.attention.sliding_window": 24})
+        return seeing(path, swa_full=request.param)
 
 
 def test_states_with_images_belong_to_their_projector(tmp_path: Path) -> None:
@@ -232,28 +245,60 @@ def test_a_large_image_is_divided(tmp_path: Path) -> None:
     assert np.array_equal(rows[0][1], rows[1][1])
 
 
-def test_an_aborted_image_leaves_nothing(tmp_path: Path) -> None:
-    """The flag is set again and again, because a pass clears it when it begins."""
-    runner = open_model(write_model(tmp_path, QWEN2VL), context=2048, n_batch=32, slots=1, max_sequences=2)
+@pytest.mark.parametrize("kind", [QWEN2VL, evolve(LLAVA, image=480)], ids=["M-RoPE", "plain"])
+def test_an_aborted_image_leaves_nothing(tmp_path: Path, kind: VisionKind) -> None:
+    """Whenever the abort comes, before the first batch of an image or between later ones."""
+    runner = open_model(write_model(tmp_path, kind), context=2048, n_batch=32, slots=1, max_sequences=2)
     sequence = runner.open_sequence()
+    chunk = next(part for part in runner.prepare_image(decoded("1", 480, 480)) if isinstance(part, MediaChunk))
+    media = MediaInput(chunk, runner.encode(chunk), pseudo_tokens("any", chunk.num_tokens))
     feed(runner, sequence, [1, _A])
-    prepared = [part for part in runner.prepare_image(decoded("1", 480, 480)) if isinstance(part, MediaChunk)]
-    is_over = threading.Event()
+    started = time.perf_counter()
+    runner.forward([Span(sequence, 2, media, "none")])
+    usual_s = time.perf_counter() - started
+    expected = {2: fresh(runner, [1, _A, _B]), 2 + chunk.num_tokens: feed(runner, sequence, [_B])}
+    aborted = []
+    for share in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0):
+        runner.truncate(sequence, 2)
+        is_over = threading.Event()
+        thread = threading.Thread(target=_abort, args=(runner, share * usual_s, is_over))
+        thread.start()
+        try:
+            runner.forward([Span(sequence, 2, media, "none")])
+        except StepAborted as error:
+            aborted.append(share)
+            assert error.lengths == {sequence: 2}
+        finally:
+            is_over.set()
+            thread.join()
+        assert runner.length(sequence) == (2 if share in aborted else 2 + chunk.num_tokens)
+        assert np.array_equal(feed(runner, sequence, [_B]), expected[runner.length(sequence) - 1])
 
-    def abort_on() -> None:
-        while not is_over.is_set():
-            runner.abort()
+    assert 0.0 in aborted
+    runner.close()
 
-    thread = threading.Thread(target=abort_on)
-    thread.start()
-    try:
-        with pytest.raises(StepAborted) as caught:
-            feed_image(runner, sequence, prepared)
-    finally:
-        is_over.set()
-        thread.join()
-    row = feed(runner, sequence, [_B])
 
-    assert caught.value.lengths == {sequence: 2}
-    assert np.array_equal(row, fresh(runner, [1, _A, _B]))
+def _abort(runner: LlamaCppRunner, delay_s: float, is_over: threading.Event) -> None:
+    """Abort again and again, because a pass clears the request when it begins."""
+    is_over.wait(delay_s)
+    while not is_over.is_set():
+        runner.abort()
+
+
+def test_a_fork_after_an_image_is_swapped_out_and_back(tmp_path: Path) -> None:
+    """Only what is its own leaves the cache; under M-RoPE, that begins at another position than its number."""
+    runner = open_model(write_model(tmp_path, QWEN2VL), cache_tokens=384, n_batch=64)
+    source = runner.open_sequence()
+    prompt: list[Item] = [1, "1", _A]
+    feed(runner, source, prompt)
+    forked, _ = runner.fork(source, runner.length(source))
+    own: list[Item] = [3 + number for number in range(40)]
+    feed(runner, forked, own)
+    busy = runner.open_sequence()
+    for number in range(120):  # long enough for cells to be moved
+        runner.truncate(busy, 0)
+        feed(runner, busy, [1, _A, _B, number + 3, _A])
+    row = feed(runner, forked, [_B])
+
+    assert np.array_equal(row, fresh(runner, [*prompt, *own, _B]))
     runner.close()

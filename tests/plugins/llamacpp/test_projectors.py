@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from enginehouse.contract.backend import ModelSource
 from enginehouse.contract.errors import ModelLoadError
@@ -156,6 +157,27 @@ def test_token_limits_of_an_image_of_any_size(tmp_path: Path) -> None:
 
     assert counts == [100, 16]
     assert len(formats) == 2
+    with pytest.raises(ValueError, match="image_max_tokens: 8 is less than image_min_tokens, 16"):
+        LlamaCppOptions(image_min_tokens=16, image_max_tokens=8)
+
+
+def test_a_budget_of_tokens_shrinks_an_image(tmp_path: Path) -> None:
+    """As ``detail: low`` sets it: to fewer tokens where they depend on the size, and not at all elsewhere."""
+    counts = {}
+    for kind in (QWEN2VL, GEMMA3):
+        path = write_text_model(tmp_path / f"{kind.projector}.gguf", kind)
+        projector = write_projector(tmp_path / f"mmproj-{kind.projector}.gguf", kind)
+        runner = open_tiny(path, mmproj=projector.name)
+        image = DecodedImage("", 200, 120, np.random.default_rng(1).bytes(200 * 120 * 3))
+        counts[kind] = [
+            sum(part.num_tokens for part in runner.prepare_image(asked) if isinstance(part, MediaChunk))
+            for asked in (image, structs.replace(image, max_tokens=40), structs.replace(image, max_tokens=10))
+        ]
+        runner.close()
+
+    usual, forty, ten = counts[QWEN2VL]
+    assert usual == 13 * 8 and 20 <= forty <= 40 and 8 <= ten <= 10
+    assert counts[GEMMA3] == [16, 16, 16]
 
 
 def test_the_estimate_counts_the_projector(tmp_path: Path) -> None:
