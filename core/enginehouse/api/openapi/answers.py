@@ -104,7 +104,7 @@ _MODEL_DETAILS = {
 _TIMINGS = {"timings": {"type": "object", "additionalProperties": _NUMBER}}
 _HEADERS = {"headers": {"type": "object", "additionalProperties": _TEXT}}
 _TOKEN_IDS = {"token_ids": _list_of(_COUNT)}
-_PROMPT_TOKEN_IDS = {"prompt_token_ids": _list_of(_COUNT)}
+_PROMPT_TOKEN_IDS = {"prompt_token_ids": _list_of(_TOKEN_OR_IMAGE)}
 _PROGRESS = {"prompt_progress": object_of(total=_COUNT, cache=_COUNT, processed=_COUNT, time_ms=_COUNT)}
 _OF_CHUNKS = {**_DETAILS, **_TIMINGS, **_HEADERS, **_PROGRESS}
 _SCORES = {
