@@ -49,11 +49,13 @@ class Repository:
     newer: dict[str, str] = field(factory=dict)
 
     def commit(self, revision: str) -> str | None:
+        """Return the commit that a branch, tag or commit stands for."""
         if revision in self.revisions:
             return commit_of(self.newer.get(revision, revision))
         return next((commit_of(name) for name in self.revisions if commit_of(name) == revision), None)
 
     def files(self, commit: str) -> Mapping[str, bytes]:
+        """Return the files of a commit by their paths."""
         return next(files for name, files in self.revisions.items() if commit_of(name) == commit)
 
 
