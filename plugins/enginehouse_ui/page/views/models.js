@@ -149,7 +149,7 @@ function row(model) {
       <th scope="row"><button type="button" class="quiet small toggle" aria-expanded=${isOpen ? "true" : "false"} @click=${() => { if (!open.delete(model.id)) open.add(model.id); update(); }}><span aria-hidden="true">${isOpen ? "▾" : "▸"}</span> ${model.id}</button>
         ${model.aliases.length ? html`<br><span class="muted">also ${model.aliases.join(", ")}</span>` : nothing}</th>
       <td>${stateBadge(model)}${model.state === "loading" ? html`<br><progress max="1" .value=${model.progress ?? 0} aria-label="Progress of ${model.id}"></progress>
-        <br><span class="muted">${model.downloading ? "downloading" : ""} ${model.progress_text ?? ""}</span>` : nothing}</td>
+        <br><span class="muted">${model.progress_text ?? ""}</span>` : nothing}</td>
       <td>${model.backend ?? "–"}<br><span class="muted">${model.backend_reason ?? ""}</span></td>
       <td class="num">${model.memory ? html`${bytes(model.memory.bytes)}<br><span class="muted">${model.memory.device}</span>` : "–"}</td>
       <td class="num">${model.num_running} / ${model.num_waiting}</td>

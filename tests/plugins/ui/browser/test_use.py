@@ -58,7 +58,7 @@ def test_the_first_minute_by_keyboard_alone(page: Page) -> None:
 
 
 def test_a_long_answer_streams_and_is_inspected(page: Page) -> None:
-    """Five thousand tokens; blocks that are finished are not drawn again. Times: ``python -m bench page``."""
+    """Five thousand tokens; blocks that are finished are not drawn again."""
     page.get_by_label("max_tokens", exact=True).fill("6000")
     ask(page, "chapters")
     expect(last_answer(page).locator("h4").first).to_be_visible()
