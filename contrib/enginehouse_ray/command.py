@@ -70,11 +70,13 @@ _address = click.option("--address", default="auto", show_default=True, help="Th
 @config_option
 @_address
 @click.option("--replicas", type=click.IntRange(min=1), help="Number of replicas of each model.")
+@click.option("--restart", is_flag=True, help="Replace replicas that run with the same settings, one after the other.")
 @click.option("--dry-run", is_flag=True, help="Print what would be started, as JSON; does not need a cluster.")
-def deploy(config_file: Path | None, address: str, replicas: int | None, dry_run: bool) -> None:
+def deploy(config_file: Path | None, address: str, replicas: int | None, restart: bool, dry_run: bool) -> None:
     """Start the replicas of a configuration on a Ray cluster; ``enginehouse serve`` with the same file finds them.
 
-    They stay when the server ends. Ray's usage statistics are switched off.
+    They stay when the server ends. Of replicas that run with the same settings, only the number is changed; those with
+    others are replaced one after the other. Ray's usage statistics are switched off.
     """
     settings = read_settings(config_file)
     planned = _plan(settings, replicas)
@@ -86,7 +88,7 @@ def deploy(config_file: Path | None, address: str, replicas: int | None, dry_run
 
     placement.connect(address)
     for one in planned:
-        placement.deploy(one.model, one.load, one.options, one.options.num_at_start)
+        placement.deploy(one.model, one.load, one.options, one.options.num_at_start, restart=restart)
         click.echo(f"{one.model}: {one.options.num_at_start} replicas run")
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import functools
+import contextlib
+import hashlib
+import importlib.metadata
 import logging
 import math
 import os
@@ -27,18 +29,27 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 import ray
 from ray import serve
 from ray.serve.config import RequestRouterConfig
+from ray.serve.context import _get_global_client
+from ray.serve.exceptions import RayServeException
 
 from enginehouse_ray.replica import EngineReplica
 
-__all__ = ["RayPlacement", "app_name", "connect", "deploy", "undeploy"]
+__all__ = ["RayPlacement", "app_name", "connect", "deploy", "scale", "undeploy"]
 
 _log = logging.getLogger(__name__)
 
 _AGAIN_S = 0.5
-"""Seconds until a replica is connected again after its link has ended."""
+"""Seconds until a replica is connected again after its link has ended; doubled each time that it ends soon."""
+
+_MAX_AGAIN_S = 30.0
+
+_SHORT_S = 5.0
+"""A link that lasts less than this was refused."""
 
 _SCALE_S = 1.0
 """Seconds between two looks at the demand."""
+
+_DEPLOYMENT = "replica"
 
 _connecting = threading.Lock()
 
@@ -65,15 +76,24 @@ def connect(address: str) -> None:
         serve.start(proxy_location="Disabled")
 
 
-def deploy(model: str, load: bytes, options: RayModelOptions, num_replicas: int) -> Any:
-    """Start the replicas of a model, or change their number; returns their handle when they have loaded it.
+def deploy(model: str, load: bytes, options: RayModelOptions, num_replicas: int, *, restart: bool = False) -> Any:
+    """Start the replicas of a model, or update those that run; returns their handle when they have loaded it.
+
+    Replicas that run with the same settings stay: only their number changes. Else one after the other is replaced.
+
+    Args:
+        model: name of the model.
+        load: the first message of its workers.
+        options: the settings of the replicas.
+        num_replicas: their number.
+        restart: replace replicas with the same settings, too.
 
     Raises:
         ModelLoadError: they could not be started.
     """
     deployment = serve.deployment(
         EngineReplica,
-        name="replica",
+        name=_DEPLOYMENT,
         num_replicas=num_replicas,
         max_ongoing_requests=1_000_000,  # the server's queue decides which requests are too many
         ray_actor_options={"num_cpus": options.cpus, "num_gpus": options.gpus, "resources": options.resources},
@@ -83,10 +103,43 @@ def deploy(model: str, load: bytes, options: RayModelOptions, num_replicas: int)
         graceful_shutdown_wait_loop_s=0.5,
         graceful_shutdown_timeout_s=10,
     )
+    # Without a version, Ray Serve invents one each time, and replaces all replicas even if only their number differs.
+    deployment = deployment.options(version=_version(model, load, restart=restart), _internal=True)
     try:
-        return serve.run(deployment.bind(load), name=app_name(model), route_prefix=None)
+        application = deployment.bind(load)
+        return serve.run(application, name=app_name(model), route_prefix=None, external_scaler_enabled=True)
     except RuntimeError as error:
         raise ModelLoadError(f"Ray Serve could not start the replicas of the model {model!r}: {error}") from error
+
+
+def _version(model: str, load: bytes, *, restart: bool) -> str:
+    """Return the version of replicas with these settings: that of the running ones if it is the same."""
+    code = importlib.metadata.version("enginehouse").encode()
+    version = hashlib.sha256(code + b" " + load).hexdigest()[:16]
+    if restart:
+        return f"{version}-{uuid.uuid4().hex[:8]}"
+    if app_name(model) in serve.status().applications:
+        with contextlib.suppress(ray.exceptions.RayError):  # it failed to be deployed, or is being stopped
+            info, _ = _get_global_client().get_deployment_info(_DEPLOYMENT, app_name(model))
+            if (info.version or "").startswith(version):
+                return str(info.version)
+    return version
+
+
+def scale(model: str, num_replicas: int) -> None:
+    """Change the number of replicas; those that remain are not touched. Does not wait for new ones.
+
+    Source: the method that Ray Serve's dashboard calls for ``POST .../deployments/{name}/scale``, which needs no
+    dashboard here; unlike ``serve.run`` it takes 0.
+
+    Raises:
+        ModelLoadError: the model is not deployed, or Ray Serve does not answer.
+    """
+    try:
+        where = serve.get_app_handle(app_name(model)).deployment_id
+        ray.get(_get_global_client()._controller.update_deployment_replicas.remote(where, num_replicas))
+    except (ray.exceptions.RayError, RayServeException) as error:
+        raise ModelLoadError(f"Ray Serve could not change the number of replicas of {model!r}: {error}") from error
 
 
 def undeploy(models: Sequence[str], address: str) -> list[str]:
@@ -103,9 +156,8 @@ def undeploy(models: Sequence[str], address: str) -> list[str]:
 class RayPlacement:
     """See :class:`enginehouse.contract.fleet.PlacedWorkers`; use :meth:`open`."""
 
-    def __init__(self, model: str, load: bytes, options: RayModelOptions, fleet: Fleet) -> None:
+    def __init__(self, model: str, options: RayModelOptions, fleet: Fleet) -> None:
         self._model = model
-        self._load = load
         self._options = options
         self._fleet = fleet
         self._loop = asyncio.get_running_loop()
@@ -121,26 +173,24 @@ class RayPlacement:
         cls, model: str, load: bytes, options: RayModelOptions, address: str, fleet: Fleet, progress: Progress
     ) -> RayPlacement:
         """Find the replicas of a model, or start them."""
-        placement = cls(model, load, options, fleet)
+        placement = cls(model, options, fleet)
         progress(0.0, "connecting with the Ray cluster")
         await asyncio.to_thread(connect, address)
         running = (await asyncio.to_thread(serve.status)).applications
         if app_name(model) in running:
             placement._handle = serve.get_app_handle(app_name(model))
+            if options.autoscale is not None:  # there may be none
+                await asyncio.to_thread(scale, model, options.num_at_start)
         else:
             progress(0.0, f"starting {options.num_at_start} replicas on the Ray cluster")
             placement._is_own = True
-            await placement._deploy(options.num_at_start)
+            placement._handle = await asyncio.to_thread(deploy, model, load, options, options.num_at_start)
         watching.watch(app_name(model), placement._hear)
         if not placement._handle.is_initialized:  # Ray Serve keeps the handle of an earlier load
             placement._handle._init()
         if options.autoscale is not None:
             placement._scaling = asyncio.create_task(placement._scale(), name=f"scaling {model}")
         return placement
-
-    async def _deploy(self, num_replicas: int) -> None:
-        arguments = self._model, self._load, self._options, num_replicas
-        self._handle = await asyncio.to_thread(deploy, *arguments)
 
     # -- links -------------------------------------------------------------------------------------
 
@@ -158,12 +208,16 @@ class RayPlacement:
                 self._links[replica] = self._loop.create_task(stay, name=f"replica {replica}")
 
     async def _stay_linked(self, replica: str, place: str) -> None:
+        pause_s = _AGAIN_S
         while True:
+            began = self._loop.time()
             try:
                 await self._link(replica, place)
             except Exception:  # noqa: BLE001 - whatever Ray raises, the replica is linked again
                 _log.exception("the link to the replica %s failed; it is opened again", place)
-            await asyncio.sleep(_AGAIN_S)
+            is_short = self._loop.time() - began < _SHORT_S
+            pause_s = min(2 * pause_s, _MAX_AGAIN_S) if is_short else _AGAIN_S
+            await asyncio.sleep(pause_s)
 
     async def _link(self, replica: str, place: str) -> None:
         """Carry bytes until the worker ends, or the replica is lost or stopped."""
@@ -179,7 +233,11 @@ class RayPlacement:
             except ray.exceptions.RayError as error:
                 raise ConnectionError(type(error).__name__) from error  # its text is a whole traceback
 
-        link = self._fleet.join(place, send, frames.cancel)
+        def leave() -> None:
+            with contextlib.suppress(RayServeException):  # the replica was stopped before it had the call
+                frames.cancel()
+
+        link = self._fleet.join(place, send, leave)
         reason = "has left: its replica is stopped"
         try:
             async for data in frames:
@@ -190,7 +248,7 @@ class RayPlacement:
             reason = f"is gone with its replica ({type(error).__name__})"
         finally:
             link.end(reason)
-            self._affinity.forget(self._indices.get(place, -1))
+            self._affinity.forget(self._indices.pop(place, -1))
 
     # -- choice ------------------------------------------------------------------------------------
 
@@ -199,7 +257,7 @@ class RayPlacement:
         places = {self._index(place): place for place in loads}
         by_index = [loads[places[index]] if index in places else math.inf for index in range(max(places) + 1)]
         namespace = request.namespace
-        blocks = prefix_blocks((segment.text for segment in request.segments), namespace)
+        blocks = prefix_blocks((segment.content for segment in request.segments), namespace)
         choice = self._affinity.choose(blocks, by_index)
         if request.request_id:
             self._affinity.learn(choice.index, blocks)
@@ -228,15 +286,13 @@ class RayPlacement:
             if wanted == current or (wanted < current and self._loop.time() - last_needed < bounds.down_after_s):
                 continue
             try:
-                await (self._deploy(wanted) if wanted else self._stop())
+                await asyncio.to_thread(scale, self._model, wanted)
             except ModelLoadError as error:
                 _log.warning("model %s: %s", self._model, error.message)
+                await asyncio.sleep(_MAX_AGAIN_S)
                 continue
             _log.info("model %s: %d replicas instead of %d", self._model, wanted, current)
             current, last_needed = wanted, self._loop.time()
-
-    async def _stop(self) -> None:
-        await asyncio.to_thread(functools.partial(serve.delete, app_name(self._model)))
 
     async def close(self) -> None:
         """Leave the replicas; stop them unless ``deploy ray`` has started them."""
@@ -247,4 +303,4 @@ class RayPlacement:
         if tasks:
             await asyncio.wait(tasks)
         if self._is_own and ray.is_initialized():
-            await self._stop()
+            await asyncio.to_thread(serve.delete, app_name(self._model))

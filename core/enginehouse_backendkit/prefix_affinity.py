@@ -170,7 +170,7 @@ class PrefixAffinity:
         """Drop everything about a replica, whose cache is gone. Does nothing for an unknown one."""
         for block in self._kept.pop(index, ()):
             self._drop(block, 1 << index)
-        if index < len(self._sizes):
+        if 0 <= index < len(self._sizes):
             self._sizes[index] = 0
 
     def _depth(self, blocks: Sequence[int], mask: int) -> int:

@@ -50,7 +50,9 @@ class FakeModel:
         """Return the state after one more token; ``salt`` stands for the weights of adapters, 0 for none."""
         mixed = ((state[0] ^ salt ^ (token_id + 1)) * 0xBF58476D1CE4E5B9) & _MASK
         mixed ^= mixed >> 31
-        missing = max(state[1] - 1, 0) if self._follows[token_id] else self._missing[token_id]
+        missing = 0
+        if token_id >= 0:  # not of an image
+            missing = max(state[1] - 1, 0) if self._follows[token_id] else self._missing[token_id]
         return ((mixed * 0x94D049BB133111EB) & _MASK) ^ (mixed >> 29), missing
 
     def window_state(self, token_ids: Sequence[int], length: int, salt: int = 0) -> State:

@@ -25,6 +25,7 @@ class FakeFaults:
         abort_at_step: the process dies as by a failed assertion in C (SIGABRT).
         raise_at_token: like ``raise_at_step``; ``hang_at_token`` and ``abort_at_token`` likewise.
         nan_at_token: the last row of the sequence that contains the token is NaN.
+        raise_at_encode: like ``raise_at_step``, when the image of that number is encoded; ``abort_at_encode`` likewise.
         abort_at_text: the process dies as above while it tokenizes a text that contains this one.
         latch: a file. While it exists no fault occurs; a fault creates it first, and so occurs once.
         refuse_to_open: text of the ModelLoadError that opening raises.
@@ -38,6 +39,8 @@ class FakeFaults:
     nan_at_token: int | None = None
     hang_at_token: int | None = None
     abort_at_token: int | None = None
+    raise_at_encode: int | None = None
+    abort_at_encode: int | None = None
     abort_at_text: str | None = None
     latch: str | None = None
     refuse_to_open: str | None = None
@@ -51,6 +54,13 @@ class FakeFaults:
             os.abort()
         if self._is_due(step, computed, self.hang_at_step, self.hang_at_token):
             threading.Event().wait()  # forever; abort() has no effect
+
+    def happen_at_encode(self, number: int) -> None:
+        """Raise or end the process, if a fault is due when an image is encoded."""
+        if self._is_due(number, [], self.raise_at_encode, None):
+            raise RuntimeError(f"the fake runner fails on purpose at image {number}")
+        if self._is_due(number, [], self.abort_at_encode, None):
+            os.abort()
 
     def _is_due(self, step: int, inputs: list[Sequence[int]], at_step: int | None, at_token: int | None) -> bool:
         if step != at_step and not any(at_token in token_ids for token_ids in inputs):
@@ -88,6 +98,7 @@ class FakeOptions:
         recommends: request fields that the model's own files recommend.
         infill_tokens: control tokens that mark prefix, suffix and middle of a text with a gap; empty: no infill.
         mixing: ``adapters`` of :class:`RunnerCapabilities`; see ``fake_adapters`` for their files.
+        image_tokens: tokens of an image, see ``fake_media``; 0: the model takes text only.
         merged: adapters whose effect the model always has: file and scale of each.
         faults: injected faults.
     """
@@ -111,5 +122,6 @@ class FakeOptions:
     recommends: dict[str, Any] = field(factory=dict)
     infill_tokens: tuple[str, ...] = ()
     mixing: Literal["none", "per_pass", "mixed"] = "none"
+    image_tokens: int = field(default=0, validator=validators.ge(0))
     merged: dict[str, float] = field(factory=dict)
     faults: FakeFaults = FakeFaults()

@@ -32,9 +32,11 @@ from enginehouse.contract.backend import (
 )
 from enginehouse.contract.errors import CacheFull, InvalidSpan, ModelLoadError, StepAborted
 from enginehouse.contract.exit_policy import BoundExitPolicy
+from enginehouse.contract.media import DecodedImage, MediaChunk, MediaInput, whole_chunks
 from enginehouse.contract.types import ModelInfo
 from enginehouse_testkit.fake_adapters import FakeAdapters, read_fake_adapter, salt_of
 from enginehouse_testkit.fake_exits import FakeExits
+from enginehouse_testkit.fake_media import IMAGE_TEMPLATE, encode_fake, prepare_fake
 from enginehouse_testkit.fake_model import FakeModel, State
 from enginehouse_testkit.fake_options import FakeFaults, FakeOptions
 from enginehouse_testkit.fake_sampling import FakeDrawn, draw_token
@@ -82,7 +84,9 @@ class _Cell:
 
 
 class FakeRunner:
-    """See :class:`enginehouse.contract.backend.Runner`; counts its forward passes in ``num_steps``."""
+    """See :class:`enginehouse.contract.backend.Runner`; counts its forward passes, and the chunks that it encodes."""
+
+    max_image_pixels = 256 * 256
 
     def __init__(self, options: FakeOptions | None = None) -> None:
         self.options = options = options or FakeOptions()
@@ -105,13 +109,14 @@ class FakeRunner:
             sampling=DRAW_FIELDS if options.device_sampling else frozenset(),
             states=options.states,
             adapters=options.mixing,
+            media=("image",) if options.image_tokens else (),
         )
         self.state_format = f"fake {options.vocab_size} {options.window} {options.num_layers}"
         self.info = ModelInfo(
             backend="fake",
             max_context=context,
             vocab_size=self.tokenizer.vocab_size,
-            chat_templates={"default": _CHATML},
+            chat_templates={"default": IMAGE_TEMPLATE if options.image_tokens else _CHATML},
             special_tokens=dict(self.tokenizer.special_tokens),
             bos_token="<|bos|>",
             eos_token="<|im_end|>",
@@ -119,7 +124,7 @@ class FakeRunner:
             generation_defaults=options.recommends,
             metadata={"architecture": "hash"},
         )
-        self.num_steps = 0
+        self.num_steps = self.num_encoded = 0
         self.num_layers = options.num_layers
         self._model = FakeModel(self.tokenizer, options.end_logit)
         self._adapters = FakeAdapters()
@@ -174,9 +179,13 @@ class FakeRunner:
 
     def _kept(self, sequence: int, length: int) -> int:
         """Return the length that can be kept; with a window, the tokens before it may be lost."""
-        current = len(self._cells(sequence))
-        if self.options.window is None or length >= current:
-            return min(length, current)
+        cells = self._cells(sequence)
+        if length >= len(cells):
+            return len(cells)
+        if self.options.image_tokens:
+            length = whole_chunks(np.array([cell.token_id for cell in cells], np.int32), length)
+        if self.options.window is None:
+            return length
         return length if max(0, length - self.options.window) >= self._num_lost[sequence] else 0
 
     def fork(self, source: int, length: int) -> tuple[int, int]:
@@ -219,6 +228,16 @@ class FakeRunner:
     def unload_adapter(self, adapter: int) -> None:
         """See :class:`enginehouse.contract.adapters.AdapterKeeper`."""
         self._adapters.unload(adapter)
+
+    def prepare_image(self, image: DecodedImage) -> Sequence[Sequence[int] | MediaChunk]:
+        """See :class:`enginehouse.contract.media.MediaRunner`."""
+        return prepare_fake(image, self.options.image_tokens)
+
+    def encode(self, chunk: MediaChunk) -> NDArray[np.uint64]:
+        """See :class:`enginehouse.contract.media.MediaRunner`."""
+        self.num_encoded += 1
+        self.options.faults.happen_at_encode(self.num_encoded)
+        return encode_fake(chunk)
 
     def free_tokens(self) -> int:
         """See :class:`enginehouse.contract.backend.Runner`."""
@@ -288,6 +307,8 @@ class FakeRunner:
             if span.sequence not in self._last_sampled or span.start != length:
                 raise InvalidSpan(f"no token was sampled for sequence {span.sequence} at {span.start}")
             return [self._last_sampled[span.sequence]]
+        if isinstance(span.input, MediaInput):
+            return self._checked_chunk(span, span.input)
         if span.input.ndim != 1 or not span.input.size:
             raise InvalidSpan(f"a span needs at least one token; sequence {span.sequence} has none")
         if span.start != length:
@@ -306,6 +327,19 @@ class FakeRunner:
         token_ids: list[int] = span.input.tolist()
         return token_ids
 
+    def _checked_chunk(self, span: Span, media: MediaInput) -> list[int]:
+        """Return the pseudo-tokens of a chunk."""
+        length, num_tokens = self.length(span.sequence), media.chunk.num_tokens
+        if "image" not in self.capabilities.media or span.outputs != "none" or span.num_layers is not None:
+            raise InvalidSpan("a chunk needs a runner that takes images, and gives no logits")
+        if span.start != length or length + num_tokens > self.capabilities.max_context:
+            raise InvalidSpan(
+                f"sequence {span.sequence} holds {length} tokens; {num_tokens} cannot start at {span.start}"
+            )
+        if not len(media.token_ids) == len(np.asarray(media.embedding)) == num_tokens or media.token_ids.max() >= 0:
+            raise InvalidSpan(f"a chunk of {num_tokens} tokens has other ids or another embedding")
+        return list(media.token_ids.tolist())
+
     def _check_batch(self, spans: Sequence[Span], inputs: Sequence[list[int]]) -> None:
         if not spans:
             raise InvalidSpan("a forward pass needs at least one span")
@@ -314,7 +348,10 @@ class FakeRunner:
         if self.capabilities.adapters == "per_pass" and len({span.adapter for span in spans}) > 1:
             raise InvalidSpan("this runner takes spans with other adapters in separate passes")
         sizes = [len(token_ids) for token_ids in inputs]
-        if sum(sizes) > self.capabilities.max_batch_tokens:
+        has_chunk = any(isinstance(span.input, MediaInput) for span in spans)
+        if has_chunk and len(spans) > 1:
+            raise InvalidSpan("a pass with a chunk of an image has no other span")
+        if not has_chunk and sum(sizes) > self.capabilities.max_batch_tokens:
             raise InvalidSpan(f"{sum(sizes)} tokens do not fit {self.capabilities.max_batch_tokens} of one pass")
         if not self.capabilities.mixed_batch and 1 in sizes and max(sizes) > 1:
             raise InvalidSpan("this runner takes long and one-token spans in separate passes")
@@ -325,8 +362,10 @@ class FakeRunner:
         """Extend one sequence; return the rows of logits that its span requests, and the number of layers of each."""
         cells = self._sequences[span.sequence]
         states, salt = [], self._salt ^ self._adapters.salt(span.adapter)
-        for token_id in token_ids:
-            states.append(self._next_state(span.sequence, token_id, salt))
+        is_chunk = isinstance(span.input, MediaInput)
+        numbers = np.asarray(span.input.embedding).tolist() if isinstance(span.input, MediaInput) else token_ids
+        for token_id, number in zip(token_ids, numbers, strict=True):
+            states.append(self._next_state(span.sequence, -1 - number if is_chunk else number, salt))
             cells.append(_Cell(token_id, states[-1], span.num_layers or self.options.num_layers))
             self._forget(span.sequence)
         self._num_cells += len(token_ids)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from pathlib import PurePosixPath
+from pathlib import PurePath, PurePosixPath
 from typing import Any, Literal
 
 from attrs import frozen
 from huggingface_hub.hf_api import ModelInfo, RepoSibling
 
 from enginehouse.contract.errors import DownloadError, ModelLoadError
-from enginehouse.contract.gguf_names import choose_name, parts_of
+from enginehouse.contract.gguf_names import choose_name, choose_projector, parts_of
 from enginehouse_hub.reference import HubReference
 
 __all__ = ["HubFile", "Listing", "needed_files", "read_listing"]
@@ -64,7 +64,8 @@ def read_listing(data: Any, endpoint: str) -> Listing:
 
 
 def needed_files(reference: HubReference, listing: Listing, *, code: bool = False) -> list[HubFile]:
-    """Return the files that serving needs: one GGUF file with its parts, or safetensors, tokenizer and settings.
+    """Return the files that serving needs: one GGUF file with its parts and its projector of images, or safetensors
+    with tokenizer and settings.
 
     Args:
         code: include the repository's Python files, for models that run their own code.
@@ -95,7 +96,16 @@ def _gguf_files(reference: HubReference, by_path: dict[str, HubFile]) -> list[Hu
     missing = [part for part in parts if part not in by_path]
     if missing:
         raise DownloadError(f"{reference.model_id} lacks a part of its model: {missing[0]}")
-    return [by_path[part] for part in parts]
+    return [by_path[path] for path in (*parts, *_projector_files(first, by_path))]
+
+
+def _projector_files(model: PurePath, by_path: dict[str, HubFile]) -> list[str]:
+    """Return the projector of images of a model, if it has one; none if several may be meant."""
+    try:
+        projector = choose_projector(model, [PurePosixPath(path) for path in by_path])
+    except ModelLoadError:
+        return []
+    return [str(projector)] if projector is not None else []
 
 
 def _why_nothing(reference: HubReference, paths: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ from enginehouse_llamacpp.layer_files import find_or_write
 from enginehouse_llamacpp.library import is_installed, load_library
 from enginehouse_llamacpp.options import LlamaCppOptions
 from enginehouse_llamacpp.pooling_type import find_pooling
+from enginehouse_llamacpp.projector_files import find_projector
 
 __all__ = ["LlamaCppBackend"]
 
@@ -52,7 +53,8 @@ class LlamaCppBackend:
             return estimate_pooler(header, options)
         if options.num_layers is not None:
             header = header.with_layers(options.num_layers, cut_layers(source.path, options.num_layers).num_bytes)
-        return estimate_memory(header, options)
+            return estimate_memory(header, options)
+        return estimate_memory(header, options, find_projector(source.path, options.mmproj))
 
     def count_layers(self, source: ModelSource) -> int:
         """Number of layers in the file, if its first layers can be used as a separate model."""
@@ -70,6 +72,6 @@ class LlamaCppBackend:
         path = source.path
         if is_gguf(path) and (pooling := find_pooling(read_header(path), options)) is not None:
             return open_pooler(library, path, options, pooling, progress)
-        if options.num_layers is not None:
-            path = find_or_write(path, options.num_layers, progress)
-        return open_runner(library, path, options, progress)
+        if options.num_layers is not None:  # drafts, which are of text
+            return open_runner(library, find_or_write(path, options.num_layers, progress), options, progress)
+        return open_runner(library, path, options, progress, find_projector(path, options.mmproj))

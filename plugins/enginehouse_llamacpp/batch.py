@@ -1,6 +1,7 @@
 """Input arrays of a forward pass: one ``llama_batch`` backed by numpy memory.
 
-Allocated once and filled span by span with slices, not token by token.
+That of tokens is allocated once and filled span by span with slices, not token by token; that of an image's embedding
+is made for each.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from enginehouse.contract.backend import Outputs
 from enginehouse_llamacpp.library import Bindings
 
-__all__ = ["Batch"]
+__all__ = ["Batch", "EmbeddingBatch"]
 
 
 class Batch:
@@ -73,3 +74,33 @@ class Batch:
         """Set llama.cpp's token count and return the tokens, (num_tokens,) int32."""
         self.raw.n_tokens = self.num_tokens
         return self._token_ids[: self.num_tokens]
+
+
+class EmbeddingBatch:
+    """A part of an image's embedding, appended to one sequence without logits.
+
+    Args:
+        embedding: (num_tokens, width) float32, contiguous.
+        positions: (1 or 4, num_tokens) int32; four under M-RoPE.
+
+    Attributes:
+        raw: the ``llama_batch``; points into arrays that live as long as this object.
+    """
+
+    def __init__(
+        self, bindings: Bindings, sequence: int, embedding: NDArray[np.float32], positions: NDArray[np.int32]
+    ) -> None:
+        count = self.num_tokens = len(embedding)
+        self._embedding, self._positions = embedding, np.ascontiguousarray(positions)
+        self._sequence_id = np.array([sequence], np.int32)
+        self._sequence_id_pointers = np.full(count + 1, self._sequence_id.ctypes.data, np.uintp)
+        self._sequence_id_pointers[count] = 0
+        self._num_sequence_ids, self._outputs = np.ones(count, np.int32), np.zeros(count, np.int8)
+        self.raw = bindings.llama_batch()
+        int_pointer = ctypes.POINTER(ctypes.c_int32)
+        self.raw.n_tokens = count
+        self.raw.embd = ctypes.cast(embedding.ctypes.data, ctypes.POINTER(ctypes.c_float))
+        self.raw.pos = ctypes.cast(self._positions.ctypes.data, int_pointer)
+        self.raw.n_seq_id = ctypes.cast(self._num_sequence_ids.ctypes.data, int_pointer)
+        self.raw.seq_id = ctypes.cast(self._sequence_id_pointers.ctypes.data, ctypes.POINTER(int_pointer))
+        self.raw.logits = ctypes.cast(self._outputs.ctypes.data, ctypes.POINTER(ctypes.c_int8))

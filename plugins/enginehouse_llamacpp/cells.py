@@ -17,6 +17,8 @@ import numpy as np
 from attrs import define, field, frozen
 from numpy.typing import NDArray
 
+from enginehouse_llamacpp.positions import NO_CHUNKS, Chunks
+
 __all__ = ["CellMap", "Cells", "HeldCells", "SwappedOut"]
 
 Cells = NDArray[np.int32]
@@ -40,14 +42,16 @@ class HeldCells:
     Attributes:
         room: buffer of cells, of which the first ``length`` entries are in use.
         length: number of tokens in cells.
-        parked: tokens after those, while they are swapped out.
+        swapped_out: tokens after those, while they are swapped out.
         last_pass: number of the last forward pass that used the sequence.
+        chunks: where its images are, swapped-out ones included.
     """
 
     room: Cells = field(factory=lambda: np.empty(_FIRST_ROOM, np.int32))
     length: int = 0
     swapped_out: SwappedOut | None = None
     last_pass: int = 0
+    chunks: Chunks = NO_CHUNKS
 
     @property
     def cells(self) -> Cells:
@@ -130,6 +134,7 @@ class CellMap:
         """Create a second holder of the first ``length`` cells of ``source``."""
         shared = HeldCells()
         shared.append(source.room[:length])
+        shared.chunks = source.chunks.cut(length)
         self._references[shared.cells] += 1
         return shared
 

@@ -40,7 +40,7 @@ class Compactor:
         for move in moves:
             # A sequence that holds only its own cells is saved without the shared ones.
             if move.shared:
-                self._memory.remove(move.sequence, 0, move.shared)
+                self._memory.remove(move.sequence, 0, move.held.chunks.position(move.shared))
                 self._cells.detach(move.held, move.shared)
         for move in moves:
             self._slide(move)
@@ -71,7 +71,7 @@ class Compactor:
             self._memory.restore(move.sequence, data)
             move.held.append(self._cells.allocate(num_own, chunk_tokens=num_own))
         if move.parent_held is not None:
-            self._memory.share(move.parent, move.sequence, 0, move.shared)
+            self._memory.share(move.parent, move.sequence, 0, move.held.chunks.position(move.shared))
             self._cells.attach(move.held, move.parent_held, move.shared)
 
 

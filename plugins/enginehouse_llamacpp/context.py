@@ -6,14 +6,14 @@ Validates nothing: llama.cpp terminates the process on some errors, so :mod:`eng
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from enginehouse.contract.errors import ModelLoadError, RunnerError
-from enginehouse_llamacpp.batch import Batch
+from enginehouse_llamacpp.batch import Batch, EmbeddingBatch
 from enginehouse_llamacpp.library import Bindings, Library
 from enginehouse_llamacpp.options import LlamaCppOptions
 from enginehouse_llamacpp.sizes import CacheSizes
@@ -28,6 +28,7 @@ class Context:
         pooling_type: llama.cpp's number of how rows of a pooling model are made; None for logits.
 
     Attributes:
+        bindings: llama.cpp.
         address: the ``llama_context``.
     """
 
@@ -41,7 +42,7 @@ class Context:
         *,
         pooling_type: int | None = None,
     ) -> None:
-        bindings = self._bindings = library.bindings
+        bindings = self.bindings = library.bindings
         library.log.clear()
         params = _context_params(bindings, options, sizes, threads)
         if pooling_type is not None:
@@ -66,18 +67,37 @@ class Context:
     @property
     def num_cells(self) -> int:
         """Number of KV positions that llama.cpp allocated, at least the requested number."""
-        return int(self._bindings.llama_n_ctx(self.address))
+        return int(self.bindings.llama_n_ctx(self.address))
 
     def use_threads(self, threads: int) -> None:
         """Set the number of threads for the next batches."""
         if threads != self._threads:
-            self._bindings.llama_set_n_threads(self.address, threads, threads)
+            self.bindings.llama_set_n_threads(self.address, threads, threads)
             self._threads = threads
 
     def decode(self, batch: Batch) -> int:
         """Compute a finished batch with the GIL released; see :class:`enginehouse_llamacpp.codes.DecodeCode`."""
         self._abort_flag[0] = b"\0"
-        code: int = self._bindings.llama_decode(self.address, batch.raw)
+        code: int = self.bindings.llama_decode(self.address, batch.raw)
+        self._abort_flag[0] = b"\0"
+        return code
+
+    def decode_embeddings(self, batches: Sequence[EmbeddingBatch], *, is_causal: bool) -> int:
+        """Compute the parts of an image one after the other, up to the first that fails; returns like :meth:`decode`.
+
+        Without ``is_causal``, the tokens of a batch attend to each other. llama.cpp ends the process if such a batch
+        has more tokens than it computes at once.
+        """
+        self._abort_flag[0] = b"\0"
+        code = 0
+        if not is_causal:
+            self.bindings.llama_set_causal_attn(self.address, False)
+        for batch in batches:
+            code = self.bindings.llama_decode(self.address, batch.raw)
+            if code:
+                break
+        if not is_causal:
+            self.bindings.llama_set_causal_attn(self.address, True)
         self._abort_flag[0] = b"\0"
         return code
 
@@ -106,8 +126,8 @@ class Context:
 
     def clear(self) -> None:
         """Forget all sequences; does nothing for a model without a KV cache."""
-        if memory := self._bindings.llama_get_memory(self.address):
-            self._bindings.llama_memory_clear(memory, False)
+        if memory := self.bindings.llama_get_memory(self.address):
+            self.bindings.llama_memory_clear(memory, False)
 
     def abort(self) -> None:
         """Stop a running :meth:`decode` soon; thread-safe. llama.cpp checks between the nodes of its graph."""
@@ -116,7 +136,7 @@ class Context:
     def close(self) -> None:
         """Free the context and its cache."""
         self._logits = np.empty((0, self._vocab_size), np.float32)
-        self._bindings.llama_free(self.address)
+        self.bindings.llama_free(self.address)
 
 
 def _context_params(bindings: Bindings, options: LlamaCppOptions, sizes: CacheSizes, threads: int) -> Any:

@@ -16,12 +16,12 @@ from enginehouse.contract.errors import ModelLoadError
 from enginehouse_llamacpp.library import Bindings, Library
 from enginehouse_llamacpp.options import LlamaCppOptions
 
-__all__ = ["Device", "device_params", "list_devices"]
+__all__ = ["EXPERTS", "Device", "device_params", "list_devices"]
 
 _CPU = 0
 """ggml's number of the type of CPU devices."""
 
-_EXPERTS = r"blk\.{layer}\.ffn_(up|down|gate|gate_up)_(ch|)exps"
+EXPERTS = r"blk\.{layer}\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 """Names of the weights of a layer's experts. Source: llama.cpp, ``common.h``."""
 
 
@@ -128,7 +128,7 @@ def _overrides(options: LlamaCppOptions, devices: Sequence[Device]) -> list[_Ove
     """Return the rules in the order of their precedence: the first one that matches a tensor's name holds."""
     by_buffer = {device.buffer: device for device in devices}
     rules = [rule.rpartition("=") for rule in options.override_tensor]
-    rules += [(_EXPERTS.format(layer=layer), "=", "CPU") for layer in range(options.n_cpu_moe)]
+    rules += [(EXPERTS.format(layer=layer), "=", "CPU") for layer in range(options.n_cpu_moe)]
     return [
         _Override(pattern.encode(), _named("override_tensor", name, by_buffer).buffer_type)
         for pattern, _, name in rules

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from enginehouse.contract.backend import MemoryEstimate
 from enginehouse.contract.errors import ModelLoadError
+from enginehouse_llamacpp.device_estimate import CPU, bytes_by_device
 from enginehouse_llamacpp.gguf import MAX_LAYERS, GgufHeader
 from enginehouse_llamacpp.options import LlamaCppOptions
-from enginehouse_llamacpp.sizes import choose_pooling_sizes, choose_sizes, type_bytes
+from enginehouse_llamacpp.projector_files import projector_kind, read_projector
+from enginehouse_llamacpp.sizes import choose_pooling_sizes, choose_sizes, short_pooling_sizes, type_bytes
 
 __all__ = ["estimate_memory", "estimate_pooler"]
 
+_QWEN_PATCHES = 4 * 46 * 46
+"""Of models that take images of any size. Source: ``set_warmup_n_tokens`` in clip.cpp of llama-cpp-python 0.3.36."""
+
 
 def estimate_pooler(header: GgufHeader, options: LlamaCppOptions) -> MemoryEstimate:
-    """Bytes for weights and the largest pass of a pooling model; decoders also have a KV cache, which holds one pass.
+    """Bytes for weights, the largest pass and a short text of a pooling model; decoders also have KV caches of these.
 
     Raises:
         ModelLoadError: the header contains implausible sizes, or ``context`` is too long.
@@ -20,19 +27,22 @@ def estimate_pooler(header: GgufHeader, options: LlamaCppOptions) -> MemoryEstim
     num_layers = _num_layers(header)
     sizes = choose_pooling_sizes(options, header.number("context_length"), header.vocab_size)
     is_encoder = header.values.get(f"{header.architecture}.attention.causal") is False
-    kv_bytes = 0 if is_encoder else _kv_bytes_per_token(header, options, num_layers)
-    mask_bytes = 4 * sizes.batch_tokens**2
-    logits_bytes = 4 * sizes.batch_tokens * header.vocab_size * (1 if is_encoder else 2)
-    pass_bytes = logits_bytes + mask_bytes + _compute_bytes(header, num_layers, sizes.batch_tokens)
+    kv_bytes = 0 if is_encoder else sum(_kv_bytes_of_layers(header, options, num_layers))
+    contexts = [sizes, short_pooling_sizes(sizes)] if options.flash_attn is None else [sizes]
+    pass_bytes = 0
+    for one in contexts:
+        mask_bytes = 4 * one.batch_tokens**2
+        logits_bytes = 4 * one.batch_tokens * header.vocab_size * (1 if is_encoder else 2)
+        pass_bytes += logits_bytes + mask_bytes + _compute_bytes(header, num_layers, one.batch_tokens)
     return MemoryEstimate(
         weights_bytes=header.file_bytes,
         kv_bytes_per_token=kv_bytes,
-        total_bytes=header.file_bytes + kv_bytes * sizes.num_cells + pass_bytes,
+        total_bytes=header.file_bytes + kv_bytes * sum(one.num_cells for one in contexts) + pass_bytes,
     )
 
 
-def estimate_memory(header: GgufHeader, options: LlamaCppOptions) -> MemoryEstimate:
-    """Bytes for weights, KV cache, and buffers for logits and intermediate values.
+def estimate_memory(header: GgufHeader, options: LlamaCppOptions, projector: Path | None = None) -> MemoryEstimate:
+    """Bytes for weights, KV cache, and buffers for logits and intermediate values, and those of a projector.
 
     The KV cost of a token includes every layer's keys and values; sliding-window layers that keep only their window
     (``swa_full = false``) are counted in full too, so the estimate is an upper bound.
@@ -41,15 +51,37 @@ def estimate_memory(header: GgufHeader, options: LlamaCppOptions) -> MemoryEstim
         ModelLoadError: the header contains implausible sizes.
     """
     num_layers = _num_layers(header)
-    kv_bytes = _kv_bytes_per_token(header, options, num_layers)
+    layer_bytes = _kv_bytes_of_layers(header, options, num_layers)
+    kv_bytes = sum(layer_bytes)
     sizes = choose_sizes(options, header.number("context_length"), header.vocab_size, options.batch_invariant)
     compute_bytes = 4 * sizes.chunk_tokens * header.vocab_size + _compute_bytes(header, num_layers, sizes.chunk_tokens)
     logits_bytes = 4 * sizes.max_sequences * header.vocab_size
+    weights_bytes = header.file_bytes
+    by_device = bytes_by_device(header, options, [sizes.num_cells * one for one in layer_bytes], compute_bytes)
+    if by_device:
+        by_device[CPU] += logits_bytes
+    if projector is not None:
+        images = read_projector(projector)
+        weights_bytes += images.file_bytes
+        compute_bytes += _image_bytes(images)
+        if by_device:
+            by_device[CPU] += images.file_bytes + _image_bytes(images)
     return MemoryEstimate(
-        weights_bytes=header.file_bytes,
+        weights_bytes=weights_bytes,
         kv_bytes_per_token=kv_bytes,
-        total_bytes=header.file_bytes + kv_bytes * sizes.num_cells + compute_bytes + logits_bytes,
+        total_bytes=weights_bytes + kv_bytes * sizes.num_cells + compute_bytes + logits_bytes,
+        by_device=by_device,
     )
+
+
+def _image_bytes(header: GgufHeader) -> int:
+    """Bytes of the intermediate values of an image, of the size for which mtmd reserves memory when it is loaded."""
+    num_patches = (header.number("vision.image_size") // header.number("vision.patch_size")) ** 2
+    if projector_kind(header).startswith("qwen"):
+        num_patches = _QWEN_PATCHES
+    mask_bytes = 4 * num_patches**2 if header.number("vision.n_wa_pattern") else 0
+    width, inner = header.number("vision.embedding_length"), header.number("vision.feed_forward_length")
+    return mask_bytes + 4 * num_patches * (8 * width + 2 * inner)
 
 
 def _num_layers(header: GgufHeader) -> int:
@@ -65,12 +97,13 @@ def _compute_bytes(header: GgufHeader, num_layers: int, num_tokens: int) -> int:
     return 4 * num_tokens * (4 * header.number("embedding_length") + 2 * widest)
 
 
-def _kv_bytes_per_token(header: GgufHeader, options: LlamaCppOptions, num_layers: int) -> int:
+def _kv_bytes_of_layers(header: GgufHeader, options: LlamaCppOptions, num_layers: int) -> list[int]:
+    """Bytes of one token in the KV cache of each layer."""
     heads = max(header.per_layer("attention.head_count", num_layers) or [1])
     head_size = header.number("embedding_length") // max(heads, 1)
     key_size = header.number("attention.key_length", head_size)
     value_size = header.number("attention.value_length", head_size)
-    return sum(
+    return [
         type_bytes(options.type_k, kv_heads * key_size) + type_bytes(options.type_v or "f16", kv_heads * value_size)
         for kv_heads in header.per_layer("attention.head_count_kv", num_layers, heads)
-    )
+    ]

@@ -16,13 +16,13 @@ from typing import Any
 
 from attrs import frozen
 
-from enginehouse.contract.errors import MissingDependency
+from enginehouse.contract.errors import MissingDependency, ModelLoadError
 from enginehouse_llamacpp.log import LogBuffer
 
 __all__ = ["Bindings", "Library", "is_installed", "load_library"]
 
 Bindings = Any
-"""The module ``llama_cpp.llama_cpp``: one function per function of llama.h."""
+"""The module ``llama_cpp.llama_cpp``: one function per function of llama.h. That of mtmd.h is ``Library.mtmd``."""
 
 _SPIN_COUNT = "1000"
 """Number of times an OpenMP thread polls a barrier before it sleeps.
@@ -58,8 +58,21 @@ class Library:
 
     @property
     def ggml(self) -> Any:
-        """The shared library of ggml's devices, as ``ctypes`` loads it."""
-        return import_module("llama_cpp._ggml").libggml
+        """The shared library of ggml's devices that llama.cpp itself uses, found through that.
+
+        Wheels hold ggml's file under several names. That of ``llama_cpp._ggml`` is a copy with a registry of its own:
+        llama.cpp sees no device that is added there.
+        """
+        return self.bindings._lib
+
+    @property
+    def mtmd(self) -> Bindings:
+        """The module of ``mtmd``, llama.cpp's library for images, with its log captured.
+
+        Raises:
+            ModelLoadError: this build does not have it.
+        """
+        return _load_mtmd()
 
     @property
     def has_amx(self) -> bool:
@@ -94,3 +107,14 @@ def load_library() -> Library:
     bindings.llama_backend_init()
     libc = ctypes.CDLL("msvcrt" if sys.platform == "win32" else None)
     return Library(bindings, log, ctypes.cast(libc.strlen, bindings.ggml_abort_callback), callback)
+
+
+@cache
+def _load_mtmd() -> Bindings:
+    try:
+        mtmd = import_module("llama_cpp.mtmd_cpp")
+    except (ImportError, OSError, RuntimeError) as error:
+        raise ModelLoadError(f"this build of llama-cpp-python cannot read images: {error}") from error
+    for name in ("mtmd_log_set", "mtmd_helper_log_set"):
+        getattr(mtmd, name)(load_library().log_callback, ctypes.c_void_p(0))
+    return mtmd

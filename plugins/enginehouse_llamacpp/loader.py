@@ -10,7 +10,9 @@ import msgspec
 from attrs import evolve, frozen
 
 from enginehouse.contract.backend import Progress, RunnerCapabilities
+from enginehouse.contract.errors import ModelLoadError
 from enginehouse.contract.pooler import PoolerCapabilities
+from enginehouse_backendkit.threads import MAX_ADAPTED_TOKENS, ThreadChooser, thread_counts
 from enginehouse_llamacpp.adapters import Adapters
 from enginehouse_llamacpp.batch import Batch
 from enginehouse_llamacpp.cells import CellMap
@@ -25,10 +27,16 @@ from enginehouse_llamacpp.options import LlamaCppOptions
 from enginehouse_llamacpp.pooler import LlamaCppPooler
 from enginehouse_llamacpp.pooling import read_head, read_pair_layout, read_text_layout
 from enginehouse_llamacpp.pooling_type import PoolingType
+from enginehouse_llamacpp.projector import Projector
 from enginehouse_llamacpp.runner import LlamaCppRunner
 from enginehouse_llamacpp.sequences import SequenceTable
-from enginehouse_llamacpp.sizes import CacheSizes, choose_pooling_sizes, choose_sizes
-from enginehouse_llamacpp.threads import ThreadChooser, thread_counts
+from enginehouse_llamacpp.sizes import (
+    SHORT_TEXT_TOKENS,
+    CacheSizes,
+    choose_pooling_sizes,
+    choose_sizes,
+    short_pooling_sizes,
+)
 from enginehouse_llamacpp.tokenizer import LlamaCppTokenizer
 from enginehouse_llamacpp.wordpiece import WordPieceTokenizer
 
@@ -40,13 +48,41 @@ _WEIGHTS_SHARE = 0.8
 """Approximate share of the loading time; the rest is tables, cache and warm-up."""
 
 
-def open_runner(library: Library, path: Path, options: LlamaCppOptions, progress: Progress) -> LlamaCppRunner:
-    """Load ``path`` and warm it up.
+def open_runner(
+    library: Library, path: Path, options: LlamaCppOptions, progress: Progress, projector: Path | None = None
+) -> LlamaCppRunner:
+    """Load ``path`` and warm it up, with the file of a projector for models that read images.
 
     Raises:
-        ModelLoadError: the file is missing, damaged or not supported, or there is not enough memory.
+        ModelLoadError: a file is missing, damaged or not supported, or there is not enough memory.
     """
-    return _open(library, path, options, progress, lambda model: _open_warm(library, model, options))
+
+    def build(model: _Model) -> LlamaCppRunner:
+        if projector is None:
+            return _open_warm(library, model, options, None)
+        images = _open_projector(library, model, projector, options, progress)
+        try:
+            return _open_warm(library, model, options, images)
+        except BaseException:
+            images.close()
+            raise
+
+    return _open(library, path, options, progress, build)
+
+
+def _open_projector(
+    library: Library, model: _Model, path: Path, options: LlamaCppOptions, progress: Progress
+) -> Projector:
+    sizes = choose_sizes(options, model.trained_context, model.tokenizer.vocab_size, options.batch_invariant)
+    return Projector(
+        library,
+        model.address,
+        path,
+        options,
+        threads=_thread_chooser(options).max_threads,
+        batch_tokens=sizes.chunk_tokens,
+        progress=lambda share: progress(_WEIGHTS_SHARE, f"loading the projector, {share:.0%}"),
+    )
 
 
 def open_pooler(
@@ -106,16 +142,18 @@ def _read_tokenizer(bindings: Bindings, address: int) -> LlamaCppTokenizer:
     return WordPieceTokenizer(bindings, vocab, pre_tokenizer, read_word_rules(bindings, address))
 
 
-def _open_warm(library: Library, model: _Model, options: LlamaCppOptions) -> LlamaCppRunner:
+def _open_warm(
+    library: Library, model: _Model, options: LlamaCppOptions, projector: Projector | None
+) -> LlamaCppRunner:
     """Return a warmed-up runner: batch-invariant if the model allows it, otherwise with the faster settings."""
     has_positions_only = not (model.window_tokens or model.is_recurrent)
     if may_be_batch_invariant(library, options, has_positions_only):
-        runner = _build(library, model, options, keeps_order=True)
+        runner = _build(library, model, options, projector, keeps_order=True)
         if is_batch_invariant(runner):
             runner.capabilities = evolve(runner.capabilities, batch_invariant=True)
             return runner
         runner.close_context()
-    runner = _build(library, model, options, keeps_order=False)
+    runner = _build(library, model, options, projector, keeps_order=False)
     is_batch_invariant(runner)  # serves as warm-up: it reads all weights and runs each kind of kernel
     return runner
 
@@ -130,7 +168,12 @@ def _open_warm_pooler(
     text = read_text_layout(bindings, tokenizer.vocab)
     template = info.chat_templates.get("rerank", "") if head.task == "rerank" else ""
     pair = read_pair_layout(bindings, tokenizer, text, template) if pooling is PoolingType.RANK else None
-    threads = _thread_chooser(options)
+    threads = _thread_chooser(options, SHORT_TEXT_TOKENS)
+
+    def open_(options: LlamaCppOptions, sizes: CacheSizes) -> Context:
+        return Context(library, model.address, options, sizes, threads.max_threads, pooling_type=pooling)
+
+    context, short_context = _pooling_contexts(open_, options, sizes)
     pooler = LlamaCppPooler(
         capabilities=PoolerCapabilities(
             max_tokens=sizes.max_context,
@@ -151,7 +194,8 @@ def _open_warm_pooler(
         tokenizer=tokenizer,
         info=msgspec.structs.replace(info, task=head.task, chat_templates={"rerank": template} if template else {}),
         head=head,
-        context=Context(library, model.address, options, sizes, threads.max_threads, pooling_type=pooling),
+        context=context,
+        short_context=short_context,
         batch=Batch(bindings, sizes.batch_tokens),
         threads=threads,
         log=library.log,
@@ -165,20 +209,39 @@ def _open_warm_pooler(
     return pooler
 
 
-def _thread_chooser(options: LlamaCppOptions) -> ThreadChooser:
-    return ThreadChooser((options.threads,) if options.threads else thread_counts(usable_cores()))
+def _pooling_contexts(
+    open_: Callable[[LlamaCppOptions, CacheSizes], Context], options: LlamaCppOptions, sizes: CacheSizes
+) -> tuple[Context, Context | None]:
+    """Return the context for passes, and one without flash attention for single short texts.
+
+    There is one context if ``flash_attn`` is set, or if memory suffices for one only.
+    """
+    context = open_(options, sizes)
+    if options.flash_attn is not None:
+        return context, None
+    try:
+        return context, open_(evolve(options, flash_attn=False), short_pooling_sizes(sizes))
+    except ModelLoadError:
+        return context, None
 
 
-def _build(library: Library, model: _Model, options: LlamaCppOptions, keeps_order: bool) -> LlamaCppRunner:
+def _thread_chooser(options: LlamaCppOptions, max_tokens: int = MAX_ADAPTED_TOKENS) -> ThreadChooser:
+    counts = (options.threads,) if options.threads else thread_counts(usable_cores())
+    return ThreadChooser(counts, max_tokens=max_tokens)
+
+
+def _build(
+    library: Library, model: _Model, options: LlamaCppOptions, projector: Projector | None, *, keeps_order: bool
+) -> LlamaCppRunner:
     bindings, tokenizer = library.bindings, model.tokenizer
     sizes = choose_sizes(options, model.trained_context, tokenizer.vocab_size, keeps_order)
     threads = _thread_chooser(options)
     context = Context(library, model.address, options, sizes, threads.max_threads)
     memory = SequenceMemory(bindings, context.address, model.window_tokens, model.is_recurrent)
     cells = CellMap(context.num_cells, sizes.chunk_tokens)
-    state_format = _state_format(library, options, sizes)
+    state_format = _state_format(library, options, sizes, projector)
     return LlamaCppRunner(
-        capabilities=_capabilities(library, options, sizes, model),
+        capabilities=_capabilities(library, options, sizes, model, projector),
         tokenizer=tokenizer,
         info=describe_model(bindings, model.address, tokenizer, sizes.max_context),
         context=context,
@@ -186,6 +249,7 @@ def _build(library: Library, model: _Model, options: LlamaCppOptions, keeps_orde
             memory, cells, sizes.max_sequences, sizes.cache_tokens, keeps_order, state_format=state_format
         ),
         adapters=Adapters(library, model.address, context.address),
+        projector=projector,
         batch=Batch(bindings, sizes.batch_tokens),
         threads=threads,
         log=library.log,
@@ -194,7 +258,9 @@ def _build(library: Library, model: _Model, options: LlamaCppOptions, keeps_orde
     )
 
 
-def _capabilities(library: Library, options: LlamaCppOptions, sizes: CacheSizes, model: _Model) -> RunnerCapabilities:
+def _capabilities(
+    library: Library, options: LlamaCppOptions, sizes: CacheSizes, model: _Model, projector: Projector | None
+) -> RunnerCapabilities:
     uses_gpu = library.has_gpu and options.n_gpu_layers != 0
     return RunnerCapabilities(
         max_sequences=sizes.max_sequences,
@@ -207,11 +273,12 @@ def _capabilities(library: Library, options: LlamaCppOptions, sizes: CacheSizes,
         abort=not uses_gpu,
         states=True,
         adapters="per_pass",
+        media=("image",) if projector is not None else (),
     )
 
 
-def _state_format(library: Library, options: LlamaCppOptions, sizes: CacheSizes) -> str:
-    """Identify what saved sequences depend on besides the model: the library, KV storage and computation."""
+def _state_format(library: Library, options: LlamaCppOptions, sizes: CacheSizes, projector: Projector | None) -> str:
+    """Identify what saved sequences depend on besides the model: library, KV storage, computation and projector."""
     cache = f"types {sizes.type_k} {sizes.type_v}, flash_attn {options.flash_attn}, swa_full {options.swa_full}"
     layers = f", num_layers {options.num_layers}" if options.num_layers is not None else ""
     rope = "".join(
@@ -219,4 +286,5 @@ def _state_format(library: Library, options: LlamaCppOptions, sizes: CacheSizes)
         for name in ("rope_scaling", "rope_freq_base", "rope_freq_scale", "yarn_orig_ctx")
         if (value := getattr(options, name)) is not None
     )
-    return f"llama-cpp-python {library.version}, {cache}, batch_invariant {sizes.keeps_order}{layers}{rope}"
+    images = f", projector {projector.identity if projector else 'none'}"
+    return f"llama-cpp-python {library.version}, {cache}, batch_invariant {sizes.keeps_order}{layers}{rope}{images}"

@@ -16,7 +16,7 @@ __all__ = ["SequenceMemory"]
 
 
 class SequenceMemory:
-    """Memory of one ``llama_context``; sequences are llama.cpp's ids.
+    """Memory of one ``llama_context``; sequences are llama.cpp's ids. All methods take and return positions.
 
     Args:
         context: address of the ``llama_context``.
@@ -38,8 +38,8 @@ class SequenceMemory:
         """Remove all sequences."""
         self._bindings.llama_memory_clear(self._memory, False)
 
-    def length(self, sequence: int) -> int:
-        """Number of tokens that llama.cpp holds for ``sequence``."""
+    def next_position(self, sequence: int) -> int:
+        """The position after the last one that llama.cpp holds for ``sequence``."""
         return int(self._bindings.llama_memory_seq_pos_max(self._memory, sequence)) + 1
 
     def remove(self, sequence: int, start: int = 0, end: int = -1) -> bool:
@@ -50,8 +50,8 @@ class SequenceMemory:
         """Make ``target`` share these positions of ``source``; nothing is copied."""
         self._bindings.llama_memory_seq_cp(self._memory, source, target, start, end)
 
-    def can_cut(self, sequence: int, length: int) -> bool:
-        """True if all positions that position ``length`` attends to are still present; ``length`` is before the end.
+    def can_cut(self, sequence: int, position: int) -> bool:
+        """True if all positions that ``position`` attends to are still present; it is before the end.
 
         Source: llama.cpp's ``server-context.cpp``, the check of ``pos_min`` before it reuses a prefix.
         """
@@ -60,7 +60,7 @@ class SequenceMemory:
         if self._window_tokens == 0:
             return True
         first = self._bindings.llama_memory_seq_pos_min(self._memory, sequence)
-        return bool(first == 0 or 0 < first < length - self._window_tokens)
+        return bool(first == 0 or 0 < first < position - self._window_tokens)
 
     def save(self, sequence: int, num_head_bytes: int = 0) -> ctypes.Array[ctypes.c_uint8]:
         """Copy the whole state of ``sequence``, after ``num_head_bytes`` bytes that are left free."""

@@ -14,7 +14,7 @@ from enginehouse_llamacpp.gguf import is_gguf, shard_paths
 from enginehouse_llamacpp.library import Library
 from enginehouse_llamacpp.options import LlamaCppOptions
 
-__all__ = ["load_model", "uses_extra_buffers"]
+__all__ = ["ProgressWatch", "load_model", "uses_extra_buffers"]
 
 
 def uses_extra_buffers(library: Library, options: LlamaCppOptions) -> bool:
@@ -39,7 +39,7 @@ def load_model(library: Library, path: Path, options: LlamaCppOptions, progress:
     if (text := repeated_text(path, "tokenizer.ggml.tokens")) is not None:  # for which llama.cpp ends the process
         raise ModelLoadError(f"{path}: two tokens have the text {quoted(text)}; llama.cpp needs different ones")
     bindings = library.bindings
-    watch = _ProgressWatch(progress)
+    watch = ProgressWatch(progress)
     callback = bindings.llama_progress_callback(watch)
     params = bindings.llama_model_default_params()
     params.n_gpu_layers = options.n_gpu_layers
@@ -59,7 +59,7 @@ def load_model(library: Library, path: Path, options: LlamaCppOptions, progress:
     return int(model)
 
 
-class _ProgressWatch:
+class ProgressWatch:
     """llama.cpp's progress callback. An exception stops the loading and is raised after it, not inside C."""
 
     def __init__(self, progress: Callable[[float], None]) -> None:

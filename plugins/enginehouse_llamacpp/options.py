@@ -39,6 +39,12 @@ def _check_rules(_: Any, attribute: attrs.Attribute[Any], value: tuple[str, ...]
             raise ValueError(f"override_tensor: {pattern!r} is not a regular expression: {error}") from error
 
 
+def _check_image_tokens(options: LlamaCppOptions, attribute: attrs.Attribute[Any], value: int | None) -> None:
+    least = options.image_min_tokens
+    if value is not None and least is not None and value < least:
+        raise ValueError(f"image_max_tokens: {value} is less than image_min_tokens, {least}")
+
+
 @frozen(kw_only=True)
 class LlamaCppOptions:
     """Settings of a model of this backend.
@@ -80,6 +86,12 @@ class LlamaCppOptions:
             compilers break these, which terminates the process, and they round differently for one row and many.
         swa_full: keep more than the window of sliding-window layers, so that most cached prefixes can be cut anywhere;
             False saves memory.
+        mmproj: file of the projector, for models that read images; relative to the folder of the model. None finds the
+            one beside the model (docs/llamacpp.md); empty is none, and the model reads text only.
+        image_min_tokens: tokens that an image has at least, in models that take images of any size; None is as the
+            file states.
+        image_max_tokens: tokens that it has at most, in such models; None is as the file states, which may be more than
+            ``context``.
         pooling: how an embedding is made of token states, instead of what the file states; for a model that generates
             text, it makes an embedding model of it. None is as the file states.
         normalize: scale embeddings to length 1; no file states whether its model was trained so.
@@ -120,6 +132,9 @@ class LlamaCppOptions:
     use_mlock: bool = False
     extra_buffers: bool | None = None
     swa_full: bool = True
+    mmproj: str | None = None
+    image_min_tokens: int | None = field(default=None, validator=_positive)
+    image_max_tokens: int | None = field(default=None, validator=[_positive, _check_image_tokens])
     pooling: Literal["mean", "cls", "last"] | None = None
     normalize: bool = True
     prompts: dict[str, str] = field(factory=dict)

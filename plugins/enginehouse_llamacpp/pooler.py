@@ -16,13 +16,14 @@ from enginehouse.contract.backend import Tokenizer
 from enginehouse.contract.errors import InvalidSpan, RunnerError, StepAborted
 from enginehouse.contract.pooler import PoolerCapabilities, PoolerInput
 from enginehouse.contract.types import ModelInfo
+from enginehouse_backendkit.threads import ThreadChooser
 from enginehouse_llamacpp.batch import Batch
 from enginehouse_llamacpp.codes import ERRORS, DecodeCode
 from enginehouse_llamacpp.context import Context
 from enginehouse_llamacpp.log import LogBuffer
 from enginehouse_llamacpp.pooling import Head
+from enginehouse_llamacpp.sizes import SHORT_TEXT_TOKENS
 from enginehouse_llamacpp.spans import check_batch_ids
-from enginehouse_llamacpp.threads import ThreadChooser
 
 __all__ = ["LlamaCppPooler"]
 
@@ -38,6 +39,7 @@ class LlamaCppPooler:
         capabilities, tokenizer, info: see the contract.
         head: rows that llama.cpp gives.
         context: computes passes; closed by :meth:`close`.
+        short_context: computes single texts of at most ``SHORT_TEXT_TOKENS``; None leaves them to ``context``.
         batch: refilled by each pass.
         threads: chooses the number of threads for each pass.
         log: provides the reasons for llama.cpp's failures.
@@ -52,6 +54,7 @@ class LlamaCppPooler:
         info: ModelInfo,
         head: Head,
         context: Context,
+        short_context: Context | None,
         batch: Batch,
         threads: ThreadChooser,
         log: LogBuffer,
@@ -59,7 +62,7 @@ class LlamaCppPooler:
     ) -> None:
         self.capabilities, self.info = capabilities, info
         self.tokenizer: Tokenizer = tokenizer
-        self._head, self._context, self._batch = head, context, batch
+        self._head, self._context, self._short_context, self._batch = head, context, short_context, batch
         self._threads, self._log, self._free_model = threads, log, free_model
         self._is_closed = False
 
@@ -68,15 +71,18 @@ class LlamaCppPooler:
         self._fill(inputs)
         batch = self._batch
         threads = self._threads.choose(batch.num_tokens)
-        self._context.use_threads(threads)
+        context = self._context
+        if self._short_context is not None and len(inputs) == 1 and batch.num_tokens <= SHORT_TEXT_TOKENS:
+            context = self._short_context
+        context.use_threads(threads)
         started = perf_counter()
         try:
-            code = self._context.decode(batch)
+            code = context.decode(batch)
         finally:
-            self._context.clear()
+            context.clear()
         if code != DecodeCode.OK:
             raise self._failed(code)
-        rows = self._head.rows(self._context.pooled_rows(len(inputs), self._head.width))
+        rows = self._head.rows(context.pooled_rows(len(inputs), self._head.width))
         self._threads.record(batch.num_tokens, threads, perf_counter() - started)
         if self._head.task == "embed" and self.capabilities.is_normalized:
             lengths = np.linalg.norm(rows, axis=1, keepdims=True)
@@ -85,7 +91,8 @@ class LlamaCppPooler:
 
     def abort(self) -> None:
         """Request a running ``pool`` to stop soon."""
-        self._context.abort()
+        for context in self._contexts():
+            context.abort()
 
     def close(self) -> None:
         """Free the context and the model; idempotent."""
@@ -96,7 +103,11 @@ class LlamaCppPooler:
     def close_context(self) -> None:
         """Free the context only; the pooler is unusable afterwards, but its model is not."""
         self._is_closed = True
-        self._context.close()
+        for context in self._contexts():
+            context.close()
+
+    def _contexts(self) -> list[Context]:
+        return [context for context in (self._context, self._short_context) if context is not None]
 
     def warm_up(self) -> None:
         """Compute a short pass, which reads all weights."""

@@ -11,15 +11,17 @@ from numpy.typing import NDArray
 
 from enginehouse.contract.backend import RunnerCapabilities, Span, Tokenizer
 from enginehouse.contract.errors import CacheFull, InvalidSpan, RunnerError, StepAborted
+from enginehouse.contract.media import MAX_IMAGE_PIXELS, DecodedImage, MediaChunk, MediaInput
 from enginehouse.contract.types import ModelInfo
+from enginehouse_backendkit.threads import ThreadChooser
 from enginehouse_llamacpp.adapters import Adapters
-from enginehouse_llamacpp.batch import Batch
+from enginehouse_llamacpp.batch import Batch, EmbeddingBatch
 from enginehouse_llamacpp.codes import ERRORS, DecodeCode, is_unchanged
 from enginehouse_llamacpp.context import Context
 from enginehouse_llamacpp.log import LogBuffer
+from enginehouse_llamacpp.projector import Projector
 from enginehouse_llamacpp.sequences import SequenceTable
-from enginehouse_llamacpp.spans import check_batch_ids, check_span
-from enginehouse_llamacpp.threads import ThreadChooser
+from enginehouse_llamacpp.spans import check_batch_ids, check_chunk, check_span
 
 __all__ = ["LlamaCppRunner"]
 
@@ -44,12 +46,15 @@ class LlamaCppRunner:
         context: computes batches; closed by :meth:`close`.
         sequences: the open sequences.
         adapters: adapters of the context.
+        projector: reads images; None for a model that takes text only.
         batch: refilled by each forward pass.
         threads: chooses the number of threads for each batch.
         log: provides the reasons for llama.cpp's failures.
         free_model: called once, after the context is closed.
         state_format: see :class:`enginehouse.contract.backend.StateKeeper`.
     """
+
+    max_image_pixels = MAX_IMAGE_PIXELS
 
     def __init__(
         self,
@@ -60,6 +65,7 @@ class LlamaCppRunner:
         context: Context,
         sequences: SequenceTable,
         adapters: Adapters,
+        projector: Projector | None,
         batch: Batch,
         threads: ThreadChooser,
         log: LogBuffer,
@@ -70,6 +76,7 @@ class LlamaCppRunner:
         self.state_format = state_format
         self.tokenizer: Tokenizer = tokenizer
         self._context, self.sequences, self._adapters = context, sequences, adapters
+        self._projector = projector
         self._batch, self._threads, self._log, self._free_model = batch, threads, log, free_model
         self._is_closed = False
         self._no_rows = np.empty((0, info.vocab_size), np.float32)
@@ -114,12 +121,22 @@ class LlamaCppRunner:
         """Free an adapter."""
         self._adapters.unload(adapter)
 
+    def prepare_image(self, image: DecodedImage) -> Sequence[Sequence[int] | MediaChunk]:
+        """Return the tokens and chunks that stand for an image; thread-safe."""
+        return self._images().prepare(image)
+
+    def encode(self, chunk: MediaChunk) -> NDArray[np.float32]:
+        """Return the embedding of a chunk, (num_tokens, width) float32."""
+        return self._images().encode(chunk)
+
     def free_tokens(self) -> int:
         """Number of free KV positions."""
         return self.sequences.num_free_tokens
 
     def forward(self, spans: Sequence[Span]) -> _Rows:
         """Append every span to its sequence in one pass; for errors see the contract."""
+        if len(spans) == 1 and isinstance(media := spans[0].input, MediaInput):
+            return self._forward_chunk(spans[0], media)
         self._fill(spans)
         batch = self._batch
         head = self.sequences.append([span.sequence for span in spans], batch.counts)
@@ -134,6 +151,33 @@ class LlamaCppRunner:
         self._threads.record(batch.num_tokens, threads, perf_counter() - started)
         return _Rows(rows)
 
+    def _forward_chunk(self, span: Span, media: MediaInput) -> _Rows:
+        """Append an image; it is divided into batches unless its tokens attend to each other."""
+        projector, chunk, sequence = self._images(), media.chunk, span.sequence
+        embedding = check_chunk(span, media, self.length(sequence), self.capabilities.max_context, projector.width)
+        self._adapters.check(span.adapter)
+        size = self.capabilities.max_batch_tokens
+        if projector.is_non_causal and chunk.num_tokens > projector.batch_tokens:
+            raise InvalidSpan(f"sequence {sequence}: the chunk has more than {projector.batch_tokens} tokens")
+        positions = projector.positions(chunk, self.sequences.position(sequence))
+        batches = [
+            EmbeddingBatch(self._context.bindings, sequence, embedding[at : at + size], positions[:, at : at + size])
+            for at in range(0, chunk.num_tokens, size)
+        ]
+        self.sequences.append_chunk(sequence, [batch.num_tokens for batch in batches], chunk.num_positions)
+        self._adapters.use(span.adapter)
+        self._context.use_threads(self._threads.choose(min(size, chunk.num_tokens)))
+        code = self._context.decode_embeddings(batches, is_causal=not projector.is_non_causal)
+        if code != DecodeCode.OK:
+            self.sequences.drop_chunk(sequence)
+            raise self._error(code, chunk.num_tokens, {sequence: span.start})
+        return _Rows(self._no_rows)
+
+    def _images(self) -> Projector:
+        if self._projector is None:
+            raise InvalidSpan("this model has no projector, so it takes no images")
+        return self._projector
+
     def abort(self) -> None:
         """Request a running ``forward`` to stop soon."""
         self._context.abort()
@@ -142,6 +186,8 @@ class LlamaCppRunner:
         """Free the context and the model; idempotent."""
         if not self._is_closed:
             self.close_context()
+            if self._projector is not None:
+                self._projector.close()
             self._free_model()
 
     def close_context(self) -> None:
@@ -157,7 +203,7 @@ class LlamaCppRunner:
             token_ids = check_span(span, self.length(span.sequence), limits.max_context)
             if batch.num_tokens + len(token_ids) > limits.max_batch_tokens:
                 raise InvalidSpan(f"the batch has more than {limits.max_batch_tokens} tokens")
-            batch.add(span.sequence, span.start, token_ids, span.outputs)
+            batch.add(span.sequence, self.sequences.position(span.sequence), token_ids, span.outputs)
         if len({span.adapter for span in spans}) > 1:
             raise InvalidSpan("all spans of a pass must have the same adapters")
         self._adapters.check(spans[0].adapter if spans else ())
@@ -172,11 +218,13 @@ class LlamaCppRunner:
         sequences = [span.sequence for span in spans]
         if is_unchanged(code):
             self.sequences.take_back(sequences, [span.start for span in spans], head)
-        lengths = self.sequences.resynchronise(sequences)
+        return self._error(code, self._batch.num_tokens, self.sequences.resynchronise(sequences))
+
+    def _error(self, code: int, num_tokens: int, lengths: dict[int, int]) -> RunnerError:
+        """Return the error for a return code of a pass of ``num_tokens`` tokens."""
         error = ERRORS.get(code, RunnerError)
         if error is CacheFull:
             # Our bookkeeping had free cells, so the smaller cache of a sliding-window layer is full.
-            num_tokens = self._batch.num_tokens
             return CacheFull(num_tokens, min(self.free_tokens(), num_tokens - 1))
         if error is StepAborted:
             return StepAborted(lengths)

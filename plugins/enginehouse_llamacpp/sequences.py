@@ -11,6 +11,8 @@ sequence, the *discard sequence*, until the live cells are compacted.
 **Parking (swapping out).** Cells of other sequences are masked, not skipped, so each slows every token slightly: 3,200
 cached ones made SmolLM2's steps a fifth slower. Therefore compaction also copies sequences that no recent pass used out
 of the cache. They are copied back on use, at a hundredth of the cost of recomputing them.
+
+**Images.** All lengths here are in tokens; llama.cpp's memory takes positions (:mod:`enginehouse_llamacpp.positions`).
 """
 
 from __future__ import annotations
@@ -18,10 +20,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from enginehouse.contract.errors import CacheFull, InvalidSpan, RunnerError, StateRefused
-from enginehouse_backendkit.saved_states import HEAD_BYTES, check_head, write_head
+from enginehouse_backendkit.saved_states import HEAD_BYTES, check_head, state_body, write_head
 from enginehouse_llamacpp.cells import CellMap, HeldCells, SwappedOut
 from enginehouse_llamacpp.compaction import Compactor
 from enginehouse_llamacpp.memory import SequenceMemory
+from enginehouse_llamacpp.positions import ChunkPlace, Chunks
 from enginehouse_llamacpp.states import num_checked_bytes, state_array
 
 __all__ = ["NUM_OWN_SEQUENCES", "SequenceTable"]
@@ -94,8 +97,13 @@ class SequenceTable:
         del self._open[sequence]
         self._free.append(sequence)
 
+    def position(self, sequence: int) -> int:
+        """Position of the next token of a sequence."""
+        held = self.held(sequence)
+        return held.chunks.position(held.num_tokens)
+
     def truncate(self, sequence: int, length: int) -> int:
-        """Truncate to at most ``length`` tokens; return ``length``, or 0 if the memory cannot be cut."""
+        """Truncate to at most ``length`` tokens; see :meth:`kept_length`."""
         held = self.held(sequence)
         length = self.kept_length(sequence, length)
         if length < held.num_tokens:
@@ -105,10 +113,16 @@ class SequenceTable:
         return held.num_tokens
 
     def kept_length(self, sequence: int, length: int) -> int:
-        """Length that :meth:`truncate` and :meth:`fork` would keep of ``length`` tokens; changes nothing."""
-        num_tokens = self.held(sequence).num_tokens
-        length = min(max(length, 0), num_tokens)
-        return length if length in (0, num_tokens) or self._memory.can_cut(sequence, length) else 0
+        """Length that :meth:`truncate` and :meth:`fork` would keep of ``length`` tokens; changes nothing.
+
+        It is ``length``, or the beginning of the image that it is in, or 0 if the memory cannot be cut.
+        """
+        held = self.held(sequence)
+        num_tokens = held.num_tokens
+        length = held.chunks.whole(min(max(length, 0), num_tokens))
+        if length in (0, num_tokens) or self._memory.can_cut(sequence, held.chunks.position(length)):
+            return length
+        return 0
 
     def fork(self, source: int, length: int) -> tuple[int, int]:
         """Create a sequence that shares the first tokens of ``source``; return it and the number of shared tokens."""
@@ -118,7 +132,7 @@ class SequenceTable:
         if length > held.length:
             self._wake(source, held)
         if length:
-            self._memory.share(source, target, 0, length)
+            self._memory.share(source, target, 0, held.chunks.position(length))
             self._open[target] = self._cells.share(held, length)
             self._open[target].last_pass = self._num_passes
         return target, length
@@ -130,13 +144,17 @@ class SequenceTable:
             self._wake(sequence, held)
         if not held.length:
             raise InvalidSpan(f"sequence {sequence} holds nothing that could be saved")
-        data = memoryview(self._memory.save(sequence, HEAD_BYTES)).cast("B")
-        write_head(data, self._state_format, held.length, num_checked=num_checked_bytes(held.length))
+        chunks = held.chunks.to_bytes()
+        begin = HEAD_BYTES + len(chunks)
+        data = memoryview(self._memory.save(sequence, begin)).cast("B")
+        data[HEAD_BYTES:begin] = chunks
+        write_head(data, self._state_format, held.length, num_checked=len(chunks) + num_checked_bytes(held.length))
         return data
 
     def load(self, data: memoryview) -> int:
         """Create a sequence from saved data; see :class:`enginehouse.contract.backend.StateKeeper`."""
         num_tokens = check_head(data, self._state_format)
+        chunks, num_chunk_bytes = Chunks.from_bytes(state_body(data), num_tokens)
         if num_tokens > self.num_free_tokens:
             raise CacheFull(num_tokens, self.num_free_tokens)
         sequence = self.open()
@@ -144,8 +162,9 @@ class SequenceTable:
         self._make_room(num_tokens)
         held.append(self._cells.allocate(num_tokens, chunk_tokens=num_tokens))
         try:
-            self._memory.restore(sequence, state_array(data))
-            if self._memory.length(sequence) != num_tokens:
+            self._memory.restore(sequence, state_array(data, HEAD_BYTES + num_chunk_bytes))
+            held.chunks = chunks
+            if chunks.num_tokens(self._memory.next_position(sequence)) != num_tokens:
                 raise RunnerError("its number of tokens differs from the one in its header")
         except RunnerError as error:
             self._memory.remove(sequence)
@@ -182,6 +201,31 @@ class SequenceTable:
             begin += count
         return head
 
+    def append_chunk(self, sequence: int, counts: Sequence[int], num_positions: int) -> None:
+        """Allocate cells for an image, which llama.cpp will place in batches of ``counts`` tokens.
+
+        Raises:
+            CacheFull: there are not enough cells; nothing was changed.
+        """
+        num_tokens, held = sum(counts), self._open[sequence]
+        if num_tokens > self.num_free_tokens:
+            raise CacheFull(num_tokens, self.num_free_tokens)
+        self._num_passes += 1
+        held.last_pass = self._num_passes
+        if held.swapped_out:
+            self._wake(sequence, held)
+        self._make_room(num_tokens)
+        held.chunks = held.chunks.adding(ChunkPlace(held.length, num_tokens, num_positions))
+        for count in counts:
+            held.append(self._cells.allocate(count))
+
+    def drop_chunk(self, sequence: int) -> None:
+        """Undo :meth:`append_chunk` after llama.cpp has placed all of the image, a part or nothing."""
+        held = self._open[sequence]
+        start = held.chunks.places[-1].start
+        self._memory.remove(sequence, held.chunks.position(start))
+        self._empty(held, start)
+
     def take_back(self, sequences: Iterable[int], lengths: Iterable[int], head: int) -> None:
         """Undo :meth:`append` after llama.cpp changed nothing and kept its head."""
         for sequence, length in zip(sequences, lengths, strict=True):
@@ -192,7 +236,8 @@ class SequenceTable:
         """Update lengths from llama.cpp after a batch of ``sequences`` ended early; return them."""
         for sequence in sequences:
             held = self._open[sequence]
-            self._empty(held, min(self._memory.length(sequence), held.length))
+            num_tokens = held.chunks.num_tokens(self._memory.next_position(sequence))
+            self._empty(held, min(num_tokens, held.length))
         return {sequence: self._open[sequence].length for sequence in sequences}
 
     def _drop(self, sequence: int, held: HeldCells, length: int) -> None:
@@ -200,19 +245,23 @@ class SequenceTable:
         self._forget_swapped_out(held)
         if held.length <= length:
             return
+        position = held.chunks.position(length)
         if not self._keeps_order:
-            self._memory.remove(sequence, length)
+            self._memory.remove(sequence, position)
             self._empty(held, length)
             return
-        self._memory.share(sequence, self._free_list, length)
-        self._memory.remove(sequence, length)
+        self._memory.share(sequence, self._free_list, position)
+        self._memory.remove(sequence, position)
         self._cells.release(held, length)
+        held.chunks = held.chunks.cut(length)
         if self._cells.num_live == 0:
             self._empty_free_list()
             self._compact_at = _MIN_GROWTH_CELLS
 
     def _empty(self, held: HeldCells, length: int) -> None:
+        """Take cells from a sequence that llama.cpp has already taken from it."""
         self._cells.empty(self._cells.release(held, length))
+        held.chunks = held.chunks.cut(length)
 
     def _make_room(self, num_tokens: int) -> None:
         """With ``keeps_order``: ensure ``num_tokens`` empty cells above all others."""
@@ -237,13 +286,14 @@ class SequenceTable:
         start = self._cells.num_shared(held)
         if held.swapped_out or held.length - start < _MIN_PARKED_TOKENS:
             return
-        self._memory.share(sequence, self._mover, start)
+        position = held.chunks.position(start)
+        self._memory.share(sequence, self._mover, position)
         data = self._memory.save(self._mover)
         self._memory.remove(self._mover)
-        self._memory.remove(sequence, start)
+        self._memory.remove(sequence, position)
         held.swapped_out = SwappedOut(held.length - start, data)
         self._num_swapped_out += held.swapped_out.num_tokens
-        self._empty(held, start)
+        self._cells.empty(self._cells.release(held, start))
 
     def _wake(self, sequence: int, held: HeldCells) -> None:
         """Copy swapped-out tokens back into cells."""

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from enginehouse.contract.errors import ModelLoadError
 from enginehouse_llamacpp.options import LlamaCppOptions
 from enginehouse_llamacpp.sequences import NUM_OWN_SEQUENCES
 
-__all__ = ["GGML_TYPES", "CacheSizes", "choose_pooling_sizes", "choose_sizes", "type_bytes"]
+__all__ = [
+    "GGML_TYPES",
+    "SHORT_TEXT_TOKENS",
+    "CacheSizes",
+    "choose_pooling_sizes",
+    "choose_sizes",
+    "short_pooling_sizes",
+    "type_bytes",
+]
 
 _DEFAULT_CONTEXT = 4096
 _KEPT_SEQUENCES = 56
@@ -21,6 +29,9 @@ _MAX_SEQUENCES = 256 - NUM_OWN_SEQUENCES
 _POOLED_TEXTS = 128
 _OUTPUT_BYTES = 2**30
 """llama.cpp's buffer holds a row of logits for each token of a pass, also if the model has none."""
+
+SHORT_TEXT_TOKENS = 63
+"""Longest text for which llama.cpp is faster without ``flash_attn``, which computes in tiles from 64 tokens on."""
 
 _CELL_STEP = 256
 """llama.cpp rounds the number of cells up to a multiple of this."""
@@ -107,6 +118,20 @@ def choose_pooling_sizes(options: LlamaCppOptions, trained_context: int, vocab_s
         keeps_order=False,
         type_k=GGML_TYPES[options.type_k],
         type_v=GGML_TYPES[options.type_v or "f16"],
+    )
+
+
+def short_pooling_sizes(sizes: CacheSizes) -> CacheSizes:
+    """Return the sizes of the context that computes single short texts of a pooling model."""
+    return evolve(
+        sizes,
+        max_context=SHORT_TEXT_TOKENS,
+        cache_tokens=SHORT_TEXT_TOKENS,
+        num_cells=_CELL_STEP,
+        max_sequences=1,
+        num_sequence_ids=1,
+        batch_tokens=SHORT_TEXT_TOKENS,
+        chunk_tokens=SHORT_TEXT_TOKENS,
     )
 
 

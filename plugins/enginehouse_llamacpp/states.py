@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import ctypes
 
-from enginehouse_backendkit.saved_states import HEAD_BYTES
-
 __all__ = ["num_checked_bytes", "state_array"]
 
 _FIRST_BYTES = 64
@@ -22,9 +20,9 @@ def num_checked_bytes(num_tokens: int) -> int:
     return _FIRST_BYTES + _CELL_BYTES * num_tokens
 
 
-def state_array(data: memoryview) -> ctypes.Array[ctypes.c_uint8]:
-    """Return llama.cpp's data after the header; copied only if it is read-only."""
-    num_bytes = data.nbytes - HEAD_BYTES
+def state_array(data: memoryview, begin: int) -> ctypes.Array[ctypes.c_uint8]:
+    """Return llama.cpp's data, from the byte ``begin`` on; copied only if it is read-only."""
+    num_bytes = data.nbytes - begin
     if data.readonly:
-        return (ctypes.c_uint8 * num_bytes).from_buffer_copy(data, HEAD_BYTES)
-    return (ctypes.c_uint8 * num_bytes).from_buffer(data, HEAD_BYTES)
+        return (ctypes.c_uint8 * num_bytes).from_buffer_copy(data, begin)
+    return (ctypes.c_uint8 * num_bytes).from_buffer(data, begin)

@@ -69,7 +69,7 @@ STRING_FORMATS: dict[str, str] = {
     "iri-reference": _URI,
     "json-pointer": "(?:/(?:[^~/]|~[01])*)*",
     "regex": f"\\^?(?:{_QUANTIFIED})*\\$?",
-    "relative-json-pointer": "(?:0|[1-9][0-9]{0,3})(?:#|(?:/(?:[^~/]|~[01])*)*)",
+    "relative-json-pointer": "(?:0|[1-9]{1,3}0?)(?:#|(?:/(?:[^~/]|~[01])*)*)",
     "time": _TIME,
     "uri": _URI,
     "uri-reference": _URI,

@@ -16,8 +16,8 @@ from enginehouse_llguidance.tokens import TokenTexts, bits_of, to_bits
 __all__ = ["check_has_value"]
 
 _MAX_STEPS = 4000  # of all trials
-_MAX_TOKENS = 2000  # of a value; a longer one counts as found
-_MAX_UNDECIDED = 400  # tokens of a value of which nothing is final, after a wrong end
+_MAX_TOKENS = 2000  # of a value; a longer one counts as found, unless its last end was wrong
+_MAX_GROWTH = 400  # tokens after a wrong end, none of which makes text final
 _TRIALS = ((300, 0.7), *((30, likes_closing) for likes_closing in (0.7, 0.4, 0.9) * 6))
 """Number of times that text is taken back until a trial is given up, and how likely the trial closes a value."""
 
@@ -54,12 +54,12 @@ class _Trials:
         value only grows because each of its ends is wrong.
         """
         assert isinstance(matcher, BacktrackingMatcher)
-        size = num_final = num_backtracks = 0
+        size = num_final = num_backtracks = wrong_size = 0
         is_begun = False
         while not matcher.is_finished():
-            if num_backtracks and size >= _MAX_UNDECIDED and matcher.num_held() >= size:
+            if num_backtracks and size >= wrong_size + _MAX_GROWTH:
                 return False
-            if size >= _MAX_TOKENS:
+            if size >= _MAX_TOKENS and not num_backtracks:
                 return True
             if self.num_left <= 0:
                 return number == 0 and num_backtracks == 0  # the first trial made progress up to here
@@ -70,6 +70,7 @@ class _Trials:
             matcher.accept(token_id)
             if num_wrong := matcher.backtrack():
                 size += 1 - num_wrong
+                wrong_size = wrong_size if num_backtracks else size
                 num_backtracks += 1
                 if num_backtracks == most:
                     return False

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from enginehouse import hookimpl
 from enginehouse.contract.surface import Surface
-from enginehouse_ollama.surface import OllamaSurface
 
 __all__ = ["register_surfaces"]
 
@@ -14,4 +13,6 @@ __all__ = ["register_surfaces"]
 @hookimpl
 def register_surfaces(register: Callable[[Surface], None]) -> None:
     """Register the surface ``ollama``."""
+    from enginehouse_ollama.surface import OllamaSurface
+
     register(OllamaSurface())

@@ -17,6 +17,7 @@ from enginehouse_parsers.state_reader import StateReader
 from enginehouse_parsers.syntax import ID, INDEX, ToolSyntax, distinctive
 from enginehouse_parsers.tagged_arguments import TaggedArguments
 from enginehouse_parsers.tags import end_of_white, is_remnant, split_at_tag, token_at
+from enginehouse_parsers.typed_values import TypedMembers
 
 __all__ = ["CallSession"]
 
@@ -56,6 +57,7 @@ class CallSession(StateReader[ToolPart]):
         self._raw: list[str] = []  # what was read since the beginning of the answer, if that is not marked as a call
         self._call: CallObject | None = None
         self._value: LooseValue | None = None
+        self._members: TypedMembers | None = None
         self._in_list = self._is_tagged = self._is_last = self._is_cut = False
         self._state = self._beginning
         self._tool: Tool | None = None
@@ -401,7 +403,8 @@ class CallSession(StateReader[ToolPart]):
         self._rest = self._rest[end_of_white(self._rest, 0) :]
         assert self._tool is not None
         positions = tuple(self._properties)
-        self._value = LooseValue(self._ends, self._syntax.quotes, positions)
+        self._members = TypedMembers(self._tool) if self._syntax.is_untyped else None
+        self._value = LooseValue(self._ends, self._syntax.quotes, positions, splits=self._syntax.is_untyped)
         self._state = self._arguments
 
     def _arguments(self) -> bool:
@@ -418,11 +421,14 @@ class CallSession(StateReader[ToolPart]):
     def _finish_value(self, value: LooseValue) -> None:
         self._give(value)
         self._value = None
-        self._finish_call()
+        self._finish_call(self._members.end() if self._members is not None else "")
 
     def _give(self, value: LooseValue) -> None:
         pieces, value.out = value.out, []
-        self._add("".join(piece for piece in pieces if isinstance(piece, str)))
+        if self._members is not None:
+            self._add(self._members.written(pieces))
+        else:
+            self._add("".join(piece for piece in pieces if isinstance(piece, str)))
 
     def _finish_call(self, arguments: str = "") -> None:
         self._add(arguments)

@@ -51,7 +51,10 @@ def derive(examples: Mapping[str, str]) -> ToolSyntax:
         raise NotDerived("the template does not write calls")
     syntax = _of_object(examples) or _of_name(examples) or _of_tags(examples)
     problem = read_back(syntax, examples)
-    if problem:
+    if not problem:
+        return syntax
+    syntax = evolve(syntax, is_untyped=syntax.kind in ("named", "keywords"))
+    if not syntax.is_untyped or read_back(syntax, examples):
         raise NotDerived(problem)
     return syntax
 

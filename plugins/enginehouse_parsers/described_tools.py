@@ -13,9 +13,10 @@ from enginehouse_parsers.json_schemas import type_of
 from enginehouse_parsers.syntax import ID, INDEX, KEY, NAME, TYPE, ToolSyntax, distinctive
 from enginehouse_parsers.written_json import written_json
 
-__all__ = ["describe_calls_in_text", "written_calls"]
+__all__ = ["INSTRUCTING", "describe_calls_in_text", "written_calls"]
 
-_INSTRUCTING = ("system", "developer")
+INSTRUCTING = ("system", "developer")
+"""Roles of messages that instruct the model, at the beginning of a chat."""
 
 
 def describe_calls_in_text(
@@ -36,7 +37,7 @@ def describe_calls_in_text(
     if not tools:
         return tuple(described)
     text = _describe(tools, syntax)
-    if described and described[0].role in _INSTRUCTING:
+    if described and described[0].role in INSTRUCTING:
         first = described[0]
         text = f"{first.content}\n\n{text}" if first.content else text
         return (evolve(first, content=text), *described[1:])
@@ -113,18 +114,31 @@ def _with_calls(message: Message, syntax: ToolSyntax) -> Message:
 
 def _with_results(messages: Sequence[Message]) -> list[Message]:
     merged: list[Message] = []
-    waiting: list[str] = []
+    waiting: list[Message] = []
     for message in messages:
         if message.role == "tool":
-            waiting.append(f"<tool_response>\n{message.content}\n</tool_response>")
+            waiting.append(message)
             continue
         if waiting and message.role == "user":
-            merged.append(evolve(message, content="\n".join((*waiting, message.content))))
+            merged.append(_after_results(waiting, message))
         elif waiting:
-            merged += Message(role="user", content="\n".join(waiting)), message
+            merged += _after_results(waiting, Message(role="user", content="")), message
         else:
             merged.append(message)
         waiting = []
     if waiting:
-        merged.append(Message(role="user", content="\n".join(waiting)))
+        merged.append(_after_results(waiting, Message(role="user", content="")))
     return merged
+
+
+_RESULT_START, _RESULT_END = "<tool_response>\n", "\n</tool_response>"
+
+
+def _after_results(results: Sequence[Message], message: Message) -> Message:
+    """Return a message of a user with the results before its content, images of both included."""
+    texts = [f"{_RESULT_START}{result.content}{_RESULT_END}" for result in results]
+    content = "\n".join((*texts, message.content) if message.content or message.parts else texts)
+    if not any(one.parts for one in (*results, message)):
+        return evolve(message, content=content)
+    parts = [part for one in results for part in (_RESULT_START, *(one.parts or (one.content,)), _RESULT_END)]
+    return evolve(message, content=content, parts=(*parts, *(message.parts or (message.content,))))

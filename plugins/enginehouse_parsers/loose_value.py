@@ -212,7 +212,7 @@ class LooseValue(TextReader):
         char, top = text[index], self._stack[-1]
         if char == ",":
             return index + 1
-        if char == "*" and not (self._splits and len(self._stack) == 1):  # members of a call are not spread
+        if char == "*" and (top.is_call or not self._has_members):  # members of a call as an object are not spread
             if len(text) < index + 2 and not self._is_last:
                 return MORE
             self._state = self._in_spread
@@ -368,7 +368,7 @@ class LooseValue(TextReader):
         self._state = self._after
         if not self._stack:
             self.is_done = True
-        elif self._splits and len(self._stack) == 1:
+        elif self._has_members:
             self.out.append(END_OF_MEMBER)
 
     def _end_state(self) -> None:

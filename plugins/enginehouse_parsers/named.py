@@ -321,7 +321,7 @@ NAMED: tuple[NamedFormat, ...] = (
     ),
     NamedFormat(
         "phi4",
-        "Phi-4 mini",
+        "Phi-4 mini, xLAM",
         r"<\|tool\|>",
         evolve(_LISTED, openers=("<|tool_call|>", "functools"), closers=("<|/tool_call|>",)),
     ),

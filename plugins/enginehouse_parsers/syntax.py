@@ -36,6 +36,7 @@ class ToolSyntax:
         value_end: text after its value; it may hold :data:`KEY`.
         type_words: pairs of a JSON type and the word for it at :data:`TYPE`; that of "" is for all other types.
         quotes: quotation marks of texts besides the usual ones.
+        is_untyped: all values of ``named`` or ``keywords`` are in quotation marks; their types are those of the schema.
         is_single: a turn has at most one call.
         openers: markers that begin calls; by default those of ``section_start`` and ``call_start``.
         closers: markers after calls; by default those of ``call_end`` and ``section_end``.
@@ -56,6 +57,7 @@ class ToolSyntax:
     value_end: str = ""
     type_words: tuple[tuple[str, str], ...] = ()
     quotes: tuple[str, ...] = ()
+    is_untyped: bool = False
     is_single: bool = False
     openers: tuple[str, ...] = ()
     closers: tuple[str, ...] = ()

@@ -6,10 +6,10 @@ import re
 
 from enginehouse.contract.types import Tool
 from enginehouse_parsers.json_schemas import types_of
-from enginehouse_parsers.loose_value import LooseValue
 from enginehouse_parsers.nested_tags import read_nested
 from enginehouse_parsers.syntax import KEY, TYPE, ToolSyntax
 from enginehouse_parsers.tags import end_of_white, is_remnant, split_at_tag, token_at
+from enginehouse_parsers.typed_values import typed
 from enginehouse_parsers.value_writer import as_json
 
 __all__ = ["TaggedArguments"]
@@ -149,25 +149,4 @@ class TaggedArguments:
         if prefix and text.strip().startswith(prefix):
             self.out.append(as_json(read_nested(text, prefix, self._properties.get(self._key))))
         else:
-            self.out.append('"' if self._is_text else _typed(text, self._types))
-
-
-_TYPES_BY_FIRST = {"{": "object", "[": "array", "t": "boolean", "f": "boolean", "n": "null", '"': "string"}
-
-
-def _typed(text: str, types: set[str]) -> str:
-    """Return the JSON of a value that was written without quotation marks; ``types`` are those that its schema allows.
-
-    It is a text if it can be nothing else that the schema allows.
-    """
-    stripped = text.strip()
-    value = LooseValue()
-    if stripped and not value.finish(stripped).strip():
-        written = "".join(piece for piece in value.out if isinstance(piece, str))
-        number = "number" if set(written) & set(".eE") else "integer"
-        found = _TYPES_BY_FIRST.get(written[:1], number)
-        if found != "string" and found in types:
-            return written
-        if found == "string" and stripped[:1] in "\"'" and "string" not in types:
-            return written
-    return as_json(text)
+            self.out.append('"' if self._is_text else typed(text, self._types))

@@ -19,7 +19,7 @@ from enginehouse.contract.types import Constraint, Message, Tool
 from enginehouse_parsers.call_session import CallSession
 from enginehouse_parsers.calls import Answer, constraint_of
 from enginehouse_parsers.derive import NotDerived, derive, read_back
-from enginehouse_parsers.described_tools import describe_calls_in_text
+from enginehouse_parsers.described_tools import INSTRUCTING, describe_calls_in_text
 from enginehouse_parsers.named import HERMES, NAMED, NamedFormat
 from enginehouse_parsers.syntax import ToolSyntax
 
@@ -36,6 +36,8 @@ class SyntaxFormat:
     Attributes:
         syntax: how calls are written.
         tools_as_text: the template does not show tools.
+        tools_after_system: it shows tools only in a chat that begins with a system message.
+        answers_before_questions: it refuses a question after a result without an answer between them.
         calls_as_text: it does not show calls.
         results_as_text: it does not show results.
         explanation: why this format, one sentence per line; the first one describes it.
@@ -48,6 +50,8 @@ class SyntaxFormat:
     results_as_text: bool = False
     explanation: tuple[str, ...] = ()
     control_tokens: tuple[str, ...] = ()
+    tools_after_system: bool = False
+    answers_before_questions: bool = False
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -63,7 +67,9 @@ class SyntaxFormat:
         if "<|call|>" in self.syntax.after_calls:
             messages = _with_analysis(messages)
         if "[TOOL_CALLS]" in self.syntax.markers:
-            messages = _for_mistral(messages)
+            messages = _with_short_ids(messages)
+        if self.answers_before_questions:
+            messages = _with_answers(messages)
         messages = describe_calls_in_text(
             messages,
             tools if self.tools_as_text else (),
@@ -71,6 +77,8 @@ class SyntaxFormat:
             calls=self.calls_as_text,
             results=self.results_as_text,
         )
+        if self.tools_after_system and tools and not (messages and messages[0].role in INSTRUCTING):
+            messages = (Message(role="system", content=""), *messages)
         return PreparedChat(messages, () if self.tools_as_text else tools)
 
     def constraint(self, tools: Sequence[Tool], parallel: bool | None, answer: Answer = None) -> Constraint:
@@ -127,10 +135,9 @@ def default_parser() -> SyntaxToolParser:
 
 def takes_tools(model: ChatFormat) -> bool:
     """True if the template shows tools."""
-    shown = model.examples.get("open with tools")
-    if shown is None:
+    if "open with tools" not in model.examples:
         return re.search(r"\btools\b", model.template) is not None
-    return EXAMPLE_TOOLS[0].name in shown
+    return any(_shows(model, example, EXAMPLE_TOOLS[0].name) for example in ("open with tools", "system and tools"))
 
 
 def _find(model: ChatFormat) -> tuple[str, SyntaxFormat] | None:
@@ -172,6 +179,8 @@ def _named_after(syntax: ToolSyntax, marked: NamedFormat | None, model: ChatForm
     """Return a derived format under the name of the known format that has its markers."""
     lines = ["derived from the calls that the template writes"]
     same = next((one for one in NAMED if _is_same(one.syntax, syntax)), None)
+    if syntax.is_untyped:
+        lines.append("the template writes all values as texts: they are read with the types of the schema")
     if same is not None:
         lines.append(f"this is the format {same.name!r} ({same.families})")
         syntax = evolve(syntax, ignored=same.syntax.ignored, name_extras=same.syntax.name_extras)
@@ -196,15 +205,28 @@ def _is_same(one: ToolSyntax, other: ToolSyntax) -> bool:
 def _shown(model: ChatFormat, syntax: ToolSyntax, lines: tuple[str, ...]) -> SyntaxFormat:
     """Return the format; what the examples do not show of calls and results is written as text."""
     if not model.examples:
-        return SyntaxFormat(syntax, explanation=(syntax.summary, *lines))
+        is_mistral = "[TOOL_CALLS]" in syntax.markers
+        return SyntaxFormat(syntax, explanation=(syntax.summary, *lines), answers_before_questions=is_mistral)
     tools_as_text = not takes_tools(model)
+    after_system = not tools_as_text and not _shows(model, "open with tools", EXAMPLE_TOOLS[0].name)
     calls_as_text = not _shows(model, "call", "wert_a")
     results_as_text = not _shows(model, "call", RESULTS[0])
     hidden = (("tools", tools_as_text), ("calls", calls_as_text), ("results", results_as_text))
     told = [f"the template does not show {what}: they are written as text" for what, is_hidden in hidden if is_hidden]
+    told += ["the template shows tools only after a system message: an empty one is added"] if after_system else []
+    refuses = "call" in model.examples and "question after a result" not in model.examples
+    told += ["the template refuses a question after a result: an answer is put between them"] if refuses else []
     is_single = syntax.is_single or (not calls_as_text and not _shows(model, "two calls", "wert_g"))
     syntax = evolve(syntax, is_single=is_single)
-    return SyntaxFormat(syntax, tools_as_text, calls_as_text, results_as_text, (syntax.summary, *lines, *told))
+    return SyntaxFormat(
+        syntax,
+        tools_as_text,
+        calls_as_text,
+        results_as_text,
+        (syntax.summary, *lines, *told),
+        tools_after_system=after_system,
+        answers_before_questions=refuses,
+    )
 
 
 def _shows(model: ChatFormat, example: str, text: str) -> bool:
@@ -238,12 +260,20 @@ def _with_analysis(messages: Sequence[Message]) -> tuple[Message, ...]:
     )
 
 
-def _for_mistral(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Adapt a chat to Mistral's templates: ids of nine letters and digits, an answer between result and question."""
+def _with_answers(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Put an answer between a result and a question."""
     prepared: list[Message] = []
     for message in messages:
         if prepared and prepared[-1].role == "tool" and message.role == "user":
             prepared.append(Message(role="assistant", content="OK."))
+        prepared.append(message)
+    return tuple(prepared)
+
+
+def _with_short_ids(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Replace ids by those of nine letters and digits, which Mistral's templates require."""
+    prepared: list[Message] = []
+    for message in messages:
         calls = tuple(evolve(call, id=_short(call.id)) for call in message.tool_calls)
         call_id = _short(message.tool_call_id or "") if message.role == "tool" else None
         prepared.append(evolve(message, tool_calls=calls, tool_call_id=call_id))

@@ -59,6 +59,11 @@ class ValueWriter:
         self._doubt: list[str | Member | object] | None = None  # written since an end marker in a text
         self._num_positional = 0
 
+    @property
+    def _has_members(self) -> bool:
+        """True if the innermost container has the members that are handed out one by one."""
+        return self._splits and (len(self._stack) == 1 or (len(self._stack) == 2 and self._stack[-1].is_spread))
+
     def _emit(self, text: str) -> None:
         """Write a value, or a part of it."""
         if text:
@@ -95,7 +100,7 @@ class ValueWriter:
 
     def _separate(self, container: Container) -> None:
         gap, self._gap, self._comma = "".join(self._gap), [], False
-        if container.num_items and not (self._splits and len(self._stack) == 1):
+        if container.num_items and not self._has_members:
             self._emit(", " if container.is_call else f",{gap}")
         container.num_items += 1
 
@@ -104,7 +109,7 @@ class ValueWriter:
         if container.is_spread:
             container = self._stack[-2]
         self._separate(container)
-        if self._splits and len(self._stack) == 1:
+        if self._has_members:
             self.out.append(Member(json.loads(f'"{key}"')))
         else:
             self._emit(f'"{key}": ' if container.is_call else f'"{key}":')

@@ -7,9 +7,7 @@ from collections.abc import Callable
 from enginehouse import hookimpl
 from enginehouse.contract.hookspecs import AddPlugin
 from enginehouse.contract.surface import Surface
-from enginehouse_responses.lifetime import StoreLifetime
 from enginehouse_responses.options import ResponsesOptions as options
-from enginehouse_responses.surface import ResponsesSurface
 
 __all__ = ["options", "register_surfaces"]
 
@@ -17,6 +15,9 @@ __all__ = ["options", "register_surfaces"]
 @hookimpl
 def register_surfaces(register: Callable[[Surface], None], options: options, add_plugin: AddPlugin) -> None:
     """Register the surface; a store is opened and closed with the server."""
+    from enginehouse_responses.lifetime import StoreLifetime
+    from enginehouse_responses.surface import ResponsesSurface
+
     surface = ResponsesSurface(options)
     register(surface)
     if surface.store is not None:

@@ -8,8 +8,6 @@ from enginehouse import hookimpl
 from enginehouse.contract.commands import Command
 from enginehouse.contract.router import Router
 from enginehouse_router.options import RouterOptions as options
-from enginehouse_router.semantic import SemanticRouter
-from enginehouse_router.strategies import CascadeRouter, DifficultyRouter, LoadRouter, RulesRouter
 
 __all__ = ["options", "register_commands", "register_routers"]
 
@@ -17,6 +15,9 @@ __all__ = ["options", "register_commands", "register_routers"]
 @hookimpl
 def register_routers(register: Callable[[Router], None], options: options) -> None:
     """Register the strategies; ``router.strategy`` selects one."""
+    from enginehouse_router.semantic import SemanticRouter
+    from enginehouse_router.strategies import CascadeRouter, DifficultyRouter, LoadRouter, RulesRouter
+
     register(RulesRouter(options))
     register(LoadRouter())
     register(DifficultyRouter(options))

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from enginehouse import hookimpl
 from enginehouse.contract.page import Page
-from enginehouse_ui.console import CONSOLE
 
 __all__ = ["register_pages"]
 
@@ -14,4 +13,6 @@ __all__ = ["register_pages"]
 @hookimpl
 def register_pages(register: Callable[[Page], None]) -> None:
     """Register the page ``console``."""
+    from enginehouse_ui.console import CONSOLE
+
     register(CONSOLE)

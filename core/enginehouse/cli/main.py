@@ -18,7 +18,7 @@ import click
 
 from enginehouse.contract.commands import Command
 from enginehouse.contract.errors import ConfigError, EnginehouseError, PluginError
-from enginehouse.process import prepare_process
+from enginehouse.process import no_collection, prepare_process
 
 if TYPE_CHECKING:
     from enginehouse.plugins import PluginRegistry
@@ -131,7 +131,8 @@ def _import_from_plugin(registry: PluginRegistry, name: str) -> click.Command:
 
 def _import(target: str) -> click.Command:
     module, _, attribute = target.partition(":")
-    command = getattr(importlib.import_module(module), attribute)
+    with no_collection():
+        command = getattr(importlib.import_module(module), attribute)
     if not isinstance(command, click.Command):
         raise PluginError(f"{target} is not a click command")
     return command

@@ -140,6 +140,8 @@ def _row(model: Mapping[str, Any]) -> list[str]:
     memory = model["memory"]
     held = f"{format_bytes(memory['bytes'])} ({memory['device']})" if memory else ""
     state = f"{model['state']}, pinned" if model["pin"] else str(model["state"])
+    if (replicas := model.get("replicas")) is not None:
+        state += f", {len(replicas)} replica{'s' * (len(replicas) != 1)}"
     return [str(model["id"]), state, held, str(model["num_running"]), str(model["num_waiting"]), model["error"] or ""]
 
 

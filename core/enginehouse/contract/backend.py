@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
-from attrs import frozen
+from attrs import field, frozen
 from numpy.typing import NDArray
 
 from enginehouse.contract.adapters import AdapterMixing, AdapterSet
 from enginehouse.contract.engine import Engine
+from enginehouse.contract.media import MediaInput, MediaKind
 from enginehouse.contract.pooler import Pooler
 from enginehouse.contract.types import ModelInfo, SamplingParams
 
@@ -97,6 +98,7 @@ class MemoryEstimate:
     weights_bytes: int
     kv_bytes_per_token: int
     total_bytes: int
+    by_device: Mapping[str, int] = field(factory=dict)  # where known; the memory budget counts its "CPU" alone
 
 
 @runtime_checkable
@@ -193,7 +195,7 @@ class Span:
     Attributes:
         sequence: handle from ``open_sequence`` or ``fork``; at most one span per sequence in a batch.
         start: must equal ``Runner.length(sequence)``.
-        input: ``(num_tokens,)`` int32 token ids, at least one; or :class:`LastSampled` where supported.
+        input: ``(num_tokens,)`` int32 token ids, at least one; where supported, :class:`LastSampled` or a chunk.
         outputs: positions that produce a row of logits.
         num_layers: run only this many layers, then the output norm and projection (self-drafting); None is all.
             Requires ``exit_layers``. The layers above get no keys and values for these tokens, so spans with more
@@ -205,7 +207,7 @@ class Span:
 
     sequence: int
     start: int
-    input: NDArray[np.int32] | LastSampled
+    input: NDArray[np.int32] | LastSampled | MediaInput
     outputs: Outputs = "last"
     num_layers: int | None = None
     may_exit: bool = False
@@ -224,8 +226,7 @@ class ForwardOutput(Protocol):
     A span with outputs ``none`` has no row, ``last`` one, ``all`` one per token.
 
     Calls:
-        host: once per pass, unless all tokens are sampled on the device; worker, engine thread; part of the
-            step.
+        host: once per pass, unless all tokens are sampled on the device; engine thread; part of the step.
     """
 
     num_rows: int
@@ -346,8 +347,8 @@ class RunnerCapabilities:
         sampling: names of the SamplingParams fields that the runner honours when it samples on the device, and ``mask``
             if it accepts bitmasks; not empty only for a :class:`DeviceSampler`. Core samples for all other requests.
         states: sequences can be saved and loaded; only for a :class:`StateKeeper`.
-        adapters: how spans with different adapters share a forward pass; other than ``none`` only for an
-            :class:`enginehouse.contract.adapters.AdapterKeeper`.
+        adapters: how spans with different adapters share a pass; see :mod:`enginehouse.contract.adapters`.
+        media: kinds of media in prompts; not empty only for a :class:`enginehouse.contract.media.MediaRunner`.
     """
 
     max_sequences: int
@@ -364,6 +365,7 @@ class RunnerCapabilities:
     sampling: frozenset[str] = frozenset()
     states: bool = False
     adapters: AdapterMixing = "none"
+    media: tuple[MediaKind, ...] = ()
 
 
 @runtime_checkable
@@ -377,8 +379,7 @@ class Runner(Protocol):
 
     Calls:
         open_sequence: for each choice of a request; worker, engine thread; microseconds.
-        free_sequence: at the end of each sequence, or when the prefix cache evicts it; worker, engine thread;
-            microseconds.
+        free_sequence: at its end, or when the prefix cache evicts it; worker, engine thread; microseconds.
         length: several times per step; worker, engine thread; microseconds.
         truncate: when drafts are rejected and cached prefixes are cut; worker, engine thread; microseconds.
         fork: when a cached prefix is reused, and for ``n`` choices; worker, engine thread; milliseconds.

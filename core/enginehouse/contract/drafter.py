@@ -55,8 +55,8 @@ class DraftTask:
 
     Attributes:
         session: the result of :meth:`BoundDrafter.open` for this sequence.
-        token_ids: (num_tokens,) int32, prompt and answer so far; read-only, valid during the call. It only grows from
-            one call to the next, by any number of tokens.
+        token_ids: (num_tokens,) int32, prompt and answer so far, 0 in place of images; read-only, valid during the
+            call. It only grows from one call to the next, by any number of tokens.
         sequence: its handle in the model's runner, which holds all tokens but the last. A drafter that appends to it
             must truncate it to its previous length before returning.
         max_tokens: maximum number of useful tokens; at least 1.

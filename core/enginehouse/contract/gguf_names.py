@@ -12,6 +12,7 @@ from enginehouse.contract.errors import ModelLoadError
 __all__ = [
     "choose_gguf",
     "choose_name",
+    "choose_projector",
     "is_beside",
     "is_quantization",
     "model_in",
@@ -25,6 +26,9 @@ _MAX_DEPTH = 2
 _MAX_ENTRIES = 10_000
 _PART = re.compile(r"-(\d{5})-of-(\d{5})$")
 _BESIDE = re.compile(r"(?<![a-z])(mmproj|imatrix)(?![a-z])|^ggml-vocab-")  # projectors of images, statistics
+_PROJECTOR = re.compile(r"(?<![a-z])mmproj(?![a-z])")
+_PUBLISHERS = re.compile(r"(?<=[-._])(ud|i1)[-._]$")  # before the quantisation, as in UD-Q4_K_XL
+_PROJECTOR_KINDS = ("F16", "BF16", "Q8_0", "F32")  # by preference: they are small, and lose much when they are coarser
 _QUANTIZATION = re.compile(r"(?<![0-9A-Za-z])(I?Q\d+(?:_[0-9A-Za-z]+)*|TQ\d_\d|MXFP4|BF16|F16|F32)$", re.IGNORECASE)
 
 
@@ -110,6 +114,33 @@ def choose_name(names: Iterable[PurePath], wanted: str | None, text: str) -> Pur
             f"{text!r} holds several models; name one, as in {text}:Q4_K_M. There are: {_listed(files)}"
         )
     raise ModelLoadError(f"{text!r}: several files are {wanted} ({_names(matching)}); give the path of one")
+
+
+def choose_projector(model: PurePath, names: Iterable[PurePath]) -> PurePath | None:
+    """Return the projector of images of ``model`` among the files of its folder; None if there is none.
+
+    It is named like the model, quantisations aside; or it is the only one, whatever its name, if the folder has no
+    other model. Of several quantisations, F16 is preferred.
+
+    Raises:
+        ModelLoadError: several may be meant.
+    """
+    files = sorted(name for name in names if name.parent == model.parent and name.suffix.lower() == ".gguf")
+    projectors = [file for file in files if _PROJECTOR.search(file.stem.lower())]
+    found = [file for file in projectors if _name_of(file) == _name_of(model)]
+    if not found and {_name_of(file) for file in files if _is_model(file)} <= {_name_of(model)}:
+        found = projectors
+    if len({_name_of(file) for file in found}) > 1:
+        raise ModelLoadError(f"{model}: several projectors may be meant ({_names(found)}); set mmproj to one, or to ''")
+    kinds = {quantization_of(file): file for file in reversed(found)}
+    return next((kinds[kind] for kind in (*_PROJECTOR_KINDS, *kinds) if kind in kinds), None)
+
+
+def _name_of(file: PurePath) -> str:
+    """Return the name of a model, or of the model of a projector, in lower case: the file's without quantisation."""
+    stem = stem_of(file)
+    name = stem[: len(stem) - len(quantization_of(file) or "")].lower()
+    return _PROJECTOR.sub("", _PUBLISHERS.sub("", name)).strip("-._")
 
 
 def parts_of(first: PurePath) -> list[PurePath]:

@@ -15,6 +15,10 @@ Args:
     add_plugin: call it with a name and a plugin to add a further plugin. Its hooks are called after the current ones
         have finished, each once.
 
+A worker process calls only the hooks of objects that work there: backends, samplers, logits processors, structured
+decoders, drafters and exit policies; add a plugin that has such objects in one of these hooks. Import what a hook
+registers inside the hook, so that other processes start faster.
+
 An exception in the hook is recorded as the plugin's load error; other plugins are not affected.
 
 Errors of registered objects: any exception, ``SystemExit`` included, and any result of a wrong type is logged with its

@@ -97,6 +97,8 @@ class EngineMetrics(msgspec.Struct, frozen=True, array_like=True):
         plugin_failures: number of failures of plugins, by plugin and kind of object.
         num_pooled_texts: texts that a pooling model has computed, and ``num_pooled_tokens`` their tokens.
         num_cached_texts: texts whose rows came from its cache.
+        num_encoded_chunks: chunks of images that were encoded; ``num_reused_chunks`` those whose embedding was kept.
+        num_embedding_bytes: bytes of the embeddings that are kept.
     """
 
     stats: EngineStats = EngineStats()
@@ -108,6 +110,9 @@ class EngineMetrics(msgspec.Struct, frozen=True, array_like=True):
     num_pooled_texts: int = 0
     num_pooled_tokens: int = 0
     num_cached_texts: int = 0
+    num_encoded_chunks: int = 0
+    num_reused_chunks: int = 0
+    num_embedding_bytes: int = 0
 
     def __add__(self, later: "EngineMetrics") -> "EngineMetrics":
         """Return the sum of the counters of two engines; gauges are those of the later one."""
@@ -123,6 +128,9 @@ class EngineMetrics(msgspec.Struct, frozen=True, array_like=True):
             num_pooled_texts=self.num_pooled_texts + later.num_pooled_texts,
             num_pooled_tokens=self.num_pooled_tokens + later.num_pooled_tokens,
             num_cached_texts=self.num_cached_texts + later.num_cached_texts,
+            num_encoded_chunks=self.num_encoded_chunks + later.num_encoded_chunks,
+            num_reused_chunks=self.num_reused_chunks + later.num_reused_chunks,
+            num_embedding_bytes=later.num_embedding_bytes,
         )
 
 

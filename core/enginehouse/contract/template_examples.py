@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from enginehouse.contract.types import Message, Tool, ToolCall
 
@@ -95,6 +95,7 @@ _VALUES = {
     "key_f": "wert_f",
 }
 _USER = Message(role="user", content=QUESTION)
+_SYSTEM = Message(role="system", content="wozu_system")
 _ANSWERED = Message(role="assistant", content=ANSWER)
 _NEXT = Message(role="user", content="wozu_next")
 _THINKS = {"enable_thinking": True, "thinking": True}
@@ -125,6 +126,7 @@ def _turn(*calls: ToolCall, content: str = "", reasoning: str | None = None) -> 
 EXAMPLES: Mapping[str, Example] = {
     "open": Example(messages=(_USER,), opens=True),
     "open with tools": Example(messages=(_USER,), tools=EXAMPLE_TOOLS, opens=True),
+    "system and tools": Example(messages=(_SYSTEM, _USER), tools=EXAMPLE_TOOLS, opens=True),
     "open, reasoning on": Example(messages=(_USER,), opens=True, variables=_THINKS),
     "open, reasoning off": Example(messages=(_USER,), opens=True, variables=_THINKS_NOT),
     "answer": Example(messages=(_USER, _ANSWERED, _NEXT), tools=EXAMPLE_TOOLS),
@@ -133,6 +135,7 @@ EXAMPLES: Mapping[str, Example] = {
     "values": _turn(_ALL),
     "no arguments": _turn(_NONE),
     "answer and call": _turn(_ONE, content=ANSWER),
+    "question after a result": evolve(_turn(_ONE), messages=(*_turn(_ONE).messages, _NEXT)),
     "reasoning": Example(messages=(_USER, Message(role="assistant", content=ANSWER, reasoning=REASONING))),
     "reasoned call": _turn(_ONE, reasoning=REASONING),
 }

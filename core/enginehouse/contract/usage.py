@@ -57,6 +57,9 @@ class UsageCounter(msgspec.Struct, array_like=True):
             is_optimization=True,
         ),
     ] = 0
+    image_tokens: Annotated[
+        int, Shown("Of these, tokens of images.", metric="image_prompt_tokens", group="prompt_tokens_details")
+    ] = 0
     completion_tokens: Annotated[int, Shown("Generated tokens, including those of aborted answers.", "always")] = 0
     reasoning_tokens: Annotated[
         int,

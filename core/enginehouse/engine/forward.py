@@ -123,7 +123,7 @@ def _collect(batch: Batch, output: ForwardOutput, runner: Runner, guard: Guard, 
     exit_layers = output.exit_layers if isinstance(output, ExitOutput) else None
     for sequence, span in zip(batch.sequences, batch.spans, strict=True):
         size = span.num_tokens
-        sequence.num_surplus = len(sequence.drafts)
+        sequence.num_surplus, sequence.embedding = len(sequence.drafts), None
         sequence.num_computed += size - sequence.num_surplus
         if sequence.num_surplus:
             sequence.owner.usage.add_drafts(sequence.drafter, num_drafted=sequence.num_surplus)

@@ -24,6 +24,7 @@ from enginehouse.contract.drafter import BoundDrafter
 from enginehouse.contract.errors import EngineDead, EnginehouseError, GenerationFailed, PluginFailed, QueueTimeout
 from enginehouse.contract.exit_policy import LayerAccess
 from enginehouse.contract.inspection import EngineMetrics, EngineView
+from enginehouse.contract.media import MediaRunner
 from enginehouse.contract.sampler import SamplerPlugin
 from enginehouse.contract.structured import StructuredDecoder
 from enginehouse.contract.types import (
@@ -40,6 +41,8 @@ from enginehouse.contract.types import (
 from enginehouse.engine.constraints import Masks
 from enginehouse.engine.disk import DiskTier
 from enginehouse.engine.forward import forward
+from enginehouse.engine.media import PlacedChunk
+from enginehouse.engine.media.prompts import Prepare
 from enginehouse.engine.outputs import StepCounts, score_tokens, summary, text_delta, token_logprob, view_engine
 from enginehouse.engine.sampling.device_draws import DeviceDraws, InFlightStep, launch
 from enginehouse.engine.scheduler import Batch, Scheduler
@@ -132,6 +135,8 @@ class StepEngine:
 
     def _launch(self, batch: Batch) -> InFlightStep:
         """Run the forward pass and start sampling on the device where possible; the host samples in ``_collect``."""
+        if batch.encodes is not None:
+            self._contained(batch.encodes, self._encode, batch.encodes)
         if not batch.spans:
             return InFlightStep()
         self._steps.add(len(batch.sequences))
@@ -142,6 +147,13 @@ class StepEngine:
         if masks is not None:
             masks.result()
         return launch(self._runner, computed, self._fail, self.guard)
+
+    def _encode(self, sequence: Sequence) -> None:
+        """Encode the image that is the next part of a prompt."""
+        placed = sequence.next_chunk
+        assert placed is not None and isinstance(self._runner, MediaRunner)
+        sequence.embedding = self._runner.encode(placed.chunk)
+        self._scheduler.embeddings.put(placed.chunk.key, sequence.embedding)
 
     def _report_progress(self, batch: Batch) -> None:
         """Report the prefill of requests that ask for it; other choices start when the first one is done."""
@@ -314,17 +326,31 @@ class StepEngine:
         """Request features that this engine supports."""
         return self._sequence_factory.capabilities
 
-    def check(self, request: EngineRequest, num_prompt_tokens: int) -> None:
+    @property
+    def prepare_image(self) -> Prepare | None:
+        """Returns what stands for an image in a prompt, on any thread; None if the model takes none."""
+        runner = self._runner
+        return runner.prepare_image if runner.capabilities.media and isinstance(runner, MediaRunner) else None
+
+    def check(self, request: EngineRequest, num_prompt_tokens: int, chunks: tuple[PlacedChunk, ...] = ()) -> None:
         """Reject a request that cannot be served; see :meth:`SequenceFactory.check`. Any thread."""
-        self._sequence_factory.check(request, num_prompt_tokens)
+        self._sequence_factory.check(request, num_prompt_tokens, chunks)
 
     def check_length(self, num_prompt_tokens: int, is_lower_bound: bool = False) -> None:
         """Reject a prompt that is too long; see :meth:`SequenceFactory.check_length`. Any thread."""
         self._sequence_factory.check_length(num_prompt_tokens, is_lower_bound)
 
-    def add(self, request: EngineRequest, prompt_token_ids: list[int], resume: Resume | None = None) -> None:
-        """Queue a checked request; ``resume`` continues a request that was partly answered before."""
-        owner = self._sequence_factory.make(request, prompt_token_ids, self._num_arrivals, self._clock(), resume)
+    def add(
+        self,
+        request: EngineRequest,
+        prompt_token_ids: list[int],
+        resume: Resume | None = None,
+        chunks: tuple[PlacedChunk, ...] = (),
+    ) -> None:
+        """Queue a checked request with the images in its prompt; ``resume`` continues one that was partly answered."""
+        owner = self._sequence_factory.make(
+            request, prompt_token_ids, self._num_arrivals, self._clock(), resume=resume, chunks=chunks
+        )
         self._num_arrivals += 1
         self._requests[request.request_id] = owner
         self._scheduler.enqueue(owner.sequences)
@@ -418,7 +444,8 @@ class StepEngine:
 
     def metrics(self) -> EngineMetrics:
         """Return the statistics since the start."""
-        return self._steps.metrics(self.stats(), self._runner.capabilities.cache_tokens)
+        metrics = self._steps.metrics(self.stats(), self._runner.capabilities.cache_tokens)
+        return self._scheduler.embeddings.add_to(metrics)
 
     def view(self) -> EngineView:
         """Return a snapshot of running and waiting requests and of the prefix cache."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from enginehouse.contract.backend import CutPlanner, Runner
 from enginehouse.contract.errors import PluginFailed
 from enginehouse.contract.inspection import PrefixView
+from enginehouse.contract.media import whole_chunks
 
 
 def free(runner: Runner, handle: int) -> None:
@@ -166,7 +167,13 @@ class PrefixCache:
 
     def _find(self, token_ids: NDArray[np.int32], namespace: str) -> PrefixMatch | None:
         root = self._roots.get(namespace)
-        return self._longest(*self._descend(root, token_ids)) if root is not None else None
+        if root is None:
+            return None
+        node, depth = self._descend(root, token_ids)
+        depth = whole_chunks(token_ids, depth)
+        while node.parent is not None and depth <= node.parent.depth:
+            node = node.parent
+        return self._longest(node, depth)
 
     def divergence(self, token_ids: NDArray[np.int32], namespace: str) -> Divergence | None:
         """Return where ``token_ids`` diverges from this namespace's tree; None if it does not or the tree is empty."""

@@ -13,6 +13,7 @@ from attrs import frozen
 
 from enginehouse.contract.backend import Runner
 from enginehouse.contract.errors import CacheFull, PluginFailed
+from enginehouse.contract.media import whole_chunks
 from enginehouse.engine.prefix_cache import PrefixCache, PrefixMatch, Truncation, common_prefix_length
 from enginehouse.engine.sequence import Sequence
 
@@ -99,6 +100,7 @@ class PrefixReuse:
         if not self._may_share(sequence, other):
             return 0
         shared = common_prefix_length(sequence.token_ids[:-1], other.token_ids[: other.num_computed])
+        shared = whole_chunks(sequence.token_ids, shared)
         if not shared or other.handle is None:
             return 0
         return self._truncation.kept(other.handle, other.num_computed, shared)

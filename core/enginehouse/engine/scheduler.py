@@ -15,9 +15,11 @@ from attrs import frozen
 from enginehouse.contract.adapters import AdapterSet
 from enginehouse.contract.backend import LastSampled, Outputs, Runner, Span
 from enginehouse.contract.errors import AdapterRefused, EnginehouseError, PluginFailed
+from enginehouse.contract.media import MediaInput
 from enginehouse.contract.types import CacheMiss, EngineSettings
 from enginehouse.engine.adapters import LoadedAdapters
 from enginehouse.engine.disk import DiskTier, Recall
+from enginehouse.engine.media import Embeddings
 from enginehouse.engine.prefix_cache import PrefixCache, free
 from enginehouse.engine.reuse import PrefixReuse, Source
 from enginehouse.engine.sequence import ActiveRequest, Sequence
@@ -72,16 +74,18 @@ class FairShares:
 
 _log = logging.getLogger(__name__)
 
+_IMAGE = b"[image]"
 _HEADROOM_TOKENS = 64
 """A sequence is admitted if its tokens and this many more fit, so that it is not preempted at once."""
 
 
 @frozen(eq=False)
 class Batch:
-    """One forward pass: ``spans[i]`` belongs to ``sequences[i]``."""
+    """One forward pass: ``spans[i]`` belongs to ``sequences[i]``; or the encoding of the next chunk of ``encodes``."""
 
-    sequences: tuple[Sequence, ...]
-    spans: tuple[Span, ...]
+    sequences: tuple[Sequence, ...] = ()
+    spans: tuple[Span, ...] = ()
+    encodes: Sequence | None = None
 
 
 class Scheduler:
@@ -95,6 +99,8 @@ class Scheduler:
         self.runner = runner
         self.settings = settings
         self.adapters = LoadedAdapters(runner, settings.max_adapters)
+        self.embeddings = Embeddings(settings.embedding_cache_bytes)
+        self._chunk_turn = False
         self._takes_turns = runner.capabilities.adapters == "per_pass"
         self._turns: list[AdapterSet] = []  # sets with work, the one whose turn was last at the end
         self.cache = PrefixCache(runner, settings.prefix_cache, disk.save if disk is not None else None)
@@ -232,6 +238,8 @@ class Scheduler:
         if not owner.has_source:
             on_start(owner)
         sequence.handle, sequence.num_computed = self._reuse.open(source)
+        if (chunk := sequence.next_chunk) is not None and chunk.start < sequence.num_computed:
+            sequence.num_computed = self.runner.truncate(sequence.handle, 0)  # the runner has divided a chunk
         if not owner.has_source:
             owner.has_source = True
             usage.cached_tokens = min(sequence.num_computed, len(owner.prompt) - 1)
@@ -246,10 +254,12 @@ class Scheduler:
             return
         found = self.cache.divergence(owner.prompt, owner.request.cache_namespace)
         if found is not None:
-            token_bytes = self.runner.tokenizer.token_bytes
-            expected = None if found.expected is None else token_bytes[found.expected]
-            owner.cache_miss = CacheMiss(found.index, expected, token_bytes[int(owner.prompt[found.index])])
+            expected = None if found.expected is None else self._shown(found.expected)
+            owner.cache_miss = CacheMiss(found.index, expected, self._shown(int(owner.prompt[found.index])))
             _log.debug("%s differs from the cached prefixes at token %d", owner.request.request_id, found.index)
+
+    def _shown(self, token_id: int) -> bytes:
+        return _IMAGE if token_id < 0 else self.runner.tokenizer.token_bytes[token_id]
 
     def _fit(self, sequence: Sequence, source: Source) -> bool:
         """Evict prefixes until the sequence fits; returns False if it does not fit even then."""
@@ -272,9 +282,11 @@ class Scheduler:
         While a sequence decodes, prefill gets at most a chunk of ``prefill_chunk_tokens``, so a long prompt delays
         running streams by at most one chunk.
         """
+        if (chunk := self._schedule_chunk()) is not None:
+            return chunk
         running = self._next_group() if self._takes_turns else self.running
         decodes = [s for s in running if s.num_remaining == 1 and not s.is_drawn]
-        prefills = [s for s in running if s.num_remaining > 1]
+        prefills = [s for s in running if s.num_remaining > 1 and not s.is_at_chunk]
         if decodes and prefills and not self.runner.capabilities.mixed_batch:
             self._prefill_turn = not self._prefill_turn
             decodes, prefills = ([], prefills) if self._prefill_turn else (decodes, [])
@@ -289,9 +301,28 @@ class Scheduler:
             tuple(self._span(sequence, num_tokens) for sequence, num_tokens in plan),
         )
 
+    def _schedule_chunk(self) -> Batch | None:
+        """Plan a step for one chunk of an image: to encode it, then to compute it in a pass of its own.
+
+        While others have work, every second step is theirs, so that no stream waits longer than one such step.
+        """
+        at_chunk = [s for s in self.running if s.is_at_chunk]
+        self._chunk_turn = bool(at_chunk) and not (self._chunk_turn and any(s.has_work for s in self.running))
+        if not self._chunk_turn:
+            return None
+        sequence = min(at_chunk, key=lambda s: s.owner.order)
+        placed = sequence.next_chunk
+        assert placed is not None and sequence.handle is not None
+        if sequence.embedding is None:
+            sequence.embedding = self.embeddings.get(placed.chunk.key)
+        if sequence.embedding is None:
+            return Batch(encodes=sequence)
+        media = MediaInput(placed.chunk, sequence.embedding, placed.token_ids)
+        return Batch((sequence,), (Span(sequence.handle, placed.start, media, "none", adapter=sequence.adapter),))
+
     def _next_group(self) -> list[Sequence]:
         """Return the sequences of the set of adapters that has waited longest for its pass; sets take turns."""
-        ready = [s for s in self.running if s.num_remaining > 1 or (s.num_remaining == 1 and not s.is_drawn)]
+        ready = [s for s in self.running if s.has_work]
         present = dict.fromkeys(s.adapter for s in ready)
         self._turns = [one for one in self._turns if one in present]
         turn = next((one for one in present if one not in self._turns), self._turns[0] if self._turns else ())
@@ -358,7 +389,7 @@ class Scheduler:
         assert sequence.handle is not None
         free(self.runner, sequence.handle)
         self._give_back(sequence)
-        sequence.handle, sequence.num_computed = None, 0
+        sequence.handle, sequence.num_computed, sequence.embedding = None, 0, None
         self.enqueue([sequence])
 
     def release(self, sequence: Sequence, keep: bool) -> None:

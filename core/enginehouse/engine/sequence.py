@@ -17,10 +17,12 @@ from attrs import Factory, define, field
 from numpy.typing import NDArray
 
 from enginehouse.contract.adapters import AdapterSet
+from enginehouse.contract.media import Embedding
 from enginehouse.contract.types import CacheMiss, EngineRequest, TokenDetails, TokenLogprob
 from enginehouse.contract.usage import Usage, UsageCounter
 from enginehouse.engine.constraints import ConstraintState, ReasoningGate, TokenMask
 from enginehouse.engine.disk import StateRead
+from enginehouse.engine.media import PlacedChunk
 from enginehouse.engine.sampling.sampler import SequenceSampler
 from enginehouse.engine.text.text_stream import TextPiece, TextStream
 
@@ -37,6 +39,7 @@ class ActiveRequest:
     """A request in the engine, from ``add`` to its last event. Times are ``time.monotonic`` seconds.
 
     Attributes:
+        chunks: images in the prompt.
         is_resumed: True if it continues here what another worker began.
         usage: counts so far; those of a choice are added when it ends.
         num_reported: tokens of the prompt that were reported as computed, for ``return_progress``.
@@ -48,17 +51,21 @@ class ActiveRequest:
     prompt: NDArray[np.int32]  # (num_prompt_tokens,)
     arrival: int
     received_s: float
+    chunks: tuple[PlacedChunk, ...] = ()
     is_resumed: bool = False
     sequences: list[Sequence] = field(factory=list)
     num_unfinished: int = 0
-    usage: UsageCounter = field(
-        default=Factory(lambda self: UsageCounter(prompt_tokens=len(self.prompt)), takes_self=True)
-    )
+    usage: UsageCounter = field(default=Factory(lambda self: self.first_usage(), takes_self=True))
     has_source: bool = False
     cache_miss: CacheMiss | None = None
     started_s: float | None = None
     first_token_s: float | None = None
     num_reported: int = 0
+
+    def first_usage(self) -> UsageCounter:
+        """Return the counts of the prompt."""
+        num_image_tokens = sum(placed.chunk.num_tokens for placed in self.chunks)
+        return UsageCounter(prompt_tokens=len(self.prompt), image_tokens=num_image_tokens)
 
     def is_overdue(self, now: float) -> bool:
         """Return True if the request has waited for its start longer than ``queue_timeout_s``."""
@@ -100,6 +107,7 @@ class Sequence:
         exit_layer: number of layers computed for the last row of logits (None without early exit).
         is_forced: True if its last mask allowed a single token; only for requests with token details.
         adapter: its loaded adapters; empty while waiting.
+        embedding: of its next chunk, if that is to be computed now.
     """
 
     owner: ActiveRequest
@@ -133,11 +141,37 @@ class Sequence:
     exit_layer: int | None = None
     is_forced: bool = False
     adapter: AdapterSet = ()
+    embedding: Embedding | None = None
 
     @property
     def token_ids(self) -> NDArray[np.int32]:
         """(length,) int32 view of the prompt and the tokens generated so far."""
         return self.buffer[: self.length]
+
+    @property
+    def text_token_ids(self) -> NDArray[np.int32]:
+        """(length,) int32, the same with 0 in place of images: what drafters see."""
+        token_ids = self.token_ids
+        return np.maximum(token_ids, 0) if self.owner.chunks else token_ids
+
+    @property
+    def next_chunk(self) -> PlacedChunk | None:
+        """The first chunk of an image that is not computed."""
+        chunks = self.owner.chunks
+        if not chunks or self.num_computed >= chunks[-1].end:
+            return None
+        return next(chunk for chunk in chunks if chunk.end > self.num_computed)
+
+    @property
+    def is_at_chunk(self) -> bool:
+        """True if the next tokens to compute are a chunk of an image."""
+        chunk = self.next_chunk
+        return chunk is not None and chunk.start == self.num_computed
+
+    @property
+    def has_work(self) -> bool:
+        """True if a pass over text can compute some of it now."""
+        return not self.is_at_chunk if self.num_remaining > 1 else self.num_remaining == 1 and not self.is_drawn
 
     @property
     def max_length(self) -> int:
@@ -192,7 +226,9 @@ class Sequence:
 
     @property
     def max_chunk(self) -> int:
-        """Maximum number of tokens of a prefill chunk: small if every token gives a row of logits."""
+        """Maximum number of tokens of a prefill chunk: up to an image, and few if every token gives a row of logits."""
+        if (chunk := self.next_chunk) is not None:
+            return chunk.start - self.num_computed
         return max(1, _MAX_SCORED_LOGITS // self.sampler.vocab_size) if self.scores_prompt else len(self.buffer)
 
     @property

@@ -9,15 +9,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from enginehouse.contract.backend import Runner
-from enginehouse.contract.errors import ContextLengthExceeded, InvalidRequest
+from enginehouse.contract.errors import ContextLengthExceeded, InvalidRequest, UnsupportedParameter
+from enginehouse.contract.media import MAX_IMAGE_PIXELS, MediaRunner
 from enginehouse.contract.sampler import SamplerPlugin
 from enginehouse.contract.structured import BacktrackingMatcher, Grammar, StructuredDecoder
 from enginehouse.contract.types import EngineCapabilities, EngineRequest, Resume, ResumedChoice
 from enginehouse.engine.constraints import Constraints, ConstraintState, ReasoningGate
+from enginehouse.engine.media import PlacedChunk, without_media
 from enginehouse.engine.sampling.device_draws import can_draw
 from enginehouse.engine.sampling.plugin_steps import build_steps
 from enginehouse.engine.sampling.sampler import SequenceSampler
@@ -79,12 +82,16 @@ class SequenceFactory:
     @property
     def capabilities(self) -> EngineCapabilities:
         """Supported request features: sampling fields of the runner, sampler plugins, constraint kinds."""
+        runner: Any = self._runner
+        takes_images = "image" in runner.capabilities.media and isinstance(runner, MediaRunner)
         return EngineCapabilities(
             native=tuple(sorted(self._runner.capabilities.sampling)),
             samplers=tuple(sorted(self._samplers)),
             constraint_kinds=self._constraints.kinds,
             constraint_problem=self._constraints.problem,
             adapters=self._runner.capabilities.adapters,
+            media=("image",) if takes_images else (),
+            max_image_pixels=min(runner.max_image_pixels, MAX_IMAGE_PIXELS) if takes_images else 0,
         )
 
     def check_length(self, num_prompt_tokens: int, is_lower_bound: bool = False) -> None:
@@ -97,17 +104,24 @@ class SequenceFactory:
         if num_prompt_tokens + 1 > max_context:
             raise ContextLengthExceeded(num_prompt_tokens, max_context, is_lower_bound=is_lower_bound)
 
-    def check(self, request: EngineRequest, num_prompt_tokens: int) -> None:
+    def check(self, request: EngineRequest, num_prompt_tokens: int, chunks: tuple[PlacedChunk, ...] = ()) -> None:
         """Reject a request that cannot be served. Any thread.
 
         Raises:
             ContextLengthExceeded: the prompt and one more token do not fit.
-            InvalidRequest: empty prompt, token ids outside the vocabulary, or a constraint that cannot be enforced.
+            InvalidRequest: empty prompt, or one that ends with an image, token ids outside the vocabulary, or a
+                constraint that cannot be enforced.
+            UnsupportedParameter: log-probabilities of a prompt with images.
         """
         vocab_size = self._tokenizer.vocab_size
         if num_prompt_tokens < 1:
             raise InvalidRequest("The prompt is empty: it has no tokens.", "prompt")
         self.check_length(num_prompt_tokens)
+        if chunks and chunks[-1].end == num_prompt_tokens:
+            raise InvalidRequest("messages: the prompt ends with an image; the chat template must write text after it")
+        if chunks and request.num_prompt_logprobs is not None:
+            message = "prompt_logprobs: log-probabilities of a prompt with images are not computed"
+            raise UnsupportedParameter(message, "prompt_logprobs")
         for token_ids, param in ((request.token_ids, "prompt"), (request.stopping.stop_token_ids, "stop_token_ids")):
             bad_ids = [token_id for token_id in token_ids or () if not 0 <= token_id < vocab_size]
             if bad_ids:
@@ -125,7 +139,14 @@ class SequenceFactory:
                 raise InvalidRequest(f"{request.constraint.param}: {message}.", request.constraint.param)
 
     def make(
-        self, request: EngineRequest, prompt_token_ids: list[int], arrival: int, now_s: float, resume: Resume | None
+        self,
+        request: EngineRequest,
+        prompt_token_ids: list[int],
+        arrival: int,
+        now_s: float,
+        *,
+        resume: Resume | None = None,
+        chunks: tuple[PlacedChunk, ...] = (),
     ) -> ActiveRequest:
         """Create a checked request with its sequences; ``resume`` restores the state where they continue.
 
@@ -136,7 +157,7 @@ class SequenceFactory:
         room = self._runner.capabilities.max_context - len(prompt)
         limit = request.stopping.max_tokens
         max_length = len(prompt) + (room if limit is None else min(limit, room))
-        owner = ActiveRequest(request, prompt, arrival, now_s, is_resumed=resume is not None)
+        owner = ActiveRequest(request, prompt, arrival, now_s, chunks, is_resumed=resume is not None)
         choices = range(request.num_choices) if resume is None else [told.choice for told in resume.choices]
         owner.sequences = [self._make_sequence(owner, choice, max_length) for choice in choices]
         owner.num_unfinished = len(owner.sequences)
@@ -174,7 +195,7 @@ class SequenceFactory:
             request.sampling,
             choice=choice,
             vocab_size=tokenizer.vocab_size,
-            prompt_token_ids=owner.prompt,
+            prompt_token_ids=without_media(owner.prompt) if owner.chunks else owner.prompt,
             steps=build_steps(request.sampling, self._samplers, request.request_id),
             token_bytes=tokenizer.token_bytes,
         )

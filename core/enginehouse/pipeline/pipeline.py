@@ -143,7 +143,7 @@ class Pipeline:
         self._model_profiles = ModelProfiles(registry, formats, templates)
         self.recovery = recovery if recovery is not None else Recovery()
         self._preparers = Preparers(settings.models, registry, manager, self.recovery)
-        self._media = MediaReader(settings.media)
+        self._media = MediaReader(settings.media, renderer)
         self._planner = Planner(settings, registry, manager, self._capabilities_of, self.pool)
         self._leaves_out = settings.server.unsupported_parameters == "report"
 

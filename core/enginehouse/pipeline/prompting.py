@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
+from msgspec.structs import replace
 
 from enginehouse.contract.errors import InvalidRequest, ModelLoadError, RenderError, UnsupportedParameter
 from enginehouse.contract.parsers import ChatFormat
-from enginehouse.contract.types import GenerateRequest, ModelInfo, ReasoningParams, Segment
+from enginehouse.contract.types import DecodedImage, GenerateRequest, Message, ModelInfo, ReasoningParams, Segment
 from enginehouse.pipeline.answer_parser import AnswerParsing
 from enginehouse.pipeline.chat_formats import ChatFormats, ChatPlan, plan_chat
 from enginehouse.pipeline.prompt.chat_prompt import ChatPrompt, ModelTemplates
@@ -212,15 +214,39 @@ class PromptMaker:
     async def _render(
         self, template: str, plan: ChatPlan, info: ModelInfo, request: GenerateRequest
     ) -> tuple[Segment, ...]:
+        images = {image.param: image for image in _images(plan.messages)}
+        for image in _images(request.messages or ()):
+            if image.param not in images:
+                message = f"{image.param}: the tool parser of this model does not keep images of such messages"
+                raise UnsupportedParameter(message, image.param)
         prompt = ChatPrompt.of(
             info,
             template,
-            plan.messages,
+            _without_pixels(plan.messages) if images else plan.messages,
             continues=request.continues,
             add_generation_prompt=request.opens_turn,
             extra=plan.variables,
         )
-        return await self._renderer.render(prompt)
+        segments = await self._renderer.render(prompt)
+        if not images:
+            return segments
+        return tuple(
+            segment if segment.image is None else replace(segment, image=images[segment.image.param])
+            for segment in segments
+        )
+
+
+def _images(messages: Sequence[Message]) -> list[DecodedImage]:
+    return [part for message in messages for part in message.parts if isinstance(part, DecodedImage)]
+
+
+def _without_pixels(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Return messages whose images say only where they stand, which is all that a template is told of them."""
+    return tuple(evolve(message, parts=tuple(map(_without_rgb, message.parts))) for message in messages)
+
+
+def _without_rgb(part: Any) -> Any:
+    return replace(part, rgb=b"") if isinstance(part, DecodedImage) else part
 
 
 def _offers_tools(request: GenerateRequest) -> bool:

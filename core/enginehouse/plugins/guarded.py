@@ -22,6 +22,7 @@ from enginehouse.contract.errors import ConfigError, EnginehouseError, PluginFai
 from enginehouse.contract.exit_policy import ExitPolicy, LayerAccess
 from enginehouse.contract.fleet import PlacesWorkers
 from enginehouse.contract.inspection import Inspectable
+from enginehouse.contract.media import MediaRunner
 from enginehouse.contract.model_hub import ModelHub
 from enginehouse.contract.parsers import (
     ReasoningFormat,
@@ -60,7 +61,7 @@ _GUARDED: dict[type[Any], tuple[type[Any], ...]] = {
     ReasoningParser: (),
     ReasoningSession: (),
     Router: (ChecksModels, ComparesTexts),
-    Runner: (AdapterKeeper, CutPlanner, DeviceSampler, LayerAccess, StateKeeper),
+    Runner: (AdapterKeeper, CutPlanner, DeviceSampler, LayerAccess, MediaRunner, StateKeeper),
     SamplerPlugin: (),
     StructuredDecoder: (),
     Surface: (),

@@ -15,8 +15,8 @@ import itertools
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from importlib.metadata import EntryPoint, entry_points
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from importlib.metadata import Distribution, EntryPoint, entry_points
 from types import ModuleType
 from typing import Any
 
@@ -55,9 +55,29 @@ def _manager() -> pluggy.PluginManager:
     return manager
 
 
-def installed_versions() -> dict[tuple[str, str], str]:
-    """Return the version of each installed plugin, by its name and distribution; imports nothing."""
-    records = map(_record_of, entry_points(group=_GROUP))
+def installed_plugins() -> list[tuple[PluginRecord, EntryPoint]]:
+    """Return a record and the entry point of each installed plugin, in load order; imports nothing.
+
+    Enginehouse's own come first; of several with one name, that of the distribution with this name. The order does not
+    depend on the machine.
+    """
+    names: dict[Distribution | None, tuple[str, str]] = {None: ("unknown", "")}
+    found = []
+    for entry_point in entry_points(group=_GROUP):
+        distribution = entry_point.dist
+        if distribution is not None and distribution not in names:  # its metadata are read once: a millisecond each
+            metadata = distribution.metadata
+            names[distribution] = metadata["Name"] or "unknown", metadata["Version"] or ""
+        name, version = names[distribution]
+        package = entry_point.module.partition(".")[0]
+        found.append(
+            (PluginRecord(name=entry_point.name, distribution=name, version=version, package=package), entry_point)
+        )
+    return sorted(found, key=lambda pair: _load_order(pair[0]))
+
+
+def versions_of(records: Iterable[PluginRecord]) -> dict[tuple[str, str], str]:
+    """Return the version of each plugin, by its name and distribution."""
     return {(record.name, record.distribution): record.version for record in records}
 
 
@@ -71,10 +91,13 @@ class PluginLoader:
     _options: dict[str, Any] = field(factory=dict)
     _manager: pluggy.PluginManager = field(factory=_manager)
 
-    def discover(self) -> None:
-        """Import the plugins of all installed packages, in an order that does not depend on the machine."""
-        for entry_point in sorted(entry_points(group=_GROUP), key=_load_order):
-            record = _record_of(entry_point)
+    def discover(self, installed: Sequence[tuple[PluginRecord, EntryPoint]]) -> None:
+        """Import the plugins of all installed packages.
+
+        Args:
+            installed: as :func:`installed_plugins` returns them.
+        """
+        for record, entry_point in installed:
             first = self.records.by_name.get(record.name)
             if first is not None:
                 self.records.add_duplicate(record, f"the name is taken by the plugin of {first.distribution}")
@@ -94,9 +117,14 @@ class PluginLoader:
             backend = getattr(importlib.import_module(module), attribute)()
             self.registration.register(KINDS["backends"], name, backend)
 
-    def collect(self) -> None:
-        """Call each register hook of each plugin once, and wrap the hooks that are called while the server runs."""
-        collected = [kind for kind in KINDS.values() if kind.wrap is None]
+    def collect(self, kinds: Collection[str] = KINDS) -> None:
+        """Call each register hook of each plugin once, and wrap the hooks that are called while the server runs.
+
+        Args:
+            kinds: names of the kinds of objects that are used; the hooks of others are left out.
+        """
+        used = [kind for kind in KINDS.values() if kind.name in kinds]
+        collected = [kind for kind in used if kind.wrap is None]
         called: set[tuple[str, str]] = set()
         # The list of a round is fixed: plugins that are added during a round are included in the next one.
         while waiting := [
@@ -109,7 +137,7 @@ class PluginLoader:
                 names = [name for _, name in pairs]
                 called.update((kind_name, name) for name in names)
                 self._accept(KINDS[kind_name], [offer for name in names for offer in self._call(kind_name, name)])
-        for kind in KINDS.values():
+        for kind in used:
             if kind.wrap is not None:
                 for plugin in getattr(self._manager.hook, kind.hook).get_hookimpls():
                     name = plugin.plugin_name
@@ -275,19 +303,7 @@ def _name_of(offer: _Offer) -> str:
     return name if isinstance(name, str) else ""
 
 
-def _load_order(entry_point: EntryPoint) -> tuple[bool, str, bool, str]:
-    """Sort Enginehouse's own first; of several with one name, the distribution with this name first."""
-    record = _record_of(entry_point)
+def _load_order(record: PluginRecord) -> tuple[bool, str, bool, str]:
     plain = re.sub(r"[-_.]+", "-", record.distribution.lower())
     name = record.name.replace("_", "-")
     return record.distribution != _OWN, record.name, plain not in (name, f"{_OWN}-{name}"), record.distribution
-
-
-def _record_of(entry_point: EntryPoint) -> PluginRecord:
-    distribution = entry_point.dist
-    return PluginRecord(
-        name=entry_point.name,
-        distribution=(distribution.name if distribution else None) or "unknown",
-        version=distribution.version if distribution else "",
-        package=entry_point.module.partition(".")[0],
-    )

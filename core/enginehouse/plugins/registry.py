@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -22,9 +22,10 @@ from enginehouse.plugins.guard import (
 )
 from enginehouse.plugins.guarded import guarded, guarded_function
 from enginehouse.plugins.kinds import KINDS, Kind, PluginObjects
-from enginehouse.plugins.loader import TEST_BACKENDS, PluginLoader, installed_versions
+from enginehouse.plugins.loader import TEST_BACKENDS, PluginLoader, installed_plugins, versions_of
 from enginehouse.plugins.processors import ProcessorSampler
 from enginehouse.plugins.registration import PluginRecord
+from enginehouse.process import no_collection
 from enginehouse.settings.config import PluginsSettings, Settings
 from enginehouse.settings.structuring import closest
 
@@ -89,29 +90,35 @@ class PluginRegistry(PluginObjects):
         return MappingProxyType(found)
 
     @classmethod
-    def load(cls, settings: PluginsSettings, builtin: Iterable[str] = ()) -> PluginRegistry:
+    def load(
+        cls, settings: PluginsSettings, builtin: Iterable[str] = (), kinds: Collection[str] = KINDS
+    ) -> PluginRegistry:
         """Load every installed plugin that ``settings`` allow.
 
         Args:
             settings: the allow and deny lists and the plugins' options.
             builtin: names of the backends in use; the test backends ``fake`` and ``scripted`` are loaded if among them.
+            kinds: names of the kinds of objects that are used; the hooks of others are not called.
 
         Raises:
             ConfigError: the options of a plugin are invalid.
         """
-        registry = cls.survey(settings, builtin)
+        registry = cls.survey(settings, builtin, kinds)
         if registry.wrong_settings:
             raise registry.wrong_settings[0]
         return registry
 
     @classmethod
-    def survey(cls, settings: PluginsSettings, builtin: Iterable[str] = ()) -> PluginRegistry:
+    def survey(
+        cls, settings: PluginsSettings, builtin: Iterable[str] = (), kinds: Collection[str] = KINDS
+    ) -> PluginRegistry:
         """Load as :meth:`load` does; invalid options are errors of their plugins, and listed in ``wrong_settings``."""
-        loader, versions = PluginLoader(settings), installed_versions()
-        loader.discover()
-        for name in sorted(set(builtin) & set(TEST_BACKENDS)):
-            loader.add_test_backend(name)
-        loader.collect()
+        loader, installed = PluginLoader(settings), installed_plugins()
+        with no_collection():
+            loader.discover(installed)
+            for name in sorted(set(builtin) & set(TEST_BACKENDS)):
+                loader.add_test_backend(name)
+            loader.collect(kinds)
         objects: dict[str, Any] = loader.registration.objects
         return cls(
             request_fields=MappingProxyType(loader.registration.request_fields),
@@ -120,7 +127,7 @@ class PluginRegistry(PluginObjects):
             owners=MappingProxyType(loader.registration.owners),
             complaints=tuple(_complaints(settings, tuple(record.name for record in loader.records.by_name.values()))),
             wrong_settings=tuple(loader.records.wrong_settings),
-            versions=MappingProxyType(versions),
+            versions=MappingProxyType(versions_of(record for record, _ in installed)),
             **{name: MappingProxyType(by_name) for name, by_name in objects.items()},
         )
 
@@ -185,7 +192,7 @@ class PluginRegistry(PluginObjects):
 
         The server process continues with the code that it has imported; a new worker imports what is installed now.
         """
-        now = installed_versions()
+        now = versions_of(record for record, _ in installed_plugins())
         changed = sorted(key for key in {*self.versions, *now} if self.versions.get(key) != now.get(key))
         return tuple(
             f"the plugin {name} ({distribution} {self.versions.get((name, distribution), 'not installed')}, "

@@ -114,7 +114,8 @@ class FleetWork(ModelWork):
         return self._tests.is_active
 
     def _is_held_back(self, work: Work) -> bool:
-        return self._pause_s(work) > 0
+        has_worker = self._fleet is None or bool(self._fleet.members)
+        return not has_worker or self._pause_s(work) > 0
 
     def _meet(self, model: LoadedModel) -> None:
         if isinstance(model.engine, FleetEngine):
@@ -128,6 +129,7 @@ class FleetWork(ModelWork):
             if (pause_s := self._pause_s(work)) > 0:
                 await self._await_change(work, pause_s)
             elif (engine := self._choose(work)) is None:
+                self._wait_outside(work)  # counted, so that a worker is started for it
                 work.start_limit()
                 await self._await_worker(work)
             else:

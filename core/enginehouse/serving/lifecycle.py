@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Generic, Literal, TypeVar
 
@@ -136,6 +136,7 @@ class ModelStatus:
         num_waiting: number of requests that wait for it to be loaded.
         idle_s: seconds since its last use; None while it is used or not loaded.
         memory_bytes: memory that it holds by its backend's estimate, on ``device``; None if it holds none.
+        replicas: number of requests in each of its workers on other machines, by place; None if it has none of these.
     """
 
     name: str
@@ -157,6 +158,7 @@ class ModelStatus:
     idle_s: float | None = None
     memory_bytes: int | None = None
     device: str | None = None
+    replicas: Mapping[str, int] | None = None
 
 
 _M = TypeVar("_M")

@@ -75,8 +75,12 @@ def default_budget() -> MemoryBudget:
 
 
 def _estimate(source: ModelSource, backend: Backend, options: dict[str, Any]) -> int:
-    """Return the number of bytes that a backend needs for one model."""
-    return backend.estimate(source, structure_options(backend.options, options, "options")).total_bytes
+    """Return the bytes that a backend needs for one model: of main memory, if it divides them by devices."""
+    estimate = backend.estimate(source, structure_options(backend.options, options, "options"))
+    if estimate.by_device:
+        parts = ", ".join(f"{device} {format_bytes(num_bytes)}" for device, num_bytes in estimate.by_device.items())
+        _log.info("%s needs about: %s", source.text, parts)
+    return estimate.by_device.get("CPU", estimate.total_bytes)
 
 
 def _device_of(plan: ModelPlan) -> str:

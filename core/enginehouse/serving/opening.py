@@ -210,7 +210,7 @@ async def open_engine(
         return opened
     load = load_of(plan, model, settings)
     if plan.placement is not None:
-        queue = request_queue or RequestQueue(load.engine.slots, settings.limits)
+        queue = RequestQueue(load.engine.slots, settings.limits) if request_queue is None else request_queue
         fleet = FleetEngine(load, queue, step_timeout_s=model.step_timeout_s)
         await _fill(plan, fleet, load, progress, model.load_timeout_s)
         return OpenEngine(fleet, fleet.died)
@@ -228,6 +228,10 @@ async def open_engine(
 
 def load_of(plan: ModelPlan, model: ModelSettings, settings: Settings) -> Load:
     """Return the first message for a worker that opens the model."""
+    plugins = settings.plugins
+    if plan.placement is not None:  # how to reach the machines is the server's own business
+        own = plan.placement.backend.name
+        plugins = evolve(plugins, options={name: value for name, value in plugins.options.items() if name != own})
     return Load(
         backend=plan.backend.name,
         source_text=plan.source.text,
@@ -239,8 +243,9 @@ def load_of(plan: ModelPlan, model: ModelSettings, settings: Settings) -> Load:
             prefill_chunk_tokens=model.prefill_chunk_tokens,
             prefix_cache=model.prefix_cache,
             max_adapters=model.max_adapters,
+            embedding_cache_bytes=model.embedding_cache.num_bytes,
         ),
-        plugins=settings.plugins,
+        plugins=plugins,
         drafters=tuple(drafter.to_load() for drafter in plan.drafters),
         exit_policy=plan.exit_policy,
         prefix_disk=plan.prefix_disk,

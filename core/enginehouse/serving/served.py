@@ -29,6 +29,7 @@ from enginehouse.serving.memory import Reservations, footprint_in_thread
 from enginehouse.serving.opening import ModelPlan, OpenEngine, open_engine
 from enginehouse.serving.restarts import Restarts, Supervisor
 from enginehouse.settings.config import ModelSettings, Settings
+from enginehouse.workers.fleet import FleetEngine
 from enginehouse.workers.request_queue import RequestQueue
 
 ModelCheck = Callable[[str, ModelInfo], Awaitable[None]]
@@ -178,7 +179,13 @@ class ServedModel:
             idle_s=None if self.uses or self.loaded is None else time.monotonic() - self.last_used,
             memory_bytes=footprint.num_bytes if footprint is not None else None,
             device=footprint.device if footprint is not None else None,
+            replicas=self._replicas(),
         )
+
+    def _replicas(self) -> dict[str, int] | None:
+        if self.loaded is None or not isinstance(self.loaded.engine, FleetEngine):
+            return None
+        return {place: worker.num_open for place, worker in self.loaded.engine.members.items()}
 
     async def settled(self) -> None:
         """Wait until the model is neither loading nor restarting, or is no longer served."""

@@ -47,7 +47,7 @@ __all__ = [
 _PREFIX = "ENGINEHOUSE_"
 _T = TypeVar("_T")
 
-_USUAL_DISK = ByteCount(2 * 2**30)
+_USUAL_DISK, _USUAL_EMBEDDINGS = ByteCount(2 * 2**30), ByteCount(256 * 2**20)
 
 
 @frozen(kw_only=True)
@@ -91,16 +91,15 @@ class ModelSettings:
         adapters: adapters (LoRA) of the model, by name; a request names one as ``model: "x:name"`` or in ``adapters``.
         adapter_folders: folders below which adapters may be added at run time, each like ``prefix_cache_dir``.
         max_adapters: adapters that are loaded at once; then the least recently used one is unloaded.
+        embedding_cache: memory for embeddings of images that later requests may use, like ``"64MiB"``; 0 keeps none.
         compressor: prompt compression: the name of a method, or a table; the plugin ``compress`` reads it.
-        pooling_cache: memory for rows of a pooling model (embeddings, scores), in bytes or like ``"64MiB"``, so that a
-            text that a caller sends again is not computed again; unset keeps none.
+        pooling_cache: memory for rows of texts that a pooling model has computed, like ``"64MiB"``; unset keeps none.
         rerank: lets a model that is not a reranker answer rerank requests: ``cosine`` compares the embeddings of a
             model for embeddings, ``yes_no`` asks a generative model for one word and compares its logits.
         rerank_template: prompt for ``yes_no``, with ``{query}`` and ``{document}``; unset is the model's own template
             ``rerank``, or that of Qwen3-Reranker.
         rerank_answers: the two words for ``yes_no``: of a relevant document, and of another one.
-        load: ``eager`` loads the model when the server starts, if ``limits.memory_budget`` allows it, ``lazy`` with its
-            first request.
+        load: ``eager`` loads it when the server starts, if ``limits.memory_budget`` allows, ``lazy`` with a request.
         pin: never unload it to make room for another model.
         ttl: idle time in seconds after which it is unloaded; unset is never.
         draining: new requests while it is being unloaded for another model: ``wait`` holds them until it is loaded
@@ -138,6 +137,7 @@ class ModelSettings:
     adapters: dict[str, AdapterSettings] = field(factory=dict, validator=check_adapters, metadata=WORKER)
     adapter_folders: tuple[str, ...] = field(default=(), metadata=LIVE | WORKER_ONLY)
     max_adapters: int = field(default=8, validator=ge(1), metadata=WORKER | WORKER_ONLY)
+    embedding_cache: ByteCount = field(default=_USUAL_EMBEDDINGS, metadata=WORKER | WORKER_ONLY)
     compressor: Any = field(default=None, metadata=WORKER)
     exit_policy: ExitPolicySettings | None = field(default=None, metadata=WORKER)
     pooling_cache: ByteCount | None = field(default=None, metadata=WORKER | WORKER_ONLY)

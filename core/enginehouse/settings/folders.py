@@ -227,7 +227,7 @@ class _Walk:
 def _parts(name: str) -> list[str]:
     """Return the names of all parts of the model whose first file is ``name``."""
     if is_beside(Path(name)):
-        raise _Bad("not a model: a projector, importance matrix or vocabulary, which is not used")
+        raise _Bad("not a model by itself: a projector of images, an importance matrix or a vocabulary")
     if part_number(Path(name)) != 1:
         raise _Bad("a part of a split model whose first part is missing")
     return [part.name for part in parts_of(Path(name))] or [name]

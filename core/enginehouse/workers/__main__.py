@@ -9,9 +9,12 @@ import os
 import signal
 import sys
 
-from enginehouse.plugins.call_notes import CallNotes
-from enginehouse.workers.host import WorkerHost
-from enginehouse.workers.ipc import become_child
+from enginehouse.process import no_collection
+
+with no_collection():
+    from enginehouse.plugins.call_notes import CallNotes
+    from enginehouse.workers.host import WorkerHost
+    from enginehouse.workers.ipc import become_child
 
 # The engine thread reacquires the GIL after each call into its library. While an intake thread tokenizes in Python,
 # each time takes one switch interval; with the default of 5 ms, a step of 5 ms took 62 ms.

@@ -25,9 +25,10 @@ from enginehouse.contract.errors import (
 )
 from enginehouse.contract.types import EngineRequest, PoolingRequest, PoolText, Resume, Segment
 from enginehouse.engine.loop import StepEngine
+from enginehouse.engine.media import EncodedPrompt, encode_prompt
 from enginehouse.engine.pooling.inputs import PoolInputs
 from enginehouse.engine.pooling.loop import PoolEngine
-from enginehouse.engine.text.segments import encode_segments, min_tokens
+from enginehouse.engine.text.segments import min_tokens
 from enginehouse.plugins import Guard, guard_of
 from enginehouse.plugins.guard import current_request
 from enginehouse.workers.ipc import FrameTooLarge
@@ -78,7 +79,7 @@ class Intake:
         engine: StepEngine | PoolEngine,
         tokenizer: Tokenizer,
         send: Callable[[FromWorker], None],
-        enter: Callable[[EngineRequest, list[int], Resume | None], None],
+        enter: Callable[[EngineRequest, EncodedPrompt, Resume | None], None],
         *,
         enter_pool: Callable[[int, PoolInputs], None],
         guard: Guard | None = None,
@@ -191,17 +192,21 @@ class Intake:
         request_id = request.request_id
         with contained(lambda error: self._reject(request_id, error), "checking the request failed"):
             with self._guard.of_request(request_id).calling("encode of its tokenizer"):
-                token_ids = self._token_ids(request)
+                prompt = self._prompt(request)
             if request.constraint is not None:
                 self._send(StageBegan(request_id, "constraint"))
-            self._engine.check(request, len(token_ids))
+            num_tokens = len(prompt.token_ids)
+            if isinstance(self._engine, StepEngine):
+                self._engine.check(request, num_tokens, prompt.chunks)
+            else:
+                self._engine.check(request, num_tokens)
             # Accepted is sent before the engine thread receives the request, so it precedes the request's first event.
-            shown = tuple(token_ids) if request.return_token_ids else None
-            self._send(Accepted(request_id, len(token_ids), shown))
+            shown = tuple(prompt.token_ids) if request.return_token_ids else None
+            self._send(Accepted(request_id, num_tokens, shown))
             with self._lock:
                 if request_id in self._waiting:
                     self._waiting.remove(request_id)
-                    self._enter(request, token_ids, resume)
+                    self._enter(request, prompt, resume)
 
     def _reject(self, work: str | int, error: EnginehouseError) -> None:
         with self._lock:
@@ -209,22 +214,24 @@ class Intake:
         failure = failure_of(error)
         self._send(Rejected(work, failure) if isinstance(work, str) else CallFailed(work, failure))
 
-    def _token_ids(self, request: EngineRequest) -> list[int]:
+    def _prompt(self, request: EngineRequest) -> EncodedPrompt:
         if request.token_ids is not None:
-            return list(request.token_ids)
+            return EncodedPrompt(list(request.token_ids))
         # A prompt that cannot fit is refused by its text length, which saves the time of tokenizing it.
         self._engine.check_length(min_tokens(self._tokenizer, request.segments), is_lower_bound=True)
         return self._encode(request.segments, request.add_special)
 
-    def _encode(self, segments: Sequence[Segment], add_special: bool) -> list[int]:
+    def _encode(self, segments: Sequence[Segment], add_special: bool) -> EncodedPrompt:
         layout = self._engine.layout if isinstance(self._engine, PoolEngine) else None
-        token_ids = encode_segments(self._tokenizer, segments, add_special and layout is None)
+        prepare = self._engine.prepare_image if isinstance(self._engine, StepEngine) else None
+        prompt = encode_prompt(self._tokenizer, segments, add_special and layout is None, prepare, self._guard)
+        token_ids = prompt.token_ids
         if add_special and layout is not None:
-            token_ids = [*layout.before, *token_ids, *layout.after]
+            prompt = EncodedPrompt([*layout.before, *token_ids, *layout.after])
         if wrong := [kind for kind in set(map(type, token_ids)) if not issubclass(kind, int | np.integer)]:
             what = f"gave {wrong[0].__name__} as a token id"
             raise self._guard.mistake("encode of its tokenizer", what, self._tokenizer.encode)
-        return token_ids
+        return prompt
 
     def _answer(self, message: Tokenize | Detokenize) -> None:
         if message.call != NO_CALL:
@@ -232,7 +239,7 @@ class Intake:
         try:
             with self._guard.calling("its tokenizer"):
                 if isinstance(message, Tokenize):
-                    token_ids = self._encode(message.segments, message.add_special)
+                    token_ids = self._encode(message.segments, message.add_special).token_ids
                     answer: FromWorker = Tokenized(message.call, token_ids)
                 else:
                     answer = Detokenized(message.call, self._pieces(message.token_ids))
@@ -263,12 +270,13 @@ def left(work: str | int) -> FromWorker:
 
 
 def _is_long(asked: EngineRequest | PoolingRequest | Tokenize | Detokenize) -> bool:
-    """True if tokenizing, or listing the bytes of token ids, may take more than a few milliseconds."""
+    """True if tokenizing, preparing images or listing the bytes of token ids may take more than a few milliseconds."""
     if isinstance(asked, Detokenize):
         return len(asked.token_ids) > _LONG_CHARACTERS
     if isinstance(asked, PoolingRequest):
         return sum(map(_num_characters, asked.inputs)) > _LONG_CHARACTERS
-    return sum(len(segment.text) for segment in asked.segments) > _LONG_CHARACTERS
+    has_images = any(segment.image is not None for segment in asked.segments)
+    return has_images or sum(len(segment.text) for segment in asked.segments) > _LONG_CHARACTERS
 
 
 def _num_characters(one: PoolText) -> int:

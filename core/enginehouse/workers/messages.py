@@ -31,7 +31,7 @@ from enginehouse.contract.usage import Usage
 from enginehouse.settings.config import PluginsSettings
 from enginehouse.workers.ipc import FrameTooLarge, frame
 
-PROTOCOL = 10  # increase whenever the messages change
+PROTOCOL = 11  # increase whenever the messages change
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True, tag="error"):

@@ -14,7 +14,7 @@ import msgspec
 from attrs import evolve
 from msgspec.structs import replace
 
-from enginehouse.contract.errors import EnginehouseError, ModelLoadError
+from enginehouse.contract.errors import ModelLoadError
 from enginehouse.contract.inspection import EngineMetrics
 from enginehouse.contract.types import RequestFinished
 from enginehouse.workers.ipc import FrameCutter, FrameTooLarge, frame
@@ -71,7 +71,9 @@ class SharedWorker:
     """
 
     def __init__(self, load: bytes) -> None:
-        self._load = load
+        message = decode_to_worker(load)
+        assert isinstance(message, Load)
+        self._load = message
         self._loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[None] = self._loop.create_future()
         self.died: asyncio.Future[str] = self._loop.create_future()
@@ -82,14 +84,13 @@ class SharedWorker:
         )
         self._links: dict[int, ServerLink] = {}
         self._numbers = itertools.count(1)
-        self._introduction: list[FromWorker] = []  # Hello, then Ready or LoadFailed: the same for all servers
+        self._hello: Hello | None = None
+        self._outcome: Ready | LoadFailed | None = None  # of the load
 
     async def open(self) -> None:
         """Start to load the model."""
         await self._connection.open(self._worker.socket)
-        message = decode_to_worker(self._load)
-        assert isinstance(message, Load)
-        self._connection.send(message)
+        self._connection.send(self._load)
 
     @property
     def pid(self) -> int | None:
@@ -105,8 +106,8 @@ class SharedWorker:
         """Return a new link for a server."""
         link = ServerLink(self, next(self._numbers))
         self._links[link.number] = link
-        for message in self._introduction:
-            link.deliver(message)
+        if self._hello is not None:
+            link.deliver(self._hello)
         if self.died.done():
             link.end(self.died.result())
         return link
@@ -121,13 +122,22 @@ class SharedWorker:
 
     # -- used by links -----------------------------------------------------------------------------
 
-    def check_load(self, load: bytes) -> EnginehouseError | None:
-        """Return the error for a server whose model has other settings than the one that is loaded."""
-        if load == self._load:
-            return None
-        return ModelLoadError(
-            "The replicas were deployed with other settings of this model; run: enginehouse deploy ray --config FILE"
-        )
+    def admit(self, link: ServerLink, load: Load) -> None:
+        """Answer a server's Load with the outcome of the load, once it is known, or refuse it for its other settings.
+
+        Relative paths of plugins are those of the server that has deployed the replicas.
+        """
+        theirs, ours = (replace(one, plugins=evolve(one.plugins, folder="")) for one in (load, self._load))
+        if different := [name for name in Load.__struct_fields__ if getattr(theirs, name) != getattr(ours, name)]:
+            error = ModelLoadError(
+                f"The replicas were deployed with other settings of this model ({', '.join(different)}); run: "
+                "enginehouse deploy ray --config FILE"
+            )
+            link.refuse(LoadFailed(failure_of(error)))
+            return
+        link.is_admitted = True
+        if self._outcome is not None:
+            link.deliver(self._outcome)
 
     def send(self, message: ToWorker) -> None:
         """Send a message to the worker."""
@@ -145,8 +155,11 @@ class SharedWorker:
         match message:
             case StepOutputs():
                 self._distribute(message)
-            case Hello() | Ready() | LoadFailed():
-                self._introduce(message)
+            case Hello():
+                self._hello = message
+                self._send_all(message)
+            case Ready() | LoadFailed():
+                self._note_outcome(message)
             case MetricsReport():
                 self.metrics = message.metrics
                 self._send_all(message)
@@ -160,9 +173,11 @@ class SharedWorker:
                 if (link := self._links.get(message.call >> _CALL_BITS)) is not None:
                     link.deliver(link.own_answer(replace(message, call=_own_call(message.call))))
 
-    def _introduce(self, message: Hello | Ready | LoadFailed) -> None:
-        self._introduction.append(message)
-        self._send_all(message)
+    def _note_outcome(self, message: Ready | LoadFailed) -> None:
+        self._outcome = message
+        for link in self._links.values():
+            if link.is_admitted:
+                link.deliver(message)
         if isinstance(message, Ready) and not self.ready.done():
             self.ready.set_result(None)
         elif isinstance(message, LoadFailed) and not self.ready.done():
@@ -219,10 +234,12 @@ class ServerLink:
     Attributes:
         number: unique among the links of the worker.
         request_ids: ids, in the worker, of the requests that it holds for the server.
+        is_admitted: True once the server has said which model it wants, and it is this one.
     """
 
     def __init__(self, worker: SharedWorker, number: int) -> None:
         self.number = number
+        self.is_admitted = False
         self.request_ids: set[str] = set()
         self._worker = worker
         self._cutter = FrameCutter()
@@ -261,6 +278,11 @@ class ServerLink:
             self.deliver(Died(reason))
             self._is_ended = True
 
+    def refuse(self, reason: LoadFailed) -> None:
+        """End the link because the worker has another model."""
+        self.deliver(reason)
+        self._is_ended = True
+
     def feed(self, data: bytes) -> None:
         """Give the worker bytes that the server has sent."""
         try:
@@ -273,9 +295,7 @@ class ServerLink:
         message = decode_to_worker(payload)
         match message:
             case Load():
-                if (error := self._worker.check_load(payload)) is not None:
-                    self.deliver(LoadFailed(failure_of(error)))
-                    self._is_ended = True
+                self._worker.admit(self, message)
             case Close():
                 self._is_ended = True
                 self._changed.set()

@@ -7,17 +7,21 @@ torch (its compiler uses them), so a result is compared before they are used.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["prepare_linears", "restore_linears"]
+__all__ = ["PreparedLinear", "Replaced", "is_supported", "prepare_linears", "restore"]
 
 _MAX_ERROR = 1e-4
 
+Replaced = list[tuple[nn.Module, str, nn.Module]]
+"""Modules that were replaced: their parent, their name there, and the module."""
 
-class _PreparedLinear(nn.Module):
+
+class PreparedLinear(nn.Module):
     """Stands for ``linear``; keeps no copy of its weights in plain order."""
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -32,27 +36,39 @@ class _PreparedLinear(nn.Module):
         result: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._prepared[0], self._bias, "none", [], "")
         return result
 
+    def with_gelu(self, rows: Tensor) -> Tensor:
+        """(..., out_features), the exact GELU of the product, without another pass over it."""
+        result: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._prepared[0], self._bias, "gelu", [], "none")
+        return result
 
-def prepare_linears(model: nn.Module) -> list[tuple[nn.Module, str, nn.Linear]]:
-    """Replace the linear layers of a model; return what :func:`restore_linears` needs, empty if none was replaced."""
-    replaced: list[tuple[nn.Module, str, nn.Linear]] = []
-    if not _works():
+    def plus(self, rows: Tensor, other: Tensor) -> Tensor:
+        """(..., out_features), the sum of the product and ``other``."""
+        add = torch.ops.mkldnn._linear_pointwise.binary
+        result: Tensor = add(rows, other, self._prepared[0], self._bias, "add")
+        return result
+
+
+def prepare_linears(model: nn.Module) -> Replaced:
+    """Replace the linear layers of a model; return what :func:`restore` needs, empty if none was replaced."""
+    replaced: Replaced = []
+    if not is_supported():
         return replaced
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear and child.weight.dtype == torch.float32 and not child.weight.is_meta:
-                setattr(parent, name, _PreparedLinear(child))
+                setattr(parent, name, PreparedLinear(child))
                 replaced.append((parent, name, child))
     return replaced
 
 
-def restore_linears(replaced: list[tuple[nn.Module, str, nn.Linear]]) -> None:
-    """Undo :func:`prepare_linears`."""
-    for parent, name, linear in replaced:
-        setattr(parent, name, linear)
+def restore(replaced: Replaced) -> None:
+    """Give the parents their former modules back."""
+    for parent, name, module in replaced:
+        setattr(parent, name, module)
 
 
-def _works() -> bool:
+@cache
+def is_supported() -> bool:
     """Return True if this build of torch has the operations, and they are right."""
     if not torch.backends.mkldnn.is_available():
         return False
@@ -60,7 +76,10 @@ def _works() -> bool:
     rows = torch.randn(5, 48, generator=torch.Generator().manual_seed(0))
     try:
         with torch.inference_mode():
-            error = (_PreparedLinear(linear)(rows) - linear(rows)).abs().max()
+            prepared, expected = PreparedLinear(linear), linear(rows)
+            error = (prepared(rows) - expected).abs().max()
+            error = max(error, (prepared.with_gelu(rows) - nn.functional.gelu(expected)).abs().max())
+            error = max(error, (prepared.plus(rows, expected) - 2 * expected).abs().max())
     except (RuntimeError, AttributeError, TypeError):
         return False
     return bool(error < _MAX_ERROR)

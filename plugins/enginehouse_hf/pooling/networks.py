@@ -22,10 +22,11 @@ from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAtte
 from enginehouse.contract.errors import ModelLoadError
 from enginehouse.contract.pooler import PoolerInput
 from enginehouse_hf.pooling.attention import PACKED_ATTENTION
-from enginehouse_hf.pooling.linears import prepare_linears, restore_linears
+from enginehouse_hf.pooling.bert import fuse_layers
+from enginehouse_hf.pooling.linears import prepare_linears, restore
 from enginehouse_hf.pooling.packing import PackedTexts, pack
 
-__all__ = ["Network", "choose_network", "position_offset", "takes_types"]
+__all__ = ["Network", "choose_network", "is_reentrant", "position_offset", "takes_types"]
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ _MAX_ERROR_16_BITS = 0.05
 
 
 class Network(Protocol):
-    """A model with or without a head. ``name`` is shown in the model's metadata."""
+    """A model with or without a head; several threads may run it at once. ``name`` is shown in the model's metadata."""
 
     name: str
 
@@ -84,9 +85,9 @@ class _PackedLogits:
         parts = []
         for run in texts.runs(self._most):
             shape = run.count, run.length
-            self._stand_in.states = states[run.columns].unflatten(0, shape)
+            self._stand_in.given.states = states[run.columns].unflatten(0, shape)
             parts.append(self._model(input_ids=texts.token_ids[run.columns].unflatten(0, shape)).logits)
-        self._stand_in.states = None
+        self._stand_in.given.states = None
         return torch.cat(parts)
 
     def undo(self) -> None:
@@ -95,19 +96,20 @@ class _PackedLogits:
 
 
 class _StandIn(nn.Module):
-    """Takes the place of the body below a head: returns states that were computed before."""
+    """Takes the place of the body below a head: returns the calling thread's states, computed before."""
 
     def __init__(self, body: Any) -> None:
         super().__init__()
         self.body = (body,)  # not a child, so that the model's parameters are not counted twice
         self.config = body.config
-        self.states: Tensor | None = None
+        self.given = threading.local()
 
     def forward(self, *_arguments: Any, **_named: Any) -> BaseModelOutputWithPoolingAndCrossAttentions:
         """Return the states, (n, L, hidden_size), and what the body's own pooler makes of them."""
+        states: Tensor = self.given.states
         pooler = getattr(self.body[0], "pooler", None)
-        pooled = None if pooler is None else pooler(self.states)
-        return BaseModelOutputWithPoolingAndCrossAttentions(last_hidden_state=self.states, pooler_output=pooled)
+        pooled = None if pooler is None else pooler(states)
+        return BaseModelOutputWithPoolingAndCrossAttentions(last_hidden_state=states, pooler_output=pooled)
 
 
 class _StatesOfEqualLengths:
@@ -156,6 +158,17 @@ def takes_types(model: Any) -> bool:
     return "token_type_ids" in names and (getattr(model.config, "type_vocab_size", None) or 0) > 1
 
 
+def is_reentrant(model: Any) -> bool:
+    """Return True if several threads may run a model at once.
+
+    Code from a model's folder may keep state, and rotary embeddings of some types are changed by each pass.
+    """
+    if not type(model).__module__.startswith("transformers."):
+        return False
+    types = [str(getattr(module, "rope_type", "")) for module in model.modules()]
+    return not any("dynamic" in one or "longrope" in one for one in types)
+
+
 def position_offset(model: Any) -> int:
     """Return the number of the first position: models like RoBERTa begin after the id of their padding token."""
     for module in model.modules():
@@ -189,10 +202,12 @@ def choose_network(model: Any, *, has_head: bool, vocab_size: int, has_types: bo
         if packed is None:
             model.set_attn_implementation(own_attention)
         network = packed or plain
-        replaced = prepare_linears(body) if model.device.type == "cpu" else []
-        if replaced and (problem := _problem(network, sample, expected)):
-            _log.warning("hf: oneDNN's linear layers are not used: %s", problem)
-            restore_linears(replaced)
+        if model.device.type == "cpu":
+            for prepare in ([fuse_layers] if packed else []) + [prepare_linears]:
+                replaced = prepare(body)
+                if replaced and (problem := _problem(network, sample, expected)):
+                    _log.warning("hf: oneDNN's layers are not used (%s): %s", prepare.__name__, problem)
+                    restore(replaced)
     return network
 
 

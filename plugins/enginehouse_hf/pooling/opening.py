@@ -16,9 +16,10 @@ from enginehouse_backendkit.fast_tokenizer import FastTokenizer
 from enginehouse_backendkit.model_folder import check_model_files, served_context
 from enginehouse_hf.backend import HfOptions
 from enginehouse_hf.loader import find_files
+from enginehouse_hf.pooling.lanes import Lanes
 from enginehouse_hf.pooling.layout import find_layouts, lowercase_first
 from enginehouse_hf.pooling.modules import RowSteps, dense_layers
-from enginehouse_hf.pooling.networks import choose_network, position_offset, takes_types
+from enginehouse_hf.pooling.networks import choose_network, is_reentrant, position_offset, takes_types
 from enginehouse_hf.pooling.pooler import HfPooler
 from enginehouse_hf.pooling.recipe import Dense, LayerNorm, Pooling, Recipe
 from enginehouse_hf.tokenizer import ModelFiles, load_fast
@@ -121,7 +122,18 @@ def _build(files: ModelFiles, model: Any, recipe: Recipe, layers: list[Any], opt
         },
     )
     steps = None if has_head else RowSteps(recipe.modules, layers, recipe.truncate_dim)
-    return HfPooler(network, steps, capabilities=capabilities, tokenizer=tokenizer, info=info, device=model.device)
+    device, lanes = model.device, _lanes(model)
+    return HfPooler(
+        network, steps, capabilities=capabilities, tokenizer=tokenizer, info=info, device=device, lanes=lanes
+    )
+
+
+def _lanes(model: Any) -> Lanes | None:
+    """Return what divides passes on the CPU."""
+    if model.device.type != "cpu":
+        return None
+    threads = torch.get_num_threads()
+    return Lanes(threads) if is_reentrant(model) else Lanes(threads, most=1)
 
 
 def _max_tokens(model: Any, recipe: Recipe, options: HfOptions, tokenizer_limit: int) -> int:

@@ -119,6 +119,7 @@ def test_a_returning_replica_gets_its_share_of_new_prompts_and_not_all() -> None
 
 def test_a_forgotten_replica_has_nothing() -> None:
     affinity = PrefixAffinity()
+    affinity.forget(-1)
     affinity.learn(1, chain("a", "b"))
     affinity.forget(1)
     affinity.forget(7)

@@ -103,6 +103,7 @@ def test_request_that_a_plugin_refuses_is_the_clients_mistake(flaky: FlakyServer
 
 def test_failures_and_drafters_are_counted_by_name(flaky: FlakyServer) -> None:
     flaky.break_at("logits processor.process", "raise", lambda: flaky.chat(**PROCESS))
+    flaky.load("drafted")  # step costs and acceptance rates measured before decide whether drafts are used
     details: httpx.Response = flaky.chat("drafted", max_tokens=40, ignore_eos=True)
     metrics = flaky.client.get("/metrics").text
 

@@ -649,6 +649,18 @@ def test_plugin_added_under_a_taken_name_is_an_error_of_the_adder(install: Insta
     assert "the name is taken" in (record_of(load(), "a").error or "")
 
 
+def test_hooks_of_kinds_that_a_process_does_not_use_are_not_called(install: Install) -> None:
+    install(
+        "both", WORKING.format(name="both-model") + "\n\n@enginehouse.hookimpl\ndef register_pages(register): 1 / 0\n"
+    )
+
+    registry = PluginRegistry.load(PluginsSettings(), kinds=("model_sources",))
+
+    assert "both-model" in registry.model_sources and not registry.surfaces
+    assert record_of(registry, "both").error is None
+    assert record_of(load(), "both").error is not None
+
+
 def test_names_of_plugins_that_are_not_installed_are_complaints() -> None:
     """A plugin that was uninstalled never stops a start."""
     settings = {"allow": ("samplerz",), "deny": ("nothere", "parsers"), "options": {"banlist": {"words": 3}}}

@@ -131,6 +131,21 @@ async def test_request_continues_with_a_replica_that_comes_later_or_ends_after_t
         assert await server.ask(0)
 
 
+async def test_request_without_any_replica_counts_as_demand_and_is_served_by_the_first_one() -> None:
+    async with asyncio.timeout(60), serving(replicas=1) as server:
+        placement = FakePlacement.open["m"]
+        assert server.manager.find("m").status().replicas == {"replica-0": 0}
+        await placement.remove("replica-0")
+        await until(lambda: not server.fleet.members)
+        assert server.manager.find("m").status().replicas == {}
+        asked = asyncio.create_task(server.ask(0))
+        await until(lambda: server.fleet.num_requests == 1)
+        await placement.add()
+
+        assert await asked
+        assert server.fleet.num_requests == 0
+
+
 @pytest.mark.slow
 async def test_request_that_kills_two_replicas_is_refused_and_others_continue() -> None:
     async with serving("fake") as server:

@@ -50,10 +50,18 @@ def test_weights_of_any_name_are_taken_where_none_has_the_usual_one() -> None:
 
 
 def test_one_quantisation_comes_with_all_its_parts() -> None:
-    assert needed("o/n:q4_k_m", *GGUF) == {"m-Q4_K_M.gguf"}
+    assert needed("o/n:q4_k_m", *GGUF) == {"m-Q4_K_M.gguf", "mmproj-m-F16.gguf"}
     assert needed("o/n:F16", *GGUF) == {"F16/m-F16-00001-of-00002.gguf", "F16/m-F16-00002-of-00002.gguf"}
-    assert needed("o/n", "README.md", "config.json", "m-Q8_0.gguf", "mmproj-m-F16.gguf") == {"m-Q8_0.gguf"}
+    assert needed("o/n", "README.md", "config.json", "m-Q8_0.gguf", "imatrix.gguf") == {"m-Q8_0.gguf"}
     assert needed("o/n:UD-Q4_K_XL", "m-UD-Q4_K_XL.gguf", "m-Q4_K_M.gguf") == {"m-UD-Q4_K_XL.gguf"}
+
+
+def test_a_projector_of_images_comes_with_its_model() -> None:
+    projectors = ("mmproj-F16.gguf", "mmproj-F32.gguf")
+    assert needed("o/n", "m-Q8_0.gguf", "mmproj-m-F16.gguf") == {"m-Q8_0.gguf", "mmproj-m-F16.gguf"}
+    assert needed("o/n:Q4_0", "m-Q8_0.gguf", "m-Q4_0.gguf", *projectors) == {"m-Q4_0.gguf", "mmproj-F16.gguf"}
+    assert needed("o/n:Q4_0", "m-Q4_0.gguf", "other-Q8_0.gguf", *projectors) == {"m-Q4_0.gguf"}
+    assert needed("o/n", "m-Q4_0.gguf", "mmproj-one.gguf", "mmproj-two.gguf") == {"m-Q4_0.gguf"}
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from enginehouse.contract.backend import Span
+from enginehouse.contract.backend import ModelSource, Span
 from enginehouse.contract.errors import ModelLoadError
+from enginehouse_llamacpp.backend import LlamaCppBackend
 from enginehouse_llamacpp.devices import Device, device_params, list_devices
 from enginehouse_llamacpp.library import load_library
 from enginehouse_llamacpp.options import LlamaCppOptions
@@ -141,3 +142,26 @@ def test_tensors_in_the_memory_of_the_cpu_compute_the_same(open_smollm: Any, pla
     placed = last_logits(open_smollm(batch_invariant=False, extra_buffers=False, override_tensor=("ffn_.*=CPU",)))
 
     assert np.allclose(plain, placed, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "where"),
+    [
+        ({}, {}),
+        ({"tensor_split": (3, 1)}, {"CPU": 0.38, "device 0": 0.66, "device 1": 0.52}),
+        ({"tensor_split": (3, 1), "n_gpu_layers": 0}, {"CPU": 1.11, "device 0": 0.0, "device 1": 0.0}),
+        ({"rpc": ("a:1", "b:1"), "split_mode": "row"}, {"CPU": 0.38, "a:1": 0.59, "b:1": 0.59}),
+        ({"devices": ("A", "B"), "split_mode": "none", "main_gpu": 1}, {"CPU": 0.38, "B": 1.11}),
+        ({"devices": ("A",), "override_tensor": ("ffn=CPU",)}, {"CPU": 0.89, "A": 0.61}),
+    ],
+)
+def test_estimate_says_what_each_device_needs(
+    smollm_path: Path, options: dict[str, Any], where: dict[str, float]
+) -> None:
+    """As shares of the file: 31 % of it are embeddings, which are the output, too; 7 % more are intermediate values."""
+    chosen = LlamaCppOptions(context=32, cache_tokens=32, slots=1, max_sequences=1, n_batch=32, **options)
+    estimate = LlamaCppBackend().estimate(ModelSource(str(smollm_path), smollm_path), chosen)
+
+    assert {name: num_bytes / estimate.weights_bytes for name, num_bytes in estimate.by_device.items()} == (
+        pytest.approx(where, abs=0.02)
+    )

@@ -147,8 +147,8 @@ def test_gemma_goes_on_beyond_its_window(gemma: LlamaCppRunner) -> None:
 def test_data_that_may_not_be_written_to_is_copied() -> None:
     """llama.cpp wants an array of C; data in memory of ours is lent to it as it is."""
     own = bytearray(HEAD_BYTES + 5)
-    lent = state_array(memoryview(own))
-    copied = state_array(memoryview(bytes(own)))
+    lent = state_array(memoryview(own), HEAD_BYTES)
+    copied = state_array(memoryview(bytes(own)), HEAD_BYTES)
     own[HEAD_BYTES] = 7
 
     assert (len(lent), len(copied)) == (5, 5)

@@ -31,6 +31,14 @@ NO_VALUE: dict[str, Any] = {
     | {"minimum": 0, "maximum": 1000},
     "unevaluated items": {"type": "array", "minItems": 1, "allOf": [{"anyOf": [{}, {}, {}]}] * 4}
     | {"unevaluatedItems": False},
+    "oneOf after a long text": {
+        **{"type": "object", "required": ["a", "b"]},
+        "properties": {"a": {"type": "string", "minLength": 800}, "b": ALL_EQUAL},
+    },
+    "not of every long array": {
+        **{"type": "array", "items": {"enum": [1, 2]}, "minItems": 400},
+        "not": {"contains": {"uniqueItems": True}},
+    },
     "too few different items": {"type": "array", "uniqueItems": True, "items": {"type": "boolean"}, "minItems": 3},
 }
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tarfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,19 @@ from .answers import cuts, told
 
 settings.register_profile("unhurried", deadline=None)  # a busy machine is no failure
 settings.load_profile("unhurried")
+
+
+@pytest.fixture(scope="session")
+def llama_cpp_templates(llama_cpp_archive: Path) -> dict[str, str]:
+    """About 70 templates that llama.cpp tests with, by name; read from llama-cpp-python's source archive."""
+    found = {}
+    with tarfile.open(llama_cpp_archive) as archive:
+        for member in archive:
+            path = Path(member.name)
+            if path.suffix == ".jinja" and "templates" in path.parts and (file := archive.extractfile(member)):
+                found[path.stem] = file.read().decode()
+    assert len(found) >= 40
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -46,6 +46,7 @@ def written_calls(model: ChatFormat, example: str, tool_format: ToolFormat) -> s
         first = turn.rfind("```", 0, place)
     if first < 0:
         first = max(turn.rfind("{", 0, place), turn.rfind("[", 0, place), turn.rfind("\n", 0, place) + 1)
+        first -= turn[:first].endswith("[")
     return turn[first:]
 
 
@@ -118,6 +119,21 @@ TEMPLATES: dict[str, tuple[str, str]] = {
             "{{ call.name }}({% for key, value in call.arguments.items() %}{{ key }}={{ value | tojson }}"
             "{% if not loop.last %}, {% endif %}{% endfor %})",
             start="<|tool_call_start|>[", end="]<|tool_call_end|>", separator=", ",
+        ),
+    ),
+    "keyword arguments as texts": (
+        "pythonic",
+        _template(
+            "{{ call.name }}({% for key, value in call.arguments.items() %}{{ key }}=\"{{ value }}\""
+            "{% if not loop.last %}, {% endif %}{% endfor %})",
+            start="[", end="]", separator=", ",
+        ),
+    ),
+    "members as texts": (
+        "gemma",
+        _template(
+            "<start_function_call>call:{{ call.name }}{{ '{' }}{% for key, value in call.arguments.items() %}"
+            "{{ key }}:<escape>{{ value }}<escape>{% if not loop.last %},{% endif %}{% endfor %}}<end_function_call>"
         ),
     ),
     "tags with line breaks": (

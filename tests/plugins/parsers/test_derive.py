@@ -7,6 +7,7 @@ import json
 import pytest
 
 from enginehouse.contract.composition import read_composition
+from enginehouse.contract.parsers import PreparedChat
 from enginehouse.contract.template_examples import EXAMPLE_TOOLS, EXAMPLES
 from enginehouse.contract.types import Message, ToolCall
 from enginehouse.pipeline.answer_parser import AnswerParsing
@@ -53,6 +54,53 @@ def test_words_for_types_may_begin_or_end_alike() -> None:
     best = max(PARSERS.values(), key=lambda parser: parser.match(with_examples(template)))
 
     assert best.bind(with_examples(template)).syntax.type_words == (("string", "true"), ("", "false"))
+
+
+def test_texts_for_arguments_of_other_types_are_read_where_the_template_writes_texts_only() -> None:
+    """Also as members of an object; an argument that may be a text stays one."""
+    name, template = TEMPLATES["keyword arguments as texts"]
+    parsing = AnswerParsing(tool_format=PARSERS[name].bind(with_examples(template)), tools=EXAMPLE_TOOLS)
+    expected = {"key_a": "2", "key_b": 2, "key_d": ["x"], "key_e": {"y": None}, "key_c": "maybe", "other": "3"}
+    members = {"key_a": "2", "key_b": "2", "key_d": "['x']", "key_e": {"y": None}, "key_c": "maybe", "other": "3"}
+
+    listed = ", ".join(f"{key}={value!r}" for key, value in members.items())
+    for text in (f"[wozu_alpha({listed})]", f"[wozu_alpha(**{members})]", f"[wozu_alpha(**{json.dumps(members)})]"):
+        for pieces in cuts(text):
+            ((called, arguments),) = told(parsing, pieces)["calls"]
+            assert (called, json.loads(arguments)) == ("wozu_alpha", expected), pieces
+
+
+def test_tools_that_a_template_shows_after_a_system_message_only() -> None:
+    """A chat with tools gets an empty one; the template gets the tools."""
+    start = "{% if messages[0].role == 'system' %}{{ messages[0].content }}{{ tools | tojson }}{% endif %}"
+    model = with_examples(start + TEMPLATES["a name and an object"][1].partition("{% endif %}")[2])
+    best = max(PARSERS.values(), key=lambda parser: parser.match(model))
+    tool_format = best.bind(model)
+    question, system = Message(role="user", content="Hi"), Message(role="system", content="Be brief.")
+
+    assert best.name == "mistral-named"
+    assert tool_format.prepare((question,), TOOLS) == PreparedChat(
+        (Message(role="system", content=""), question), TOOLS
+    )
+    for messages, tools in (((system, question), TOOLS), ((question,), ())):
+        assert tool_format.prepare(messages, tools) == PreparedChat(messages, tools)
+
+
+def test_a_template_that_refuses_a_question_after_a_result_gets_an_answer_between_them() -> None:
+    refusal = (
+        "{% for m in messages %}{% if m.role == 'user' and loop.previtem is defined and loop.previtem.role == 'tool' %}"
+        "{{ raise_exception('roles must alternate') }}{% endif %}{% endfor %}"
+    )
+    for start, between in ((refusal, ["assistant"]), ("", [])):
+        model = with_examples(start + TEMPLATES["a name and an object"][1])
+        best = max(PARSERS.values(), key=lambda parser, model=model: parser.match(model))
+        call = ToolCall(id="abcdef012", name="now", arguments="{}")
+        calling = Message(role="assistant", content="", tool_calls=(call,))
+        result = Message(role="tool", content="5", tool_call_id="abcdef012")
+        chat = (Message(role="user", content="Hi"), calling, result, Message(role="user", content="And now?"))
+
+        roles = [message.role for message in best.bind(model).prepare(chat, TOOLS).messages]
+        assert roles == ["user", "assistant", "tool", *between, "user"]
 
 
 def test_templates_that_take_tools_get_them() -> None:

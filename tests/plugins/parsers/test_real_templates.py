@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
-import tarfile
-from pathlib import Path
 
 import pytest
 
@@ -68,7 +67,13 @@ CHOSEN = {
     "mistralai-Ministral-3-14B-Reasoning-2512": "mistral-named",
     "LFM2-8B-A1B": "pythonic",
     "LFM2.5-8B-A1B": "pythonic",
+    "vllm_functiongemma": "gemma",
+    "vllm_glm4": "glm",
+    "vllm_llama4_pythonic": "pythonic",
+    "vllm_xlam_qwen": "phi4",
 }
+LOSSY = {("vllm_gemma3_pythonic", "values")}
+"""It writes nothing between several arguments of a call, so that they cannot be told from each other."""
 UNUSABLE = {"fireworks-ai-llama-3-firefunction-v2"}
 """Its tools have another name, which it cannot do without."""
 OPEN = {"llama-cpp-deepseek-r1": True, "Qwen3.5-4B": True, "Qwen-Qwen3-0.6B": False, "deepseek-ai-DeepSeek-V3.1": False}
@@ -100,21 +105,17 @@ SHOWN = ("Rome", "Oslo", "sunny123", "quiet456", "Get weather", "Get news")
 
 
 @pytest.fixture(scope="module")
-def templates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """About 70 templates that llama.cpp tests with; read from llama-cpp-python's source archive."""
-    folder = tmp_path_factory.mktemp("download")
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", "llama-cpp-python"]
-    subprocess.run([*command, "--dest", str(folder), "llama-cpp-python"], capture_output=True, timeout=600, check=False)
-    archives = list(folder.glob("*.tar.gz"))
-    if not archives:
-        pytest.skip("the source archive of llama-cpp-python could not be downloaded")
-    found = {}
-    with tarfile.open(archives[0]) as archive:
-        for member in archive:
-            path = Path(member.name)
-            if path.suffix == ".jinja" and "templates" in path.parts and (file := archive.extractfile(member)):
-                found[path.stem] = file.read().decode()
-    assert len(found) >= 40
+def templates(llama_cpp_templates: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """About 70 templates that llama.cpp tests with, and the 27 with tools that vLLM's source archive has."""
+    found = dict(llama_cpp_templates)
+    folder = tmp_path_factory.mktemp("vllm")
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", "vllm", "--no-clean"]
+    subprocess.run(  # pip leaves the unpacked archive, whether or not the package can be built here
+        [*command, "--no-build-isolation", "--dest", str(folder), "vllm"],
+        env={**os.environ, "TMPDIR": str(folder)}, capture_output=True, timeout=600, check=False,
+    )  # fmt: skip
+    for path in folder.rglob("examples/tool_chat_template_*.jinja"):
+        found[path.stem.replace("tool_chat_template", "vllm")] = path.read_text(encoding="utf-8")
     return found
 
 
@@ -158,6 +159,9 @@ def test_calls_that_a_template_writes_are_read_at_every_split(
         for example in ("call", "two calls", "values", "no arguments"):
             text = written_calls(model, example, tool_format)
             if not text or parser == "default":
+                continue
+            if (name, example) in LOSSY:
+                assert any(line.startswith("warning: what it writes for") for line in tool_format.explanation), name
                 continue
             expected = [(call.name, json.loads(call.arguments)) for call in EXAMPLES[example].messages[1].tool_calls]
             expected = expected[:1] if tool_format.syntax.is_single else expected

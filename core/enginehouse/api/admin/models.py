@@ -112,7 +112,14 @@ def describe_model(manager: ModelManager, status: ModelStatus) -> dict[str, Any]
         "num_restarts": status.num_restarts,
         "idle_s": None if status.idle_s is None else round(status.idle_s, 3),
         "memory": {"device": status.device, "bytes": status.memory_bytes} if holds else None,
+        "replicas": _describe_replicas(status),
     }
+
+
+def _describe_replicas(status: ModelStatus) -> list[dict[str, Any]] | None:
+    if status.replicas is None:
+        return None
+    return [{"name": place, "num_requests": count} for place, count in sorted(status.replicas.items())]
 
 
 def _describe_memory(manager: ModelManager) -> dict[str, Any]:

@@ -93,6 +93,7 @@ _OF_MODELS = (
     _gauge("prefix_cache_tokens", "Tokens that the prefix cache holds.", "model"),
     _gauge("worker_memory_bytes", "Resident memory of a model's worker process.", "model"),
     _gauge("loaded_adapters", "Adapters (LoRA) that a model has loaded.", "model"),
+    _gauge("embedding_cache_bytes", "Memory of the embeddings of images that a model keeps.", "model"),
     _gauge("replica_up", "1 if a server or replica of a model takes requests, else 0.", "model", "replica"),
     _gauge("replica_running_requests", "Requests that it is answering.", "model", "replica"),
     _counter(
@@ -106,6 +107,8 @@ _OF_MODELS = (
     _counter("pooled_texts", "Texts and pairs of texts that a pooling model has computed.", "model"),
     _counter("pooled_tokens", "Tokens of these.", "model"),
     _counter("cached_texts", "Texts whose rows came from the cache of their model (`pooling_cache`).", "model"),
+    _counter("encoded_images", "Images, or parts of large ones, that a model has encoded.", "model"),
+    _counter("reused_images", "Images, or parts of them, whose embedding was kept from before.", "model"),
     _histogram(
         "batch_sequences",
         "Sequences, or texts of a pooling model, in one step.",

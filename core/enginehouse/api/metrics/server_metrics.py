@@ -214,6 +214,9 @@ class ServerMetrics(Collector):
         for name in ("pooled_texts", "pooled_tokens", "cached_texts"):
             if number := getattr(total, f"num_{name}"):
                 now.add(name, model, amount=number)
+        if total.num_encoded_chunks or total.num_reused_chunks:
+            now.add("encoded_images", model, amount=total.num_encoded_chunks)
+            now.add("reused_images", model, amount=total.num_reused_chunks)
         now.observe_counts("batch_sequences", model, counts=total.steps_by_size or _NO_STEPS, total=total.num_batched)
 
 
@@ -226,6 +229,8 @@ def _read_gauges(model: str, metrics: EngineMetrics, now: Values) -> None:
     now.set("kv_cache_free_tokens", model, value=stats.free_tokens)
     now.set("prefix_cache_tokens", model, value=stats.cached_tokens)
     now.set("loaded_adapters", model, value=stats.num_adapters)
+    if metrics.num_embedding_bytes:
+        now.set("embedding_cache_bytes", model, value=metrics.num_embedding_bytes)
     if metrics.rss_bytes:
         now.set("worker_memory_bytes", model, value=metrics.rss_bytes)
 

@@ -128,6 +128,7 @@ def _model(status: ModelStatus, names: Sequence[str], server: ServerAccess) -> d
         "num_restarts": status.num_restarts,
         "max_context": info.max_context if info else None,
         "task": info.task if info else None,
+        "input_modalities": ["text", *info.engine.media] if info else None,
     }
 
 
@@ -160,6 +161,9 @@ def _routed(models: Sequence[dict[str, Any]], *, is_long: bool) -> dict[str, Any
         "parent": None,
         "max_context": max((model["max_context"] for model in models if model["max_context"]), default=None),
         "task": "generate",
+        "input_modalities": sorted(
+            {kind for model in models for kind in model["input_modalities"] or ()}, reverse=True
+        ),
         **(_UNKNOWN if is_long else {}),
     }
 

@@ -23,6 +23,7 @@ from enginehouse.contract.adapter_fields import ADAPTER_FIELDS, read_adapters
 from enginehouse.contract.adapters import cache_key
 from enginehouse.contract.errors import InvalidRequest
 from enginehouse.contract.fields import FIELDS
+from enginehouse.contract.media import find_chunks
 from enginehouse.contract.rows import row
 from enginehouse.contract.shapes import TOKEN_ID, MessageBody
 from enginehouse.contract.surface import AnswerRoute, Reply, Route, new_id
@@ -189,7 +190,9 @@ class _Tokens:
             token_ids = await prompt.tokenize(state.pipeline.recovery, caller.name)
             pieces: Sequence[bytes] = ()
             if body.with_pieces or body.return_token_strs:
-                pieces = await state.pipeline.recovery.pieces(model, token_ids, caller.name)
+                of_text = [max(0, token_id) for token_id in token_ids]
+                found = await state.pipeline.recovery.pieces(model, of_text, caller.name)
+                pieces = [piece if token_id >= 0 else b"" for token_id, piece in zip(token_ids, found, strict=True)]
             details = await _details(state, call, prompt, token_ids) if body.details else {}
         written = await run_in_thread(
             len(token_ids) > _MANY_TOKENS,
@@ -261,6 +264,9 @@ def _tokenized(
         "count": len(token_ids),
         "max_model_len": max_context,
     }
+    if token_ids and min(token_ids) < 0:
+        chunks = find_chunks(token_ids)
+        answer["chunks"] = [{"type": "image", "start": start, "count": count} for start, count in chunks]
     if body.return_token_strs:
         answer["token_strs"] = [token_text(piece) for piece in pieces]
     return answer

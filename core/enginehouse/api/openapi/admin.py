@@ -157,6 +157,10 @@ ADMIN_SCHEMAS: dict[str, JsonSchema] = {
         num_restarts=_COUNT,
         idle_s=_SECONDS_OR_NULL,
         memory={"anyOf": [object_of(device=_TEXT, bytes=_COUNT), {"type": "null"}]},
+        replicas={
+            "anyOf": [_list_of(object_of(name=_TEXT, num_requests=_COUNT)), {"type": "null"}],
+            "description": "Its workers on other machines; null for a model on this one.",
+        },
     ),
     "ServedModelList": object_of(
         object={"const": "list"},

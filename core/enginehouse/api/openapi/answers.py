@@ -41,6 +41,7 @@ def _const(value: str) -> JsonSchema:
 _TEXT: JsonSchema = {"type": "string"}
 _TEXT_OR_NULL: JsonSchema = {"type": ["string", "null"]}
 _COUNT: JsonSchema = {"type": "integer", "minimum": 0}
+_TOKEN_OR_IMAGE: JsonSchema = {"type": "integer", "description": "A token id; of an image, a negative number."}
 _NUMBER: JsonSchema = {"type": "number", "minimum": 0}
 _RANGE: JsonSchema = {"type": "array", "items": _COUNT, "minItems": 2, "maxItems": 2}
 _LOGPROB: JsonSchema = {"type": "number", "maximum": 0}
@@ -98,6 +99,7 @@ _MODEL_DETAILS = {
     },
     "metadata": {"type": ["object", "null"], "additionalProperties": _TEXT},
     "media": {"type": ["array", "null"], "items": _TEXT},
+    "input_modalities": {"type": ["array", "null"], "items": _TEXT},
 }
 _TIMINGS = {"timings": {"type": "object", "additionalProperties": _NUMBER}}
 _HEADERS = {"headers": {"type": "object", "additionalProperties": _TEXT}}
@@ -248,6 +250,7 @@ ANSWER_SCHEMAS: dict[str, JsonSchema] = {
     "Tokens": object_of(
         {
             "token_strs": _list_of(_TEXT),
+            "chunks": _list_of(object_of(type={"const": "image"}, start=_COUNT, count=_COUNT)),
             "details": object_of(
                 cached_tokens=_nullable(_COUNT),
                 segments=_list_of(object_of(text=_TEXT, trusted={"type": "boolean"})),
@@ -256,8 +259,8 @@ ANSWER_SCHEMAS: dict[str, JsonSchema] = {
         tokens=_list_of(
             {
                 "anyOf": [
-                    _COUNT,
-                    object_of(id=_COUNT, piece={"anyOf": [_TEXT, _BYTES]}),
+                    _TOKEN_OR_IMAGE,
+                    object_of(id=_TOKEN_OR_IMAGE, piece={"anyOf": [_TEXT, _BYTES]}),
                 ]
             }
         ),

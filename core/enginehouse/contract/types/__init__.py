@@ -9,7 +9,17 @@ choice; a *step* is one scheduler iteration; a *batch* is the sequences of one f
 
 from __future__ import annotations
 
-from enginehouse.contract.types.chats import Chat, Image, MediaPart, Message, Thinking, Tool, ToolCall, ToolUse
+from enginehouse.contract.types.chats import (
+    Chat,
+    DecodedImage,
+    Image,
+    MediaPart,
+    Message,
+    Thinking,
+    Tool,
+    ToolCall,
+    ToolUse,
+)
 from enginehouse.contract.types.engines import EngineCapabilities, EngineSettings, EngineStats, ModelInfo, Task
 from enginehouse.contract.types.events import (
     CacheMiss,
@@ -58,6 +68,7 @@ __all__ = [
     "ChoiceFinished",
     "Constraint",
     "ConstraintKind",
+    "DecodedImage",
     "EngineCapabilities",
     "EngineRequest",
     "EngineSettings",

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 from attrs import field, frozen
 
-__all__ = ["Chat", "Image", "MediaPart", "Message", "Thinking", "Tool", "ToolCall", "ToolUse"]
+__all__ = ["Chat", "DecodedImage", "Image", "MediaPart", "Message", "Thinking", "Tool", "ToolCall", "ToolUse"]
 
 
 class Chat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -50,6 +50,26 @@ class Image(msgspec.Struct, frozen=True, kw_only=True, tag="image"):
     detail: Literal["auto", "low", "high"] | None = None
 
 
+class DecodedImage(msgspec.Struct, frozen=True, tag="pixels"):
+    """The pixels of an image, upright, of the first frame, without transparency.
+
+    Attributes:
+        digest: SHA-256 of the bytes of its file, in hex.
+        width, height: sides in pixels.
+        rgb: ``height * width * 3`` bytes, row by row.
+        max_tokens: tokens that it may have; None is the model's usual number. Models whose images always have the same
+            number ignore it.
+        param: path of the image in the request, for errors.
+    """
+
+    digest: str
+    width: int
+    height: int
+    rgb: bytes
+    max_tokens: int | None = None
+    param: str = ""
+
+
 @frozen(kw_only=True)
 class Message:
     """One chat message. Text parts are already joined; ``name`` is the optional author name.
@@ -66,7 +86,7 @@ class Message:
     role: str
     content: str
     name: str | None = None
-    parts: tuple[str | MediaPart | Image, ...] = ()
+    parts: tuple[str | MediaPart | Image | DecodedImage, ...] = ()
     verbatim: tuple[tuple[int, int], ...] = ()
     reasoning: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()

@@ -38,7 +38,8 @@ class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
         samplers: active sampler plugins; None is all of the server's.
         constraint_kinds: kinds of constraints that it enforces.
         constraint_problem: why it enforces no others.
-        media: content types of messages besides text; only if ``takes_messages``.
+        media: content types of messages besides text.
+        max_image_pixels: pixels to which larger images are shrunk; 0 for an engine that takes messages.
         adapters: how requests with different adapters share its passes.
     """
 
@@ -49,6 +50,7 @@ class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     constraint_kinds: tuple[ConstraintKind, ...] = ()
     constraint_problem: str = ""
     media: tuple[Literal["image"], ...] = ()
+    max_image_pixels: int = 0
     adapters: AdapterMixing = "none"
 
 
@@ -101,6 +103,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
         max_prefill_tokens: maximum prompt tokens in a step without decoding; None is twice the runner's chunk.
         prefix_cache: keep finished sequences for requests with the same prefix.
         max_adapters: adapters that are loaded at once; then the least recently used one is unloaded.
+        embedding_cache_bytes: memory for embeddings of images that are kept for later requests.
     """
 
     slots: int = 8
@@ -108,3 +111,4 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_prefill_tokens: int | None = None
     prefix_cache: bool = True
     max_adapters: int = 8
+    embedding_cache_bytes: int = 256 * 2**20

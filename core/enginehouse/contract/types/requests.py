@@ -8,7 +8,7 @@ import msgspec
 from attrs import field, frozen
 
 from enginehouse.contract.adapters import Adapter, cache_key
-from enginehouse.contract.types.chats import Chat, Message, Thinking, ToolUse
+from enginehouse.contract.types.chats import Chat, DecodedImage, Message, Thinking, ToolUse
 from enginehouse.contract.types.events import TokenLogprob
 from enginehouse.contract.types.parameters import (
     Constraint,
@@ -22,10 +22,20 @@ __all__ = ["EngineRequest", "GenerateRequest", "Resume", "ResumedChoice", "Segme
 
 
 class Segment(msgspec.Struct, frozen=True, array_like=True):
-    """A piece of a rendered prompt. Control-token strings become control tokens only in trusted text."""
+    """A piece of a rendered prompt. Control-token strings become control tokens only in trusted text.
+
+    Attributes:
+        image: an image instead of text; ``text`` is what the template writes for it, and is not part of the prompt.
+    """
 
     text: str
     trusted: bool = False
+    image: DecodedImage | None = None
+
+    @property
+    def content(self) -> str:
+        """The text, or the hash of the image's file: what tells prompts apart."""
+        return self.text if self.image is None else self.image.digest
 
 
 @frozen(kw_only=True)

@@ -111,10 +111,11 @@ class Speculation:
         if sequence.speculation is not None:
             return  # it was preempted and resumes
         owner, drafts = sequence.owner, SequenceDrafts()
+        prompt = sequence.text_token_ids[: len(owner.prompt)]
         for bound in self._drafters:
             session = None
             with contextlib.suppress(PluginFailed):  # the sequence continues without it
-                session = bound.drafter.open(owner.prompt, owner.request.prediction_token_ids)
+                session = bound.drafter.open(prompt, owner.request.prediction_token_ids)
             if session is not None:
                 drafts.sessions.append(_Session(bound, session, AcceptanceRates(above=bound.rates)))
         sequence.speculation = drafts if drafts.sessions else None
@@ -325,7 +326,7 @@ def _task(sequence: EngineSequence, session: _Session) -> DraftTask:
     assert sequence.handle is not None
     longest = MAX_DRAFT_TOKENS if session.bound.drafter.is_free else _paid_length(session.bound)
     limit = max(1, min(longest, _room_in(sequence)))
-    return DraftTask(session.session, sequence.token_ids, sequence.handle, limit)
+    return DraftTask(session.session, sequence.text_token_ids, sequence.handle, limit)
 
 
 def _paid_length(bound: _Bound) -> int:

@@ -1,18 +1,25 @@
-"""Image headers: type and size read from the bytes, within limits and without decoding."""
+"""Images of messages: read within limits, and decoded for engines that get prompts instead of messages.
+
+Types and sizes are read from the headers, without decoding; decoding itself is done in a rendering process.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import binascii
+import hashlib
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, cast
 
 from attrs import evolve, frozen
 
-from enginehouse.contract.errors import InvalidRequest, UnsupportedParameter
-from enginehouse.contract.types import EngineCapabilities, Image, MediaPart, Message
+from enginehouse.contract.errors import InvalidRequest, RenderError, UnsupportedParameter
+from enginehouse.contract.media import LOW_DETAIL_TOKENS
+from enginehouse.contract.types import DecodedImage, EngineCapabilities, Image, MediaPart, Message
 from enginehouse.pipeline.media.fetching import AddressRefused, FetchFailed, ImageFetcher, Resolve, resolve_host
+from enginehouse.pipeline.prompt.pixels import MAX_DECODED_PIXELS, MISSING
+from enginehouse.pipeline.prompt.renderer import Renderer
 from enginehouse.settings.config import MediaSettings
 
 
@@ -139,17 +146,23 @@ _READERS: Mapping[bytes, Callable[[bytes], ImageHeader]] = {
 
 _DETAILS = ("auto", "low", "high")
 
+_MAX_PIXEL_BYTES = 48 * 2**20
+"""Pixels of one request; they go to the worker in one message."""
+
 
 class MediaReader:
     """Reads media that messages link to or embed.
 
     Args:
         settings: limits, and hosts that may be fetched from.
+        renderer: decodes images.
         resolve: resolves host names.
     """
 
-    def __init__(self, settings: MediaSettings, resolve: Resolve = resolve_host) -> None:
+    def __init__(self, settings: MediaSettings, renderer: Renderer, resolve: Resolve = resolve_host) -> None:
         self._settings = settings
+        self._renderer = renderer
+        self._decoding = asyncio.Lock()  # a waiting image does not use up its time limit
         self._fetcher = ImageFetcher(settings, resolve)
 
     async def read(self, messages: Sequence[Message], engine: EngineCapabilities) -> tuple[Message, ...]:
@@ -165,13 +178,16 @@ class MediaReader:
             message = f"more than {self._settings.max_images} images in one request (media.max_images)"
             raise InvalidRequest(f"messages: {message}", "messages")
         for role, part in parts:
-            if role != "user":
-                raise InvalidRequest(f"{part.param}: only user messages may contain images", part.param)
-        images = await _all(self._image(part) for _, part in parts)
+            if role != "user" and (role != "tool" or engine.takes_messages):
+                raise InvalidRequest(f"{part.param}: only {_holders(engine)} may contain images", part.param)
+        images = await _all(self._image(part, engine) for _, part in parts)
+        if sum(len(image.rgb) for image in images if isinstance(image, DecodedImage)) > _MAX_PIXEL_BYTES:
+            message = f"messages: the images have more than {_MAX_PIXEL_BYTES // 3} pixels together; send smaller ones"
+            raise InvalidRequest(message, "messages")
         found = {part.param: image for (_, part), image in zip(parts, images, strict=True)}
         return tuple(_with_images(message, found) for message in messages)
 
-    async def _image(self, part: MediaPart) -> Image:
+    async def _image(self, part: MediaPart, engine: EngineCapabilities) -> Image | DecodedImage:
         where = f"{part.param}.image_url"
         url, detail = _read_link(part.value, where)
         try:
@@ -179,9 +195,30 @@ class MediaReader:
                 data = await asyncio.to_thread(_decode, url, self._settings.max_bytes)
             else:
                 data = await self._fetcher.fetch(url)
-            return await asyncio.to_thread(self._checked, data, detail)
+            image = await asyncio.to_thread(self._checked, data, detail)
+            return image if engine.takes_messages else await self._decoded(image, engine.max_image_pixels, part.param)
         except (AddressRefused, FetchFailed, NoImage) as error:
             raise InvalidRequest(f"{where}.url: {error}", f"{where}.url") from error
+
+    async def _decoded(self, image: Image, target_pixels: int, param: str) -> DecodedImage:
+        header = read_image_header(image.data)
+        if header.width * header.height > MAX_DECODED_PIXELS:
+            size = f"{header.width} x {header.height}"
+            raise NoImage(f"it has {size} pixels, more than the {MAX_DECODED_PIXELS} that are decoded")
+        try:
+            async with self._decoding:
+                decoded = await self._renderer.decode(image.data, target_pixels)
+        except RenderError as error:
+            if error.message == MISSING:
+                raise UnsupportedParameter(f"{param}: {MISSING}", param) from error
+            raise NoImage(error.message) from error
+        # A process that a file has taken over could say anything, and runners hand the pixels to libraries in C.
+        num_pixels = decoded.width * decoded.height
+        if decoded.width < 1 or not 0 < num_pixels <= max(1, target_pixels) or len(decoded.rgb) != 3 * num_pixels:
+            raise NoImage("its decoded size is wrong")
+        digest = await asyncio.to_thread(lambda: hashlib.sha256(image.data).hexdigest())
+        max_tokens = LOW_DETAIL_TOKENS if image.detail == "low" else None
+        return DecodedImage(digest, decoded.width, decoded.height, decoded.rgb, max_tokens, param)
 
     def _checked(self, data: bytes, detail: Literal["auto", "low", "high"] | None) -> Image:
         header, most = read_image_header(data), self._settings.max_pixels
@@ -189,6 +226,11 @@ class MediaReader:
             size = f"{header.width} x {header.height}"
             raise NoImage(f"it has {size} pixels, more than {most} (media.max_pixels)")
         return Image(media_type=f"image/{header.format}", data=data, detail=detail)
+
+
+def _holders(engine: EngineCapabilities) -> str:
+    """Return whose messages may contain images; other servers' APIs take none in results of tools."""
+    return "user messages" if engine.takes_messages else "user messages and results of tools"
 
 
 def check_media(messages: Sequence[Message], engine: EngineCapabilities) -> None:
@@ -247,9 +289,9 @@ def _decode(url: str, max_bytes: int) -> bytes:
         raise NoImage("its base64 is damaged") from error
 
 
-async def _all(readings: Iterator[Any]) -> list[Image]:
+async def _all(readings: Iterator[Any]) -> list[Image | DecodedImage]:
     """Read all concurrently; if one fails, the others are cancelled."""
-    tasks: list[asyncio.Task[Image]] = []
+    tasks: list[asyncio.Task[Image | DecodedImage]] = []
     try:
         async with asyncio.TaskGroup() as group:
             tasks += [group.create_task(reading) for reading in readings]
@@ -258,6 +300,6 @@ async def _all(readings: Iterator[Any]) -> list[Image]:
     return [task.result() for task in tasks]
 
 
-def _with_images(message: Message, found: dict[str, Image]) -> Message:
+def _with_images(message: Message, found: Mapping[str, Image | DecodedImage]) -> Message:
     parts = tuple(found[part.param] if isinstance(part, MediaPart) else part for part in message.parts)
     return evolve(message, parts=parts) if parts else message

@@ -2,14 +2,16 @@
 
 Templates of models that also see images often iterate over the parts of a content, or read the text of the first one.
 Given a text, they would write nothing of it. Which roles need parts is found by rendering short chats, once for each
-template. Runs in the rendering process.
+template. So is the text that a template writes for an image. Runs in the rendering process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
+
+from attrs import frozen
 
 from enginehouse.contract.errors import RenderError
 from enginehouse.pipeline.prompt.sandbox import ChatTemplate, TemplateExhausted
@@ -24,6 +26,8 @@ _BEFORE: Mapping[str, tuple[dict[str, Any], ...]] = {
     "tool": ({"role": "user", "content": ""}, {"role": "assistant", "content": "", "tool_calls": [_CALL]}),
 }
 """Messages before one of each role. Instructions are followed by a question, see :func:`_writes`."""
+
+_PLAIN = {"tools": None, "documents": None, "bos_token": "", "eos_token": "", "add_generation_prompt": False}
 
 
 def as_parts(text: str) -> Sequence[dict[str, str]]:
@@ -54,14 +58,7 @@ def _writes(template: ChatTemplate, role: str, in_parts: frozenset[str]) -> bool
         {**message, "content": as_parts(message["content"])} if message["role"] in in_parts else message
         for message in (*_BEFORE[role], {"role": role, "content": _TEXT, "tool_call_id": _CALL["id"]}, *after)
     ]
-    variables = {
-        "messages": messages,
-        "tools": None,
-        "documents": None,
-        "bos_token": "",
-        "eos_token": "",
-        "add_generation_prompt": False,
-    }
+    variables = {**_PLAIN, "messages": messages}
     try:
         written = template.render(variables, ["messages"] * len(messages), _MAX_CHARS)
     except TemplateExhausted:
@@ -69,3 +66,64 @@ def _writes(template: ChatTemplate, role: str, in_parts: frozenset[str]) -> bool
     except RenderError:
         return False
     return _TEXT in written.casefold() and "'text'" not in written  # the list itself is not its text
+
+
+@frozen
+class ImageForm:
+    """The form in which a template takes images.
+
+    Attributes:
+        part: an image in a content, as the template expects it.
+        placeholder: the text that it writes for each.
+    """
+
+    part: dict[str, Any]
+    placeholder: str
+
+
+_IMAGE_PARTS: tuple[dict[str, Any], ...] = ({"type": "image"}, {"type": "image_url", "image_url": {"url": ""}})
+_AFTER = "wozu_after"
+
+
+@lru_cache(maxsize=32)
+def image_form(template: ChatTemplate) -> ImageForm | None:
+    """Return how the template takes images; None if it writes nothing for them, or not the same for each.
+
+    Raises:
+        TemplateExhausted: not enough memory.
+    """
+    without = _with_images(template, ())
+    for part in _IMAGE_PARTS if without is not None else ():
+        one, two = _with_images(template, (part,)), _with_images(template, (part, part))
+        if one is None or two is None or "'type'" in one:  # the list itself is not its image
+            continue
+        for placeholder in _inserted(without or "", one):
+            if (one.count(placeholder), two.count(placeholder)) == (1, 2):
+                return ImageForm(part, placeholder)
+    return None
+
+
+def _with_images(template: ChatTemplate, images: Sequence[dict[str, Any]]) -> str | None:
+    """Return a message of a user with images between two texts, rendered; None if the template refuses it."""
+    content = [*as_parts(_TEXT), *images, *as_parts(_AFTER)]
+    variables = {**_PLAIN, "messages": [{"role": "user", "content": content}]}
+    try:
+        return template.render(variables, ["messages"], _MAX_CHARS)
+    except TemplateExhausted:
+        raise
+    except RenderError:
+        return None
+
+
+def _inserted(without: str, one: str) -> Iterator[str]:
+    """Yield the texts that may have been inserted somewhere; there are several if its end equals what precedes it."""
+    start = 0
+    while start < len(without) and without[start] == one[start : start + 1]:
+        start += 1
+    end = start + len(one) - len(without)
+    while end > start:
+        if text := one[start:end].strip():
+            yield text
+        if not start or one[start - 1] != one[end - 1]:
+            return
+        start, end = start - 1, end - 1

@@ -37,6 +37,13 @@ class CheckTemplate(msgspec.Struct, frozen=True, array_like=True, tag="check"):
     template: str
 
 
+class Decode(msgspec.Struct, frozen=True, array_like=True, tag="decode"):
+    """Decode an image file, and shrink it to about ``target_pixels``."""
+
+    data: bytes
+    target_pixels: int
+
+
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     """Sent once, when the process can take requests."""
 
@@ -51,6 +58,14 @@ class Checked(msgspec.Struct, frozen=True, array_like=True, tag="checked"):
     """Reply to :class:`CheckTemplate`: the template is valid."""
 
 
+class Decoded(msgspec.Struct, frozen=True, array_like=True, tag="decoded"):
+    """Reply to :class:`Decode`: ``rgb`` has ``height * width * 3`` bytes."""
+
+    width: int
+    height: int
+    rgb: bytes
+
+
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     """The request ended in a RenderError.
 
@@ -63,8 +78,8 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     exhausted: bool = False
 
 
-Request = Remember | Render | CheckTemplate
-Reply = Ready | Rendered | Checked | Failed
+Request = Remember | Render | CheckTemplate | Decode
+Reply = Ready | Rendered | Checked | Decoded | Failed
 
 _Payload = bytes | bytearray | memoryview
 

@@ -1,4 +1,4 @@
-"""Program of a rendering process: read a request, render, reply, until its link ends.
+"""Program of a rendering process: read a request, render a chat or decode an image, reply, until its link ends.
 
 Started by ``renderer``. It has no threads and no state besides caches, may be killed at any moment, and ends with
 the server. Its limits are a second line of defence after the sandbox: memory, no writing to files, no core dumps.
@@ -13,9 +13,12 @@ import sys
 import msgspec
 
 from enginehouse.contract.errors import RenderError
+from enginehouse.pipeline.prompt.pixels import decode_image
 from enginehouse.pipeline.prompt.render_messages import (
     Checked,
     CheckTemplate,
+    Decode,
+    Decoded,
     Failed,
     Ready,
     Remember,
@@ -64,18 +67,21 @@ def _serve(link: Link, max_chars: int) -> None:
             return
 
 
-def _answer(request: Render | CheckTemplate, remembered: dict[int, Remember], max_chars: int) -> Reply:
+def _answer(request: Render | CheckTemplate | Decode, remembered: dict[int, Remember], max_chars: int) -> Reply:
     try:
         if isinstance(request, CheckTemplate):
             check(request.template)
             return Checked()
+        if isinstance(request, Decode):
+            return Decoded(*decode_image(request.data, request.target_pixels))
         known = remembered[request.key]
         prompt = msgspec.structs.replace(request.prompt, template=known.template, special_tokens=known.special_tokens)
         return Rendered(render(prompt, max_chars))
     except RenderError as error:
         return Failed(error.message, error.param, isinstance(error, TemplateExhausted))
     except MemoryError:
-        return Failed("The chat template needs too much memory.", "messages", exhausted=True)
+        subject = "decoding it" if isinstance(request, Decode) else "The chat template"
+        return Failed(f"{subject} needs too much memory.", "messages", exhausted=True)
 
 
 def _without_surrogates(reply: Reply) -> Failed:

@@ -1,11 +1,11 @@
-"""Renders chats in separate processes, because a template can hang and threads cannot be killed.
+"""Renders chats and decodes images in separate processes: both may hang or crash, and threads cannot be killed.
 
 Used by the pipeline, on the event loop. Handles deadlines and fairness between templates; rendering itself is
 :mod:`enginehouse.pipeline.prompt.templates`.
 
 A template that hangs, fills memory or crashes fails its own request and costs one process, which is replaced. It cannot
 block others: one template holds at most all processes but one, and templates whose last run ended that way leave one of
-the ready processes to the others.
+the ready processes to the others. All images together count as one template.
 """
 
 from __future__ import annotations
@@ -21,10 +21,13 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from enginehouse.contract.errors import InvalidRequest, RenderError, ServerOverloaded
+from enginehouse.contract.media import MAX_IMAGE_PIXELS
 from enginehouse.contract.types import Segment
 from enginehouse.pipeline.prompt.chat_prompt import ChatPrompt
 from enginehouse.pipeline.prompt.render_messages import (
     CheckTemplate,
+    Decode,
+    Decoded,
     Failed,
     Ready,
     Remember,
@@ -46,6 +49,7 @@ _EXIT_S = 1.0  # from the end of its link to its exit status, which says why
 _MAX_BACKOFF_S = 5.0
 
 _MAX_REMEMBERED = 32
+_IMAGES = "\0images"  # in place of a template
 # A template that escapes its sandbox must not find keys here.
 _ENVIRONMENT = ("HOME", "LANG", "PATH", "TZ")
 _ENVIRONMENT_PREFIXES = ("DYLD_", "LC_", "LD_", "PYTHON")
@@ -113,6 +117,19 @@ class Renderer:
         """
         await self._run(template, lambda client: client.check(template), max(self._timeout_s, _CHECK_TIMEOUT_S))
 
+    async def decode(self, data: bytes, target_pixels: int) -> Decoded:
+        """Return the pixels of an image file, see :func:`enginehouse.pipeline.prompt.pixels.decode_image`.
+
+        Raises:
+            RenderError: the image is damaged, too large, or exceeded a limit.
+            ServerOverloaded: no process became free in time, not caused by images.
+        """
+        reply = await self._run(
+            _IMAGES, lambda client: client.decode(data, target_pixels), self._timeout_s, "decoding it"
+        )
+        assert isinstance(reply, Decoded)
+        return reply
+
     async def close(self) -> None:
         """End all processes; waiting calls get ServerOverloaded."""
         self._closed = True
@@ -127,7 +144,13 @@ class Renderer:
         self._clients.clear()
         self._idle.clear()
 
-    async def _run(self, template: str, call: Callable[[_RenderProcess], Awaitable[Reply]], timeout_s: float) -> Reply:
+    async def _run(
+        self,
+        template: str,
+        call: Callable[[_RenderProcess], Awaitable[Reply]],
+        timeout_s: float,
+        subject: str = "The chat template",
+    ) -> Reply:
         try:
             async with asyncio.timeout(timeout_s) as deadline:
                 try:
@@ -137,9 +160,9 @@ class Renderer:
         except TimeoutError:
             if template not in self._quarantined:
                 raise ServerOverloaded("All rendering processes are busy; try again.") from None
-            raise RenderError(f"The chat template took longer than {timeout_s:g} s.", "messages") from None
+            raise RenderError(f"{subject} took longer than {timeout_s:g} s.", "messages") from None
         except _ProcessLost:
-            raise RenderError("The chat template crashed the process that rendered it.", "messages") from None
+            raise RenderError(f"{subject} crashed the process that rendered it.", "messages") from None
         if isinstance(reply, Failed):
             raise RenderError(reply.message, reply.param)
         return reply
@@ -275,7 +298,7 @@ class _RenderProcess:
     def __init__(self, max_chars: int, memory_bytes: int) -> None:
         self._process = ChildProcess(_command(max_chars, memory_bytes), _environment(), own_session=False)
         # A character takes at most 4 bytes, a segment of at least one character at most 8 more.
-        max_reply_bytes = 12 * max_chars + 65536
+        max_reply_bytes = max(12 * max_chars, 3 * MAX_IMAGE_PIXELS) + 65536
         self._connection: Connection[Request, Reply] = Connection(
             _pack, decode_reply, self._take, self._on_lost, max_reply_bytes
         )
@@ -335,13 +358,20 @@ class _RenderProcess:
         """Have the process compile a template. Raises _ProcessLost."""
         return await self._exchange(CheckTemplate(template))
 
+    async def decode(self, data: bytes, target_pixels: int) -> Reply:
+        """Have the process decode an image file. Raises RenderError if it cannot be sent, and _ProcessLost."""
+        try:
+            return await self._exchange(Decode(data, target_pixels))
+        except FrameTooLarge as error:
+            raise RenderError(f"it is too large to be decoded: {error}") from error
+
     async def kill(self) -> None:
         """End the process at once and reap it; idempotent."""
         self._process.kill()
         self._connection.abort()
         await asyncio.wait([self._process.ended])
 
-    async def _exchange(self, request: Render | CheckTemplate) -> Reply:
+    async def _exchange(self, request: Render | CheckTemplate | Decode) -> Reply:
         if not self._connection.is_open:
             self.is_idle = False
             raise _ProcessLost

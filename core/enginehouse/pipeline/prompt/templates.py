@@ -6,6 +6,7 @@ Runs in the rendering process. Does not know processes or sockets.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
@@ -13,10 +14,10 @@ from typing import Any
 import attrs
 
 from enginehouse.contract.errors import RenderError
-from enginehouse.contract.types import Message, Segment, ToolCall
+from enginehouse.contract.types import DecodedImage, Message, Segment, ToolCall
 from enginehouse.engine.text.segments import ControlStrings, control_strings
 from enginehouse.pipeline.prompt.chat_prompt import ChatPrompt
-from enginehouse.pipeline.prompt.content_parts import as_parts, roles_with_parts
+from enginehouse.pipeline.prompt.content_parts import ImageForm, as_parts, image_form, roles_with_parts
 from enginehouse.pipeline.prompt.markers import Markers, RequestList
 from enginehouse.pipeline.prompt.sandbox import ChatTemplate, TemplateExhausted, compile_template
 
@@ -136,18 +137,22 @@ def _render(
     *,
     calls_as_text: bool = False,
 ) -> tuple[Segment, ...]:
-    control = control_strings(prompt.special_tokens)
-    plain = [_plain(message) for message in messages]
+    images = [part for message in messages for part in message.parts if isinstance(part, DecodedImage)]
+    form = _form_of(template, images[0]) if images else None
+    # A text that looks like the place of an image is marked as a control-token string is.
+    control = control_strings((*prompt.special_tokens, form.placeholder) if form else prompt.special_tokens)
+    plain = [_plain(message, form) for message in messages]
     markers = Markers(control, [plain, prompt.extra])
     # In practice reasoning tags, never the ends of turns.
-    visible = _inspected_tags(template, control) - {prompt.bos_token, prompt.eos_token}
+    visible = _inspected_tags(template, control) - {prompt.bos_token, prompt.eos_token, form and form.placeholder}
     marked = RequestList(_marked(message, markers, visible, calls_as_text) for message in plain)
     end = markers.new("") if _continues(prompt, messages) else ""
     if end:
         marked[-1]["content"] += end
     in_parts = roles_with_parts(template)
     for message in marked:
-        if message["role"] in in_parts or (message["role"] == "developer" and "system" in in_parts):
+        is_read_so = message["role"] in in_parts or (message["role"] == "developer" and "system" in in_parts)
+        if is_read_so and isinstance(message["content"], str):
             message["content"] = RequestList(as_parts(message["content"]))
     variables = {
         "tools": None,
@@ -166,7 +171,45 @@ def _render(
     except RenderError as error:
         param = None if error.param is None else markers.restore(error.param)
         raise RenderError(markers.restore(error.message), param) from None
-    return markers.split(_up_to(end, text) if end else text)
+    segments = markers.split(_up_to(end, text) if end else text)
+    return segments if form is None else _placed(segments, form, images, messages)
+
+
+def _form_of(template: ChatTemplate, image: DecodedImage) -> ImageForm:
+    """Return the form in which the template takes images; ``image`` is the first one."""
+    form = image_form(template)
+    if form is None:
+        reason = "the model's chat template has no place for images; set chat_template to a file that writes them"
+        raise RenderError(f"{image.param}: {reason}", image.param)
+    return form
+
+
+def _placed(
+    segments: Sequence[Segment], form: ImageForm, images: Sequence[DecodedImage], messages: Sequence[Message]
+) -> tuple[Segment, ...]:
+    """Return the segments with the images in place of what the template wrote for them."""
+    placed: list[Segment] = []
+    num_places = 0
+    for segment in segments:
+        for number, text in enumerate(segment.text.split(form.placeholder) if segment.trusted else [segment.text]):
+            if number:
+                if num_places < len(images):
+                    placed.append(Segment(form.placeholder, True, images[num_places]))
+                num_places += 1
+            if text:
+                placed.append(Segment(text, segment.trusted))
+    if num_places != len(images):
+        # Templates that write images of users only are the usual reason.
+        of_others = [
+            part
+            for message in messages
+            for part in message.parts
+            if message.role != "user" and isinstance(part, DecodedImage)
+        ]
+        param = (of_others or images)[0].param
+        reason = f"the chat template has written {num_places} places for {len(images)} images"
+        raise RenderError(f"{param}: {reason}, so it cannot be told which one stands where", param)
+    return tuple(placed)
 
 
 def _inspected_tags(template: ChatTemplate, control: ControlStrings) -> set[str]:
@@ -186,17 +229,32 @@ def _continues(prompt: ChatPrompt, messages: Sequence[Message]) -> bool:
     return is_open and prompt.add_generation_prompt
 
 
-def _plain(message: Message) -> dict[str, Any]:
+def _plain(message: Message, form: ImageForm | None = None) -> dict[str, Any]:
     """Return the message in the form that templates expect; members that do not apply are omitted."""
     plain = {
         "role": message.role,
-        "content": message.content,
+        "content": message.content if form is None else _content(message, form),
         "name": message.name,
         "tool_call_id": message.tool_call_id,
         "reasoning_content": message.reasoning,
         "tool_calls": [_plain_call(call) for call in message.tool_calls] or None,
     }
     return {name: value for name, value in plain.items() if value is not None}
+
+
+def _content(message: Message, form: ImageForm) -> str | list[dict[str, Any]]:
+    """Return the content in parts if it has images; text that was added around the original one stays around it."""
+    if not any(isinstance(part, DecodedImage) for part in message.parts):
+        return message.content
+    texts = [part for part in message.parts if isinstance(part, str)]
+    found = re.search(r"\s*".join(map(re.escape, texts)), message.content) if texts else None
+    if texts and found is None:
+        raise RenderError(f"{message.param}: a content with images cannot be rewritten for this model", message.param)
+    before, after = (message.content[: found.start()], message.content[found.end() :]) if found else ("", "")
+    if not texts:
+        before = message.content
+    parts = [part if isinstance(part, str) else form.part for part in (before, *message.parts, after) if part]
+    return [{"type": "text", "text": part} if isinstance(part, str) else dict(part) for part in parts]
 
 
 def _plain_call(call: ToolCall) -> dict[str, Any]:

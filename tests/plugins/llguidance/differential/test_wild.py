@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
+import tarfile
 from collections.abc import Iterator
+from pathlib import PurePosixPath
 from typing import Any
 
 import pytest
-from jsonschema import Draft202012Validator
+from jsonschema import Draft7Validator, Draft202012Validator
 
 from enginehouse.contract.errors import InvalidRequest
 from enginehouse.contract.structured import GrammarCompiler
 from enginehouse.contract.types import Constraint
 from enginehouse_testkit.fake_tokenizer import FakeTokenizer
 
-from .walks import ENFORCED, dialect_of, walk
+from .walks import ENFORCED, dialect_of, takes, walk
 from .wild import WILD
 
 REFUSED = {
@@ -76,3 +80,53 @@ def test_of_all_combinations_few_are_refused_and_none_is_wrong(
     assert len(reasons) > 350
     refused = [reason for reason in reasons if reason]
     assert len(refused) <= 0.1 * len(reasons), refused
+
+
+DIALECTS = {"draft7": Draft7Validator, "draft2020-12": Draft202012Validator}
+RIGHT_REFUSALS = ("nothing is fetched", "Unsatisfiable schema", "may refer to several schemas", "is a multiple")
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, Any, list[dict[str, Any]]]]:
+    """Dialect, schema and tests of the cases of JSON-Schema-Test-Suite, which is in jsonschema's source archive."""
+    folder = tmp_path_factory.mktemp("jsonschema")
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", "jsonschema"]
+    subprocess.run([*command, "--dest", str(folder), "jsonschema"], capture_output=True, timeout=600, check=False)
+    archive = next(folder.glob("*.tar.gz"), None)
+    if archive is None:
+        pytest.skip("the source archive of jsonschema could not be downloaded")
+    found = []
+    with tarfile.open(archive) as opened:
+        for member in opened:
+            folders = PurePosixPath(member.name).parts[1:-1]
+            if folders[:2] != ("json", "tests") or folders[-1] not in DIALECTS or not member.name.endswith(".json"):
+                continue
+            file = opened.extractfile(member)
+            assert file is not None
+            found += [(folders[-1], case["schema"], case["tests"]) for case in json.load(file)]
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_of_the_cases_of_the_json_schema_test_suite_few_are_refused_and_none_is_wrong(
+    compiler: GrammarCompiler, tokenizer: FakeTokenizer, suite: list[tuple[str, Any, list[dict[str, Any]]]]
+) -> None:
+    """No value that a case calls invalid can be written, and most of the valid ones can."""
+    refused, num_valid, num_taken = [], 0, 0
+    for name, schema, tests in suite:
+        if name == "draft7" and isinstance(schema, dict):
+            schema.setdefault("$schema", "http://json-schema.org/draft-07/schema#")
+        if reason := check(compiler, tokenizer, schema, DIALECTS[name], range(8)):
+            refused.append(reason)
+            continue
+        grammar = compiler.compile(Constraint(kind="json_schema", text=json.dumps(schema), param="schema"))
+        for test in tests:
+            is_taken = takes(grammar, tokenizer, json.dumps(test["data"], ensure_ascii=False))
+            assert test["valid"] or not is_taken, (schema, test)
+            num_valid += test["valid"]
+            num_taken += is_taken
+    assert len(suite) > 400
+    assert len(refused) <= 0.1 * len(suite)
+    assert [reason for reason in refused if not any(right in reason for right in RIGHT_REFUSALS)] == []
+    assert num_taken > 0.9 * num_valid

@@ -6,9 +6,9 @@ eight. Each class of small batches therefore measures: it keeps a count while it
 immediately when steps become slow, and tries its neighbours occasionally with a small share of its time. A trial
 alternates with the count in use, so that a temporary disturbance affects both.
 
-Larger batches always get all threads: in measurements beside a busy process, they lost nothing by it.
+Batches of more than ``max_tokens`` always get all threads.
 
-Pure logic: does not know llama.cpp or the machine; the clock is an argument.
+Pure logic: does not know libraries or the machine; the clock is an argument.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from statistics import median
 
 from attrs import define, field
 
-__all__ = ["ThreadChooser", "thread_counts"]
+__all__ = ["MAX_ADAPTED_TOKENS", "ThreadChooser", "thread_counts"]
 
-_MAX_TOKENS = 16
-"""Batches of more tokens get all threads."""
+MAX_ADAPTED_TOKENS = 16
+"""Larger batches of generating models lost nothing by all threads, in measurements beside a busy process."""
 
 _PROBE_SHARE = 0.005
 """Maximum share of time spent on trying other counts."""
@@ -62,10 +62,14 @@ class ThreadChooser:
     Args:
         counts: thread counts, descending; a single one is never changed.
         clock: monotonic seconds.
+        max_tokens: batches of more tokens get all threads.
     """
 
-    def __init__(self, counts: Sequence[int], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, counts: Sequence[int], clock: Callable[[], float] = time.monotonic, max_tokens: int = MAX_ADAPTED_TOKENS
+    ) -> None:
         self._counts = tuple(counts)
+        self._max_tokens = max_tokens
         self._clock = clock
         self._classes: dict[int, _SizeClass] = {}
 
@@ -86,7 +90,7 @@ class ThreadChooser:
             self._class_of(num_tokens).record(self._counts.index(threads), seconds / num_tokens, seconds, self._clock())
 
     def _adapts(self, num_tokens: int) -> bool:
-        return len(self._counts) > 1 and num_tokens <= _MAX_TOKENS
+        return len(self._counts) > 1 and num_tokens <= self._max_tokens
 
     def _class_of(self, num_tokens: int) -> _SizeClass:
         """Return the size class; sizes 1, 2, 3-4, 5-8, ... are measured separately, in seconds per token."""

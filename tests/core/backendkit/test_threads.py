@@ -6,9 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from enginehouse_llamacpp.threads import ThreadChooser, thread_counts
-
-pytestmark = pytest.mark.llamacpp
+from enginehouse_backendkit.threads import ThreadChooser, thread_counts
 
 
 class Machine:

@@ -1,0 +1,243 @@
+"""Images through llama.cpp's ``mtmd``: tokens that stand for an image, and its embedding.
+
+The only module that calls ``mtmd``, whose interface changes often. It is given pixels, never a file: mtmd would decode
+files in this process. Computing an embedding and giving it to the text model are separate; the second is
+:class:`enginehouse_llamacpp.batch.EmbeddingBatch`.
+
+Source: mtmd.h of llama-cpp-python 0.3.36.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from attrs import frozen
+from numpy.typing import NDArray
+
+from enginehouse.contract.errors import InvalidRequest, InvalidSpan, ModelLoadError, RunnerError
+from enginehouse.contract.media import DecodedImage, MediaChunk
+from enginehouse_llamacpp.library import Library
+from enginehouse_llamacpp.model import ProgressWatch
+from enginehouse_llamacpp.options import LlamaCppOptions
+from enginehouse_llamacpp.projector_files import TURN_OFF, identity_of, read_projector
+
+__all__ = ["Projector"]
+
+_TEXT = 0
+_PROBE_SIDE = 224
+_SHRINK_STEP = 0.9
+_LEAST_SIDE = 16
+"""Images are not made smaller than this, in pixels."""
+
+
+@frozen(eq=False)
+class _Chunk:
+    """What ``MediaChunk.data`` is: mtmd's chunk with its pixels, freed with this object."""
+
+    address: int
+
+
+class Projector:
+    """One ``mtmd_context``. :meth:`prepare` is thread-safe; :meth:`encode` is called on one thread.
+
+    Args:
+        model: address of the ``llama_model``.
+        threads: CPU threads that encode.
+        batch_tokens: tokens that the text model computes at once, for images that may not be divided.
+
+    Attributes:
+        batch_tokens: as given.
+        width: numbers of a token's embedding.
+        path: its file.
+        identity: text that another projector, or another setting of its images, does not have.
+        is_non_causal: the tokens of an image attend to each other, so they are computed at once.
+
+    Raises:
+        ModelLoadError: the file is damaged, of another model, or of a kind that is not supported.
+    """
+
+    def __init__(
+        self,
+        library: Library,
+        model: int,
+        path: Path,
+        options: LlamaCppOptions,
+        *,
+        threads: int,
+        batch_tokens: int,
+        progress: Callable[[float], None],
+    ) -> None:
+        read_projector(path)
+        self.path = path
+        limits = f"{options.image_min_tokens} {options.image_max_tokens}"
+        self.identity = f"{identity_of(path)}, image tokens {limits}"
+        self._library, self._mtmd = library, library.mtmd
+        self.batch_tokens = batch_tokens
+        vocab = library.bindings.llama_model_get_vocab(model)
+        self._vocab_size = library.bindings.llama_vocab_n_tokens(vocab)
+        self.width = library.bindings.llama_model_n_embd_inp(model)
+        self._context = self._open(model, options, threads, progress)
+        try:
+            self.is_non_causal = bool(self._mtmd.mtmd_decode_use_non_causal(self._context, None))
+            self._is_mrope = bool(self._mtmd.mtmd_decode_use_mrope(self._context))
+            self._check()
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, model: int, options: LlamaCppOptions, threads: int, progress: Callable[[float], None]) -> int:
+        mtmd, library = self._mtmd, self._library
+        watch = ProgressWatch(progress)
+        params = mtmd.mtmd_context_params_default()
+        params.use_gpu = library.has_gpu and options.n_gpu_layers != 0
+        params.print_timings = False
+        params.n_threads = threads
+        params.image_min_tokens = options.image_min_tokens or -1
+        params.image_max_tokens = options.image_max_tokens or -1
+        if options.flash_attn is not None:
+            params.flash_attn_type = int(options.flash_attn)
+        params.progress_callback = mtmd.mtmd_progress_callback(watch)
+        library.log.clear()
+        context = mtmd.mtmd_init_from_file(str(self.path).encode(), model, params)
+        if watch.error is not None:
+            if context:
+                mtmd.mtmd_free(context)
+            raise watch.error
+        if not context:
+            raise ModelLoadError(
+                f"{self.path}: llama.cpp cannot use this projector: {library.log.reason()}; {TURN_OFF}"
+            )
+        return int(context)
+
+    def _check(self) -> None:
+        """Raise ModelLoadError if a plain image cannot be read."""
+        side = _PROBE_SIDE
+        probe = DecodedImage(digest="", width=side, height=side, rgb=bytes(3 * side * side))
+        try:
+            self.prepare(probe)
+        except InvalidRequest as error:
+            raise ModelLoadError(f"{self.path}: {error.message}; {TURN_OFF}") from error
+
+    def prepare(self, image: DecodedImage) -> Sequence[Sequence[int] | MediaChunk]:
+        """Return the tokens and chunks of an image; see :class:`enginehouse.contract.media.MediaRunner`."""
+        mtmd = self._mtmd
+        if min(image.width, image.height) < 1 or len(image.rgb) != 3 * image.width * image.height:
+            raise InvalidRequest(
+                f"the image has {len(image.rgb)} bytes, not {image.width} x {image.height} x 3", image.param or None
+            )
+        pixels = np.frombuffer(image.rgb, np.uint8).reshape(image.height, image.width, 3)
+        if image.max_tokens is not None:
+            pixels = self._shrunk(pixels, image.max_tokens, image.param)
+        height, width, _ = pixels.shape
+        address = pixels.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+        with self._chunks(width, height, address, image.param) as chunks:
+            found = [
+                self._read(mtmd.mtmd_input_chunks_get(chunks, index), image.param)
+                for index in range(mtmd.mtmd_input_chunks_size(chunks))
+            ]
+        if not any(isinstance(item, MediaChunk) for item in found):
+            raise InvalidRequest("llama.cpp made no tokens of the image", image.param or None)
+        return found
+
+    @contextmanager
+    def _chunks(self, width: int, height: int, pixels: Any, param: str) -> Iterator[int]:
+        """Give the ``mtmd_input_chunks`` of an image; without pixels they serve to count tokens only."""
+        mtmd = self._mtmd
+        bitmap, chunks = mtmd.mtmd_bitmap_init(width, height, pixels), mtmd.mtmd_input_chunks_init()
+        try:
+            part = mtmd.mtmd_input_part(None, bitmap)
+            parts = (ctypes.POINTER(mtmd.mtmd_input_part) * 1)(ctypes.pointer(part))
+            if code := mtmd.mtmd_tokenize_from_parts(self._context, chunks, parts, 1, False):
+                reason = self._library.log.reason()
+                raise InvalidRequest(f"llama.cpp cannot read the image (code {code}): {reason}", param or None)
+            yield chunks
+        finally:
+            mtmd.mtmd_input_chunks_free(chunks)
+            mtmd.mtmd_bitmap_free(bitmap)
+
+    def _count(self, width: int, height: int, param: str) -> int:
+        """Return the tokens of an image of that size, those around it included."""
+        with self._chunks(width, height, None, param) as chunks:
+            return int(self._mtmd.mtmd_helper_get_n_tokens(chunks))
+
+    def _shrunk(self, pixels: NDArray[np.uint8], max_tokens: int, param: str) -> NDArray[np.uint8]:
+        """Return the image made so small that it has at most ``max_tokens``; the same one if its size plays no part."""
+        height, width, _ = pixels.shape
+        count = self._count(width, height, param)
+        if count <= max_tokens or self._count(_LEAST_SIDE, _LEAST_SIDE, param) >= count:
+            return pixels
+        while count > max_tokens and min(width, height) > _LEAST_SIDE:
+            factor = min(math.sqrt(max_tokens / count), _SHRINK_STEP)
+            width, height = int(width * factor), int(height * factor)
+            count = self._count(width, height, param)
+        return _averaged(pixels, width, height)
+
+    def _read(self, address: int, param: str) -> list[int] | MediaChunk:
+        mtmd = self._mtmd
+        if mtmd.mtmd_input_chunk_get_type(address) == _TEXT:
+            count = ctypes.c_size_t()
+            tokens = mtmd.mtmd_input_chunk_get_tokens_text(address, ctypes.byref(count))
+            ids = [int(tokens[index]) for index in range(count.value)]
+            if any(not 0 <= token_id < self._vocab_size for token_id in ids):
+                raise InvalidRequest(
+                    f"the projector {self.path.name} marks images with tokens that the model's vocabulary lacks; "
+                    "it belongs to another model",
+                    param or None,
+                )
+            return ids
+        num_tokens = int(mtmd.mtmd_input_chunk_get_n_tokens(address))
+        if self.is_non_causal and num_tokens > self.batch_tokens:
+            raise InvalidRequest(
+                f"the image has {num_tokens} tokens, which this model computes at once, but only {self.batch_tokens} "
+                f"fit: set n_batch, and n_ubatch if it is set, to at least {num_tokens}",
+                param or None,
+            )
+        copied = mtmd.mtmd_input_chunk_copy(address)
+        data = _Chunk(int(copied))
+        weakref.finalize(data, mtmd.mtmd_input_chunk_free, copied)
+        return MediaChunk(num_tokens=num_tokens, num_positions=int(mtmd.mtmd_input_chunk_get_n_pos(address)), data=data)
+
+    def positions(self, chunk: MediaChunk, start: int) -> NDArray[np.int32]:
+        """Positions of a chunk's tokens if the token before it has ``start - 1``, (1 or 4, num_tokens) int32."""
+        count = chunk.num_tokens
+        if not self._is_mrope:
+            return np.arange(start, start + count, dtype=np.int32)[np.newaxis]
+        found = (self._mtmd.mtmd_decoder_pos * count)()  # time, x, y and a fourth one, for each token
+        tokens = self._mtmd.mtmd_input_chunk_get_tokens_image(_address(chunk))
+        self._mtmd.mtmd_helper_image_get_decoder_pos(tokens, start, found)
+        return np.frombuffer(found, np.uint32).astype(np.int32).reshape(count, 4).T[[0, 2, 1, 3]]
+
+    def encode(self, chunk: MediaChunk) -> NDArray[np.float32]:
+        """Compute an embedding, (num_tokens, width) float32, a copy."""
+        self._library.log.clear()
+        if code := self._mtmd.mtmd_encode_chunk(self._context, _address(chunk)):
+            raise RunnerError(f"llama.cpp cannot encode an image (code {code}): {self._library.log.reason()}")
+        embedding = np.empty((chunk.num_tokens, self.width), np.float32)
+        ctypes.memmove(embedding.ctypes.data, self._mtmd.mtmd_get_output_embd(self._context), embedding.nbytes)
+        return embedding
+
+    def close(self) -> None:
+        """Free the context; before the model is freed."""
+        self._mtmd.mtmd_free(self._context)
+
+
+def _address(chunk: MediaChunk) -> int:
+    data = chunk.data
+    if not isinstance(data, _Chunk):
+        raise InvalidSpan("the chunk was made by another runner")
+    return data.address
+
+
+def _averaged(pixels: NDArray[np.uint8], width: int, height: int) -> NDArray[np.uint8]:
+    """Return a smaller image whose pixels are averages, (height, width, 3) uint8."""
+    rows, columns = (np.arange(new) * old // new for new, old in zip((height, width), pixels.shape[:2], strict=True))
+    sums = np.add.reduceat(np.add.reduceat(pixels, rows, axis=0, dtype=np.uint32), columns, axis=1)
+    areas = np.outer(np.diff(rows, append=pixels.shape[0]), np.diff(columns, append=pixels.shape[1]))
+    return (sums // areas[:, :, np.newaxis]).astype(np.uint8)

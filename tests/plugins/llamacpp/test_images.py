@@ -1,0 +1,304 @@
+"""Images on llama.cpp: the contract of images, equality with llama.cpp's own path, and what only this runner does."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from attrs import evolve
+from numpy.typing import NDArray
+
+from enginehouse.contract.backend import ModelSource, Span
+from enginehouse.contract.errors import StateRefused, StepAborted
+from enginehouse.contract.media import DecodedImage, MediaChunk, MediaInput, pseudo_tokens
+from enginehouse_llamacpp.backend import LlamaCppBackend
+from enginehouse_llamacpp.library import load_library
+from enginehouse_llamacpp.options import LlamaCppOptions
+from enginehouse_llamacpp.runner import LlamaCppRunner
+from enginehouse_testkit.contract.opening import ModelUnderTest
+from enginehouse_testkit.media_contract import MediaContract
+
+from .vision_models import GEMMA3, IDEFICS3, KINDS, LLAVA, QWEN2VL, VisionKind, image, write_projector, write_text_model
+
+pytestmark = pytest.mark.llamacpp
+
+_A, _B, _SPACE = 260, 261, 259
+_MARKER = "<__media__>"
+
+Item = int | str
+"""What a prompt of a test is made of: a token id, or the name of an image, which is the number of its seed."""
+
+
+def decoded(name: str, width: int = 64, height: int = 64) -> DecodedImage:
+    rgb = image(int(name), width, height).tobytes()
+    return DecodedImage(hashlib.sha256(rgb).hexdigest(), width, height, rgb)
+
+
+def write_model(folder: Path, kind: VisionKind, **more: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    write_projector(folder / "mmproj-F16.gguf", kind)
+    return write_text_model(folder / "tiny-F32.gguf", kind, **more)
+
+
+def tiny_options(**more: Any) -> LlamaCppOptions:
+    return LlamaCppOptions(**{"context": 256, "threads": 1, "slots": 4, "max_sequences": 16, **more})
+
+
+def open_model(path: Path, **more: Any) -> LlamaCppRunner:
+    opened = LlamaCppBackend().open(ModelSource("tiny", path), tiny_options(**more), lambda share, what: None)
+    assert isinstance(opened, LlamaCppRunner)
+    return opened
+
+
+def feed_image(runner: LlamaCppRunner, sequence: int, prepared: Sequence[Sequence[int] | MediaChunk]) -> None:
+    for part in prepared:
+        if isinstance(part, MediaChunk):
+            media = MediaInput(part, runner.encode(part), pseudo_tokens("any", part.num_tokens))
+            runner.forward([Span(sequence, runner.length(sequence), media, "none")])
+        else:
+            runner.forward([Span(sequence, runner.length(sequence), np.array(part, np.int32), "none")])
+
+
+def feed(runner: LlamaCppRunner, sequence: int, items: Sequence[Item]) -> NDArray[np.float32]:
+    """Append text, a token at a time, and images; return the last row. The last item is a token."""
+    for item in items:
+        if isinstance(item, str):
+            feed_image(runner, sequence, runner.prepare_image(decoded(item)))
+        else:
+            span = Span(sequence, runner.length(sequence), np.array([item], np.int32))
+            row = runner.forward([span]).host()[0].copy()
+    return row
+
+
+def fresh(runner: LlamaCppRunner, items: Sequence[Item]) -> NDArray[np.float32]:
+    sequence = runner.open_sequence()
+    row = feed(runner, sequence, items)
+    runner.free_sequence(sequence)
+    return row
+
+
+class Oracle:
+    """llama.cpp's own path: mtmd_helper_eval_chunks, then llama_decode of single tokens."""
+
+    def __init__(self, path: Path, type_v: int) -> None:
+        library = load_library()
+        self.llama, self.mtmd = library.bindings, library.mtmd
+        params = self.llama.llama_model_default_params()
+        params.use_extra_bufts = False
+        self.model = self.llama.llama_model_load_from_file(str(path).encode(), params)
+        params = self.llama.llama_context_default_params()
+        params.n_ctx = params.n_batch = params.n_ubatch = 256
+        params.type_v = type_v
+        self.context = self.llama.llama_init_from_model(self.model, params)
+        params = self.mtmd.mtmd_context_params_default()
+        params.n_threads = 1
+        projector = path.with_name("mmproj-F16.gguf")
+        self.projector = self.mtmd.mtmd_init_from_file(str(projector).encode(), self.model, params)
+        assert self.model and self.context and self.projector
+
+    def answer(self, text: str, name: str, num_tokens: int) -> tuple[list[int], NDArray[np.float32]]:
+        """Return the most probable tokens after a text with an image, and the first row."""
+        llama, mtmd, pixels = self.llama, self.mtmd, image(int(name))
+        bitmap = mtmd.mtmd_bitmap_init(64, 64, pixels.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8)))
+        chunks, data = mtmd.mtmd_input_chunks_init(), text.encode()
+        prompt = mtmd.mtmd_input_text(data, len(data), True, True)
+        assert mtmd.mtmd_tokenize(self.projector, chunks, prompt, (ctypes.c_void_p * 1)(bitmap), 1) == 0
+        position, answer, first = ctypes.c_int32(0), list[int](), None
+        done = mtmd.mtmd_helper_eval_chunks(
+            self.projector, self.context, chunks, 0, 0, 256, True, ctypes.byref(position)
+        )
+        assert done == 0
+        vocab_size = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(self.model))
+        batch = llama.llama_batch_init(1, 0, 1)
+        for step in range(num_tokens):
+            row = np.ctypeslib.as_array(llama.llama_get_logits_ith(self.context, -1), (vocab_size,)).copy()
+            first = row if first is None else first
+            answer.append(int(row.argmax()))
+            batch.n_tokens, batch.token[0], batch.pos[0] = 1, answer[-1], position.value + step
+            batch.n_seq_id[0], batch.seq_id[0][0], batch.logits[0] = 1, 0, 1
+            assert llama.llama_decode(self.context, batch) == 0
+        llama.llama_batch_free(batch)
+        mtmd.mtmd_input_chunks_free(chunks)
+        mtmd.mtmd_bitmap_free(bitmap)
+        assert first is not None
+        return answer, first
+
+    def close(self) -> None:
+        self.mtmd.mtmd_free(self.projector)
+        self.llama.llama_free(self.context)
+        self.llama.llama_model_free(self.model)
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_text_after_an_image_is_llama_cpps_own(tmp_path: Path, kind: VisionKind) -> None:
+    """Equal to the bit, tokens of an answer included; another image gives other logits."""
+    path = write_model(tmp_path, kind)
+    runner, oracle = open_model(path), Oracle(path, type_v=30)
+    expected, first = oracle.answer(f"a b{_MARKER} ab", "1", 12)
+    oracle.close()
+    sequence = runner.open_sequence()
+    prompt: list[Item] = [1, *runner.tokenizer.encode("a b", False), "1", *runner.tokenizer.encode(" ab", False)]
+    row = feed(runner, sequence, prompt)
+    answer = [int(row.argmax())]
+    while len(answer) < len(expected):
+        answer.append(int(feed(runner, sequence, answer[-1:]).argmax()))
+    other = fresh(runner, [1, "2", _A]) - fresh(runner, [1, "1", _A])
+    chunks = [part for part in runner.prepare_image(decoded("1")) if isinstance(part, MediaChunk)]
+    runner.close()
+
+    assert runner.capabilities.media == ("image",) and runner.capabilities.batch_invariant
+    assert np.array_equal(row, first) and answer == expected
+    assert np.abs(other).max() > 0.01
+    assert (chunks[-1].num_tokens, chunks[-1].num_positions) == (kind.num_tokens, kind.num_positions)
+
+
+def seeing(path: Path, **more: Any) -> ModelUnderTest:
+    """A small cache and small batches, so that cells are moved and sequences swapped out."""
+    options = tiny_options(cache_tokens=384, n_batch=64, **more)
+    return ModelUnderTest(backend=LlamaCppBackend(), source=ModelSource("tiny", path), options=options)
+
+
+class TestImages(MediaContract):
+    """Equal to the bit."""
+
+    num_image_steps = 500
+
+    @pytest.fixture(scope="class", params=[IDEFICS3, QWEN2VL, GEMMA3], ids=["tiles", "M-RoPE", "non-causal"])
+    @classmethod
+    def model(cls, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelUnderTest:
+        return seeing(write_model(tmp_path_factory.mktemp("seeing"), request.param))
+
+
+class TestImagesWithCellsInAnyOrder(MediaContract):
+    """llama.cpp's own order of cells; keys and values are rounded to 16 bits, and logits are up to 20."""
+
+    max_logit_difference = 0.5
+    min_image_difference = 1.0
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def model(cls, tmp_path_factory: pytest.TempPathFactory) -> ModelUnderTest:
+        return seeing(write_model(tmp_path_factory.mktemp("seeing"), QWEN2VL), batch_invariant=False)
+
+
+class TestImagesInSlidingWindows(MediaContract):
+    """Gemma 3's layers: most attend to a window, here shorter than an image and the text around it."""
+
+    max_logit_difference = 0.3
+
+    @pytest.fixture(scope="class", params=[True, False], ids=["whole cache", "windows only"])
+    @classmethod
+    def model(cls, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelUnderTest:
+        path = write_model(tmp_path_factory.mktemp("seeing"), GEMMA3, **{"gemma3.attention.sliding_window": 24})
+        return seeing(path, swa_full=request.param)
+
+
+def test_states_with_images_belong_to_their_projector(tmp_path: Path) -> None:
+    """They are loaded where model, settings and projector are the same, and refused beside another projector."""
+    path = write_model(tmp_path, QWEN2VL)
+    first, same = open_model(path), open_model(path)
+    sequence = first.open_sequence()
+    feed(first, sequence, [1, _A, "1", _B, "2", _A])
+    data = first.save(sequence)
+    loaded = same.load(data)
+    expected = feed(first, sequence, ["1", _B])
+    assert np.array_equal(feed(same, loaded, ["1", _B]), expected)
+    assert same.truncate(loaded, 4) == first.truncate(sequence, 4)
+    assert np.array_equal(feed(same, loaded, [_B]), feed(first, sequence, [_B]))
+    for place in range(0, 64):
+        damaged = bytearray(data)
+        damaged[place] ^= 1
+        with pytest.raises(StateRefused):
+            same.load(memoryview(damaged))
+    write_projector(path.with_name("mmproj-F16.gguf"), QWEN2VL, seed=5)
+    other = open_model(path)
+    with pytest.raises(StateRefused, match="other settings"):
+        other.load(data)
+    for runner in (first, same, other):
+        runner.close()
+
+
+def test_a_large_image_is_divided(tmp_path: Path) -> None:
+    """Into tiles with marks between them (Idefics3), or into several batches (M-RoPE), with the same result."""
+    runner = open_model(write_model(tmp_path / "tiles", IDEFICS3))
+    tiles = [part for part in runner.prepare_image(decoded("1", 128, 64)) if isinstance(part, MediaChunk)]
+    runner.close()
+    path = write_model(tmp_path / "batches", QWEN2VL)
+    rows = []
+    for size in (32, 256):
+        runner = open_model(path, n_batch=size, slots=2, max_sequences=4)
+        sequence = runner.open_sequence()
+        feed(runner, sequence, [1, _A])
+        feed_image(runner, sequence, runner.prepare_image(decoded("1", 160, 96)))
+        rows.append((runner.length(sequence), feed(runner, sequence, [_B])))
+        runner.close()
+
+    assert len(tiles) == 3  # an overview and two tiles
+    assert rows[0][0] == rows[1][0] == 2 + 1 + 60 + 1
+    assert np.array_equal(rows[0][1], rows[1][1])
+
+
+@pytest.mark.parametrize("kind", [QWEN2VL, evolve(LLAVA, image=480)], ids=["M-RoPE", "plain"])
+def test_an_aborted_image_leaves_nothing(tmp_path: Path, kind: VisionKind) -> None:
+    """Whenever the abort comes, before the first batch of an image or between later ones."""
+    runner = open_model(write_model(tmp_path, kind), context=2048, n_batch=32, slots=1, max_sequences=2)
+    sequence = runner.open_sequence()
+    chunk = next(part for part in runner.prepare_image(decoded("1", 480, 480)) if isinstance(part, MediaChunk))
+    media = MediaInput(chunk, runner.encode(chunk), pseudo_tokens("any", chunk.num_tokens))
+    feed(runner, sequence, [1, _A])
+    started = time.perf_counter()
+    runner.forward([Span(sequence, 2, media, "none")])
+    usual_s = time.perf_counter() - started
+    expected = {2: fresh(runner, [1, _A, _B]), 2 + chunk.num_tokens: feed(runner, sequence, [_B])}
+    aborted = []
+    for share in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0):
+        runner.truncate(sequence, 2)
+        is_over = threading.Event()
+        thread = threading.Thread(target=_abort, args=(runner, share * usual_s, is_over))
+        thread.start()
+        try:
+            runner.forward([Span(sequence, 2, media, "none")])
+        except StepAborted as error:
+            aborted.append(share)
+            assert error.lengths == {sequence: 2}
+        finally:
+            is_over.set()
+            thread.join()
+        assert runner.length(sequence) == (2 if share in aborted else 2 + chunk.num_tokens)
+        assert np.array_equal(feed(runner, sequence, [_B]), expected[runner.length(sequence) - 1])
+
+    assert 0.0 in aborted
+    runner.close()
+
+
+def _abort(runner: LlamaCppRunner, delay_s: float, is_over: threading.Event) -> None:
+    """Abort again and again, because a pass clears the request when it begins."""
+    is_over.wait(delay_s)
+    while not is_over.is_set():
+        runner.abort()
+
+
+def test_a_fork_after_an_image_is_swapped_out_and_back(tmp_path: Path) -> None:
+    """Only what is its own leaves the cache; under M-RoPE, that begins at another position than its number."""
+    runner = open_model(write_model(tmp_path, QWEN2VL), cache_tokens=384, n_batch=64)
+    source = runner.open_sequence()
+    prompt: list[Item] = [1, "1", _A]
+    feed(runner, source, prompt)
+    forked, _ = runner.fork(source, runner.length(source))
+    own: list[Item] = [3 + number for number in range(40)]
+    feed(runner, forked, own)
+    busy = runner.open_sequence()
+    for number in range(120):  # long enough for cells to be moved
+        runner.truncate(busy, 0)
+        feed(runner, busy, [1, _A, _B, number + 3, _A])
+    row = feed(runner, forked, [_B])
+
+    assert np.array_equal(row, fresh(runner, [*prompt, *own, _B]))
+    runner.close()
