@@ -257,7 +257,7 @@ class RayPlacement:
         places = {self._index(place): place for place in loads}
         by_index = [loads[places[index]] if index in places else math.inf for index in range(max(places) + 1)]
         namespace = request.namespace
-        blocks = prefix_blocks((segment.text for segment in request.segments), namespace)
+        blocks = prefix_blocks((segment.content for segment in request.segments), namespace)
         choice = self._affinity.choose(blocks, by_index)
         if request.request_id:
             self._affinity.learn(choice.index, blocks)

@@ -9,14 +9,21 @@ from enginehouse.contract.errors import ModelLoadError
 from enginehouse_llamacpp.device_estimate import CPU, bytes_by_device
 from enginehouse_llamacpp.gguf import MAX_LAYERS, GgufHeader
 from enginehouse_llamacpp.options import LlamaCppOptions
-from enginehouse_llamacpp.projector_files import read_projector
+from enginehouse_llamacpp.projector_files import projector_kind, read_projector
 from enginehouse_llamacpp.sizes import choose_pooling_sizes, choose_sizes, short_pooling_sizes, type_bytes
 
 __all__ = ["estimate_memory", "estimate_pooler"]
 
+_QWEN_PATCHES = 4 * 46 * 46
+"""Of models that take images of any size. Source: ``set_warmup_n_tokens`` in clip.cpp of llama-cpp-python 0.3.36."""
+
+
+_PROCESS_BYTES = 96 * 2**20
+"""A worker without a model, and buffers whose size llama.cpp decides; as much as many encoders need. Measured."""
+
 
 def estimate_pooler(header: GgufHeader, options: LlamaCppOptions) -> MemoryEstimate:
-    """Bytes for weights, the largest pass and a short text of a pooling model; decoders also have KV caches of these.
+    """Bytes for weights, the largest pass, a short text and the process of a pooling model; of decoders also KV caches.
 
     Raises:
         ModelLoadError: the header contains implausible sizes, or ``context`` is too long.
@@ -34,7 +41,7 @@ def estimate_pooler(header: GgufHeader, options: LlamaCppOptions) -> MemoryEstim
     return MemoryEstimate(
         weights_bytes=header.file_bytes,
         kv_bytes_per_token=kv_bytes,
-        total_bytes=header.file_bytes + kv_bytes * sum(one.num_cells for one in contexts) + pass_bytes,
+        total_bytes=header.file_bytes + kv_bytes * sum(one.num_cells for one in contexts) + pass_bytes + _PROCESS_BYTES,
     )
 
 
@@ -72,10 +79,13 @@ def estimate_memory(header: GgufHeader, options: LlamaCppOptions, projector: Pat
 
 
 def _image_bytes(header: GgufHeader) -> int:
-    """Bytes of the intermediate values of an image while it is encoded, at the size of the projector's metadata."""
+    """Bytes of the intermediate values of an image, of the size for which mtmd reserves memory when it is loaded."""
     num_patches = (header.number("vision.image_size") // header.number("vision.patch_size")) ** 2
+    if projector_kind(header).startswith("qwen"):
+        num_patches = _QWEN_PATCHES
+    mask_bytes = 4 * num_patches**2 if header.number("vision.n_wa_pattern") else 0
     width, inner = header.number("vision.embedding_length"), header.number("vision.feed_forward_length")
-    return 4 * num_patches * (8 * width + 2 * inner)
+    return mask_bytes + 4 * num_patches * (8 * width + 2 * inner)
 
 
 def _num_layers(header: GgufHeader) -> int:

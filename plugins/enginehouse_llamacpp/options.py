@@ -39,6 +39,12 @@ def _check_rules(_: Any, attribute: attrs.Attribute[Any], value: tuple[str, ...]
             raise ValueError(f"override_tensor: {pattern!r} is not a regular expression: {error}") from error
 
 
+def _check_image_tokens(options: LlamaCppOptions, attribute: attrs.Attribute[Any], value: int | None) -> None:
+    least = options.image_min_tokens
+    if value is not None and least is not None and value < least:
+        raise ValueError(f"image_max_tokens: {value} is less than image_min_tokens, {least}")
+
+
 @frozen(kw_only=True)
 class LlamaCppOptions:
     """Settings of a model of this backend.
@@ -128,7 +134,7 @@ class LlamaCppOptions:
     swa_full: bool = True
     mmproj: str | None = None
     image_min_tokens: int | None = field(default=None, validator=_positive)
-    image_max_tokens: int | None = field(default=None, validator=_positive)
+    image_max_tokens: int | None = field(default=None, validator=[_positive, _check_image_tokens])
     pooling: Literal["mean", "cls", "last"] | None = None
     normalize: bool = True
     prompts: dict[str, str] = field(factory=dict)

@@ -56,7 +56,6 @@ class Projector:
         batch_tokens: as given.
         width: numbers of a token's embedding.
         path: its file.
-        kind: llama.cpp's name for it, such as ``idefics3``.
         identity: text that another projector, or another setting of its images, does not have.
         is_non_causal: the tokens of an image attend to each other, so they are computed at once.
 
@@ -75,9 +74,8 @@ class Projector:
         batch_tokens: int,
         progress: Callable[[float], None],
     ) -> None:
-        values = read_projector(path).values
+        read_projector(path)
         self.path = path
-        self.kind = str(values.get("clip.projector_type") or values.get("clip.vision.projector_type"))
         limits = f"{options.image_min_tokens} {options.image_max_tokens}"
         self.identity = f"{identity_of(path)}, image tokens {limits}"
         self._library, self._mtmd = library, library.mtmd

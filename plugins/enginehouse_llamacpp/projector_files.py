@@ -19,7 +19,7 @@ from enginehouse.contract.regular_files import check_regular, open_regular
 from enginehouse_backendkit.gguf_reader import GgufReader, TensorPlace, reading
 from enginehouse_llamacpp.gguf import GgufHeader, read_header
 
-__all__ = ["TURN_OFF", "find_projector", "identity_of", "read_projector"]
+__all__ = ["TURN_OFF", "find_projector", "identity_of", "projector_kind", "read_projector"]
 
 TURN_OFF = 'mmproj = "" serves the model without images'
 """What to do if a projector that was found cannot be used."""
@@ -75,7 +75,7 @@ def read_projector(path: Path) -> GgufHeader:
         )
     if header.values.get("clip.has_vision_encoder") is not True:
         raise ModelLoadError(f"{path}: this projector does not take images (it has no vision encoder); {TURN_OFF}")
-    kind = header.values.get("clip.projector_type") or header.values.get("clip.vision.projector_type")
+    kind = projector_kind(header)
     if kind in _POSITION_DEPENDENT:
         raise ModelLoadError(f"{path}: projectors of the kind {kind} are not supported; {TURN_OFF}")
     for name in _AT_LEAST_ONE:
@@ -89,6 +89,12 @@ def read_projector(path: Path) -> GgufHeader:
         begin = reader.position
         _check_end(path, tensors, begin + -begin % max(int(str(alignment)), 1))
     return header
+
+
+def projector_kind(header: GgufHeader) -> str:
+    """Return llama.cpp's name for a kind of projector, such as ``idefics3``."""
+    values = header.values
+    return str(values.get("clip.projector_type") or values.get("clip.vision.projector_type") or "")
 
 
 def _check_size(header: GgufHeader, name: str, value: int) -> None:

@@ -307,8 +307,7 @@ class Scheduler:
         While others have work, every second step is theirs, so that no stream waits longer than one such step.
         """
         at_chunk = [s for s in self.running if s.is_at_chunk]
-        is_alone = not any(s.has_work for s in self.running)
-        self._chunk_turn = bool(at_chunk) and (is_alone or not self._chunk_turn)
+        self._chunk_turn = bool(at_chunk) and not (self._chunk_turn and any(s.has_work for s in self.running))
         if not self._chunk_turn:
             return None
         sequence = min(at_chunk, key=lambda s: s.owner.order)

@@ -255,8 +255,7 @@ def _texts(work: Work) -> list[bytes]:
 def _prompt(request: EngineRequest) -> bytes:
     if request.token_ids is not None:
         return msgspec.msgpack.encode(request.token_ids)
-    texts = (segment.text if segment.image is None else segment.image.digest for segment in request.segments)
-    return _plain("".join(texts))
+    return _plain("".join(segment.content for segment in request.segments))
 
 
 def _plain(text: str) -> bytes:

@@ -38,6 +38,7 @@ class Document:
 
     Attributes:
         is_early: draft 7 or earlier, where keywords beside ``$ref`` have no effect.
+        dynamic_anchors: pointers of the schemas with a ``$dynamicAnchor``, by its name.
         known: what was derived from its schemas, by subject and pointer: schemas may be referred to many times. A
             SchemaProblem if it cannot be derived, or is being derived.
     """
@@ -49,9 +50,10 @@ class Document:
         self.is_early = isinstance(dialect, str) and re.search(r"/draft-0[3-7]/", dialect) is not None
         self._resources: dict[str, str] = {"": ""}  # URI to pointer
         self._anchors: dict[tuple[str, str], str] = {}
-        self._dynamic: dict[str, list[str]] = {}
+        self.dynamic_anchors: dict[str, list[str]] = {}
         self._bases: dict[str, str] = {"": ""}  # pointer of a resource to its URI
         self._recursive: list[str] = []
+        self._has_dynamic = False
         waiting: list[tuple[Any, str, str]] = [(root, "", "")]
         while waiting:
             schema, pointer, base = waiting.pop()
@@ -71,10 +73,18 @@ class Document:
             if isinstance(schema.get(key), str):
                 self._anchors.setdefault((base, schema[key]), pointer)
         if isinstance(schema.get("$dynamicAnchor"), str):
-            self._dynamic.setdefault(schema["$dynamicAnchor"], []).append(pointer)
+            self.dynamic_anchors.setdefault(schema["$dynamicAnchor"], []).append(pointer)
+        self._has_dynamic = self._has_dynamic or "$dynamicRef" in schema
         if schema.get("$recursiveAnchor") is True:
             self._recursive.append(pointer)
         return base
+
+    @property
+    def depends_on_paths(self) -> bool:
+        """True if a ``$dynamicRef`` may refer to several schemas, depending on the path to it."""
+        return self._has_dynamic and any(
+            len(pointers) > 1 and len(self._of_root(pointers)) != 1 for pointers in self.dynamic_anchors.values()
+        )
 
     @property
     def has_resources(self) -> bool:
@@ -96,12 +106,12 @@ class Document:
             return reference, self.at(reference, place)
         if not isinstance(reference, str):
             raise SchemaProblem(place, "must be a string")
-        found = self._find(reference, pointer, place)
+        found = self.find(reference, pointer, place)
         if key == "$dynamicRef":
             name = unquote(urldefrag(reference)[1])
             value = self.at(found, place)
             if isinstance(value, dict) and value.get("$dynamicAnchor") == name:
-                found = self._outermost(self._dynamic[name], place)
+                found = self._outermost(self.dynamic_anchors[name], place)
         elif key == "$recursiveRef" and found in self._recursive:
             found = self._outermost(self._recursive, place)
         return found, self.at(found, place)
@@ -145,8 +155,9 @@ class Document:
                 raise SchemaProblem(place, f"{pointer[:100]!r} does not exist in this schema")
         return value
 
-    def _find(self, reference: str, pointer: str, place: str) -> str:
-        base = self._base_of(pointer)
+    def find(self, reference: str, pointer: str, place: str) -> str:
+        """Return the pointer that a reference has where it is written. Raises SchemaProblem."""
+        base = self.base_of(pointer)
         uri, fragment = urldefrag(_joined(base, reference))
         fragment = unquote(fragment)
         start = self._resources.get(uri, self._resources.get(base) if reference.startswith("#") else None)
@@ -166,7 +177,7 @@ class Document:
             )
         return anchor
 
-    def _base_of(self, pointer: str) -> str:
+    def base_of(self, pointer: str) -> str:
         """Return the base URI at a pointer: that of the innermost resource around it."""
         if len(self._bases) == 1:
             return self._bases[""]
@@ -178,11 +189,14 @@ class Document:
         """Return the one of the dynamic anchors that every evaluation, which begins at the root, finds first."""
         if len(pointers) == 1:
             return pointers[0]
-        root = self._bases[""]
-        own = [pointer for pointer in pointers if self._base_of(pointer) == root]
+        own = self._of_root(pointers)
         if len(own) != 1:
             raise SchemaProblem(place, "may refer to several schemas, depending on the path to it; use $ref")
         return own[0]
+
+    def _of_root(self, pointers: list[str]) -> list[str]:
+        root = self._bases[""]
+        return [pointer for pointer in pointers if self.base_of(pointer) == root]
 
 
 def inner_schemas(schema: dict[str, Any], pointer: str) -> Iterator[tuple[str, Any]]:

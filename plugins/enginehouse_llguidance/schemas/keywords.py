@@ -46,8 +46,8 @@ KEYWORDS: dict[str, Keyword] = {
     "$schema": Keyword("annotation", "2020-12 is what is enforced, with the array forms of earlier drafts"),
     "$vocabulary": Keyword("annotation"),
     "$comment": Keyword("annotation"),
-    "$dynamicRef": Keyword("enforced", "where every path to it leads to the same anchor"),
-    "$recursiveRef": Keyword("enforced", "as `$dynamicRef`"),
+    "$dynamicRef": Keyword("enforced"),
+    "$recursiveRef": Keyword("enforced", "where every path to it leads to the same anchor"),
     # Any type
     "type": Keyword("enforced"),
     "enum": Keyword(

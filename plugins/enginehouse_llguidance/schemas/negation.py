@@ -73,9 +73,10 @@ def _negated(document: Document, pointer: str) -> Any:
                 raise SchemaProblem(join_pointer(pointer, [key]), "is malformed") from error
         elif key in _WITHOUT_COMPLEMENT:
             lost.append(key)
-    if not options and lost:
+    found = disjunction(options)
+    if found is False and lost:
         raise NotExpressible(pointer, f"the complement of {', '.join(lost)} is not supported (for not, if and oneOf)")
-    return disjunction(options)
+    return found
 
 
 _WITHOUT_COMPLEMENT = {

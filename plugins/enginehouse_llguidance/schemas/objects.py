@@ -210,7 +210,8 @@ def _only_names(listed: dict[str, None], schema: dict[str, Any], keywords: dict[
     if "patternProperties" in keywords:
         raise SchemaProblem(place.at("propertyNames"), "is not supported together with patternProperties")
     properties, value = keywords.get("properties", {}), keywords.get("additionalProperties", True)
-    if place.is_alone and properties and "additionalProperties" not in schema:
+    is_given = not {"additionalProperties", "unevaluatedProperties"}.isdisjoint(schema)
+    if place.is_alone and properties and not is_given:
         value = True  # the names are listed here, not in properties
     keywords["properties"] = {name: properties.get(name, value) for name in listed} | {
         name: False for name in properties if name not in listed

@@ -15,12 +15,13 @@ from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from enginehouse_llguidance.options import LlguidanceOptions
 from enginehouse_llguidance.schemas.arrays import array_keywords
 from enginehouse_llguidance.schemas.derived import derived_schemas, exclusive_options, loosened
 from enginehouse_llguidance.schemas.document import REFERENCES, Document, inner_schemas
+from enginehouse_llguidance.schemas.dynamic import static_schema
 from enginehouse_llguidance.schemas.finite import find_endless
 from enginehouse_llguidance.schemas.joins import Joins
 from enginehouse_llguidance.schemas.keywords import KEYWORDS, TYPES
@@ -109,7 +110,15 @@ def prepare_schema(root: Any, options: LlguidanceOptions, *, is_loose: bool = Fa
     Raises:
         SchemaProblem: something cannot be enforced; includes its location.
     """
-    return _Preparer(Document(root), options, is_loose).run()
+    document = Document(root)
+    if not document.depends_on_paths:
+        return _Preparer(document, options, is_loose).run()
+    static = static_schema(document, options.max_subschemas)
+    try:
+        prepared = _Preparer(Document(static.root), options, is_loose).run()
+    except SchemaProblem as error:
+        raise SchemaProblem(static.origin(error.pointer), error.reason) from error
+    return evolve(prepared, parts=tuple((static.origin(pointer), part) for pointer, part in prepared.parts))
 
 
 @define(eq=False)
@@ -353,8 +362,12 @@ class _Preparer:
         self, schema: dict[str, Any], branches: list[str], prepared: dict[str, Any], place: Place
     ) -> None:
         """Add the schemas that apply to the same value."""
-        if branches[0] in REFERENCES and (reference := self._reference(schema, place)):
-            prepared["$ref"] = reference
+        if branches[0] in REFERENCES:
+            target, value = self.document.target(schema, place.pointer)
+            if value is False:  # as a definition, it would be refused also where no value is needed
+                prepared["allOf"] = [False]
+            elif reference := self._reference(target, value, place):
+                prepared["$ref"] = reference
         for key in ("allOf", "anyOf", "oneOf"):
             if key not in branches:
                 continue
@@ -390,9 +403,8 @@ class _Preparer:
         self.checked[place.pointer] = place.at("oneOf")
         return schema["oneOf"], ()
 
-    def _reference(self, schema: dict[str, Any], place: Place) -> str:
+    def _reference(self, target: str, value: Any, place: Place) -> str:
         """Return the reference; "" where a recursive schema beside others is checked from its second level on."""
-        target, value = self.document.target(schema, place.pointer)
         self.edges[place.pointer].append(target)
         self.same_value[place.pointer].append(target)
         if target in place.entered:

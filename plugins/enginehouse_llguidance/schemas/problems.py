@@ -12,12 +12,13 @@ class SchemaProblem(ValueError):
 
     Attributes:
         pointer: JSON pointer of the keyword, "" for the whole schema.
+        reason: the message without the pointer.
     """
 
     def __init__(self, pointer: str, message: str) -> None:
         shown = pointer if len(pointer) <= 200 else f"{pointer[:200]}..."
         super().__init__(f"'{shown}': {message}" if pointer else message)
-        self.pointer = pointer
+        self.pointer, self.reason = pointer, message
 
 
 class NotExpressible(SchemaProblem):

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from enginehouse.settings.config import MediaSettings, ModelSettings, Settings
+from enginehouse.settings.config import LimitsSettings, MediaSettings, ModelSettings, Settings
 from enginehouse_testkit.fake_media import PLACEHOLDER, picture_file
 from enginehouse_testkit.served import served
 from enginehouse_testkit.waiting import wait_until
@@ -116,6 +116,26 @@ def test_tokenize_and_counts_show_images(client: httpx.Client) -> None:
     assert counted["input_tokens"] == tokens["count"] == len(tokens["tokens"])
     usage = answer(client, *body["messages"][0]["content"])["usage"]
     assert usage["prompt_tokens"] == tokens["count"]
+
+
+def test_cached_images_are_counted_and_survive_a_restart(tmp_path: Path) -> None:
+    """Saved sequences hold them: the next server computes none of it."""
+    parts = (text("look closely: " * 10), image(1), text("what?"))
+    settings = {"source": "fake", "backend": "fake", "isolation": "thread", "context": 1024}
+    model = ModelSettings(**settings, prefix_cache_dir=str(tmp_path), options={"image_tokens": _TOKENS})  # type: ignore[arg-type]
+    answers = []
+    for _ in range(2):
+        with served(Settings(models={"fake": model}), timeout=60) as client:
+            answers.append(answer(client, *parts))
+            body = {"model": "fake", "messages": [{"role": "user", "content": list(parts)}], "details": True}
+            details = client.post("/tokenize", json=body).json()["details"]
+            encoded = "enginehouse_encoded_images_total" in client.get("/metrics").text
+
+    first, second = answers
+    assert said(first) == said(second) and not encoded
+    assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == second["usage"]["prompt_tokens"] - 1
+    assert details["cached_tokens"] == second["usage"]["prompt_tokens"] - 1
 
 
 def test_models_say_that_they_take_images(client: httpx.Client) -> None:
@@ -228,7 +248,20 @@ def test_too_many_images_are_refused(client: httpx.Client) -> None:
     assert "more than 4 images" in refused(client, *map(image, range(5)))["message"]
 
 
-def test_a_template_without_images_is_named(tmp_path: Path) -> None:
+def test_pixels_count_as_memory_of_the_client() -> None:
+    """A small file may have many pixels, which are held until the request has ended."""
+    model = ModelSettings(source="fake", backend="fake", isolation="thread", options={"image_tokens": _TOKENS})
+    settings = Settings(models={"fake": model}, limits=LimitsSettings(max_client_bytes=2**20))
+    with served(settings, timeout=60) as client:
+        for _ in range(3):
+            answer(client, *(image(number, 256, 256) for number in range(2)))
+            response = ask(client, *(image(number, 256, 256) for number in range(8)))
+
+            assert response.status_code == 503 and "max_client_bytes" in response.text, response.text
+
+
+def test_a_template_without_images_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """When the model is loaded, and to each request with an image."""
     template = tmp_path / "text.jinja"
     template.write_text("{% for message in messages %}{{ message['content'] }}{% endfor %}")
     model = ModelSettings(
@@ -238,6 +271,7 @@ def test_a_template_without_images_is_named(tmp_path: Path) -> None:
         error = refused(client, text("a"), image(1))
 
     assert error["param"] == "messages[0].content[1]" and "chat template has no place for images" in error["message"]
+    assert "chats with images cannot use its chat template 'chat_template'" in caplog.text
 
 
 def test_an_image_counts_in_metrics_and_is_encoded_once() -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from enginehouse.contract.types import Message, Segment, ToolCall
+from enginehouse.contract.errors import RenderError
+from enginehouse.contract.types import DecodedImage, Message, Segment, ToolCall
 from enginehouse.pipeline.prompt.chat_prompt import CHATML, GEMMA, ChatPrompt
-from enginehouse.pipeline.prompt.content_parts import roles_with_parts
+from enginehouse.pipeline.prompt.content_parts import image_form, roles_with_parts
 from enginehouse.pipeline.prompt.sandbox import compile_template
 from enginehouse.pipeline.prompt.templates import render
 
@@ -90,3 +91,82 @@ def test_instructions_are_in_the_question_where_a_template_has_no_role_for_them(
     text = "".join(segment.text for segment in rendered(NO_SYSTEM, CHAT[:2]))
 
     assert text == "[user]Be brief.\n\nRain<end>?<end>"
+
+
+IMAGES_FIRST = (  # as LLaVA's
+    "{% for m in messages %}{{ m.role | upper }}: {% for part in m.content | selectattr('type', 'equalto', 'image') %}"
+    "<image>\n{% endfor %}{% for part in m.content | selectattr('type', 'equalto', 'text') %}{{ part.text }}"
+    "{% endfor %}<end>{% endfor %}"
+)
+WRAPPED = (  # as Qwen2-VL's
+    "{% for m in messages %}[{{ m.role }}]{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for part in m.content %}{% if part.type == 'image' or 'image' in part %}<|start|><|pad|><|stop|>"
+    "{% elif 'text' in part %}{{ part.text }}{% endif %}{% endfor %}{% endif %}<end>\n{% endfor %}"
+)
+BY_URL = (
+    "{% for m in messages %}{% for p in m.content %}{{ '[IMG]' if p.type == 'image_url' else p.text }}"
+    "{% endfor %}{% endfor %}"
+)
+NUMBERED = (
+    "{% set n = namespace(i=0) %}{% for m in messages %}{% for p in m.content %}{% if p.type == 'image' %}"
+    "{% set n.i = n.i + 1 %}<image_{{ n.i }}>{% else %}{{ p.text }}{% endif %}{% endfor %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "placeholder"),
+    [
+        (ITERATES, "<image>"),
+        (IMAGES_FIRST, "<image>"),
+        (WRAPPED, "<|start|><|pad|><|stop|>"),
+        (BY_URL, "[IMG]"),
+        (NUMBERED, None),
+        (SELECTS, None),
+        (EITHER, None),
+        (CHATML, None),
+        (GEMMA, None),
+    ],
+)
+def test_the_text_that_a_template_writes_for_an_image_is_found(template: str, placeholder: str | None) -> None:
+    form = image_form(compile_template(template))
+
+    assert (form.placeholder if form is not None else None) == placeholder
+
+
+def _placed(template: str, *messages: Message) -> str:
+    """The rendered prompt, with the widths of images in braces in place of them."""
+    special = ("<|pad|>", "<end>")
+    prompt = ChatPrompt(template=template, messages=messages, special_tokens=special, add_generation_prompt=False)
+    segments = render(prompt, 1000)
+    return "".join(one.text if one.image is None else f"{{{one.image.width}}}" for one in segments)
+
+
+def _image(width: int) -> DecodedImage:
+    return DecodedImage("", width, 1, b"", param=f"messages[0].content[{width}]")
+
+
+def test_images_stand_where_the_template_writes_them() -> None:
+    """In their order; equal text of a client stays text, also where two texts make it."""
+    asked = Message(role="user", content="<im\nage> <image>", parts=("<im", _image(1), "age> <image>", _image(2)))
+
+    assert _placed(ITERATES, asked) == "user: <im{1}age> <image>{2}<end>\n"
+    assert _placed(IMAGES_FIRST, asked) == "USER: {1}\n{2}\n<image> <image><end>"
+    assert _placed(WRAPPED, Message(role="user", content="", parts=(_image(1),))) == "[user]{1}<end>\n"
+
+
+def test_text_added_to_a_content_stays_around_its_images() -> None:
+    """As instructions are, for templates without a role for them."""
+    no_system = ITERATES.replace("{% for m in messages %}", "{% for m in messages if m.role == 'user' %}", 1)
+    asked = Message(role="user", content="What?", parts=(_image(1), "What?"))
+
+    system = Message(role="system", content="Be brief.")
+    assert _placed(no_system, system, asked) == "user: Be brief.\n\n{1}What?<end>\n"
+
+
+def test_an_image_that_the_template_leaves_out_is_refused() -> None:
+    only_first = WRAPPED.replace("'image' in part %}", "'image' in part %}{% if m.role == 'user' %}", 1).replace(
+        "<|stop|>", "<|stop|>{% endif %}", 1
+    )
+    result = Message(role="tool", content="", parts=(_image(2),))
+    with pytest.raises(RenderError, match=r"messages\[0\].content\[2\]: the chat template has written 1 places for 2"):
+        _placed(only_first, Message(role="user", content="", parts=(_image(1),)), result)

@@ -41,10 +41,10 @@ def decoded(name: str, width: int = 64, height: int = 64) -> DecodedImage:
     return DecodedImage(hashlib.sha256(rgb).hexdigest(), width, height, rgb)
 
 
-def write_model(folder: Path, kind: VisionKind) -> Path:
+def write_model(folder: Path, kind: VisionKind, **more: Any) -> Path:
     folder.mkdir(exist_ok=True)
     write_projector(folder / "mmproj-F16.gguf", kind)
-    return write_text_model(folder / "tiny-F32.gguf", kind)
+    return write_text_model(folder / "tiny-F32.gguf", kind, **more)
 
 
 def tiny_options(**more: Any) -> LlamaCppOptions:
@@ -159,11 +159,10 @@ def test_text_after_an_image_is_llama_cpps_own(tmp_path: Path, kind: VisionKind)
     assert (chunks[-1].num_tokens, chunks[-1].num_positions) == (kind.num_tokens, kind.num_positions)
 
 
-def seeing(folder: Path, kind: VisionKind, **more: Any) -> ModelUnderTest:
+def seeing(path: Path, **more: Any) -> ModelUnderTest:
     """A small cache and small batches, so that cells are moved and sequences swapped out."""
     options = tiny_options(cache_tokens=384, n_batch=64, **more)
-    source = ModelSource("tiny", write_model(folder, kind))
-    return ModelUnderTest(backend=LlamaCppBackend(), source=source, options=options)
+    return ModelUnderTest(backend=LlamaCppBackend(), source=ModelSource("tiny", path), options=options)
 
 
 class TestImages(MediaContract):
@@ -174,7 +173,7 @@ class TestImages(MediaContract):
     @pytest.fixture(scope="class", params=[IDEFICS3, QWEN2VL, GEMMA3], ids=["tiles", "M-RoPE", "non-causal"])
     @classmethod
     def model(cls, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelUnderTest:
-        return seeing(tmp_path_factory.mktemp("seeing"), request.param)
+        return seeing(write_model(tmp_path_factory.mktemp("seeing"), request.param))
 
 
 class TestImagesWithCellsInAnyOrder(MediaContract):
@@ -186,7 +185,19 @@ class TestImagesWithCellsInAnyOrder(MediaContract):
     @pytest.fixture(scope="class")
     @classmethod
     def model(cls, tmp_path_factory: pytest.TempPathFactory) -> ModelUnderTest:
-        return seeing(tmp_path_factory.mktemp("seeing"), QWEN2VL, batch_invariant=False)
+        return seeing(write_model(tmp_path_factory.mktemp("seeing"), QWEN2VL), batch_invariant=False)
+
+
+class TestImagesInSlidingWindows(MediaContract):
+    """Gemma 3's layers: most attend to a window, here shorter than an image and the text around it."""
+
+    max_logit_difference = 0.3
+
+    @pytest.fixture(scope="class", params=[True, False], ids=["whole cache", "windows only"])
+    @classmethod
+    def model(cls, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelUnderTest:
+        path = write_model(tmp_path_factory.mktemp("seeing"), GEMMA3, **{"gemma3.attention.sliding_window": 24})
+        return seeing(path, swa_full=request.param)
 
 
 def test_states_with_images_belong_to_their_projector(tmp_path: Path) -> None:

@@ -157,6 +157,8 @@ def test_token_limits_of_an_image_of_any_size(tmp_path: Path) -> None:
 
     assert counts == [100, 16]
     assert len(formats) == 2
+    with pytest.raises(ValueError, match="image_max_tokens: 8 is less than image_min_tokens, 16"):
+        LlamaCppOptions(image_min_tokens=16, image_max_tokens=8)
 
 
 def test_a_budget_of_tokens_shrinks_an_image(tmp_path: Path) -> None:

@@ -125,6 +125,21 @@ REFUSED: list[tuple[Any, str]] = [
     ({"$ref": "other.json#/a"}, "nothing is fetched"),
     ({"$ref": "#anchor", "$defs": {"a": {"$anchor": "other"}}}, "this schema has no anchor 'anchor'"),
     ({"items": {"$dynamicRef": "#a", "$id": "b"}, "$defs": {"c": {"$id": "c", "$dynamicAnchor": "a"}}}, "not exist"),
+    (
+        {
+            "$id": "https://x/y",
+            "anyOf": [{"$ref": "a"}, {"$ref": "b"}],
+            "$defs": {
+                "c": {
+                    **{"$id": "c", "items": {"$dynamicRef": "#t", "multipleOf": 0}},
+                    "$defs": {"d": {"$dynamicAnchor": "t"}},
+                },
+                "a": {"$id": "a", "$ref": "c", "$defs": {"t": {"$dynamicAnchor": "t", "type": "null"}}},
+                "b": {"$id": "b", "$ref": "c", "$defs": {"t": {"$dynamicAnchor": "t", "type": "string"}}},
+            },
+        },
+        "'/$defs/c/items/multipleOf'",
+    ),
     ({"$ref": "#"}, "refers to itself without end"),
     ({"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{}, {"$ref": "#/$defs/b"}]}, "b": {"$ref": "#"}}}, "without end"),
     (loop(required=["a"]), "would have to contain another one"),

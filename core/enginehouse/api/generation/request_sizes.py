@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from enginehouse.contract.errors import InvalidRequest
-from enginehouse.contract.types import GenerateRequest
+from enginehouse.contract.types import DecodedImage, GenerateRequest
 from enginehouse.settings.config import LimitsSettings
 
 _MAX_SHARED_CHARS = 2**24
 _MAX_SHARED_MEMBERS = 2**17
 """Limits on the size of data shared by several prompts, multiplied by the number of prompts."""
+
+
+def num_pixel_bytes(request: GenerateRequest) -> int:
+    """Return the memory of a started request's decoded images, which is held until it has ended."""
+    parts = (part for message in request.messages or () for part in message.parts)
+    return sum(len(part.rgb) for part in parts if isinstance(part, DecodedImage))
 
 
 def check_request_sizes(requests: Sequence[GenerateRequest], limits: LimitsSettings) -> None:

@@ -25,7 +25,7 @@ from enginehouse.api.generation.details import (
 from enginehouse.api.generation.open_answers import OpenAnswer, estimate_tokens, used_tokens
 from enginehouse.api.generation.prediction_count import PredictionCount
 from enginehouse.api.generation.reports import report_headers
-from enginehouse.api.generation.request_sizes import check_request_sizes
+from enginehouse.api.generation.request_sizes import check_request_sizes, num_pixel_bytes
 from enginehouse.api.generation.stream import ReplyResponse, ResponseStream
 from enginehouse.api.generation.surface_calls import SurfaceCalls
 from enginehouse.api.http.access import AccessRecord, record_of
@@ -33,7 +33,7 @@ from enginehouse.api.http.admission import Ticket
 from enginehouse.api.http.callers import check_model, check_priority, may_see_prompts, ticket_of
 from enginehouse.api.http.exchange import Exchange, deadlines
 from enginehouse.api.http.origins import foreign_sign
-from enginehouse.api.http.security import connection_of
+from enginehouse.api.http.security import connection_of, memory_of
 from enginehouse.api.http.sse import encode_json, encode_line, send_body
 from enginehouse.api.http.state import ApiState
 from enginehouse.contract.schema_keywords import find_unknown_keywords
@@ -127,7 +127,7 @@ class GenerationResponse:
         """Start the request and write the response."""
         exchange, record, server = answer.exchange, answer.record, self.state.settings.server
         has_details = asks_for_details(scope["headers"], server.details)
-        running = await self._start(answer)
+        running = await self._start(answer, scope)
         if running is None:
             _give_up(exchange, record)
             return
@@ -204,13 +204,19 @@ class GenerationResponse:
         shows_kept_text = may_see_prompts(self.call.caller, server, is_local=foreign_sign(scope) is None)
         return AnswerDetails(self.call, assembly, self.state.registry.request_fields, shows_kept_text)
 
-    async def _start(self, answer: OpenAnswer) -> list[RunningRequest] | None:
-        """Start every prompt on its model; returns None if the exchange ended meanwhile."""
+    async def _start(self, answer: OpenAnswer, scope: Scope) -> list[RunningRequest] | None:
+        """Start every prompt on its model; returns None if the exchange ended meanwhile.
+
+        Raises:
+            EnginehouseError: a prompt is refused, or the pixels of its images do not fit the account of memory.
+        """
         exchange = answer.exchange
 
         async def start(request: GenerateRequest) -> RunningRequest:
             running = await self.state.pipeline.start(request, answer.discard)
             exchange.hold(running.generation)
+            if num_bytes := num_pixel_bytes(running.request):
+                memory_of(scope).take(num_bytes)
             return running
 
         first, *others = self.requests

@@ -32,6 +32,11 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
     trusted: bool = False
     image: DecodedImage | None = None
 
+    @property
+    def content(self) -> str:
+        """The text, or the hash of the image's file: what tells prompts apart."""
+        return self.text if self.image is None else self.image.digest
+
 
 @frozen(kw_only=True)
 class EngineRequest(RequestOptions):

@@ -145,7 +145,6 @@ _READERS: Mapping[bytes, Callable[[bytes], ImageHeader]] = {
 
 
 _DETAILS = ("auto", "low", "high")
-_ROLES = ("user", "tool")
 
 _MAX_PIXEL_BYTES = 48 * 2**20
 """Pixels of one request; they go to the worker in one message."""
@@ -179,9 +178,8 @@ class MediaReader:
             message = f"more than {self._settings.max_images} images in one request (media.max_images)"
             raise InvalidRequest(f"messages: {message}", "messages")
         for role, part in parts:
-            if role not in _ROLES:
-                message = f"{part.param}: only messages of the user and results of tools may contain images"
-                raise InvalidRequest(message, part.param)
+            if role != "user" and (role != "tool" or engine.takes_messages):
+                raise InvalidRequest(f"{part.param}: only {_holders(engine)} may contain images", part.param)
         images = await _all(self._image(part, engine) for _, part in parts)
         if sum(len(image.rgb) for image in images if isinstance(image, DecodedImage)) > _MAX_PIXEL_BYTES:
             message = f"messages: the images have more than {_MAX_PIXEL_BYTES // 3} pixels together; send smaller ones"
@@ -214,6 +212,10 @@ class MediaReader:
             if error.message == MISSING:
                 raise UnsupportedParameter(f"{param}: {MISSING}", param) from error
             raise NoImage(error.message) from error
+        # A process that a file has taken over could say anything, and runners hand the pixels to libraries in C.
+        num_pixels = decoded.width * decoded.height
+        if decoded.width < 1 or not 0 < num_pixels <= max(1, target_pixels) or len(decoded.rgb) != 3 * num_pixels:
+            raise NoImage("its decoded size is wrong")
         digest = await asyncio.to_thread(lambda: hashlib.sha256(image.data).hexdigest())
         max_tokens = LOW_DETAIL_TOKENS if image.detail == "low" else None
         return DecodedImage(digest, decoded.width, decoded.height, decoded.rgb, max_tokens, param)
@@ -224,6 +226,11 @@ class MediaReader:
             size = f"{header.width} x {header.height}"
             raise NoImage(f"it has {size} pixels, more than {most} (media.max_pixels)")
         return Image(media_type=f"image/{header.format}", data=data, detail=detail)
+
+
+def _holders(engine: EngineCapabilities) -> str:
+    """Return whose messages may contain images; other servers' APIs take none in results of tools."""
+    return "user messages" if engine.takes_messages else "user messages and results of tools"
 
 
 def check_media(messages: Sequence[Message], engine: EngineCapabilities) -> None:

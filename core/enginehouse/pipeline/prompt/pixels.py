@@ -30,7 +30,7 @@ def decode_image(data: bytes, target_pixels: int) -> tuple[int, int, bytes]:
 
     Args:
         data: a PNG, JPEG, GIF or WebP file.
-        target_pixels: larger images are shrunk to about this number.
+        target_pixels: larger images are shrunk to at most this number, at least 1.
 
     Raises:
         RenderError: the image is damaged or too large; says why.
@@ -57,7 +57,8 @@ def _pixels(image: Image.Image, target_pixels: int) -> tuple[int, int, bytes]:
     from PIL.Image import Resampling, frombytes  # noqa: PLC0415 - of an extra
 
     share = math.sqrt(min(1.0, target_pixels / (image.width * image.height)))
-    size = max(1, int(image.width * share)), max(1, int(image.height * share))
+    width = min(max(1, int(image.width * share)), target_pixels)
+    size = width, max(1, min(int(image.height * share), target_pixels // width))
     orientation = image.getexif().get(_ORIENTATION, 1)
     if share < 1.0:
         image.draft("RGB", size)  # a JPEG file can be decoded at a fraction of its size

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("sentence_transformers")
 
-pytestmark = pytest.mark.hf
+pytestmark = [pytest.mark.hf, pytest.mark.slow]
 
 Folder = Callable[..., Path]
 Opened = Callable[..., Any]

@@ -15,7 +15,7 @@ from enginehouse.contract.errors import ModelLoadError
 
 pytest.importorskip("sentence_transformers")
 
-pytestmark = pytest.mark.hf
+pytestmark = [pytest.mark.hf, pytest.mark.slow]
 
 Folder = Callable[..., Path]
 Opened = Callable[..., Any]

@@ -376,6 +376,57 @@ WILD: dict[str, Any] = {
         ),
         "$defs": {"info": {"$comment": "info", **_object("title", title=TEXT), "unevaluatedProperties": False}},
     },
+    "lists by dynamic reference": {
+        "$id": "https://example.org/lists",
+        "if": {"properties": {"kind": {"const": "numbers"}}, "required": ["kind"]},
+        "then": {"$ref": "numbers"},
+        "else": {"$ref": "texts"},
+        "type": "object",
+        "$defs": {
+            "list": {
+                "$id": "list",
+                "properties": {"list": {"type": "array", "minItems": 1, "items": {"$dynamicRef": "#item"}}},
+                "required": ["list"],
+                "$defs": {"any": {"$dynamicAnchor": "item"}},
+            },
+            **{
+                name: {"$id": name, "$ref": "list", "$defs": {"item": {"$dynamicAnchor": "item", "type": kind}}}
+                for name, kind in (("numbers", "number"), ("texts", "string"))
+            },
+        },
+    },
+    "tree by dynamic reference": {
+        "$id": "https://example.org/strict",
+        "$dynamicAnchor": "node",
+        "$ref": "tree",
+        "unevaluatedProperties": False,
+        "$defs": {
+            "tree": {
+                "$id": "tree",
+                "$dynamicAnchor": "node",
+                **_object(
+                    "data", data={"type": "integer"}, children={"type": "array", "items": {"$dynamicRef": "#node"}}
+                ),
+            },
+            "other": {"$id": "other", "$dynamicAnchor": "leaf"},
+            "another": {"$id": "another", "$dynamicAnchor": "leaf", "$dynamicRef": "#leaf"},
+        },
+    },
+    "listed names that are not evaluated": {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}},
+        "propertyNames": {"enum": ["b", "c"]},
+        "unevaluatedProperties": {"type": "null"},
+    },
+    "members that never are": {
+        "type": "object",
+        "properties": {"a": {"$ref": "#/$defs/never"}, "b": {"type": "array", "items": {"$ref": "#/$defs/never"}}},
+        "$defs": {"never": False},
+    },
+    "not without unevaluated members": {
+        "type": "object",
+        "not": {"anyOf": [True, {"properties": {"a": True}}], "unevaluatedProperties": False},
+    },
     # Formats of data
     "geojson point": {
         "$id": "https://example.org/Point.json",
