@@ -141,7 +141,8 @@ class HfBackend:
         if recipe is not None and recipe.task != "generate":
             resolved = options.resolved(_likely_device(), recipe)
             assert resolved.dtype is not None and resolved.max_batch_tokens is not None
-            return estimate_pooler(recipe, resolved.dtype, resolved.max_batch_tokens)
+            is_cpu = resolved.device == "cpu"
+            return estimate_pooler(recipe, resolved.dtype, resolved.max_batch_tokens, is_cpu=is_cpu)
         dtype = options.resolved(_likely_device()).dtype
         assert dtype is not None
         tokens = options.cache_tokens or options.slots * (options.context or DEFAULT_CONTEXT)

@@ -18,8 +18,12 @@ _QWEN_PATCHES = 4 * 46 * 46
 """Of models that take images of any size. Source: ``set_warmup_n_tokens`` in clip.cpp of llama-cpp-python 0.3.36."""
 
 
+_PROCESS_BYTES = 96 * 2**20
+"""A worker without a model, and buffers whose size llama.cpp decides; as much as many encoders need. Measured."""
+
+
 def estimate_pooler(header: GgufHeader, options: LlamaCppOptions) -> MemoryEstimate:
-    """Bytes for weights, the largest pass and a short text of a pooling model; decoders also have KV caches of these.
+    """Bytes for weights, the largest pass, a short text and the process of a pooling model; of decoders also KV caches.
 
     Raises:
         ModelLoadError: the header contains implausible sizes, or ``context`` is too long.
@@ -37,7 +41,7 @@ def estimate_pooler(header: GgufHeader, options: LlamaCppOptions) -> MemoryEstim
     return MemoryEstimate(
         weights_bytes=header.file_bytes,
         kv_bytes_per_token=kv_bytes,
-        total_bytes=header.file_bytes + kv_bytes * sum(one.num_cells for one in contexts) + pass_bytes,
+        total_bytes=header.file_bytes + kv_bytes * sum(one.num_cells for one in contexts) + pass_bytes + _PROCESS_BYTES,
     )
 
 

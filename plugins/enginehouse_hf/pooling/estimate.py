@@ -18,14 +18,22 @@ _ROWS = 10
 """Rows of ``hidden_size`` that live at once while a layer runs: states, query, key, value, residuals."""
 
 
-def estimate_pooler(recipe: Recipe, dtype: str, pass_tokens: int) -> MemoryEstimate:
-    """Bytes of all weights in ``dtype`` and of the states of one pass; there is no KV memory."""
+_PROCESS_BYTES = 448 * 2**20
+"""Main memory of a worker without a model: torch and transformers, which is more than many encoders need. Measured."""
+
+
+def estimate_pooler(recipe: Recipe, dtype: str, pass_tokens: int, *, is_cpu: bool) -> MemoryEstimate:
+    """Bytes of all weights in ``dtype`` and of the states of one pass, in main memory also of the libraries.
+
+    There is no KV memory.
+    """
     weights = ModelFolder(recipe.transformer, dict(recipe.config)).weights_bytes(dtype)
     size_bytes = 4 if dtype == "float32" else 2
     weights += sum(m.in_features * m.out_features * size_bytes for m in recipe.modules if isinstance(m, Dense))
     hidden = _size(recipe.config, _HIDDEN, _USUAL_HIDDEN)
     row = _ROWS * hidden + 2 * _size(recipe.config, _INTERMEDIATE, 4 * hidden)
-    return MemoryEstimate(weights, 0, weights + pass_tokens * row * size_bytes)
+    process_bytes = _PROCESS_BYTES if is_cpu else 0
+    return MemoryEstimate(weights, 0, weights + pass_tokens * row * size_bytes + process_bytes)
 
 
 def _size(config: Mapping[str, Any], keys: tuple[str, ...], default: int) -> int:

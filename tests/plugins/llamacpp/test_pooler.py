@@ -322,7 +322,7 @@ def test_estimate_covers_the_largest_pass(folder: Path, minilm_path: Path) -> No
     minilm_bytes = minilm_path.stat().st_size
 
     assert minilm_bytes + 512 * 30_522 * 4 < total(minilm_path, flash_attn=True)
-    assert total(minilm_path, flash_attn=True) < total(minilm_path) < 2 * minilm_bytes  # a context for short texts
+    assert total(minilm_path, flash_attn=True) < total(minilm_path) < 4 * minilm_bytes  # a context for short texts
     assert total(decoder, context=64, n_batch=64) < total(decoder, context=512)
     assert backend.estimate(ModelSource("", decoder), LlamaCppOptions()).kv_bytes_per_token > 0
 
