@@ -20,7 +20,7 @@ from enginehouse.pipeline.answer_parser import AnswerParsing
 from enginehouse.pipeline.chat_formats import ChatFormats, ChatPlan, plan_chat
 from enginehouse.pipeline.prompt.chat_prompt import ChatPrompt, ModelTemplates
 from enginehouse.pipeline.prompt.renderer import Renderer
-from enginehouse.pipeline.prompt.trial import find_template_problem
+from enginehouse.pipeline.prompt.trial import find_image_problem, find_template_problem
 from enginehouse.pipeline.template_examples import render_examples
 from enginehouse.recovery import Recovery
 from enginehouse.serving import LoadedModel
@@ -201,7 +201,7 @@ class PromptMaker:
             self._formats.learn(name, await render_examples(self._renderer, template, info))
 
     async def try_templates(self, name: str, info: ModelInfo) -> list[str]:
-        """Return problems of templates that no chat can use; such a model may still serve raw prompts."""
+        """Return problems of templates that no chat, or no image, can use; the model may still serve other requests."""
         problems = []
         for template_name, template in self._templates.all(name, info).items() if info.task == "generate" else ():
             if problem := await find_template_problem(self._renderer, template, info):
@@ -209,6 +209,8 @@ class PromptMaker:
                     f"no chat can use its chat template {template_name!r} (set chat_template to a file to use another "
                     f"one): {problem}"
                 )
+            elif "image" in info.engine.media and (problem := await find_image_problem(self._renderer, template, info)):
+                problems.append(f"chats with images cannot use its chat template {template_name!r}: {problem}")
         return problems
 
     async def _render(

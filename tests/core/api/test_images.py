@@ -260,7 +260,8 @@ def test_pixels_count_as_memory_of_the_client() -> None:
             assert response.status_code == 503 and "max_client_bytes" in response.text, response.text
 
 
-def test_a_template_without_images_is_named(tmp_path: Path) -> None:
+def test_a_template_without_images_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """When the model is loaded, and to each request with an image."""
     template = tmp_path / "text.jinja"
     template.write_text("{% for message in messages %}{{ message['content'] }}{% endfor %}")
     model = ModelSettings(
@@ -270,6 +271,7 @@ def test_a_template_without_images_is_named(tmp_path: Path) -> None:
         error = refused(client, text("a"), image(1))
 
     assert error["param"] == "messages[0].content[1]" and "chat template has no place for images" in error["message"]
+    assert "chats with images cannot use its chat template 'chat_template'" in caplog.text
 
 
 def test_an_image_counts_in_metrics_and_is_encoded_once() -> None:

@@ -1,4 +1,4 @@
-"""Trial of a chat template when its model is loaded: a template that renders no chat at all is told before any request.
+"""Trial of a chat template when its model is loaded: one that renders no chat, or no image, is told before any request.
 
 Called by the pipeline for each loaded model, and by ``enginehouse doctor`` for templates in files.
 """
@@ -9,7 +9,7 @@ import asyncio
 from typing import Any
 
 from enginehouse.contract.errors import RenderError, ServerOverloaded
-from enginehouse.contract.types import Message, ModelInfo
+from enginehouse.contract.types import DecodedImage, Message, ModelInfo
 from enginehouse.pipeline.prompt.chat_prompt import ChatPrompt
 from enginehouse.pipeline.prompt.renderer import Renderer
 
@@ -47,3 +47,16 @@ async def find_template_problem(renderer: Renderer, template: str, info: ModelIn
         if asyncio.get_running_loop().time() - began > _SLOW_S:
             break
     return problem
+
+
+async def find_image_problem(renderer: Renderer, template: str, info: ModelInfo) -> str:
+    """Return why a template cannot render a chat with an image; "" if it can."""
+    image = DecodedImage("", 1, 1, b"", param="image")
+    asked = Message(role="user", content=_USER.content, parts=(image, _USER.content))
+    try:
+        await renderer.render(ChatPrompt.of(info, template, (asked,)))
+    except RenderError as error:
+        return error.message.removeprefix("image: ")
+    except ServerOverloaded:  # the processes are needed by requests
+        return ""
+    return ""
