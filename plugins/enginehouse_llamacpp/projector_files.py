@@ -6,6 +6,7 @@ is published as a file of its own, beside the text model. Does not know llama.cp
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import struct
@@ -23,6 +24,8 @@ __all__ = ["TURN_OFF", "find_projector", "identity_of", "projector_kind", "read_
 
 TURN_OFF = 'mmproj = "" serves the model without images'
 """What to do if a projector that was found cannot be used."""
+
+_log = logging.getLogger(__name__)
 
 _MAX_ENTRIES = 10_000
 _AT_LEAST_ONE = ("image_size", "patch_size", "embedding_length", "attention.head_count")
@@ -44,7 +47,8 @@ def find_projector(model: Path, setting: str | None) -> Path | None:
     Args:
         model: its file.
         setting: path of the projector, relative to the folder of the model; empty for none; None finds the one beside
-            the model: named like it, or any one if the folder has no other model.
+            the model: named like it, or any one if the folder has no other model. One for other media than images is
+            then left aside.
 
     Raises:
         ModelLoadError: the file does not exist, or several ones may be meant.
@@ -59,7 +63,24 @@ def find_projector(model: Path, setting: str | None) -> Path | None:
             names = [Path(entry) for _, entry in zip(range(_MAX_ENTRIES), entries, strict=False)]
     except OSError:
         return None
-    return cast("Path | None", choose_projector(model, names))
+    found = cast("Path | None", choose_projector(model, names))
+    if found is not None and not _may_take_images(found):
+        _log.info("%s: not used, because it does not take images", found)
+        return None
+    return found
+
+
+def _may_take_images(path: Path) -> bool:
+    """False for a projector of other media; damaged and other files are refused when they are opened."""
+    try:
+        header = read_header(path)
+    except ModelLoadError:
+        return True
+    return header.architecture != "clip" or _has_vision(header)
+
+
+def _has_vision(header: GgufHeader) -> bool:
+    return header.values.get("clip.has_vision_encoder") is True
 
 
 def read_projector(path: Path) -> GgufHeader:
@@ -73,7 +94,7 @@ def read_projector(path: Path) -> GgufHeader:
         raise ModelLoadError(
             f"{path}: not a projector of images (mmproj): its architecture is {header.architecture!r}, not 'clip'"
         )
-    if header.values.get("clip.has_vision_encoder") is not True:
+    if not _has_vision(header):
         raise ModelLoadError(f"{path}: this projector does not take images (it has no vision encoder); {TURN_OFF}")
     kind = projector_kind(header)
     if kind in _POSITION_DEPENDENT:

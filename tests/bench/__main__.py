@@ -46,7 +46,13 @@ _SOAK = "soak"
 @click.command()
 @click.argument("name", type=click.Choice([*_BENCHMARKS, _SOAK]))
 @click.option("--rounds", default=5, show_default=True, type=click.IntRange(1), help="Times everything is measured.")
-@click.option("--seconds", default=120.0, show_default=True, type=click.FloatRange(5), help="How long overload lasts.")
+@click.option(
+    "--seconds",
+    default=120.0,
+    show_default=True,
+    type=click.FloatRange(5),
+    help="Of overload; of a load of embeddings at most 15.",
+)
 @click.option("--quick", is_flag=True, help="Two short rounds that show whether all works; not to be quoted.")
 @click.option("--model", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="A GGUF file.")
 @click.option("--minutes", default=30.0, show_default=True, type=click.FloatRange(0.1), help="How long soak goes on.")

@@ -37,6 +37,7 @@ _QUERIES, _CHUNKS = Lengths(16, 32), Lengths(16, 64)
 _BULK = Load(4, 256)
 _LOADS = {Load(1, 1): _QUERIES, Load(16, 1): _QUERIES, _BULK: _CHUNKS}
 _QUICK_LOADS = {Load(1, 1): _QUERIES, Load(16, 1): _QUERIES, Load(4, 32): _CHUNKS}
+_SECONDS = 15.0
 _TEXTS_PER_S, _TOKENS_PER_S, _LATENCY = "texts/s", "tokens/s", "median latency, ms"
 _ALONE = Load(1, 256)
 _SECONDS_PER_REQUEST = "s per request"
@@ -116,7 +117,7 @@ def measure_embeddings(plan: Plan, console: Console) -> tuple[Record, list[Compa
     if infinity := os.environ.get("INFINITY"):
         peers.append(_Infinity(infinity, folder))
     record = Record()
-    seconds, loads = (1.0, _QUICK_LOADS) if plan.quick else (15.0, _LOADS)
+    seconds, loads = (1.0, _QUICK_LOADS) if plan.quick else (min(plan.seconds, _SECONDS), _LOADS)
     for round_number, peer in plan.interleave(peers):
         with running(peer, plan.folder / "logs") as server:
             served = _await_model(server)

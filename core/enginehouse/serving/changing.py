@@ -19,6 +19,7 @@ from enginehouse.contract.errors import (
     ModelLoadError,
     ModelTooLarge,
 )
+from enginehouse.contract.model_hub import ModelHub
 from enginehouse.serving.lifecycle import EventKind, ModelEvent, ModelStatus
 from enginehouse.serving.manager import ModelManager, budget_of
 from enginehouse.serving.memory import footprint_in_thread
@@ -84,12 +85,18 @@ async def unload_model(
 async def download_model(manager: ModelManager, name: str) -> ModelStatus:
     """Begin to download the files of a model, and return at once; no effect if that is in progress.
 
+    A cancelled download may have completed the files all the same: the model is then planned as after a download.
+
     Raises:
         ModelNotFound: no model has that name.
         ModelConflict: nothing has to be downloaded.
     """
     model = manager.find(name)
-    if not await manager.download_on_demand(model):
+    if await manager.download_on_demand(model):
+        return model.status()
+    if model.state == "failed" and model.plan is None:
+        await manager.plan_downloaded(model)
+    else:
         raise ModelConflict(f"The model {model.name!r} has no files that have to be downloaded; it can be loaded.")
     return model.status()
 
@@ -183,11 +190,13 @@ class PlannedChanges:
     Attributes:
         problems: why a model has no plan, by its name; only of models in folders and of those that were added, which
             are shown as failed.
+        downloads: hubs of models whose files have to be downloaded first.
     """
 
     settings: Settings
     plans: Mapping[str, ModelPlan]
     problems: Mapping[str, str] = field(factory=dict)
+    downloads: Mapping[str, ModelHub] = field(factory=dict)
 
 
 class ModelChanger:
@@ -208,26 +217,34 @@ class ModelChanger:
         swapped = (name for name in self._swaps if name in settings.models)
         plans: dict[str, ModelPlan] = {}
         problems: dict[str, str] = {}
+        downloads: dict[str, ModelHub] = {}
+        may_download = settings.server.pull or settings.server.pull_on_request
         for name in dict.fromkeys((*changes.added, *changes.replaced, *swapped)):
             model = settings.models[name]
-            hub = await self._manager.find_download(model.source) if model.origin == "added" else None
+            is_looked_for = may_download or model.origin == "added"
+            hub = await self._manager.find_download(model.source) if is_looked_for else None
             try:
                 plans[name] = await plan_in_thread(name, model, self._manager.registry)
             except ConfigError:
                 raise
             except EnginehouseError as error:
-                if model.origin == "settings":
+                if hub is not None:
+                    downloads[name] = hub
+                elif model.origin == "settings":
                     raise
-                if hub is None:  # else its download begins next, see ``ConfigSnapshots.add_model``
+                else:
                     problems[name] = error.message
-        return PlannedChanges(settings=settings, plans=plans, problems=problems)
+        return PlannedChanges(settings=settings, plans=plans, problems=problems, downloads=downloads)
 
     def _changes(self, settings: Settings) -> ModelChanges:
         """Return the changes that the settings make to the current models."""
         return find_changes({name: model.settings for name, model in self._manager.models.items()}, settings.models)
 
-    def apply(self, planned: PlannedChanges) -> ModelChanges:
+    def apply(self, planned: PlannedChanges, *, retries: bool = True) -> ModelChanges:
         """Use the new settings from now on; models are opened and closed in the background.
+
+        Args:
+            retries: load failed models again, since the cause may not have been their settings.
 
         Raises:
             ServerStopping: the manager is closed; nothing was changed.
@@ -254,9 +271,11 @@ class ModelChanger:
             self._publish("added", new[name])
         for name in planned.problems.keys() & new.keys():
             new[name].fail(planned.problems[name])
+        for name in planned.downloads.keys() & new.keys():
+            self._await_download(new[name], planned.downloads[name])
         if planned_models := [new[name] for name in changes.added if new[name].plan is not None]:
             manager.run(asyncio.create_task(manager.begin_eager(planned_models)))
-        for name in (*changes.updated, *changes.kept):
+        for name in (*changes.updated, *changes.kept) if retries else ():
             if old[name].state == "failed":
                 manager.run(asyncio.create_task(self._retry(name)))
         for name in changes.replaced:
@@ -264,11 +283,20 @@ class ModelChanger:
             manager.run(self._swaps[name])
         return changes
 
+    def _await_download(self, model: ServedModel, hub: ModelHub) -> None:
+        """Begin a download, or leave that to the first request or, for added models, to ``ConfigSnapshots``."""
+        if model.settings.origin == "added":
+            return
+        if self._manager.settings.server.pull:
+            self._manager.begin_download(model, hub)
+        else:
+            model.postpone()
+
     async def _swap(self, old: ServedModel, new: ServedModel) -> None:
         """Replace ``old`` by ``new``: loaded before ``old`` is unloaded, if there is enough memory for both."""
         manager = self._manager
         try:
-            if new.plan is None:  # a model of a folder whose file is not usable any more
+            if new.plan is None:  # its file is not usable any more, or has to be downloaded
                 self._take_place(new)
                 self._retire(old)
             elif not old.is_serving:
@@ -293,7 +321,6 @@ class ModelChanger:
                 await new.close()
 
     async def _retry(self, name: str) -> None:
-        """Load a failed model again: the cause may not have been its settings."""
         try:
             await load_model(self._manager, name)
         except EnginehouseError as error:

@@ -149,7 +149,7 @@ class ModelManager:
             server = self.settings.server
             hub = await self.find_download(model.settings.source) if server.pull or server.pull_on_request else None
             if hub is not None and server.pull:
-                self._begin_download(model, hub)
+                self.begin_download(model, hub)
             elif hub is not None:
                 model.postpone()  # the first request for it begins the download
             else:
@@ -186,6 +186,16 @@ class ModelManager:
                 await self._plan(model)
             finally:
                 self._downloads.pop(model, None)
+        await self._begin_planned(model)
+
+    async def plan_downloaded(self, model: ServedModel) -> None:
+        """Continue with a failed model whose files have arrived, as with the others."""
+        model.report_download(1.0, "its files are here")
+        with model.failing("planning"):
+            await self._plan(model)
+        await self._begin_planned(model)
+
+    async def _begin_planned(self, model: ServedModel) -> None:
         if model.plan is None:
             return
         if model.settings.load == "lazy":
@@ -193,7 +203,8 @@ class ModelManager:
         else:
             await self.begin_eager([model])
 
-    def _begin_download(self, model: ServedModel, hub: ModelHub) -> None:
+    def begin_download(self, model: ServedModel, hub: ModelHub) -> None:
+        """Begin to download the files of a model; it is planned afterwards."""
         self._downloads[model] = asyncio.create_task(self._download(model, hub))
         self.run(self._downloads[model])
 
@@ -214,7 +225,7 @@ class ModelManager:
             if not (self.is_downloading(model) or model.is_serving or model.is_closed):
                 model.on_demand = True
                 model.report_download(0.0, "waiting for the hub")
-                self._begin_download(model, hub)
+                self.begin_download(model, hub)
         return True
 
     def stop_download(self, model: ServedModel) -> bool:

@@ -247,8 +247,13 @@ def _counts(schema: dict[str, Any], keywords: dict[str, Any], required: list[str
             keywords[CHECKED] = place.at("minProperties")
         else:
             keywords["minProperties"] = low
-    if high is not None and not (is_closed and (high >= len(properties) or absent_names(schema, high))):
-        keywords["maxProperties"] = high
+    if high is not None and not (is_closed and high >= len(properties)):
+        is_explicit = schema.get("additionalProperties") is False and "patternProperties" not in schema
+        is_derived = is_explicit and bool(absent_names(schema, high))
+        if is_closed and high > 1 and not is_derived:
+            keywords[CHECKED] = place.at("maxProperties")
+        elif not is_derived:
+            keywords["maxProperties"] = high
     if keywords.get("minProperties", 0) > 1:
         keywords[UNIQUE_NAMES] = True
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from .stand_in import Repository, StandIn, stand_in
+from enginehouse_testkit.stand_in_hub import Repository, StandIn, stand_in
 
 WEIGHTS = random.Random(1).randbytes(3_000_000)
 SAFETENSORS = {

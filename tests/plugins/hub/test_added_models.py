@@ -16,9 +16,8 @@ from enginehouse.settings.config import load_settings
 from enginehouse_hub.hub import HuggingFaceHub
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.served import served
+from enginehouse_testkit.stand_in_hub import Repository, StandIn
 from enginehouse_testkit.waiting import wait_until
-
-from .stand_in import Repository, StandIn
 
 ID = "owner/said:Q8_0"
 SETTINGS = """
@@ -55,7 +54,7 @@ def serve(tmp_path: Path, hub: StandIn, monkeypatch: pytest.MonkeyPatch) -> Iter
 
     def start(on_request: str = "false") -> httpx.Client:
         config.write_text(SETTINGS.format(on_request=on_request), encoding="utf-8")
-        server = served(load_settings(config, {}))
+        server = served(load_settings(config, {}), reread=lambda: load_settings(config, {}))
         client = server.__enter__()
         open_servers.append(server)
         return client
@@ -104,8 +103,7 @@ def test_a_download_shows_its_progress_is_cancelled_and_continues(
     assert say(client).status_code == 503 and not HuggingFaceHub().is_complete(ID)
     hub.hold = None
     hub.released.set()
-    if client.post(f"{path}/download", json={}).status_code == 409:  # the cancelled one completed the file all the same
-        assert client.post(f"{path}/load", json={}).status_code == 200
+    assert client.post(f"{path}/download", json={}).status_code == 200  # also if the cancelled one completed the file
     settle(client)
     assert say(client).json()["choices"][0]["text"] == "Said"
     assert client.post(f"{path}/download", json={}).status_code == 409  # nothing is missing
@@ -191,3 +189,14 @@ def test_a_request_downloads_a_configured_model_only_with_the_setting(
     assert say(client, "asked").json()["choices"][0]["text"] == "Said"
     assert say(client, "owner/packed:Q8_0").status_code == 404  # only configured ones
     assert not [asked.path for asked in hub.asked if "packed" in asked.path]
+
+
+def test_a_reload_adds_a_model_that_the_first_request_downloads(
+    serve: Callable[..., httpx.Client], tmp_path: Path
+) -> None:
+    client, config = serve("true"), tmp_path / "enginehouse.toml"
+    config.write_text(config.read_text("utf-8").replace("models.asked", "models.new"), encoding="utf-8")
+
+    assert client.post("/admin/reload").json()["models"]["added"] == ["new"]
+    assert model(client, "new")["state"] == "unloaded"
+    assert say(client, "new").json()["choices"][0]["text"] == "Said"

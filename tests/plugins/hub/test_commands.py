@@ -18,10 +18,10 @@ from enginehouse.settings.config import ModelSettings, ServerSettings, Settings
 from enginehouse_hub.hub import HuggingFaceHub
 from enginehouse_testkit.server import started_server
 from enginehouse_testkit.server_thread import server_thread
+from enginehouse_testkit.stand_in_hub import Repository, StandIn, commit_of, digest_of
 from enginehouse_testkit.waiting import wait_until
 
 from .conftest import GGUF, SAFETENSORS, WEIGHTS
-from .stand_in import Repository, StandIn, commit_of, digest_of
 
 
 @pytest.fixture(autouse=True)

@@ -16,8 +16,7 @@ from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings
 from enginehouse_hub.hub import HuggingFaceHub
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.served import served
-
-from .stand_in import StandIn
+from enginehouse_testkit.stand_in_hub import StandIn
 
 KEYS = (KeySettings(name="root", key="root", scopes=("infer", "admin")), KeySettings(name="bob", key="bob"))
 

@@ -20,9 +20,9 @@ from enginehouse_hub.listing import HubFile
 from enginehouse_hub.pulling import Pulled, pull
 from enginehouse_hub.reference import parse_reference
 from enginehouse_hub.refusals import HubUnreachable
+from enginehouse_testkit.stand_in_hub import StandIn, commit_of, digest_of
 
 from .conftest import GGUF, SAFETENSORS, WEIGHTS
-from .stand_in import StandIn, commit_of, digest_of
 
 
 class Report:

@@ -92,10 +92,6 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "a model": (lambda path: write_gguf(path, tiny_values(), tiny_tensors()), "not a projector of images"),
     "text": (lambda path: path.write_text("not GGUF"), "magic"),
     "cut": (_cut, "it ends in the tensor"),
-    "audio only": (
-        lambda path: write_projector(path, IDEFICS3, **{"clip.has_vision_encoder": False}),
-        "does not take images",
-    ),
     "unknown kind": (lambda path: write_projector(path, IDEFICS3, **{"clip.projector_type": "new"}), "new"),
     "depends on the text": (
         lambda path: write_projector(path, IDEFICS3, **{"clip.projector_type": "hunyuanvl"}),
@@ -125,6 +121,18 @@ def test_projectors_that_do_not_fit_are_refused(tmp_path: Path, make: Callable[[
 
     assert str(projector) in caught.value.message
     assert runner.capabilities.media == ()
+
+
+def test_a_projector_of_other_media_is_left_aside(tmp_path: Path) -> None:
+    """The model is served as one of text; the setting that names it is refused."""
+    path = write_text_model(tmp_path / "tiny.gguf", IDEFICS3)
+    write_projector(tmp_path / "mmproj.gguf", IDEFICS3, **{"clip.has_vision_encoder": False})
+    runner = open_tiny(path)
+    runner.close()
+
+    assert runner.capabilities.media == ()
+    with pytest.raises(ModelLoadError, match=r"mmproj\.gguf: this projector does not take images"):
+        open_tiny(path, mmproj="mmproj.gguf")
 
 
 def test_marks_that_the_vocabulary_lacks_are_refused(tmp_path: Path) -> None:

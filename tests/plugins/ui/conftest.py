@@ -4,4 +4,4 @@ from __future__ import annotations
 
 import importlib.util
 
-collect_ignore = ["test_browser.py"] if importlib.util.find_spec("playwright") is None else []
+collect_ignore = ["browser"] if importlib.util.find_spec("playwright") is None else []

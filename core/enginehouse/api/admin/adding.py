@@ -15,8 +15,7 @@ from enginehouse.api.http.body import read_body
 from enginehouse.api.http.state import ApiState
 from enginehouse.contract.errors import ConfigError, InvalidRequest, SourceNotFound, quoted
 from enginehouse.serving.adding import allowed_source, check_name, name_of
-from enginehouse.serving.background import run_in_daemon_thread
-from enginehouse.settings.config import new_model
+from enginehouse.settings.config import ModelSettings, Settings, new_model
 
 
 @frozen(kw_only=True)
@@ -57,15 +56,16 @@ def adding_routes(state: ApiState) -> list[HTTPRouteHandler]:
     async def add_model(request: Request[Any, Any, Any]) -> dict[str, Any]:
         """Serve a further model, until the server stops or it is removed."""
         body = read_fields(await read_body(request.receive, limit), AddBody)
-        settings, registry = manager.settings, state.registry
-        source = await run_in_daemon_thread(
-            "looking for a model", lambda: allowed_source(body.source, settings, registry)
-        )
         name = body.id if body.id is not None else name_of(body.source)
-        try:
+
+        def wanted(settings: Settings) -> tuple[str, ModelSettings]:
+            source = allowed_source(body.source, settings, state.registry)
             model = new_model(settings, name, body.table(source))
             check_name(name, model)
-            is_here = await state.exchanges.follow(state.add_model(name, model, download=body.download))
+            return name, model
+
+        try:
+            is_here = await state.exchanges.follow(state.add_model(wanted, download=body.download))
         except ConfigError as error:
             raise _invalid(error, name) from error
         if not is_here and not body.download:

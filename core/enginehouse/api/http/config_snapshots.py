@@ -102,7 +102,7 @@ class ConfigSnapshots:
                 wanted = self._with_added(await run_in_daemon_thread("reading the settings", self._reread))
                 settings, needs_restart = keep_fixed(self.settings, wanted)
                 needs_restart += await asyncio.to_thread(self._state.registry.changes)
-                changes = await self._serve(settings)
+                changes = await self._serve(settings, retries=True)
             except PluginError as error:
                 raise ReloadFailed(f"{_STAYS}: {error.message}") from error
             except ServerStopping:
@@ -115,8 +115,8 @@ class ConfigSnapshots:
                 raise ReloadFailed(f"{_STAYS}: {type(error).__name__}: {error}; the log says more") from error
             return ReloadReport(generation=self._number, models=changes, needs_restart=needs_restart)
 
-    async def _serve(self, settings: Settings) -> ModelChanges:
-        """Make a snapshot of the settings, and serve new requests by it."""
+    async def _serve(self, settings: Settings, *, retries: bool = False) -> ModelChanges:
+        """Make a snapshot of the settings, and serve new requests by it; see :meth:`ModelChanger.apply`."""
         state, app = await run_in_daemon_thread("making a generation", lambda: self._make(settings))
         planned = await self._changer.plan(settings)
         await self._check_templates(state)
@@ -126,7 +126,7 @@ class ConfigSnapshots:
         state.admission.change(settings.limits)
         state.registry.failures.max_call_s = settings.limits.plugin_timeout_s
         state.manager.check_with(state.pipeline.check_model)
-        changes = self._changer.apply(planned)
+        changes = self._changer.apply(planned, retries=retries)
         self._state, self._app = state, app
         self._number += 1
         return changes
@@ -136,20 +136,25 @@ class ConfigSnapshots:
         added = {name: model for name, model in self.settings.models.items() if model.origin == "added"}
         return evolve(wanted, models={**wanted.models, **{n: m for n, m in added.items() if n not in wanted.models}})
 
-    async def add_model(self, name: str, model: ModelSettings, *, download: bool = False) -> bool:
+    async def add_model(
+        self, wanted: Callable[[Settings], tuple[str, ModelSettings]], *, download: bool = False
+    ) -> bool:
         """Serve a further model until the server stops; False if its files have to be downloaded first.
 
         Args:
+            wanted: returns its name and settings, from the settings that it is added to; may read the disk.
             download: add it also if its files have to be downloaded, and begin with that.
 
         Raises:
-            EnginehouseError: see :func:`enginehouse.serving.changing.check_addable`; nothing was changed.
+            EnginehouseError: of ``wanted``, or see :func:`enginehouse.serving.changing.check_addable`; nothing was
+                changed.
         """
         async with self._reloading:
-            manager = self._state.manager
+            manager, settings = self._state.manager, self.settings
+            name, model = await run_in_daemon_thread("looking for a model", lambda: wanted(settings))
             is_here = await check_addable(manager, name, model)
             if is_here or download:
-                await self._serve(evolve(self.settings, models={**self.settings.models, name: model}))
+                await self._serve(evolve(settings, models={**settings.models, name: model}))
             if not is_here and download:
                 await manager.download_on_demand(manager.find(name))
             return is_here

@@ -50,7 +50,7 @@ async def _no_reload() -> ReloadReport:
     raise ReloadRefused("This server cannot read its configuration again.")
 
 
-async def _no_addition(name: str, model: ModelSettings, *, download: bool = False) -> bool:
+async def _no_addition(wanted: Callable[[Settings], tuple[str, ModelSettings]], *, download: bool = False) -> bool:
     raise ReloadRefused("This server cannot change its models.")
 
 
@@ -61,7 +61,9 @@ async def _no_removal(name: str) -> None:
 class AddModel(Protocol):
     """See :meth:`enginehouse.api.http.config_snapshots.ConfigSnapshots.add_model`."""
 
-    def __call__(self, name: str, model: ModelSettings, *, download: bool = False) -> Coroutine[Any, Any, bool]:
+    def __call__(
+        self, wanted: Callable[[Settings], tuple[str, ModelSettings]], *, download: bool = False
+    ) -> Coroutine[Any, Any, bool]:
         """Serve a further model."""
 
 

@@ -3,15 +3,23 @@ import { update } from "./state.js";
 
 const MOST = 200;
 const STORE = "chats";
+const LIST = "list"; // an index with what the list of chats shows, which can be read without the chats
 
-export const chats = { list: [], open: null, isRead: false, problem: "" };
+/** `list` has {id, title, changed} of all chats; in memory are only the open one and those that still change. */
+export const chats = { list: [], open: null, problem: "" };
+
+const inMemory = new Map(); // chats by id
 
 let opening = null;
 
 function database() {
   opening ??= new Promise((resolve, reject) => {
-    const request = indexedDB.open("enginehouse", 1);
-    request.onupgradeneeded = () => request.result.createObjectStore(STORE, { keyPath: "id" });
+    const request = indexedDB.open("enginehouse", 2);
+    request.onupgradeneeded = ({ oldVersion }) => {
+      const store = oldVersion ? request.transaction.objectStore(STORE) : request.result.createObjectStore(STORE, { keyPath: "id" });
+      store.createIndex(LIST, ["changed", "title"]);
+    };
+    request.onblocked = () => reject(new Error("another tab shows an older version of this page; close it and load this one again"));
     request.onsuccess = () => resolve(request.result);
     request.onerror = () => reject(request.error);
   });
@@ -27,17 +35,39 @@ async function inStore(mode, work) {
   });
 }
 
+/** The newest chat first. */
+async function readList() {
+  const store = (await database()).transaction(STORE).objectStore(STORE);
+  const found = [];
+  return new Promise((resolve, reject) => {
+    const request = store.index(LIST).openKeyCursor(null, "prev");
+    request.onerror = () => reject(request.error);
+    request.onsuccess = () => {
+      const cursor = request.result;
+      if (!cursor) return resolve(found);
+      const [changed, title] = cursor.key;
+      found.push({ id: cursor.primaryKey, title, changed });
+      cursor.continue();
+    };
+  });
+}
+
+async function readChat(id) {
+  const chat = await inStore("readonly", (store) => store.get(id));
+  if (!chat) throw new Error("it was deleted, maybe in another tab");
+  for (const node of Object.values(chat.nodes)) if (node.isRunning) Object.assign(node, { isRunning: false, finish: "interrupted" });
+  return chat;
+}
+
 export async function readChats() {
   try {
-    chats.list = (await inStore("readonly", (store) => store.getAll())).sort((a, b) => b.changed - a.changed);
-    for (const chat of chats.list)
-      for (const node of Object.values(chat.nodes)) if (node.isRunning) Object.assign(node, { isRunning: false, finish: "interrupted" });
+    chats.list = await readList();
   } catch (error) {
     chats.problem = `Chats are not kept: ${error.message}`;
   }
-  chats.isRead = true;
-  const last = sessionStorage.getItem("enginehouse.chat");
-  chats.open = chats.list.find((chat) => chat.id === last) ?? newChat();
+  const last = chats.list.find(({ id }) => id === sessionStorage.getItem("enginehouse.chat"));
+  if (last) await openChat(last.id);
+  chats.open ??= newChat();
   update();
 }
 
@@ -59,10 +89,36 @@ export function newChat(from) {
   return chat;
 }
 
-export function openChat(chat) {
+let asked = ""; // the id of the chat that was asked for last
+
+/** Show a chat that is kept. */
+export async function openChat(id) {
+  asked = id;
+  try {
+    const chat = inMemory.get(id) ?? (await readChat(id));
+    if (asked !== id) return;
+    inMemory.set(id, chat);
+    chats.problem = "";
+    showChat(chat);
+  } catch (error) {
+    chats.problem = `This chat cannot be opened: ${error.message}`;
+    update();
+  }
+}
+
+/** Show a chat, which may be a new one. */
+export function showChat(chat) {
+  asked = chat.id;
   chats.open = chat;
   sessionStorage.setItem("enginehouse.chat", chat.id);
+  leaveMemory();
   update();
+}
+
+const isRunning = (chat) => Object.values(chat.nodes).some((node) => node.isRunning);
+
+function leaveMemory() {
+  for (const [id, chat] of inMemory) if (chat !== chats.open && !waiting.has(chat) && !isRunning(chat)) inMemory.delete(id);
 }
 
 const WRITE_AFTER_MS = 300;
@@ -72,13 +128,16 @@ const waiting = new Map(); // chats that changed since they were written, with t
 export function keep(chat) {
   chat.changed = Date.now();
   if (!chat.leaf) return;
-  if (!chats.list.includes(chat)) {
-    chats.list.unshift(chat);
-    sessionStorage.setItem("enginehouse.chat", chat.id);
+  inMemory.set(chat.id, chat);
+  const { id, title, changed } = chat;
+  const listed = chats.list.find((one) => one.id === id);
+  if (listed) Object.assign(listed, { title, changed });
+  else {
+    chats.list.unshift({ id, title, changed });
+    sessionStorage.setItem("enginehouse.chat", id);
     for (const old of chats.list.splice(MOST)) inStore("readwrite", (store) => store.delete(old.id)).catch(noteProblem);
   }
-  const isRunning = Object.values(chat.nodes).some((node) => node.isRunning); // a write copies all tokens: not too often
-  const afterMs = isRunning ? 10 * WRITE_AFTER_MS : WRITE_AFTER_MS;
+  const afterMs = isRunning(chat) ? 10 * WRITE_AFTER_MS : WRITE_AFTER_MS;
   const at = performance.now() + afterMs;
   const planned = waiting.get(chat);
   if (planned?.at <= at) return;
@@ -86,9 +145,12 @@ export function keep(chat) {
   waiting.set(chat, { at, timer: setTimeout(() => write(chat), afterMs) });
 }
 
+/** A write copies the chat: the tokens of an answer that still runs, most of its size, are written at its end. */
 function write(chat) {
   waiting.delete(chat);
-  if (chats.list.includes(chat)) inStore("readwrite", (store) => store.put(chat)).catch(noteProblem);
+  const nodes = Object.entries(chat.nodes).map(([id, node]) => [id, node.isRunning ? { ...node, tokens: [] } : node]);
+  const written = { ...chat, nodes: Object.fromEntries(nodes) };
+  if (chats.list.some(({ id }) => id === chat.id)) inStore("readwrite", (store) => store.put(written)).then(leaveMemory, noteProblem);
 }
 
 function noteProblem(error) {
@@ -96,10 +158,11 @@ function noteProblem(error) {
   update();
 }
 
-export async function forget(chat) {
-  chats.list = chats.list.filter((one) => one !== chat);
-  if (chats.open === chat) chats.open = newChat(chat);
-  await inStore("readwrite", (store) => store.delete(chat.id)).catch(noteProblem);
+export async function forget(id) {
+  chats.list = chats.list.filter((one) => one.id !== id);
+  inMemory.delete(id);
+  if (chats.open.id === id) chats.open = newChat(chats.open);
+  await inStore("readwrite", (store) => store.delete(id)).catch(noteProblem);
   update();
 }
 
@@ -112,9 +175,10 @@ export function importChat(text) {
     throw new Error("The file is not JSON.");
   }
   if (!isChat(chat)) throw new Error("The file is not a chat that this page exported.");
-  const taken = { ...newChat(), ...chat, id: newChat().id };
+  const given = Object.fromEntries(Object.entries(chat).filter(([, value]) => value !== null));
+  const taken = { ...newChat(), ...given, id: newChat().id };
   keep(taken);
-  openChat(taken);
+  showChat(taken);
 }
 
 const TEXTS = ["title", "model", "system", "tools", "schema"];

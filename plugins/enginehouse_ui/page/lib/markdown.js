@@ -1,5 +1,6 @@
 // Markdown of models as safe HTML. Model output is hostile: raw HTML and images become text, links show their target.
 import { marked } from "../vendor/marked/marked.esm.js";
+import { BlockReader } from "./blocks.js";
 
 const TAGS = [
   "a", "blockquote", "br", "code", "del", "em", "h3", "h4", "h5", "h6", "hr", "li", "ol", "p", "pre", "span", "strong",
@@ -42,65 +43,120 @@ function sanitized(html) {
     ALLOWED_URI_REGEXP: /^(?:https?:|mailto:)/i,
     ADD_URI_SAFE_ATTR: ["target", "rel", "class", "start"], // no addresses: the pattern is not for them
     ALLOW_DATA_ATTR: false,
-    RETURN_TRUSTED_TYPE: true,
+    RETURN_DOM_FRAGMENT: true,
   });
 }
 
-/** <md-view .text=${markdown}>: draws the blocks that changed since the last text. */
+/** <md-view .text=${markdown}>: draws the blocks that changed since the last text, and in them the nodes that changed. */
 class MarkdownView extends HTMLElement {
-  #raws = [];
-  #targets = "{}";
+  #reader = new BlockReader();
+  #drawn = []; // what each block was drawn from
+  #items = new WeakMap(); // what the items of a list were drawn from, by the element around it
   #text = "";
+
+  constructor() {
+    super();
+    this.addEventListener("click", ({ target }) => {
+      const button = target.closest(".copy");
+      if (button) copyText(button.nextElementSibling.textContent, button);
+    });
+  }
 
   set text(text) {
     if (text === this.#text) return;
+    const isLonger = text.startsWith(this.#text);
     this.#text = text;
-    if (text.length > MOST_CHARS) {
-      this.#raws = [];
-      const plain = document.createElement("pre");
-      plain.className = "plain";
-      plain.textContent = text;
-      this.replaceChildren(plain);
+    if (text.length > MOST_CHARS) this.#drawPlain(text, isLonger);
+    else this.#drawBlocks(text);
+  }
+
+  #drawPlain(text, isLonger) {
+    this.#drawn = [];
+    const shown = this.querySelector(":scope > .plain")?.firstChild;
+    if (shown && isLonger) {
+      shown.appendData(text.slice(shown.length));
       return;
     }
-    const all = marked.lexer(text);
-    const targets = JSON.stringify(all.links);
-    if (targets !== this.#targets) this.#raws = []; // a definition may change any block
-    this.#targets = targets;
-    const blocks = all.filter((block) => block.type !== "space" && block.type !== "def");
-    blocks.forEach((block, index) => {
-      if (this.#raws[index] === block.raw) return;
-      this.#raws[index] = block.raw;
-      const drawn = document.createElement("div");
-      drawn.innerHTML = sanitized(marked.parser([block]));
-      if (block.type === "code") finishCode(drawn, block.lang);
-      drawn.querySelectorAll(".wide").forEach((element) => {
-        element.tabIndex = 0;
-        element.setAttribute("role", "region");
-        element.setAttribute("aria-label", "Table");
-      });
-      if (this.children[index]) this.children[index].replaceWith(drawn);
-      else this.append(drawn);
-    });
-    this.#raws.length = blocks.length;
-    while (this.children.length > blocks.length) this.lastElementChild.remove();
+    const plain = document.createElement("pre");
+    plain.className = "plain";
+    plain.textContent = text;
+    this.replaceChildren(plain);
+  }
+
+  #drawBlocks(text) {
+    if (!this.#drawn.length) this.replaceChildren();
+    const { start, blocks, hasNewLinks } = this.#reader.read(text);
+    for (const [offset, block] of blocks.entries()) {
+      const index = start + offset;
+      const source = `${block.type} ${block.raw}`;
+      const mayHaveNewLink = hasNewLinks && block.type !== "code" && block.raw.includes("[");
+      if (this.#drawn[index] === source && !mayHaveNewLink) continue;
+      this.#drawn[index] = source;
+      if (!this.children[index]) this.append(document.createElement("div"));
+      const box = this.children[index];
+      merge(box, block.type === "list" ? this.#drawnList(block, box, hasNewLinks) : drawn(block));
+      if (block.type !== "list") this.#items.delete(box);
+    }
+    this.#drawn.length = start + blocks.length;
+    while (this.children.length > this.#drawn.length) this.lastElementChild.remove();
+  }
+
+  /** A list; items that are as they were are copied from `box`, where it was drawn, since sanitising is what costs time. */
+  #drawnList(block, box, hasNewLinks) {
+    const before = this.#items.get(box) ?? [];
+    const items = block.items.map((item) => `${item.loose} ${item.raw}`);
+    this.#items.set(box, items);
+    const shown = box.firstElementChild?.children ?? [];
+    const isKept = items.map((source, index) => !hasNewLinks && index > 0 && source === before[index] && Boolean(shown[index]));
+    const nodes = drawn({ ...block, items: block.items.filter((_, index) => !isKept[index]) });
+    const list = nodes.firstElementChild;
+    for (const [index, kept] of isKept.entries()) {
+      if (!kept) continue;
+      const next = list.children[index] ?? null;
+      list.insertBefore(shown[index].cloneNode(true), next);
+      list.insertBefore(document.createTextNode("\n"), next);
+    }
+    return nodes;
   }
 }
 customElements.define("md-view", MarkdownView);
 
-function finishCode(drawn, language) {
-  const pre = drawn.querySelector("pre");
-  if (!pre) return;
-  pre.tabIndex = 0; // so that a keyboard can scroll it
-  pre.setAttribute("role", "region");
-  pre.setAttribute("aria-label", language ? `Code, ${language}` : "Code");
-  drawn.className = "code-block";
-  const button = document.createElement("button");
-  button.type = "button";
-  button.className = "quiet small copy";
-  button.textContent = "Copy";
-  button.addEventListener("click", () => copyText(pre.textContent, button));
-  drawn.prepend(button);
+/** A block as safe nodes. Scrolled parts can be reached by keyboard, code can be copied. */
+function drawn(block) {
+  const nodes = sanitized(marked.parser([block]));
+  for (const table of nodes.querySelectorAll(".wide")) nameRegion(table, "Table");
+  for (const pre of nodes.querySelectorAll("pre")) {
+    const [, language] = /^language-(\S+)/.exec(pre.firstElementChild?.className) ?? [];
+    nameRegion(pre, language ? `Code, ${language}` : "Code");
+    const box = document.createElement("div");
+    box.className = "code-block";
+    pre.replaceWith(box);
+    const button = document.createElement("button");
+    button.type = "button";
+    button.className = "quiet small copy";
+    button.textContent = "Copy";
+    box.append(button, pre);
+  }
+  return nodes;
+}
+
+function nameRegion(element, label) {
+  element.tabIndex = 0;
+  element.setAttribute("role", "region");
+  element.setAttribute("aria-label", label);
+}
+/** Make the content of `old` that of `made`. Nodes that are the same stay: their selection, focus and scroll position, too. */
+function merge(old, made) {
+  const nodes = [...made.childNodes];
+  for (const [index, node] of nodes.entries()) {
+    const shown = old.childNodes[index];
+    if (!shown) old.append(node);
+    else if (shown.isEqualNode(node) || (shown.nodeName === "BUTTON" && node.nodeName === "BUTTON")) continue;
+    else if (shown.nodeType === Node.TEXT_NODE && node.data?.startsWith(shown.data)) shown.appendData(node.data.slice(shown.length));
+    else if (shown.cloneNode(false).isEqualNode(node.cloneNode(false))) merge(shown, node);
+    else shown.replaceWith(node);
+  }
+  while (old.childNodes.length > nodes.length) old.lastChild.remove();
 }
 
 /** Copy as plain text, and say so on the button for a moment. */

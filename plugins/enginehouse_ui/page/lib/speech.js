@@ -2,6 +2,7 @@
 const KEY = "enginehouse.speech";
 let rest = "";
 let numWords = 0;
+let last = " "; // character that was heard last: words are counted where they begin
 
 export const speech = {
   get isOn() {
@@ -18,8 +19,9 @@ function put(text) {
 }
 
 export function say(text) {
+  numWords += (`${last}${text}`.match(/\s\S/g) ?? []).length;
+  last = text.at(-1) ?? last;
   rest += text;
-  numWords += (text.match(/\s\S/g) ?? []).length;
   const end = rest.search(/[.!?:]\s(?=\S*$)|\n\S*$/);
   if (end < 0) return;
   put(rest.slice(0, end + 1).replace(/[#*`|_]+/g, ""));
@@ -27,8 +29,8 @@ export function say(text) {
 }
 
 export function sayEnd() {
-  const words = numWords + (rest.trim() || numWords ? 1 : 0);
-  put(`${rest.replace(/[#*`|_]+/g, "").trim()} Answer finished, ${words} words.`);
+  put(`${rest.replace(/[#*`|_]+/g, "").trim()} Answer finished, ${numWords} ${numWords === 1 ? "word" : "words"}.`);
   rest = "";
+  last = " ";
   numWords = 0;
 }

@@ -2,7 +2,7 @@
 import { html, nothing } from "../vendor/lit-html/lit-html.js";
 import { repeat } from "../vendor/lit-html/directives/repeat.js";
 import { live } from "../vendor/lit-html/directives/live.js";
-import { addNode, chats, forget, importChat, keep, newChat, openChat, pathTo, showBranch, siblings } from "../lib/chats.js";
+import { addNode, chats, forget, importChat, keep, newChat, openChat, pathTo, showBranch, showChat, siblings } from "../lib/chats.js";
 import { DEMO_TOOLS, runDemo } from "../lib/demo_tools.js";
 import { answer, bodyOf, stop, stopAll, takes } from "../lib/generate.js";
 import { parsed, problemOfSchema, problemOfValue } from "../lib/json_schema.js";
@@ -333,8 +333,8 @@ function codeOf(chat) {
 function list(chat) {
   return html`<details class="chats"><summary>Chats (${chats.list.length})</summary>
     ${chats.list.length ? html`<ul>${repeat(chats.list, (one) => one.id, (one) => html`<li>
-        <button type="button" class="quiet ${one === chat ? "is-open" : ""}" aria-current=${one === chat ? "true" : "false"} @click=${() => openChat(one)}>${one.title || "Untitled"}</button>
-        <button type="button" class="quiet small" aria-label="Delete the chat ${one.title}" @click=${() => forget(one)}>✕</button></li>`)}</ul>`
+        <button type="button" class="quiet ${one.id === chat.id ? "is-open" : ""}" aria-current=${one.id === chat.id ? "true" : "false"} @click=${() => openChat(one.id)}>${one.title || "Untitled"}</button>
+        <button type="button" class="quiet small" aria-label="Delete the chat ${one.title}" @click=${() => forget(one.id)}>✕</button></li>`)}</ul>`
       : html`<p class="muted">Chats are kept in this browser only.</p>`}
     <div class="row">
       <button type="button" class="quiet small" ?disabled=${!chat.leaf} @click=${() => exportChat(chat)}>Export this chat</button>
@@ -381,7 +381,7 @@ export const chatView = {
     return html`<div class="chat ${isSettingsOpen ? "with-settings" : ""}">
       <section class="conversation" aria-label="Conversation">
         <div class="row bar">${picker(chat)}<span class="spacer"></span>
-          <button type="button" class="quiet" @click=${() => openChat(newChat(chat))}>New chat</button>
+          <button type="button" class="quiet" @click=${() => showChat(newChat(chat))}>New chat</button>
           <button type="button" class="quiet" aria-expanded=${isSettingsOpen ? "true" : "false"} @click=${() => { isSettingsOpen = !isSettingsOpen; update(); }}>Settings</button></div>
         ${list(chat)}
         ${chats.problem ? problem(chats.problem) : nothing}

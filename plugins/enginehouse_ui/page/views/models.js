@@ -8,12 +8,14 @@ import { detailsOf, modelOf, noteError, readModels, update } from "../lib/state.
 let served = null;
 let memory = {};
 let failure = ""; // of the last action
+let canDownload = false; // whether the model that was just refused can be added with its download
 let readFailure = "";
 let said = "";
 const busy = new Set();
 const open = new Set();
 let filter = "";
 let unserved = [];
+let isAdding = false;
 const added = { source: "", id: "", download: false };
 
 async function read() {
@@ -58,15 +60,24 @@ function enter() {
   follow();
 }
 
+/** A source such as owner/name:Q4_K_M, whose files can be downloaded. */
+const isHubId = (source) => /^[\w-][\w.-]*\/[\w.-]+(:[\w.-]+)?(@[\w.-]+)?$/.test(source);
+
+function addWithDownload() {
+  added.download = true;
+  add();
+}
+
 const path = (id) => id.split("/").map(encodeURIComponent).join("/");
 
 async function order(model, what, body) {
   busy.add(model.id);
   said = "";
+  canDownload = false;
   update();
   try {
     const after = await post(`admin/models/${path(model.id)}/${what}`, body);
-    said = `${model.id} is ${after.state}.`;
+    said = after.downloading ? `${model.id} is being downloaded.` : `${model.id} is ${after.state}.`;
     failure = "";
   } catch (error) {
     failure = noteError(error);
@@ -76,16 +87,22 @@ async function order(model, what, body) {
 }
 
 async function add(event) {
-  event.preventDefault();
+  event?.preventDefault();
   said = "";
+  canDownload = false;
+  isAdding = true;
+  update();
   try {
     const model = await post("admin/models", { source: added.source.trim(), ...(added.id.trim() && { id: added.id.trim() }), download: added.download });
-    said = `${model.id} was added; it is ${model.state}.`;
+    said = `${model.id} was added; it is ${model.downloading ? "being downloaded" : model.state}.`;
     failure = "";
     Object.assign(added, { source: "", id: "", download: false });
   } catch (error) {
     failure = noteError(error);
+    canDownload = error.code === "source_not_found" && isHubId(added.source.trim()) && !added.download;
+    if (canDownload) failure = `The files of ${added.source.trim()} are not here.`;
   }
+  isAdding = false;
   await Promise.all([read(), readModels()]);
 }
 
@@ -107,7 +124,7 @@ function addForm() {
       <div class="field"><label for="add-id">Name (the source's own if empty)</label><input id="add-id" .value=${added.id} @input=${(event) => { added.id = event.target.value; }}></div></div>
     <p class="about" id="add-about">A path in <code>server.models_dir</code>, or a hub id that <code>server.allowed_sources</code> allows. It is served until the server stops.</p>
     <label class="check"><input type="checkbox" .checked=${added.download} @change=${(event) => { added.download = event.target.checked; }}> Download its files if they are not here</label>
-    <button>Add</button></form></details>`;
+    <button ?disabled=${isAdding}>Add</button>${isAdding ? html` <span class="muted" role="status">looking for it…</span>` : nothing}</form></details>`;
 }
 
 async function reload() {
@@ -127,18 +144,20 @@ async function reload() {
 function row(model) {
   const isBusy = busy.has(model.id);
   const isOpen = open.has(model.id);
-  const canUnload = ["ready", "loading", "draining", "restarting"].includes(model.state);
+  const canUnload = !model.downloading && ["ready", "loading", "draining", "restarting"].includes(model.state);
   return html`<tr>
       <th scope="row"><button type="button" class="quiet small toggle" aria-expanded=${isOpen ? "true" : "false"} @click=${() => { if (!open.delete(model.id)) open.add(model.id); update(); }}><span aria-hidden="true">${isOpen ? "▾" : "▸"}</span> ${model.id}</button>
         ${model.aliases.length ? html`<br><span class="muted">also ${model.aliases.join(", ")}</span>` : nothing}</th>
-      <td>${stateBadge(model)}${model.progress_text && model.state === "loading" ? html`<br><span class="muted">${model.progress_text}</span>` : nothing}</td>
+      <td>${stateBadge(model)}${model.state === "loading" ? html`<br><progress max="1" .value=${model.progress ?? 0} aria-label="Progress of ${model.id}"></progress>
+        <br><span class="muted">${model.progress_text ?? ""}</span>` : nothing}</td>
       <td>${model.backend ?? "–"}<br><span class="muted">${model.backend_reason ?? ""}</span></td>
       <td class="num">${model.memory ? html`${bytes(model.memory.bytes)}<br><span class="muted">${model.memory.device}</span>` : "–"}</td>
       <td class="num">${model.num_running} / ${model.num_waiting}</td>
       <td class="num">${model.num_restarts}</td>
       <td><div class="row">${canUnload
         ? html`<button type="button" class="quiet small" ?disabled=${isBusy} @click=${() => order(model, "unload", { drain: true })}>Unload<span class="visually-hidden"> ${model.id}</span></button>`
-        : html`<button type="button" class="quiet small" ?disabled=${isBusy} @click=${() => order(model, "load")}>Load<span class="visually-hidden"> ${model.id}</span></button>`}
+        : model.downloading ? nothing : html`<button type="button" class="quiet small" ?disabled=${isBusy} @click=${() => order(model, "load")}>Load<span class="visually-hidden"> ${model.id}</span></button>`}
+        ${model.state === "failed" && isHubId(model.source) ? html`<button type="button" class="quiet small" ?disabled=${isBusy} @click=${() => order(model, "download")}>Download<span class="visually-hidden"> ${model.id}</span></button>` : nothing}
         ${model.downloading ? html`<button type="button" class="quiet small" @click=${() => order(model, "cancel-download")}>Stop the download<span class="visually-hidden"> of ${model.id}</span></button>` : nothing}
         ${model.origin === "added" && !model.downloading ? html`<button type="button" class="quiet small" ?disabled=${isBusy} @click=${() => drop(model)}>Remove<span class="visually-hidden"> ${model.id}</span></button>` : nothing}
         ${isBusy ? html`<span class="muted" role="status">working…</span>` : nothing}</div></td>
@@ -154,7 +173,7 @@ function detail(model) {
   const short = modelOf(model.id);
   if (!long) return html`<p class="muted">${short ? "Reading…" : "Nothing is known of this model."}</p>`;
   const facts = [
-    ["Task", long.task], ["Context", long.max_context && `${count(long.max_context)} tokens`], ["Quantization", long.quantization],
+    ["Task", long.task], ["Input", ["text", ...(long.media ?? [])].join(", ")], ["Context", long.max_context && `${count(long.max_context)} tokens`], ["Quantization", long.quantization],
     ["Loaded", `${model.load}${model.pin ? ", pinned" : ""}${model.ttl ? `, unloaded after ${model.ttl} s idle` : ""}`],
     ["Tool parser", long.parsers?.tools], ["Reasoning parser", long.parsers?.reasoning], ["Fingerprint", long.system_fingerprint],
     ...Object.entries(long.metadata ?? {}),
@@ -182,7 +201,7 @@ export const modelsView = {
     return html`<div class="page">
       <div class="row bar"><p class="spacer">${Object.entries(memory).map(([device, { held_bytes, budget_bytes }]) => html`<span class="muted">${device}: ${bytes(held_bytes)} held${budget_bytes ? html` of ${bytes(budget_bytes)} <meter min="0" max=${budget_bytes} .value=${held_bytes} aria-label="Memory of ${device}"></meter>` : ""}</span> `)}</p>
         <button type="button" class="quiet" @click=${reload}>Read the configuration again</button></div>
-      ${problem(readFailure)}${problem(failure)}
+      ${problem(readFailure)}${problem(failure, canDownload ? html`<button type="button" @click=${addWithDownload}>Download them and add the model</button>` : nothing)}
       <p role="status">${said}</p>
       ${!served ? html`<p class="muted">Reading…</p>` : served.length ? html`<div class="wide" tabindex="0" role="region" aria-label="Models"><table class="lines">
         <thead><tr><th scope="col">Model</th><th scope="col">State</th><th scope="col">Backend</th><th scope="col" class="num">Memory</th><th scope="col" class="num">Running / waiting</th><th scope="col" class="num">Restarts</th><th scope="col">Actions</th></tr></thead>

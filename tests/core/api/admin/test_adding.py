@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 from enginehouse.cli.main import main
 from enginehouse_testkit.script import write_script
+from enginehouse_testkit.waiting import wait_until
 
 OPEN = """
 [server]
@@ -105,6 +106,18 @@ def test_a_model_that_never_fits_is_refused(operate: Callable[..., Any], folder:
     status, answer = _add(small, source="notes.txt", id="fake-1")
 
     assert (status, answer["error"]["code"], answer["error"]["param"]) == (507, "model_too_large", "source"), answer
+
+
+def test_adding_and_removing_leave_failed_models_alone(operate: Callable[..., Any], folder: Path) -> None:
+    """Only a reload tries them again: their loads may take minutes."""
+    server = operate(OPEN + f'[models.broken]\nsource = "{folder}/broken.json"\nbackend = "scripted"\n')
+    write_script(folder / "broken.json", ["Whole"])
+
+    assert _add(server, source="one.json", id="added")[0] == 201
+    assert server.client.delete("/admin/models/added").status_code == 200
+    assert server.models()["broken"]["state"] == "failed"
+    server.reload(server.config.read_text("utf-8"))
+    wait_until(lambda: server.models()["broken"]["state"] == "ready", "the model that a reload tries again", 30)
 
 
 def test_models_of_the_configuration_are_not_removed(server: Any) -> None:

@@ -323,7 +323,7 @@ async def test_order_to_load_a_model_that_is_put_off_holds(monkeypatch, load: Li
     async with open_tiny(settings_of(models, budget=3)) as manager:
         model = manager.find("m")
         model.use_settings(tiny(2, load=load))
-        manager._begin_download(model, None)
+        manager.begin_download(model, None)
         await until(lambda: states(manager)["m"] == "loading")
         loading = asyncio.create_task(load_model(manager, "m"))
         await until(lambda: model.num_waiting == 1)

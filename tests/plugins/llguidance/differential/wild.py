@@ -418,6 +418,10 @@ WILD: dict[str, Any] = {
         "propertyNames": {"enum": ["b", "c"]},
         "unevaluatedProperties": {"type": "null"},
     },
+    "at most two of three": {
+        **_object("b", a={"type": "null"}, b={"type": "boolean"}, c={"const": 1}),
+        "maxProperties": 2,
+    },
     "members that never are": {
         "type": "object",
         "properties": {"a": {"$ref": "#/$defs/never"}, "b": {"type": "array", "items": {"$ref": "#/$defs/never"}}},

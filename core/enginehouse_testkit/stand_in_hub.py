@@ -30,12 +30,12 @@ def commit_of(name: str) -> str:
 
 def digest_of(path: str, content: bytes) -> str:
     """The name of a content in the cache: as the hub's ETag."""
-    if is_lfs(path):
+    if _is_lfs(path):
         return hashlib.sha256(content).hexdigest()
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
-def is_lfs(path: str) -> bool:
+def _is_lfs(path: str) -> bool:
     return path.endswith((".safetensors", ".gguf", ".bin"))
 
 
@@ -49,11 +49,13 @@ class Repository:
     newer: dict[str, str] = field(factory=dict)
 
     def commit(self, revision: str) -> str | None:
+        """Return the commit that a branch, tag or commit stands for."""
         if revision in self.revisions:
             return commit_of(self.newer.get(revision, revision))
         return next((commit_of(name) for name in self.revisions if commit_of(name) == revision), None)
 
     def files(self, commit: str) -> Mapping[str, bytes]:
+        """Return the files of a commit by their paths."""
         return next(files for name, files in self.revisions.items() if commit_of(name) == commit)
 
 
@@ -100,7 +102,7 @@ class StandIn:
         return [
             (asked.path.rpartition("/")[2], asked.start)
             for asked in self.asked
-            if ("/resolve/" in asked.path and not is_lfs(asked.path)) or asked.path.startswith("/cdn/")
+            if ("/resolve/" in asked.path and not _is_lfs(asked.path)) or asked.path.startswith("/cdn/")
         ]
 
 
@@ -171,7 +173,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         siblings = []
         for path, content in repository.files(commit).items():
             entry: dict[str, Any] = {"rfilename": path, "size": len(content), "blobId": commit_of(path)}
-            if is_lfs(path):
+            if _is_lfs(path):
                 entry["lfs"] = {"sha256": digest_of(path, content), "size": len(content), "pointerSize": 130}
             else:
                 entry["blobId"] = digest_of(path, content)
@@ -184,7 +186,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if repository is None:
             return
         content = repository.files(commit)[path]
-        if is_lfs(path):
+        if _is_lfs(path):
             place = f"http://localhost:{self.server.server_port}/cdn/{model}/{commit}/{path}"  # type: ignore[attr-defined]
             headers = {"Location": place, "X-Linked-Etag": f'"{digest_of(path, content)}"', "X-Repo-Commit": commit}
             self._say(302, {}, headers)
