@@ -75,7 +75,7 @@ class MediaChunk:
 
 @frozen(eq=False)
 class MediaInput:
-    """A chunk as the input of a span (:attr:`enginehouse.contract.backend.Span.input`).
+    """A chunk as the input of a span (the field ``input`` of :class:`enginehouse.contract.backend.Span`).
 
     Attributes:
         chunk: from ``prepare_image``, with its ``key``.

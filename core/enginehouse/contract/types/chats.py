@@ -55,7 +55,8 @@ class DecodedImage(msgspec.Struct, frozen=True, tag="pixels"):
 
     Attributes:
         digest: SHA-256 of the bytes of its file, in hex.
-        width, height: sides in pixels.
+        width: pixels of a row.
+        height: number of rows.
         rgb: ``height * width * 3`` bytes, row by row.
         max_tokens: tokens that it may have; None is the model's usual number. Models whose images always have the same
             number ignore it.

@@ -26,6 +26,10 @@ memory_budget = 1
 source = "said.json"
 backend = "scripted"
 load = "lazy"
+[models.other]
+source = "fake"
+backend = "fake"
+load = "lazy"
 [models."owner/*"]
 backend = "scripted"
 [models."large*"]
