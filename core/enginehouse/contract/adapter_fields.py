@@ -24,10 +24,12 @@ AskedAdapters = tuple[tuple[str | int, float | None], ...]
 
 ADAPTER_FIELDS = ("adapters", "peft", "lora")
 MAX_ADAPTERS_PER_REQUEST = 16
+"""Most adapters that one request may name."""
 
 _SCALES: JsonSchema = {"type": "object", "additionalProperties": {"type": "number"}}
 _NAME: JsonSchema = {"type": "string", "minLength": 1}
 PEFT_SCHEMA: JsonSchema = {"anyOf": [_NAME, _SCALES, {"type": "null"}]}
+"""JSON Schema of a field that takes the name of one adapter, or scales by name."""
 ADAPTERS_SCHEMA: JsonSchema = {
     "anyOf": [_NAME, {"type": "array", "items": _NAME, "maxItems": MAX_ADAPTERS_PER_REQUEST}, _SCALES, {"type": "null"}]
 }

@@ -36,6 +36,7 @@ __all__ = [
 ]
 
 MediaKind = Literal["image", "audio"]
+"""Kinds of media that a runner may take."""
 
 MAX_IMAGE_PIXELS = 2**22
 """Pixels of the largest image that a runner can get; larger ones are shrunk when they are decoded."""
