@@ -23,6 +23,7 @@ AskedAdapters = tuple[tuple[str | int, float | None], ...]
 """Names, or places in the settings counted from 0, each with its scale; None is the scale of the settings."""
 
 ADAPTER_FIELDS = ("adapters", "peft", "lora")
+"""Request fields that name adapters; a request may use one of them."""
 MAX_ADAPTERS_PER_REQUEST = 16
 """Most adapters that one request may name."""
 
@@ -33,6 +34,7 @@ PEFT_SCHEMA: JsonSchema = {"anyOf": [_NAME, _SCALES, {"type": "null"}]}
 ADAPTERS_SCHEMA: JsonSchema = {
     "anyOf": [_NAME, {"type": "array", "items": _NAME, "maxItems": MAX_ADAPTERS_PER_REQUEST}, _SCALES, {"type": "null"}]
 }
+"""JSON Schema of the field ``adapters``."""
 LORA_SCHEMA: JsonSchema = {
     "type": ["array", "null"],
     "maxItems": MAX_ADAPTERS_PER_REQUEST,
@@ -42,6 +44,7 @@ LORA_SCHEMA: JsonSchema = {
         "properties": {"id": {"type": "integer", "minimum": 0}, "scale": {"type": "number"}},
     },
 }
+"""JSON Schema of the field ``lora``."""
 
 
 def read_adapters(values: Mapping[str, Any]) -> tuple[str, AskedAdapters]:
