@@ -257,24 +257,27 @@ def test_an_aborted_image_leaves_nothing(tmp_path: Path, kind: VisionKind) -> No
     runner.forward([Span(sequence, 2, media, "none")])
     usual_s = time.perf_counter() - started
     expected = {2: fresh(runner, [1, _A, _B]), 2 + chunk.num_tokens: feed(runner, sequence, [_B])}
-    aborted = []
-    for share in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0):
+    is_early = False
+    for share in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0, *[0.0] * 50):  # the thread may get no processor during a pass
+        if is_early and share == 0.0:
+            break
         runner.truncate(sequence, 2)
-        is_over = threading.Event()
+        is_over, is_aborted = threading.Event(), False
         thread = threading.Thread(target=_abort, args=(runner, share * usual_s, is_over))
         thread.start()
         try:
             runner.forward([Span(sequence, 2, media, "none")])
         except StepAborted as error:
-            aborted.append(share)
+            is_aborted = True
+            is_early = is_early or share == 0.0
             assert error.lengths == {sequence: 2}
         finally:
             is_over.set()
             thread.join()
-        assert runner.length(sequence) == (2 if share in aborted else 2 + chunk.num_tokens)
+        assert runner.length(sequence) == (2 if is_aborted else 2 + chunk.num_tokens)
         assert np.array_equal(feed(runner, sequence, [_B]), expected[runner.length(sequence) - 1])
 
-    assert 0.0 in aborted
+    assert is_early
     runner.close()
 
 
