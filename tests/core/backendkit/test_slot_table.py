@@ -8,10 +8,14 @@ import pytest
 
 from enginehouse.contract.backend import LastSampled, RunnerCapabilities, Span
 from enginehouse.contract.errors import CacheFull, InvalidSpan, StateRefused
+from enginehouse.contract.media import MediaChunk, MediaInput
 from enginehouse_backendkit.slot_table import SlotTable
 
 _CAPABILITIES = RunnerCapabilities(
     max_sequences=3, max_batch_tokens=12, max_context=10, cache_tokens=20, exit_layers=(4,)
+)
+_IMAGE = MediaInput(
+    MediaChunk(num_tokens=1, num_positions=1, data=None), np.zeros(1, np.float32), np.array([-1], np.int32)
 )
 
 
@@ -97,6 +101,7 @@ def test_check_refuses_a_batch_that_does_not_fit(table: SlotTable) -> None:
         (Span(0, 0, np.array([1.0])), "row of token ids"),
         (Span(0, 0, np.array([[1]], np.int32)), "row of token ids"),
         (Span(0, 0, LastSampled()), "needs token ids"),
+        (Span(0, 0, _IMAGE), "needs token ids, not image"),
         (Span(0, 0, np.array([1], np.int32), "some"), "outputs='some' is unknown"),
         (Span(0, 0, np.array([1], np.int32), num_layers=3), "num_layers=3 is not supported"),
     ],
