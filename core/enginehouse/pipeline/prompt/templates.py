@@ -207,7 +207,7 @@ def _placed(
             if message.role != "user" and isinstance(part, DecodedImage)
         ]
         param = (of_others or images)[0].param
-        reason = f"the chat template wrote {num_places} places for {len(images)} images"
+        reason = f"the chat template wrote {num_places} image placeholders for {len(images)} images"
         raise RenderError(f"{param}: {reason}, so they cannot be assigned", param)
     return tuple(placed)
 
