@@ -115,6 +115,10 @@ def _build(files: ModelFiles, model: Any, options: HfOptions, progress: Progress
         metadata=metadata,
     )
     if _runs_on_cuda(options):
+        if facts.has_sinks:
+            raise ModelLoadError(
+                f'{files.folder}: this model uses attention sinks, for which hf has no CUDA kernel; set device = "cpu"'
+            )
         from enginehouse_hf.cuda.opening import open_on_cuda  # noqa: PLC0415 - imports triton
         from enginehouse_hf.cuda.runner import CudaRunner  # noqa: PLC0415
 
@@ -169,4 +173,5 @@ def _find_facts(model: Any, max_context: int) -> tuple[ModelFacts, KvMemory]:
     sliding = [i for i, kind in enumerate(getattr(config, "layer_types", None) or ()) if kind == "sliding_attention"]
     if any(step.windows[i] is None for i in sliding):
         raise UnsupportedAttention("a sliding window that it applies by a mask only")
-    return ModelFacts(tuple(memory.shapes), dict(step.windows), int(logits.shape[-1]), max_context), memory
+    facts = ModelFacts(tuple(memory.shapes), dict(step.windows), int(logits.shape[-1]), max_context, step.has_sinks)
+    return facts, memory
