@@ -30,7 +30,7 @@ from enginehouse_hf.attention import ATTENTION_NAME, KvMemory, Segment, Step, Un
 from enginehouse_hf.backend import HfOptions, no_model
 from enginehouse_hf.depth import exit_layers
 from enginehouse_hf.facts import ModelFacts
-from enginehouse_hf.images.families import FAMILIES
+from enginehouse_hf.images.families import FAMILIES, CannotRead
 from enginehouse_hf.images.reader import ImageReader, open_reader
 from enginehouse_hf.packed import num_packed
 from enginehouse_hf.runner import HfRunner, run_model
@@ -139,14 +139,15 @@ def _build(files: ModelFiles, model: Any, options: HfOptions, progress: Progress
         metadata |= {"layers": f"{opened.network.name}{graphs}", "attention": opened.attention}
         return CudaRunner(opened, capabilities, text, info, state_format=_state_format(metadata, facts, options))
     metadata["layers"] = "transformers layers, step by step"
-    reader = open_reader(files.arguments, model, text) if _reads_images(files, options) else None
-    if isinstance(reader, str):
-        _log.warning("hf: %s takes no images: %s", files.folder, reader)
-        metadata["images"], reader = f"none: {reader}", None
-    state_format = _state_format(metadata, facts, options)
-    if reader is not None:
-        metadata["images"] = type(reader.processor).__name__
-        state_format = f"{state_format}, images {reader.identity}"
+    state_format, reader = _state_format(metadata, facts, options), None
+    if _reads_images(files, options):
+        try:
+            reader = open_reader(files, model, text)
+            metadata["images"] = type(reader.processor).__name__
+            state_format += f", images {reader.identity}"
+        except CannotRead as error:
+            _log.warning("hf: %s takes no images: %s", files.folder, error)
+            metadata["images"] = f"none: {error}"
     capabilities = _capabilities(facts, options, exit_layers(model), reader)
     memory = probed.resized(capabilities.max_sequences, facts.max_context)
     return HfRunner(model, memory, capabilities, text, info, state_format=state_format, reader=reader)

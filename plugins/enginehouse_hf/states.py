@@ -61,7 +61,7 @@ def check_state(data: memoryview, state_format: str, bytes_per_token: int, num_b
 
 
 def unpack_pieces(data: memoryview, forms: Iterable[_Form], num_before: int = 0) -> Iterator[Tensor]:
-    """Yield the pieces of checked data, on the CPU; they share memory with ``data`` where it is aligned for them."""
+    """Yield the pieces of checked data, on the CPU; they share memory with ``data``."""
     array = np.frombuffer(state_body(data)[num_before:], np.uint8)
     body = torch.from_numpy(array if array.flags.writeable else array.copy())
     end = 0

@@ -6,20 +6,24 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import AutoImageProcessor
 
 from enginehouse.contract.errors import InvalidRequest, InvalidSpan, RunnerError
 from enginehouse.contract.media import DecodedImage, MediaChunk, MediaInput
+from enginehouse_backendkit.model_folder import describe_failure
 from enginehouse_hf.images.families import FAMILIES, CannotRead, Family, Tile
-from enginehouse_hf.tokenizer import ModelText
+from enginehouse_hf.tokenizer import ModelFiles, ModelText
 
 __all__ = ["ImageReader", "open_reader"]
 
+_FILES = ("preprocessor_config.json", "processor_config.json")
 _PROBE_SIDE = 64
 """Pixels on each side of the image that is read when a model is loaded."""
 
@@ -59,8 +63,8 @@ class ImageReader:
             chunks = [part for part in self.prepare(probe) if isinstance(part, MediaChunk)]
             for chunk in (chunks[0], chunks[-1]):
                 self.encode(chunk)
-        except (InvalidRequest, RunnerError) as error:
-            raise CannotRead(error.message) from error
+        except Exception as error:
+            raise CannotRead(f"a small image cannot be read: {describe_failure(error)}") from error
 
     def prepare(self, image: DecodedImage) -> Sequence[Sequence[int] | MediaChunk]:
         """Return the tokens and chunks of an image; see :class:`enginehouse.contract.media.MediaRunner`."""
@@ -77,7 +81,7 @@ class ImageReader:
         return found
 
     def _parts(self, image: DecodedImage, **settings: Any) -> list[list[int] | MediaChunk]:
-        from PIL import Image  # noqa: PLC0415 - needed for images only, as are the image processors of transformers
+        from PIL import Image  # noqa: PLC0415 - an optional library
 
         picture = Image.frombytes("RGB", (image.width, image.height), image.rgb)
         try:
@@ -137,21 +141,18 @@ def _num_tokens(parts: Sequence[Sequence[int] | MediaChunk]) -> int:
     return sum(part.num_tokens if isinstance(part, MediaChunk) else len(part) for part in parts)
 
 
-def open_reader(arguments: Mapping[str, Any], model: Any, text: ModelText) -> ImageReader | str:
-    """Return what reads images for a model of a known family, or why it cannot.
+def open_reader(files: ModelFiles, model: Any, text: ModelText) -> ImageReader:
+    """Return what reads images for a model of a known family.
 
-    Args:
-        arguments: of ``from_pretrained``.
+    Raises:
+        CannotRead: gives the reason.
     """
+    if find_spec("PIL") is None:
+        raise CannotRead("Pillow is not installed; run: pip install 'enginehouse[images]'")
+    if not any((files.folder / name).is_file() for name in _FILES):
+        raise CannotRead(f"the folder has no {_FILES[0]}")
     try:
-        from transformers import AutoImageProcessor  # noqa: PLC0415 - needs Pillow
-
-        processor = AutoImageProcessor.from_pretrained(**arguments)
-    except ImportError as error:
-        return f"a package is missing: {error}; run: pip install 'enginehouse[images]'"
-    except (OSError, ValueError) as error:
-        return f"no image processor can be read from the folder: {error}"
-    try:
-        return ImageReader(model, FAMILIES[model.config.model_type], processor, text)
-    except CannotRead as error:
-        return str(error)
+        processor = AutoImageProcessor.from_pretrained(**files.arguments)
+    except Exception as error:
+        raise CannotRead(f"transformers cannot make its image processor: {describe_failure(error)}") from error
+    return ImageReader(model, FAMILIES[model.config.model_type], processor, text)

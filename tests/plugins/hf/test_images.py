@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 
 from enginehouse.contract.backend import ModelSource, Span
+from enginehouse.contract.errors import AdapterRefused, StateRefused
 from enginehouse.contract.media import DecodedImage, MediaChunk, MediaInput, pseudo_tokens
 from enginehouse_hf.backend import HfBackend, HfOptions
 from enginehouse_testkit.contract.opening import ModelUnderTest
@@ -29,9 +32,15 @@ def under_test(path: Path, **more: Any) -> ModelUnderTest:
 
 
 def open_model(path: Path, **more: Any) -> Any:
-    return under_test(path, **more).open() if hasattr(ModelUnderTest, "open") else HfBackend().open(
-        ModelSource(str(path), path), under_test(path, **more).options, lambda share, what: None
-    )
+    return under_test(path, **more).open()
+
+
+def changed(folder: Path, into: Path, file: str, **values: Any) -> Path:
+    """A copy of a model with other values in one of its JSON files."""
+    shutil.copytree(folder, into)
+    content = json.loads((into / file).read_text(encoding="utf-8"))
+    (into / file).write_text(json.dumps({**content, **values}), encoding="utf-8")
+    return into
 
 
 def feed(runner: Any, sequence: int, items: Sequence[Item]) -> np.ndarray | None:
@@ -59,10 +68,15 @@ def answer(runner: Any, items: Sequence[Item], num_tokens: int) -> list[int]:
     return found
 
 
+def picture_of(image: DecodedImage) -> Any:
+    from PIL import Image
+
+    return Image.frombytes("RGB", (image.width, image.height), image.rgb)
+
+
 def library_inputs(folder: Path, runner: Any, items: Sequence[Item]) -> dict[str, Any]:
     """Arguments of transformers' ``generate`` for a prompt: its image processor's pixels, and placeholders for them."""
     import torch
-    from PIL import Image
     from transformers import AutoConfig, AutoImageProcessor
 
     config, processor = AutoConfig.from_pretrained(folder), AutoImageProcessor.from_pretrained(folder)
@@ -70,10 +84,9 @@ def library_inputs(folder: Path, runner: Any, items: Sequence[Item]) -> dict[str
     for item in items:
         for part in runner.prepare_image(item) if isinstance(item, DecodedImage) else [[item]]:
             token_ids += [config.image_token_id] * part.num_tokens if isinstance(part, MediaChunk) else part
-    images = [item for item in items if isinstance(item, DecodedImage)]
-    pictures = [Image.frombytes("RGB", (image.width, image.height), image.rgb) for image in images]
-    pixels = processor([pictures] if "idefics3" in config.model_type or "smol" in config.model_type else pictures,
-                       return_tensors="pt")
+    pictures = [picture_of(item) for item in items if isinstance(item, DecodedImage)]
+    is_nested = config.model_type in ("idefics3", "smolvlm")
+    pixels = processor([pictures] if is_nested else pictures, return_tensors="pt")
     pixels.pop("num_crops", None)
     ids = torch.tensor([token_ids])
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **pixels}
@@ -87,7 +100,7 @@ def test_greedy_text_is_that_of_generate(vision_model: Callable[[str], Path], fa
     from transformers import AutoModelForImageTextToText
 
     folder = vision_model(family)
-    runner = open_model(folder)
+    runner = open_model(folder, max_batch_tokens=6)  # divides images
     model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     model.generation_config.eos_token_id = None
     text = runner.tokenizer.encode("The capital of France", False)
@@ -102,10 +115,147 @@ def test_greedy_text_is_that_of_generate(vision_model: Callable[[str], Path], fa
     runner.close()
 
 
+@pytest.mark.parametrize(
+    ("family", "settings", "num_chunks"),
+    [("idefics3", {}, 5), ("idefics3", {"do_image_splitting": False}, 1), ("llava", {}, 1), ("gemma3", {}, 1)],
+)
+def test_an_image_has_the_tokens_of_the_librarys_processor(
+    vision_model: Callable[[str], Path], tmp_path: Path, family: str, settings: dict[str, Any], num_chunks: int
+) -> None:
+    import transformers
+    from transformers import AutoImageProcessor, AutoTokenizer
+
+    folder = changed(vision_model(family), tmp_path / "model", "preprocessor_config.json", **settings)
+    runner = open_model(folder)
+    image_processor, tokenizer = AutoImageProcessor.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    if family == "gemma3":
+        tokenizer.boi_token, tokenizer.eoi_token = "<|vision_start|>", "<|vision_end|>"
+        tokenizer.image_token, tokenizer.boi_token_id = "<image>", 0
+        tokenizer.image_token_id = tokenizer.convert_tokens_to_ids("<image>")
+        processor = transformers.Gemma3Processor(image_processor, tokenizer, image_seq_length=16)
+    elif family == "llava":
+        processor = transformers.LlavaProcessor(image_processor, tokenizer, 8, "default", num_additional_image_tokens=1)
+    else:
+        processor = transformers.Idefics3Processor(image_processor, tokenizer, image_seq_len=4)
+    mark = "<|vision_start|>" if family == "gemma3" else "<image>"
+    expected = processor(text=mark, images=[picture_of(SMALL)], add_special_tokens=False)["input_ids"][0]
+    parts = runner.prepare_image(SMALL)
+    image_id = tokenizer.convert_tokens_to_ids("<image>")
+    found = [
+        token_id
+        for part in parts
+        for token_id in ([image_id] * part.num_tokens if isinstance(part, MediaChunk) else part)
+    ]
+
+    assert found == expected
+    assert sum(isinstance(part, MediaChunk) for part in parts) == num_chunks
+    runner.close()
+
+
+@pytest.mark.parametrize(("family", "most"), [("idefics3", 8), ("qwen2_5_vl", 6), ("gemma3", 20), ("llava", 16)])
+def test_low_detail_gives_fewer_tokens(vision_model: Callable[[str], Path], family: str, most: int) -> None:
+    """At most as many as asked for; models whose images always have the same number ignore it."""
+    runner = open_model(vision_model(family))
+
+    def num_tokens(image: DecodedImage) -> int:
+        return sum(
+            part.num_tokens if isinstance(part, MediaChunk) else len(part) for part in runner.prepare_image(image)
+        )
+
+    small = DecodedImage(SMALL.digest, SMALL.width, SMALL.height, SMALL.rgb, max_tokens=most)
+    if family in ("idefics3", "qwen2_5_vl"):
+        assert num_tokens(small) <= most < num_tokens(SMALL)
+        assert feed(runner, runner.open_sequence(), [small, 7]) is not None
+    else:
+        assert num_tokens(small) == num_tokens(SMALL)
+    runner.close()
+
+
+def test_models_whose_images_would_be_wrong_take_text_only(vision_model: Callable[[str], Path], tmp_path: Path) -> None:
+    """The reason is in the model's metadata."""
+    idefics3 = vision_model("idefics3")
+    without = Path(shutil.copytree(idefics3, tmp_path / "without"))
+    (without / "preprocessor_config.json").unlink()
+    tile = {"max_image_size": {"longest_edge": 48}}
+    unmarked = Path(shutil.copytree(idefics3, tmp_path / "unmarked"))
+    tokenizer = unmarked / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text(encoding="utf-8").replace("<global-img>", "<another>"), encoding="utf-8")
+    cases = {
+        "the folder has no preprocessor_config.json": without,
+        "an image gave [": changed(idefics3, tmp_path / "tile", "preprocessor_config.json", **tile),
+        "lacks the control token <global-img>": unmarked,
+        "cannot make its image processor": changed(
+            idefics3, tmp_path / "unknown", "preprocessor_config.json", image_processor_type="Unknown"
+        ),
+    }
+    for reason, folder in cases.items():
+        runner = open_model(folder)
+        assert runner.capabilities.media == ()
+        assert reason in runner.info.metadata["images"]
+        assert len(answer(runner, [5, 6, 7], 2)) == 2
+        runner.close()
+
+
+def test_saved_sequences_depend_on_the_image_processor(vision_model: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = vision_model("qwen2_5_vl")
+    runner = open_model(folder)
+    other = open_model(changed(folder, tmp_path / "other", "preprocessor_config.json", image_mean=[0.1, 0.2, 0.3]))
+    sequence = runner.open_sequence()
+    feed(runner, sequence, [5, WIDE, 6])
+    data = runner.save(sequence)
+    loaded = runner.load(data)
+
+    assert np.array_equal(feed(runner, loaded, [7, 8]), feed(runner, sequence, [7, 8]))
+    with pytest.raises(StateRefused):
+        other.load(data)
+    with pytest.raises(StateRefused):
+        runner.load(data[:-4])
+    runner.close()
+    other.close()
+
+
+def test_adapters_change_text_and_not_embeddings(vision_model: Callable[[str], Path], tmp_path: Path) -> None:
+    """An embedding is kept for requests with any adapter, so adapters of the vision tower are refused."""
+    from safetensors.numpy import save_file
+
+    runner = open_model(vision_model("llava"), max_batch_tokens=6)
+
+    def adapter(module: str, num_inputs: int, num_outputs: int) -> Path:
+        folder = tmp_path / module
+        folder.mkdir()
+        config = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "bias": "none"}
+        (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
+        random = np.random.default_rng(0)
+        halves = {"A": (2, num_inputs), "B": (num_outputs, 2)}
+        save_file(
+            {
+                f"base_model.model.{module}.lora_{half}.weight": random.standard_normal(shape).astype(np.float32)
+                for half, shape in halves.items()
+            },
+            folder / "adapter_model.safetensors",
+        )
+        return folder
+
+    with pytest.raises(AdapterRefused, match="not a linear layer"):
+        runner.load_adapter(adapter("model.multi_modal_projector.linear_2", 64, 64))
+    loaded = runner.load_adapter(adapter("model.language_model.layers.0.self_attn.q_proj", 64, 64))
+    rows = []
+    for adapters in ((), ((loaded, 0.0),), ((loaded, 1.0),)):
+        sequence = runner.open_sequence()
+        (chunk,) = runner.prepare_image(SMALL)
+        media = MediaInput(chunk, runner.encode(chunk), pseudo_tokens("any", chunk.num_tokens))
+        runner.forward([Span(sequence, 0, media, "none", adapter=adapters)])
+        rows.append(runner.forward([Span(sequence, 16, np.array([7], np.int32))]).host()[0].copy())
+
+    assert np.array_equal(rows[0], rows[1])
+    assert np.abs(rows[2] - rows[0]).max() > 0.01
+    runner.close()
+
+
 class _Images(MediaContract):
     family: str
     max_logit_difference = 1e-3
-    num_image_steps = 100
+    num_image_steps = 60
 
     @pytest.fixture(scope="class")
     @classmethod
