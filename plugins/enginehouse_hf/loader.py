@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from enginehouse.contract.backend import ModelSource, Progress, Runner, RunnerCapabilities
 from enginehouse.contract.errors import ModelLoadError
@@ -57,9 +57,10 @@ def open_runner(source: ModelSource, options: HfOptions, progress: Progress) -> 
         torch.set_num_threads(options.threads)
     with mapped_errors(source):
         progress(0.0, "loading weights")
-        model = _load_model(files, options)
+        reads_images = _reads_images(files, options)
+        model = _load_model(files, options, reads_images)
         progress(0.8, "loading tokenizer")
-        runner = _build(files, model, options, progress)
+        runner = _build(files, model, options, progress, reads_images)
     progress(1.0, "ready")
     return runner
 
@@ -89,11 +90,11 @@ def _is_config(source: ModelSource, options: HfOptions) -> bool:
     return options.random_weights and source.path is not None and (source.path / "config.json").is_file()
 
 
-def _load_model(files: ModelFiles, options: HfOptions) -> Any:
+def _load_model(files: ModelFiles, options: HfOptions, reads_images: bool) -> Any:
     keeps_packed = _runs_on_cuda(options) and options.fused
-    kind = AutoModelForImageTextToText if _reads_images(files, options) else AutoModelForCausalLM
+    kind = AutoModelForImageTextToText if reads_images else AutoModelForCausalLM
     model = load_weights(kind, files, options, attention=ATTENTION_NAME, keeps_packed=keeps_packed)
-    if kind is AutoModelForImageTextToText:
+    if reads_images:
         model.set_attn_implementation({"vision_config": "sdpa"})
     unknown = set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - _KNOWN_LAYER_TYPES
     if unknown:
@@ -102,14 +103,27 @@ def _load_model(files: ModelFiles, options: HfOptions) -> Any:
 
 
 def _reads_images(files: ModelFiles, options: HfOptions) -> bool:
-    """True for a family whose images can be computed, on the CPU with plain weights."""
-    is_plain = options.device == "cpu" and options.device_map is None and options.quantization is None
-    if not is_plain or files.gguf_file is not None:
+    """True for a family whose images can be computed, on the CPU with plain weights.
+
+    Raises:
+        ModelLoadError: the model is of such a family, but transformers has no class for its text alone.
+    """
+    if files.gguf_file is not None:
         return False
-    return AutoConfig.from_pretrained(**files.arguments).model_type in FAMILIES
+    config = AutoConfig.from_pretrained(**files.arguments)
+    if config.model_type not in FAMILIES:
+        return False
+    if options.device == "cpu" and options.device_map is None and options.quantization is None:
+        return True
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ModelLoadError(
+            f"{files.folder}: hf computes models of the type {config.model_type} on the CPU only, without device_map "
+            f'and quantization; set device = "cpu"'
+        )
+    return False
 
 
-def _build(files: ModelFiles, model: Any, options: HfOptions, progress: Progress) -> Runner:
+def _build(files: ModelFiles, model: Any, options: HfOptions, progress: Progress, reads_images: bool) -> Runner:
     facts, probed = _find_facts(model, served_context(model.config.to_dict(), options.context))
     text = load_text(files, model, facts.vocab_size)
     metadata = {
@@ -140,7 +154,7 @@ def _build(files: ModelFiles, model: Any, options: HfOptions, progress: Progress
         return CudaRunner(opened, capabilities, text, info, state_format=_state_format(metadata, facts, options))
     metadata["layers"] = "transformers layers, step by step"
     state_format, reader = _state_format(metadata, facts, options), None
-    if _reads_images(files, options):
+    if reads_images:
         try:
             reader = open_reader(files, model, text)
             metadata["images"] = type(reader.processor).__name__

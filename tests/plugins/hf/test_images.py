@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from enginehouse.contract.backend import ModelSource, Span
-from enginehouse.contract.errors import AdapterRefused, StateRefused
+from enginehouse.contract.errors import AdapterRefused, ModelLoadError, StateRefused
 from enginehouse.contract.media import DecodedImage, MediaChunk, MediaInput, pseudo_tokens
 from enginehouse_hf.backend import HfBackend, HfOptions
 from enginehouse_testkit.contract.opening import ModelUnderTest
@@ -194,6 +194,11 @@ def test_models_whose_images_would_be_wrong_take_text_only(vision_model: Callabl
         assert reason in runner.info.metadata["images"]
         assert len(answer(runner, [5, 6, 7], 2)) == 2
         runner.close()
+
+
+def test_models_that_need_the_cpu_are_refused_elsewhere(vision_model: Callable[[str], Path]) -> None:
+    with pytest.raises(ModelLoadError, match=r'llava on the CPU only.*set device = "cpu"'):
+        open_model(vision_model("llava"), quantization="torchao-int8")
 
 
 def test_saved_sequences_depend_on_the_image_processor(vision_model: Callable[[str], Path], tmp_path: Path) -> None:
