@@ -253,9 +253,8 @@ class HfRunner:
             exited = self._exits.run(step, token_ids)
             return exited.logits[rows], [exited.layers[row] for row in rows]
         positions = self._positions(step) if self._chunks else None
-        return run_model(self._depths.model(way), step, token_ids, rows, positions), [way or self.num_layers] * len(
-            rows
-        )
+        logits = run_model(self._depths.model(way), step, token_ids, rows, positions)
+        return logits, [way or self.num_layers] * len(rows)
 
     def _run_chunk(self, span: Span, media: MediaInput) -> tuple[torch.Tensor, list[int]]:
         """Append an image; it is divided unless its tokens attend to each other. Return no rows."""

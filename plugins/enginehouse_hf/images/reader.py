@@ -24,6 +24,10 @@ from enginehouse_hf.tokenizer import ModelFiles, ModelText
 __all__ = ["ImageReader", "open_reader"]
 
 _FILES = ("preprocessor_config.json", "processor_config.json")
+_MAX_ASPECT_RATIO = 200
+"""Of the sides of an image: Qwen-VL's processor takes no more, and LLaVA's makes the shorter side a fixed number of
+pixels, whatever becomes of the longer one."""
+
 _PROBE_SIDE = 64
 """Pixels on each side of the image that is read when a model is loaded."""
 
@@ -71,6 +75,11 @@ class ImageReader:
         if min(image.width, image.height) < 1 or len(image.rgb) != 3 * image.width * image.height:
             raise InvalidRequest(
                 f"the image has {len(image.rgb)} bytes, not {image.width} x {image.height} x 3", image.param or None
+            )
+        if max(image.width, image.height) > _MAX_ASPECT_RATIO * min(image.width, image.height):
+            raise InvalidRequest(
+                f"the image is {image.width} x {image.height}; no side may be over {_MAX_ASPECT_RATIO} times the other",
+                image.param or None,
             )
         found = self._parts(image)
         fewer = self._family.fewer_tokens

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from enginehouse.contract.backend import ModelSource, Span
-from enginehouse.contract.errors import AdapterRefused, ModelLoadError, StateRefused
+from enginehouse.contract.errors import AdapterRefused, InvalidRequest, ModelLoadError, StateRefused, StepAborted
 from enginehouse.contract.media import DecodedImage, MediaChunk, MediaInput, pseudo_tokens
 from enginehouse_hf.backend import HfBackend, HfOptions
 from enginehouse_testkit.contract.opening import ModelUnderTest
@@ -201,6 +201,16 @@ def test_models_that_need_the_cpu_are_refused_elsewhere(vision_model: Callable[[
         open_model(vision_model("llava"), quantization="torchao-int8")
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_thin_images(vision_model: Callable[[str], Path], family: str) -> None:
+    """A side of 200 times the other is read; more is refused before the library enlarges it."""
+    runner = open_model(vision_model(family))
+    assert feed(runner, runner.open_sequence(), [random_image(4, 1, 200), 7]) is not None
+    with pytest.raises(InvalidRequest, match="over 200 times"):
+        runner.prepare_image(random_image(4, 100_000, 1))
+    runner.close()
+
+
 def test_saved_sequences_depend_on_the_image_processor(vision_model: Callable[[str], Path], tmp_path: Path) -> None:
     folder = vision_model("qwen2_5_vl")
     runner = open_model(folder)
@@ -217,6 +227,33 @@ def test_saved_sequences_depend_on_the_image_processor(vision_model: Callable[[s
         runner.load(data[:-4])
     runner.close()
     other.close()
+
+
+def test_an_aborted_image_leaves_nothing(vision_model: Callable[[str], Path]) -> None:
+    """Aborted between two of the passes that it is divided into."""
+    import torch
+
+    runner = open_model(vision_model("llava"), max_batch_tokens=6)
+
+    class Aborting(torch.Tensor):
+        def __getitem__(self, part: Any) -> Any:
+            if part.start:
+                runner.abort()
+            return torch.Tensor.__getitem__(self.as_subclass(torch.Tensor), part)
+
+    sequence = runner.open_sequence()
+    feed(runner, sequence, [5])
+    (chunk,), free_tokens = runner.prepare_image(SMALL), runner.free_tokens()
+    embedding = runner.encode(chunk).as_subclass(Aborting)
+    with pytest.raises(StepAborted) as caught:
+        media = MediaInput(chunk, embedding, pseudo_tokens("any", chunk.num_tokens))
+        runner.forward([Span(sequence, 1, media, "none")])
+    assert caught.value.lengths == {sequence: 1}
+    assert (runner.length(sequence), runner.free_tokens()) == (1, free_tokens)
+    row = feed(runner, sequence, [SMALL, 7])
+
+    assert np.array_equal(row, feed(runner, runner.open_sequence(), [5, SMALL, 7]))
+    runner.close()
 
 
 def test_adapters_change_text_and_not_embeddings(vision_model: Callable[[str], Path], tmp_path: Path) -> None:
