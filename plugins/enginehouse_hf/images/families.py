@@ -67,6 +67,8 @@ class Family:
 
 
 _FAKE, _GLOBAL = "<fake_token_around_image>", "<global-img>"
+"""The first is a control token in every tokenizer; the second, and the names of rows and columns, only in SmolVLM's."""
+
 _TOWERS = {"clip_vision_model": 1, "siglip_vision_model": 0}
 """Vision towers of LLaVA models, with the number of states besides those of the patches."""
 
@@ -132,9 +134,7 @@ def _fewer_pixels(config: Any, processor: Any, num_tokens: int) -> Mapping[str, 
     }
 
 
-_IDEFICS3 = Family(
-    _idefics3, {"return_row_col_info": True, "do_pad": True}, fewer_tokens=_one_tile, names=(_FAKE, _GLOBAL)
-)
+_IDEFICS3 = Family(_idefics3, {"return_row_col_info": True, "do_pad": True}, fewer_tokens=_one_tile, names=(_FAKE,))
 
 FAMILIES: Mapping[str, Family] = {
     "gemma3": Family(_gemma3, {"do_pan_and_scan": False}, sees_ahead=True),

@@ -158,8 +158,8 @@ _TOWER: dict[str, Any] = {
     "image_size": 32,
     "patch_size": 8,
 }
-_MARKS = ("<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>")
-_MARKS += ("<row_1_col_1>", "<row_1_col_2>", "<row_2_col_1>", "<row_2_col_2>", "<|vision_start|>", "<|vision_end|>")
+_MARKS = ("<image>", "<fake_token_around_image>", "<end_of_utterance>", "<row_1_col_1>", "<row_1_col_2>")
+_MARKS += ("<|vision_start|>", "<|vision_end|>")  # <global-img> and the second row are ordinary text, as in Idefics3
 _VISION: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
     "idefics3": (
         {"text_config": {**_VISION_TEXT, "model_type": "llama"}, "vision_config": _TOWER, "scale_factor": 2},
