@@ -281,9 +281,11 @@ class RayPlacement:
         while True:
             await asyncio.sleep(_SCALE_S)
             wanted = min(bounds.max, max(bounds.min, math.ceil(self._fleet.num_requests / bounds.target)))
-            if wanted >= current:
+            is_loading = bool(current) and not self._links  # stopped now, a slow first replica would never be ready
+            if wanted >= current or is_loading:
                 last_needed = self._loop.time()
-            if wanted == current or (wanted < current and self._loop.time() - last_needed < bounds.down_after_s):
+            is_kept = is_loading or self._loop.time() - last_needed < bounds.down_after_s
+            if wanted == current or (wanted < current and is_kept):
                 continue
             try:
                 await asyncio.to_thread(scale, self._model, wanted)

@@ -170,7 +170,7 @@ class LlamaCppRunner:
         code = self._context.decode_embeddings(batches, is_causal=not projector.is_non_causal)
         if code != DecodeCode.OK:
             self.sequences.drop_chunk(sequence)
-            raise self._error(code, chunk.num_tokens, {sequence: span.start})
+            raise self._error(code, chunk.num_tokens, {sequence: self.length(sequence)})
         return _Rows(self._no_rows)
 
     def _images(self) -> Projector:

@@ -221,10 +221,16 @@ class SequenceTable:
             held.append(self._cells.allocate(count))
 
     def drop_chunk(self, sequence: int) -> None:
-        """Undo :meth:`append_chunk` after llama.cpp has placed all of the image, a part or nothing."""
+        """Undo :meth:`append_chunk` after llama.cpp has placed all of the image, a part or nothing.
+
+        A memory that cannot be cut there loses the whole sequence.
+        """
         held = self._open[sequence]
         start = held.chunks.places[-1].start
-        self._memory.remove(sequence, held.chunks.position(start))
+        position = held.chunks.position(start)
+        if self._memory.next_position(sequence) > position and not self._memory.can_cut(sequence, position):
+            start = position = 0
+        self._memory.remove(sequence, position)
         self._empty(held, start)
 
     def take_back(self, sequences: Iterable[int], lengths: Iterable[int], head: int) -> None:

@@ -59,8 +59,7 @@ def forward(
         if isinstance(done, Computed):
             return done
         if scheduler.has_pending:
-            # Retried in the next step, when the tokens still on the device are known.
-            scheduler.is_in_doubt = not isinstance(done, CacheFull)
+            scheduler.postpone(is_in_doubt=not isinstance(done, CacheFull))
             break
         if isinstance(done, CacheFull):
             if not scheduler.drop_drafts() and not scheduler.make_room():

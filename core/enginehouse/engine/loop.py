@@ -153,7 +153,7 @@ class StepEngine:
         placed = sequence.next_chunk
         assert placed is not None and isinstance(self._runner, MediaRunner)
         sequence.embedding = self._runner.encode(placed.chunk)
-        self._scheduler.embeddings.put(placed.chunk.key, sequence.embedding)
+        self._scheduler.embeddings.put(sequence.owner.request.namespace, placed.chunk.key, sequence.embedding)
 
     def _report_progress(self, batch: Batch) -> None:
         """Report the prefill of requests that ask for it; other choices start when the first one is done."""

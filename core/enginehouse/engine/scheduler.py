@@ -314,7 +314,7 @@ class Scheduler:
         placed = sequence.next_chunk
         assert placed is not None and sequence.handle is not None
         if sequence.embedding is None:
-            sequence.embedding = self.embeddings.get(placed.chunk.key)
+            sequence.embedding = self.embeddings.get(sequence.owner.request.namespace, placed.chunk.key)
         if sequence.embedding is None:
             return Batch(encodes=sequence)
         media = MediaInput(placed.chunk, sequence.embedding, placed.token_ids)
@@ -368,6 +368,14 @@ class Scheduler:
         may_exit = num_tokens == 1 and end == sequence.length and start >= len(sequence.owner.prompt)
         token_ids = sequence.buffer[start:end]
         return Span(sequence.handle, start, token_ids, outputs, may_exit=may_exit, adapter=sequence.adapter)
+
+    def postpone(self, *, is_in_doubt: bool) -> None:
+        """Plan a failed pass once more in the next step, when the tokens still on the device are known.
+
+        If it took turns with the passes of other sequences, it has the turn again: they would leave new tokens there.
+        """
+        self.is_in_doubt = is_in_doubt
+        self._chunk_turn, self._prefill_turn = False, not self._prefill_turn
 
     # -- leaving -----------------------------------------------------------------------------------
 

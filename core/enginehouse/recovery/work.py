@@ -12,8 +12,8 @@ stage in which the worker died:
 
 A short text, which others may well send too, is refused only to the caller who sent it. So is a culprit of the third
 kind, because more than the prompt may be the cause. If the caller wrote exactly one text of the prompt, such as the
-only message of a chat, that text is recorded in addition to the whole prompt; with several texts it is unknown which
-one was the cause.
+only message of a chat, that text is recorded in addition to the whole prompt; with several texts, or with images, it is
+unknown which one was the cause.
 
 An *offence* is a death caused by a caller's work. After it, only that caller's work waits before it may enter a worker,
 and longer after each further offence. Culprits and offences expire after a while, because the cause may have been
@@ -231,7 +231,10 @@ class Offences:
 def _blame(work: Work) -> Iterator[bytes]:
     """Yield the keys of the part of the work in whose isolation run the worker died."""
     if work.stage == "text":
-        yield from (_text_key(text, work.caller) for text in _texts(work))
+        texts = _texts(work)
+        if any(segment.image is not None for segment in work.request.segments):
+            texts = texts[:1]
+        yield from (_text_key(text, work.caller) for text in texts)
     elif work.stage == "constraint":
         yield _constraint_key(work)
     elif work.content():

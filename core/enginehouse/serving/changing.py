@@ -94,10 +94,12 @@ async def download_model(manager: ModelManager, name: str) -> ModelStatus:
     model = manager.find(name)
     if await manager.download_on_demand(model):
         return model.status()
-    if model.state == "failed" and model.plan is None:
-        await manager.plan_downloaded(model)
-    else:
-        raise ModelConflict(f"The model {model.name!r} has no files that have to be downloaded; it can be loaded.")
+    nothing = f"The model {model.name!r} has no files that have to be downloaded"
+    if model.state != "failed" or model.plan is not None:
+        raise ModelConflict(f"{nothing}; it can be loaded.")
+    await manager.plan_downloaded(model)
+    if model.plan is None:
+        raise ModelConflict(f"{nothing}, and cannot be loaded: {model.status().error}")
     return model.status()
 
 

@@ -97,7 +97,7 @@ _DUMP_S = 0.2  # time for a hanging worker to write the tracebacks of its thread
 
 _HELLO_S = 60.0  # time limit for Hello, which a worker sends as soon as it has imported enginehouse
 
-# Limit of unsent bytes for a worker that does not read; further messages are refused to bound the memory.
+# Limit of unsent bytes for a worker that does not read; new requests are refused to bound the memory.
 _MAX_UNSENT_BYTES = 64 * 1024 * 1024
 
 
@@ -351,7 +351,7 @@ class WorkerEngine:
             raise InvalidRequest(f"A request with the id {request_id!r} is running.", "request_id")
         link_id = self._requests.link_id(request_id, is_resumed=resume is not None)
         stream = WorkerStream(request_id, self._loop, lambda: self._cancel(link_id), observer)
-        self._check_room()
+        self._check_room(is_returning=resume is not None)
         if resume is None and request_id not in self.request_queue:
             self.request_queue.check(request.caller, request.priority)
         if resume is not None:
@@ -450,14 +450,15 @@ class WorkerEngine:
         self._begin_watch()
         return await self._calls.answer_to(number, observer)
 
-    def _check_room(self) -> None:
+    def _check_room(self, *, is_returning: bool = False) -> None:
         if self.died.done():
             raise WorkerDied(lost_request(self.died.result().message))
         if self._is_closing:
             raise EngineDead(lost_request("its worker is gone"))
         if not self._connection.is_open:
             raise WorkerDied(lost_request("its worker is gone"))
-        if self._connection.num_unsent_bytes > _MAX_UNSENT_BYTES:
+        # A new worker gets all requests that return at once; they were accepted before, so their memory is bounded.
+        if not is_returning and self._connection.num_unsent_bytes > _MAX_UNSENT_BYTES:
             raise ModelOverloaded("The model's worker does not take requests at the moment; try again.")
 
     # -- messages of the worker --------------------------------------------------------------------

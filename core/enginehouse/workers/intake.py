@@ -14,6 +14,7 @@ from functools import partial
 from queue import SimpleQueue
 
 import numpy as np
+from attrs import evolve
 
 from enginehouse.contract.backend import Tokenizer
 from enginehouse.contract.errors import (
@@ -200,6 +201,8 @@ class Intake:
                 self._engine.check(request, num_tokens, prompt.chunks)
             else:
                 self._engine.check(request, num_tokens)
+            if prompt.chunks:
+                request = evolve(request, segments=())  # the chunks replace the pixels, which take much memory
             # Accepted is sent before the engine thread receives the request, so it precedes the request's first event.
             shown = tuple(prompt.token_ids) if request.return_token_ids else None
             self._send(Accepted(request_id, num_tokens, shown))

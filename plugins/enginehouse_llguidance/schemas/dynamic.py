@@ -18,8 +18,8 @@ from enginehouse_llguidance.schemas.problems import SchemaProblem, join_pointer
 
 __all__ = ["StaticSchema", "static_schema"]
 
-_Anchors = tuple[tuple[str, str], ...]
-"""Names and pointers of the dynamic anchors in force, sorted."""
+_Anchors = int
+"""Number of a set of dynamic anchors in force; 0 is none."""
 
 _LEFT_OUT = frozenset({"$defs", "definitions", "$id", "$anchor", "$dynamicAnchor", "contentSchema"})
 
@@ -59,9 +59,18 @@ class _Copier:
     names: dict[tuple[str, _Anchors], str] = field(factory=dict)
     waiting: deque[tuple[str, str, _Anchors]] = field(factory=deque)
     num_copied: int = 0
+    own: dict[str, dict[str, str]] = field(factory=dict)  # of each resource, by its URI: names and pointers
+    sets: list[dict[str, str]] = field(factory=lambda: [{}])  # by number: schemas may have thousands of anchors
+    numbers: dict[frozenset[tuple[str, str]], _Anchors] = field(factory=lambda: {frozenset(): 0})
+    entered: dict[tuple[_Anchors, str], _Anchors] = field(factory=dict)  # by those outside a resource, and its URI
+
+    def __attrs_post_init__(self) -> None:
+        for name, pointers in self.document.dynamic_anchors.items():
+            for pointer in pointers:
+                self.own.setdefault(self.document.base_of(pointer), {}).setdefault(name, pointer)
 
     def run(self) -> StaticSchema:
-        root = self._copy(self.document.root, "", ())
+        root = self._copy(self.document.root, "", 0)
         definitions = {}
         while self.waiting:
             name, pointer, anchors = self.waiting.popleft()
@@ -105,7 +114,7 @@ class _Copier:
         if key == "$dynamicRef":
             name, value = unquote(urldefrag(reference)[1]), self.document.at(target, place)
             if isinstance(value, dict) and value.get("$dynamicAnchor") == name:
-                target = dict(anchors).get(name, target)
+                target = self.sets[anchors].get(name, target)
         copy = (target, self._entered(target, anchors))
         if copy not in self.names:
             self.names[copy] = f"p{len(self.names)}"
@@ -114,9 +123,11 @@ class _Copier:
 
     def _entered(self, pointer: str, anchors: _Anchors) -> _Anchors:
         """Return the anchors in force below a schema: those of the outermost resources count."""
-        found, base = dict(anchors), self.document.base_of(pointer)
-        for name, pointers in self.document.dynamic_anchors.items():
-            for one in pointers:
-                if self.document.base_of(one) == base:
-                    found.setdefault(name, one)
-        return tuple(sorted(found.items()))
+        base = self.document.base_of(pointer)
+        if (anchors, base) not in self.entered:
+            found = self.own.get(base, {}) | self.sets[anchors]
+            number = self.numbers.setdefault(frozenset(found.items()), len(self.sets))
+            if number == len(self.sets):
+                self.sets.append(found)
+            self.entered[anchors, base] = number
+        return self.entered[anchors, base]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import sys
 from asyncio.subprocess import PIPE, STDOUT
 from collections.abc import Callable
@@ -43,6 +44,15 @@ _MINUTE = round(60 / _STEP_S)
 """Tokens of an answer that takes a minute."""
 
 
+async def _command(address: str, *arguments: str) -> str:
+    """Run a command of the plugin in a process of its own, as an operator does."""
+    program = sys.executable, "-m", "enginehouse", *arguments, "--address", address
+    process = await asyncio.create_subprocess_exec(*program, stdout=PIPE, stderr=STDOUT)
+    output = (await process.communicate())[0].decode()
+    assert process.returncode == 0, output
+    return output
+
+
 async def test_number_of_replicas_follows_the_requests_and_a_stream_of_a_minute_moves(
     cluster: Any, lasting_nodes: list[Any], serving: Serving
 ) -> None:
@@ -76,14 +86,7 @@ async def test_replicas_outlive_servers_and_streams_of_a_minute_move_when_each_i
     config = tmp_path / "c.toml"
     config.write_text(_CONFIG.format(address=cluster.address, step_s=_STEP_S))
 
-    async def command(*arguments: str) -> str:
-        """Run a command of the plugin in a process of its own, as an operator does."""
-        program = sys.executable, "-m", "enginehouse", *arguments, "--address", cluster.address
-        process = await asyncio.create_subprocess_exec(*program, stdout=PIPE, stderr=STDOUT)
-        output = (await process.communicate())[0].decode()
-        assert process.returncode == 0, output
-        return output
-
+    command = functools.partial(_command, cluster.address)
     async with serving() as server:
         expected = await asyncio.gather(*(server.ask(number, _MINUTE) for number in range(4)))
     assert "m: 2 replicas run" in await command("deploy", "ray", "--config", str(config))
@@ -109,3 +112,22 @@ async def test_replicas_outlive_servers_and_streams_of_a_minute_move_when_each_i
             assert await server.ask(0, 5)
     finally:
         await command("undeploy", "ray")
+
+
+async def test_first_replica_is_not_stopped_while_it_loads(
+    cluster: Any, lasting_nodes: list[Any], serving: Serving, tmp_path: Path
+) -> None:
+    """Loading takes longer than the server waits until it stops what no request needs."""
+    autoscale = {"min": 0, "max": 1, "target": 2, "down_after_s": 0}
+    config = tmp_path / "c.toml"
+    lines = "open_delay_s = 4\nautoscale = { min = 0, max = 1, target = 2, down_after_s = 0 }"
+    text = _CONFIG.format(address=cluster.address, step_s=0.01)
+    config.write_text(text.replace("replicas = 2", lines))
+    await _command(cluster.address, "deploy", "ray", "--config", str(config))
+    try:
+        for _ in range(2):  # the second server finds no replica
+            async with serving(cluster.address, autoscale=autoscale, step_delay_s=0.01, open_delay_s=4) as server:
+                assert await server.ask(0, 5)
+                await until(lambda server=server: not server.members, timeout_s=60)
+    finally:
+        await _command(cluster.address, "undeploy", "ray")

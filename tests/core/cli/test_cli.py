@@ -149,7 +149,7 @@ def test_plugins_new_overwrites_nothing(folder: Path) -> None:
 
 def test_plugins_check_runs_the_suites_of_what_a_plugin_registers() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "enginehouse", "plugins", "check", "parsers"],
+        [sys.executable, "-m", "enginehouse", "plugins", "check", "bans"],
         capture_output=True,
         text=True,
         check=False,

@@ -196,6 +196,21 @@ def test_a_failed_pass_fails_its_own_requests_only() -> None:
     assert [events[-1] for events in _run(engine, requests)] == [(10, 6), (10, 6)]
 
 
+def test_a_prompt_that_fails_in_passes_of_its_own_fails_at_once() -> None:
+    """Not only when a stream beside it has ended, whose tokens on the device postpone the failure by a step."""
+    runner = FakeRunner(FakeOptions(device_sampling=True, mixed_batch=False, faults=FakeFaults(raise_at_token=1)))
+    engine = _engine(True, runner)
+    stream, broken = (_request(SamplingParams(seed=1), 200, stopping={"ignore_eos": True}) for _ in range(2))
+    engine.add(stream, _prompt(1, 6))
+    for _ in range(4):
+        engine.step()
+    engine.add(broken, [1] * 6)
+    outputs = [output for _ in range(12) for output in engine.step()]
+
+    assert any(request_id == broken.request_id and isinstance(event, Exception) for request_id, event in outputs)
+    assert engine.stats().num_running == 1
+
+
 class _AbortedRunner(_WatchedRunner):
     """Is told to stop where nobody asked for it, as when the pass that was meant has just ended; it has computed."""
 

@@ -212,6 +212,33 @@ def test_a_runner_that_fails_to_encode_fails_one_request() -> None:
     assert result.finished and answer(engine, "a", picture(1), "b").finished
 
 
+def test_an_image_that_fails_beside_a_stream_sampled_on_the_device_fails_at_once() -> None:
+    """Not only when the stream has ended: its tokens that are still on the device postpone the failure by a step."""
+    prompt = prompt_with(engine_over()[0], "a", picture(1), "b")
+    faults = FakeFaults(raise_at_token=int(prompt.chunks[0].token_ids[0]))
+    engine, runner = engine_over(device_sampling=True, faults=faults)
+    stream, seen = ask(engine, "hello", request=make_request(200, ignore_eos=True))
+    results = {stream.request_id: seen}
+    while not seen.token_ids:
+        for request_id, event in engine.step():
+            results[request_id].take(event)
+    broken, failed = ask(engine, "a", picture(1), "b")
+    results[broken.request_id] = failed
+    drive(engine, results)
+
+    assert isinstance(failed.error, PluginFailed) and runner.steps.count("image") <= 2
+    assert seen.finished[0].usage.completion_tokens == 200
+
+
+def test_embeddings_are_shared_within_a_namespace_only() -> None:
+    """As cached prefixes are: the time of an answer must not tell which images others have sent."""
+    engine, runner = engine_over()
+    for namespace in ("ann", "bob", "ann", "bob"):
+        answer(engine, f"{namespace} {runner.num_steps}", picture(1), "b", request=make_request(3, namespace=namespace))
+
+    assert runner.num_encoded == 2
+
+
 def test_saved_states_hold_images(tmp_path: object) -> None:
     """What the runner saves and loads is found by the pseudo-tokens."""
     runner = FakeRunner(FakeOptions(image_tokens=_TOKENS))

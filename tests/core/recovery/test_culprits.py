@@ -6,6 +6,7 @@ import gc
 import weakref
 
 import pytest
+from attrs import evolve
 
 from enginehouse.contract.errors import RequestKillsWorker
 from enginehouse.contract.types import Constraint, EngineRequest, SamplingParams, Segment, StopParams
@@ -19,6 +20,7 @@ from enginehouse.recovery.work import (
     Offences,
     Work,
 )
+from enginehouse_testkit.fake_media import picture
 
 LONG = "drink this " * _MIN_UNCOMMON_BYTES
 
@@ -97,6 +99,24 @@ def test_harmless_message_of_a_killing_prompt_is_refused_to_nobody(harmless):
         assert not culprits.refusal(chat(harmless, caller=caller))
         assert not culprits.refusal(question(harmless, caller))
         assert not culprits.refusal(chat(harmless, "something else", caller=caller))
+
+
+def test_a_text_beside_an_image_that_killed_is_refused_to_nobody():
+    """The image was prepared in the same stage; the prompt with it is refused, also to others."""
+    culprits = Culprits(Clock())
+
+    def beside(number: int, caller: str = "eve") -> Work:
+        work = chat(LONG, caller=caller)
+        segments = (*work.request.segments, Segment("", True, picture(number)))
+        asked = Work(caller, 0, evolve(work.request, segments=segments), 1.0, (LONG,))
+        asked.stage = "text"
+        return asked
+
+    culprits.add(beside(1))
+
+    assert culprits.refusal(beside(1)) and culprits.refusal(beside(1, "bob"))
+    for harmless in (beside(2), question(LONG), chat(LONG), chat(LONG, caller="bob")):
+        assert not culprits.refusal(harmless)
 
 
 def test_what_died_while_it_computed_is_refused_whatever_its_sampling_and_to_its_caller_only():

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from enginehouse.contract.engine import Engine, EngineStream
 from enginehouse.contract.errors import (
@@ -25,10 +26,13 @@ from enginehouse.contract.errors import (
 )
 from enginehouse.contract.types import (
     ChoiceFinished,
+    DecodedImage,
     EngineRequest,
     EngineSettings,
     Event,
     RequestFinished,
+    Resume,
+    ResumedChoice,
     SamplingParams,
     Segment,
     StopParams,
@@ -201,6 +205,19 @@ async def test_queue_counts_requests_that_the_worker_has_not_accepted():
     assert [type(outcome) for outcome in outcomes[2:]] == [Overloaded]
     assert not any(isinstance(outcome, Exception) for outcome in outcomes[:2])
     assert len(request_queue) == 0
+
+
+async def test_requests_that_return_with_their_images_are_never_refused():
+    """After the death of a worker the next one gets all requests at once; together they are larger than its buffer."""
+    image = DecodedImage("0" * 64, 2048, 2048, bytes(3 * 2048 * 2048))
+    segments = (Segment("a"), *(Segment("", True, image),) * 2, Segment("b"))
+    resume = Resume((ResumedChoice(0, (97, 98)),))
+    async with open_engine("process", image_tokens=4) as engine:
+        requests = [evolve(make_request(max_tokens=4, ignore_eos=True), segments=segments) for _ in range(5)]
+        streams = await asyncio.gather(*(engine.submit(request, resume=resume) for request in requests))
+        events = [await collect(stream) for stream in streams]
+
+    assert [one[-1].usage.completion_tokens for one in events] == [4] * 5
 
 
 @pytest.mark.parametrize("isolation", ISOLATIONS)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from queue import SimpleQueue
 
 import pytest
 
 from enginehouse.contract.errors import ContextLengthExceeded, InvalidRequest, PluginFailed
 from enginehouse.contract.types import Constraint, EngineRequest, EngineSettings, Resume, SamplingParams, Segment
 from enginehouse.engine.loop import StepEngine
+from enginehouse.engine.media import EncodedPrompt
 from enginehouse.workers.intake import Intake
 from enginehouse.workers.ipc import MAX_FRAME_BYTES, FrameTooLarge
 from enginehouse.workers.messages import (
@@ -27,6 +29,7 @@ from enginehouse.workers.messages import (
     Tokenized,
 )
 from enginehouse.workers.requests import NO_CALL
+from enginehouse_testkit.fake_media import picture
 from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
 from enginehouse_testkit.fake_tokenizer import FakeTokenizer
 
@@ -312,3 +315,27 @@ def test_closing_waits_for_the_prompt_at_work_and_for_no_other(bench):
     assert not closing.is_alive()
     assert not bench.tokenizer.is_busy.is_set(), "a second prompt was begun"
     assert [type(message) for message in bench.sent] == [Accepted]
+
+
+def test_the_engine_thread_gets_no_pixels() -> None:
+    """The runner has made its chunks of them; a request may wait for long, and have 48 MiB."""
+    entered: SimpleQueue[tuple[EngineRequest, EncodedPrompt]] = SimpleQueue()
+    engine = StepEngine(FakeRunner(FakeOptions(image_tokens=4)), EngineSettings(slots=1), {})
+    intake = Intake(
+        engine,
+        FakeTokenizer(),
+        lambda message: None,
+        lambda request, prompt, resume: entered.put((request, prompt)),
+        enter_pool=lambda *_: None,
+    )
+    intake.start()
+    intake.admit(
+        Submit(
+            EngineRequest(request_id="a", segments=(Segment("a"), Segment("", True, picture(1)), Segment("b"))), None
+        )
+    )
+    request, prompt = entered.get(timeout=60)
+    intake.close()
+
+    assert [placed.chunk.num_tokens for placed in prompt.chunks] == [4]
+    assert not any(segment.image is not None for segment in request.segments)

@@ -1,10 +1,11 @@
-"""Time to compile a constraint grows no faster than it does, up to where it is refused."""
+"""Time and memory to compile a constraint grow no faster than it does, up to where it is refused."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import time
+import tracemalloc
 from collections.abc import Callable
 
 import pytest
@@ -14,6 +15,7 @@ from enginehouse.contract.structured import GrammarCompiler
 from enginehouse.contract.types import Constraint
 from enginehouse_llguidance.decoder import LlguidanceDecoder
 from enginehouse_llguidance.options import LlguidanceOptions
+from enginehouse_llguidance.schemas import prepare_schema
 from enginehouse_testkit.fake_tokenizer import FakeTokenizer
 from enginehouse_testkit.growth import assert_near_linear
 from enginehouse_testkit.hostile_texts import HOSTILE_UNITS, hostile_text
@@ -86,3 +88,19 @@ def test_many_optional_members_are_bounded(compiler: GrammarCompiler, is_nested:
     assert time.process_time() - began_s < 20
     with pytest.raises(InvalidRequest, match="subschemas"):
         compiler.compile(Constraint(kind="json_schema", text=schema(6000)))
+
+
+def test_many_dynamic_anchors_beside_a_reference_that_depends_on_its_path() -> None:
+    def peak_bytes(size: int) -> int:
+        anchors = {f"d{n}": {"$dynamicAnchor": f"a{n}", "type": "string"} for n in range(size)}
+        others = {name: {"$id": name, "$dynamicAnchor": "same", "$dynamicRef": "#same"} for name in ("x", "y")}
+        properties = {name: {"$ref": f"#/$defs/{name}"} for name in anchors}
+        tracemalloc.start()
+        try:
+            prepare_schema({"properties": properties, "$defs": anchors | others}, LlguidanceOptions())
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    peak_bytes(1)  # what is kept
+    assert peak_bytes(400) < 6 * peak_bytes(100)

@@ -1,7 +1,8 @@
 """Embeddings of chunks that are kept for later requests: the least recently used ones leave first.
 
 Used by the scheduler on the engine thread. A chat whose KV positions were evicted, or another one about the same image,
-then needs no encoding. Embeddings are known by the content of an image only, never by its address.
+then needs no encoding. Embeddings are known by the content of an image only, never by its address, and shared within a
+namespace only, as cached prefixes are: otherwise the time of an answer would tell which images others have sent.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from enginehouse.contract.media import Embedding
 
 @define
 class Embeddings:
-    """Embeddings by the key of their chunk.
+    """Embeddings by namespace and the key of their chunk.
 
     Attributes:
         max_bytes: most bytes that are kept; an embedding that is larger than that is not kept at all.
@@ -28,17 +29,17 @@ class Embeddings:
     num_bytes: int = 0
     num_encoded: int = 0
     num_reused: int = 0
-    _kept: dict[str, Embedding] = field(factory=dict, init=False)  # least recently used first
+    _kept: dict[tuple[str, str], Embedding] = field(factory=dict, init=False)  # least recently used first
 
-    def get(self, key: str) -> Embedding | None:
+    def get(self, namespace: str, key: str) -> Embedding | None:
         """Return the embedding of a chunk, and count its use; None if it is not kept."""
-        found = self._kept.pop(key, None)
+        found = self._kept.pop((namespace, key), None)
         if found is not None:
-            self._kept[key] = found
+            self._kept[namespace, key] = found
             self.num_reused += 1
         return found
 
-    def put(self, key: str, embedding: Embedding) -> None:
+    def put(self, namespace: str, key: str, embedding: Embedding) -> None:
         """Keep an embedding that was just computed, and drop others until it fits."""
         self.num_encoded += 1
         if embedding.nbytes > self.max_bytes:
@@ -46,7 +47,7 @@ class Embeddings:
         while self.num_bytes + embedding.nbytes > self.max_bytes:
             oldest = next(iter(self._kept))
             self.num_bytes -= self._kept.pop(oldest).nbytes
-        self._kept[key] = embedding
+        self._kept[namespace, key] = embedding
         self.num_bytes += embedding.nbytes
 
     def add_to(self, metrics: EngineMetrics) -> EngineMetrics:

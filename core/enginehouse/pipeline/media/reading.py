@@ -9,7 +9,8 @@ import asyncio
 import binascii
 import hashlib
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, cast
 
 from attrs import evolve, frozen
@@ -150,6 +151,29 @@ _MAX_PIXEL_BYTES = 48 * 2**20
 """Pixels of one request; they go to the worker in one message."""
 
 
+@frozen(eq=False)
+class _File:
+    """An image of a message; reading its header may take a second, so it is kept."""
+
+    part: MediaPart
+    header: ImageHeader
+    image: Image
+
+    @property
+    def num_pixels(self) -> int:
+        return self.header.width * self.header.height
+
+
+@contextmanager
+def _explaining(part: MediaPart) -> Iterator[None]:
+    """Name the part of the request in errors."""
+    where = f"{part.param}.image_url.url"
+    try:
+        yield
+    except (AddressRefused, FetchFailed, NoImage) as error:
+        raise InvalidRequest(f"{where}: {error}", where) from error
+
+
 class MediaReader:
     """Reads media that messages link to or embed.
 
@@ -162,7 +186,8 @@ class MediaReader:
     def __init__(self, settings: MediaSettings, renderer: Renderer, resolve: Resolve = resolve_host) -> None:
         self._settings = settings
         self._renderer = renderer
-        self._decoding = asyncio.Lock()  # a waiting image does not use up its time limit
+        # A waiting request does not use up the time limit of its images; only one's pixels are not counted anywhere.
+        self._decoding = asyncio.Lock()
         self._fetcher = ImageFetcher(settings, resolve)
 
     async def read(self, messages: Sequence[Message], engine: EngineCapabilities) -> tuple[Message, ...]:
@@ -180,52 +205,62 @@ class MediaReader:
         for role, part in parts:
             if role != "user" and (role != "tool" or engine.takes_messages):
                 raise InvalidRequest(f"{part.param}: only {_holders(engine)} may contain images", part.param)
-        images = await _all(self._image(part, engine) for _, part in parts)
-        if sum(len(image.rgb) for image in images if isinstance(image, DecodedImage)) > _MAX_PIXEL_BYTES:
-            message = f"messages: the images have more than {_MAX_PIXEL_BYTES // 3} pixels together; send smaller ones"
-            raise InvalidRequest(message, "messages")
-        found = {part.param: image for (_, part), image in zip(parts, images, strict=True)}
+        files = await _all(self._file(part) for _, part in parts)
+        found: dict[str, Image | DecodedImage]
+        if engine.takes_messages:
+            found = {file.part.param: file.image for file in files}
+        else:
+            found = await self._decode_all(files, engine.max_image_pixels)
         return tuple(_with_images(message, found) for message in messages)
 
-    async def _image(self, part: MediaPart, engine: EngineCapabilities) -> Image | DecodedImage:
+    async def _file(self, part: MediaPart) -> _File:
         where = f"{part.param}.image_url"
         url, detail = _read_link(part.value, where)
-        try:
+        with _explaining(part):
             if url[:5].lower() == "data:":
                 data = await asyncio.to_thread(_decode, url, self._settings.max_bytes)
             else:
                 data = await self._fetcher.fetch(url)
-            image = await asyncio.to_thread(self._checked, data, detail)
-            return image if engine.takes_messages else await self._decoded(image, engine.max_image_pixels, part.param)
-        except (AddressRefused, FetchFailed, NoImage) as error:
-            raise InvalidRequest(f"{where}.url: {error}", f"{where}.url") from error
+            return await asyncio.to_thread(self._checked, part, data, detail)
 
-    async def _decoded(self, image: Image, target_pixels: int, param: str) -> DecodedImage:
-        header = read_image_header(image.data)
-        if header.width * header.height > MAX_DECODED_PIXELS:
-            size = f"{header.width} x {header.height}"
-            raise NoImage(f"it has {size} pixels, more than the {MAX_DECODED_PIXELS} that are decoded")
-        try:
-            async with self._decoding:
+    async def _decode_all(self, files: Sequence[_File], target_pixels: int) -> dict[str, Image | DecodedImage]:
+        """Return the pixels of one request; those of the next one are decoded when these have been handed over."""
+        for file in files:
+            if file.num_pixels > MAX_DECODED_PIXELS:
+                size = f"{file.header.width} x {file.header.height}"
+                with _explaining(file.part):
+                    raise NoImage(f"it has {size} pixels, more than the {MAX_DECODED_PIXELS} that are decoded")
+        if 3 * sum(min(file.num_pixels, target_pixels) for file in files) > _MAX_PIXEL_BYTES:
+            message = f"messages: the images have more than {_MAX_PIXEL_BYTES // 3} pixels together; send smaller ones"
+            raise InvalidRequest(message, "messages")
+        if not files:
+            return {}
+        async with self._decoding:
+            return {file.part.param: await self._decoded(file, target_pixels) for file in files}
+
+    async def _decoded(self, file: _File, target_pixels: int) -> DecodedImage:
+        image, param = file.image, file.part.param
+        with _explaining(file.part):
+            try:
                 decoded = await self._renderer.decode(image.data, target_pixels)
-        except RenderError as error:
-            if error.message == MISSING:
-                raise UnsupportedParameter(f"{param}: {MISSING}", param) from error
-            raise NoImage(error.message) from error
-        # A process that a file has taken over could say anything, and runners hand the pixels to libraries in C.
-        num_pixels = decoded.width * decoded.height
-        if decoded.width < 1 or not 0 < num_pixels <= max(1, target_pixels) or len(decoded.rgb) != 3 * num_pixels:
-            raise NoImage("its decoded size is wrong")
+            except RenderError as error:
+                if error.message == MISSING:
+                    raise UnsupportedParameter(f"{param}: {MISSING}", param) from error
+                raise NoImage(error.message) from error
+            # A process that a file has taken over could say anything, and runners hand the pixels to libraries in C.
+            num_pixels = decoded.width * decoded.height
+            if decoded.width < 1 or not 0 < num_pixels <= max(1, target_pixels) or len(decoded.rgb) != 3 * num_pixels:
+                raise NoImage("its decoded size is wrong")
         digest = await asyncio.to_thread(lambda: hashlib.sha256(image.data).hexdigest())
         max_tokens = LOW_DETAIL_TOKENS if image.detail == "low" else None
         return DecodedImage(digest, decoded.width, decoded.height, decoded.rgb, max_tokens, param)
 
-    def _checked(self, data: bytes, detail: Literal["auto", "low", "high"] | None) -> Image:
+    def _checked(self, part: MediaPart, data: bytes, detail: Literal["auto", "low", "high"] | None) -> _File:
         header, most = read_image_header(data), self._settings.max_pixels
         if header.width * header.height > most:
             size = f"{header.width} x {header.height}"
             raise NoImage(f"it has {size} pixels, more than {most} (media.max_pixels)")
-        return Image(media_type=f"image/{header.format}", data=data, detail=detail)
+        return _File(part, header, Image(media_type=f"image/{header.format}", data=data, detail=detail))
 
 
 def _holders(engine: EngineCapabilities) -> str:
@@ -289,9 +324,9 @@ def _decode(url: str, max_bytes: int) -> bytes:
         raise NoImage("its base64 is damaged") from error
 
 
-async def _all(readings: Iterator[Any]) -> list[Image | DecodedImage]:
+async def _all(readings: Iterator[Coroutine[Any, Any, _File]]) -> list[_File]:
     """Read all concurrently; if one fails, the others are cancelled."""
-    tasks: list[asyncio.Task[Image | DecodedImage]] = []
+    tasks: list[asyncio.Task[_File]] = []
     try:
         async with asyncio.TaskGroup() as group:
             tasks += [group.create_task(reading) for reading in readings]

@@ -72,6 +72,7 @@ class MarkdownView extends HTMLElement {
 
   #drawPlain(text, isLonger) {
     this.#drawn = [];
+    this.#reader = new BlockReader(); // it has read what is not shown any more
     const shown = this.querySelector(":scope > .plain")?.firstChild;
     if (shown && isLonger) {
       shown.appendData(text.slice(shown.length));

@@ -111,6 +111,8 @@ def test_a_model_that_never_fits_is_refused(operate: Callable[..., Any], folder:
 def test_adding_and_removing_leave_failed_models_alone(operate: Callable[..., Any], folder: Path) -> None:
     """Only a reload tries them again: their loads may take minutes."""
     server = operate(OPEN + f'[models.broken]\nsource = "{folder}/broken.json"\nbackend = "scripted"\n')
+    refused = server.client.post("/admin/models/broken/download")
+    assert (refused.status_code, "broken.json" in refused.json()["error"]["message"]) == (409, True), refused.text
     write_script(folder / "broken.json", ["Whole"])
 
     assert _add(server, source="one.json", id="added")[0] == 201

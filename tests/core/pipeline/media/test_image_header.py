@@ -10,7 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from enginehouse.pipeline.media.reading import ImageHeader, NoImage, read_image_header
+from enginehouse.contract.errors import InvalidRequest
+from enginehouse.contract.types import EngineCapabilities, MediaPart, Message
+from enginehouse.pipeline.media.reading import ImageHeader, MediaReader, NoImage, read_image_header
+from enginehouse.pipeline.prompt.renderer import Renderer
+from enginehouse.settings.config import MediaSettings
 
 
 def chunk(name: bytes, data: bytes) -> bytes:
@@ -91,3 +95,15 @@ def test_damage_never_raises_anything_else(name: str, at: int, patch: bytes) -> 
     except NoImage:
         return
     assert header.width > 0 and header.height > 0
+
+
+async def test_too_many_pixels_together_are_refused_before_any_is_decoded() -> None:
+    """The pixels of several images of a few bytes would take more memory than a request may have."""
+    url = "data:image/gif;base64," + base64.b64encode(b"GIF89a" + struct.pack("<HH", 4096, 1024) + b"\0\0\0;").decode()
+    parts = tuple(MediaPart(kind="image_url", value={"url": url}, param=f"[{number}]") for number in range(5))
+    message = Message(role="user", content="", parts=parts)
+    not_started = Renderer(20, 10_000)
+    engine = EngineCapabilities(media=("image",), max_image_pixels=2**22)
+
+    with pytest.raises(InvalidRequest, match="16777216 pixels together"):
+        await MediaReader(MediaSettings(), not_started).read([message], engine)

@@ -104,3 +104,16 @@ def test_a_text_that_is_too_long_for_markdown_grows_as_it_is(page: Page) -> None
         }""",
         ["# x", long],
     ) == [True, "z"]
+
+
+def test_a_text_that_was_too_long_for_markdown_is_drawn_whole_when_it_is_shorter(page: Page) -> None:
+    beginning = "# x\n\ny\n\n"
+
+    assert page.evaluate(
+        """([beginning, long]) => {
+            const view = document.createElement("md-view");
+            for (const text of [beginning + "z", beginning + long, beginning + "# z"]) view.text = text;
+            return [...view.children].map(child => child.textContent.trim());
+        }""",
+        [beginning, "x" * 200_001],
+    ) == ["x", "y", "z"]
