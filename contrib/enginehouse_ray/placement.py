@@ -213,7 +213,7 @@ class RayPlacement:
             began = self._loop.time()
             try:
                 await self._link(replica, place)
-            except Exception:  # noqa: BLE001 - whatever Ray raises, the replica is linked again
+            except Exception:  # noqa: BLE001 - Ray raises many types; the replica is linked again
                 _log.exception("the link to the replica %s failed; it is opened again", place)
             is_short = self._loop.time() - began < _SHORT_S
             pause_s = min(2 * pause_s, _MAX_AGAIN_S) if is_short else _AGAIN_S

@@ -46,7 +46,7 @@ def prefix_blocks(parts: Iterable[str | bytes], namespace: str = "") -> tuple[in
 
     Args:
         parts: the prompt in the order in which a model reads it; how it is divided makes no difference.
-        namespace: whatever keeps equal texts apart: the namespace of the prefix cache, an adapter.
+        namespace: separates equal texts: the namespace of the prefix cache, an adapter.
     """
     limit = BLOCK_BYTES * MAX_BLOCKS_OF_PROMPT
     text = bytearray()

@@ -1,7 +1,7 @@
 """Images of the fake runner: chunks whose embeddings are numbers made from all pixels, which change the model's hash.
 
 An image of up to 64 pixels on each side is one chunk, a larger one two, with a token between them, as models have that
-divide large images. :func:`picture` makes one, and :func:`picture_file` its file, without an image library.
+divide large images. :func:`fake_image` makes one, and :func:`fake_image_file` its file, without an image library.
 """
 
 from __future__ import annotations
@@ -17,7 +17,15 @@ from numpy.typing import NDArray
 from enginehouse.contract.errors import InvalidRequest
 from enginehouse.contract.media import DecodedImage, MediaChunk
 
-__all__ = ["IMAGE_TEMPLATE", "PLACEHOLDER", "SIDE_PIXELS", "encode_fake", "picture", "picture_file", "prepare_fake"]
+__all__ = [
+    "IMAGE_TEMPLATE",
+    "PLACEHOLDER",
+    "SIDE_PIXELS",
+    "encode_fake",
+    "fake_image",
+    "fake_image_file",
+    "prepare_fake",
+]
 
 PLACEHOLDER = "<|image|>"
 """Text that the fake model's template writes for an image; not a token of its vocabulary."""
@@ -34,16 +42,16 @@ SIDE_PIXELS = 64
 _POSITIONS = 2
 
 
-def picture(number: int, width: int = 4, height: int = 4, *, max_tokens: int | None = None) -> DecodedImage:
+def fake_image(number: int, width: int = 4, height: int = 4, *, max_tokens: int | None = None) -> DecodedImage:
     """Return an image whose pixels depend on ``number``."""
     rgb = bytes((number * 7 + place * 13) % 256 for place in range(width * height * 3))
     digest = hashlib.sha256(rgb + f"{width} {height}".encode()).hexdigest()
     return DecodedImage(digest, width, height, rgb, max_tokens)
 
 
-def picture_file(number: int, width: int = 4, height: int = 4) -> bytes:
+def fake_image_file(number: int, width: int = 4, height: int = 4) -> bytes:
     """Return the same image as a PNG file."""
-    rgb = picture(number, width, height).rgb
+    rgb = fake_image(number, width, height).rgb
     rows = b"".join(b"\0" + rgb[row * width * 3 : (row + 1) * width * 3] for row in range(height))
     chunks = (
         (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)),
@@ -57,7 +65,7 @@ def picture_file(number: int, width: int = 4, height: int = 4) -> bytes:
 
 
 def prepare_fake(image: DecodedImage, num_tokens: int) -> Sequence[list[int] | MediaChunk]:
-    """Return an image in brackets; ``num_tokens`` is the size of a chunk without a budget."""
+    """Return an image between ``[`` and ``]``; ``num_tokens`` is the size of a chunk without a budget."""
     if image.width * image.height * 3 != len(image.rgb):
         raise InvalidRequest(f"it has {len(image.rgb)} bytes of pixels, not {image.width} x {image.height} x 3")
     num_tokens = min(num_tokens, image.max_tokens or num_tokens)

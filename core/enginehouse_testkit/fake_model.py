@@ -47,7 +47,7 @@ class FakeModel:
         return (0x5EED, 0)
 
     def advance(self, state: State, token_id: int, salt: int = 0) -> State:
-        """Return the state after one more token; ``salt`` stands for the weights of adapters, 0 for none."""
+        """Return the state after one more token; ``salt`` represents the weights of adapters, 0 for none."""
         mixed = ((state[0] ^ salt ^ (token_id + 1)) * 0xBF58476D1CE4E5B9) & _MASK
         mixed ^= mixed >> 31
         missing = 0

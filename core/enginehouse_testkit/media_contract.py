@@ -58,7 +58,7 @@ class ImageDriver:
         return cast(MediaRunner, runner)
 
     def parts(self, image: DecodedImage) -> list[Sequence[int] | MediaChunk]:
-        """Return what stands for an image; chunks have their keys."""
+        """Return the tokens and chunks of an image; chunks have their keys."""
         if image.digest not in self.prepared:
             self.prepared[image.digest] = [
                 attrs.evolve(part, key=f"{image.digest} {number}") if isinstance(part, MediaChunk) else part
@@ -124,7 +124,7 @@ class MediaContract(ContractBase):
 
     @pytest.fixture(scope="class")
     @classmethod
-    def pictures(cls) -> tuple[DecodedImage, DecodedImage]:
+    def image_pair(cls) -> tuple[DecodedImage, DecodedImage]:
         """Two images of one size; override it for a model that cannot take them."""
         return random_image(1), random_image(2)
 
@@ -139,10 +139,10 @@ class MediaContract(ContractBase):
         return prompts[0][:5]
 
     def test_every_pixel_counts(
-        self, images: ImageDriver, pictures: tuple[DecodedImage, DecodedImage], text: list[int]
+        self, images: ImageDriver, image_pair: tuple[DecodedImage, DecodedImage], text: list[int]
     ) -> None:
-        """Another image, and the same one twice, give other logits; so does one without text before it."""
-        first, second = pictures
+        """Another image, the same one twice, and one without text before it give other logits."""
+        first, second = image_pair
         rows = [images.alone([*text, *shown, text[0]]) for shown in ([first], [second], [first, first], [])]
         rows.append(images.alone([first, text[0]]))
         for number, row in enumerate(rows):
@@ -150,10 +150,10 @@ class MediaContract(ContractBase):
                 assert largest_difference(row, other) > self.min_image_difference, f"prompt {number} has no effect"
 
     def test_logits_do_not_depend_on_the_way(
-        self, images: ImageDriver, pictures: tuple[DecodedImage, DecodedImage], text: list[int]
+        self, images: ImageDriver, image_pair: tuple[DecodedImage, DecodedImage], text: list[int]
     ) -> None:
         """In other chunks, beside others, in a fork, after a cut, and with an embedding computed before."""
-        driver, (first, second) = images.driver, pictures
+        driver, (first, second) = images.driver, image_pair
         prompt: Prompt = [*text, first, *text[:3], second, text[0]]
         expected, capabilities = images.alone(prompt), driver.runner.capabilities
         for size in (1, 3):
@@ -188,13 +188,13 @@ class MediaContract(ContractBase):
             self.assert_same(rows, expected, capabilities, f"a cut after {length} tokens")
 
     def test_images_are_prepared_in_threads(
-        self, images: ImageDriver, pictures: tuple[DecodedImage, DecodedImage]
+        self, images: ImageDriver, image_pair: tuple[DecodedImage, DecodedImage]
     ) -> None:
         """Several at once, with the same runs each time; the pixels reach the right one."""
         with ThreadPoolExecutor(4) as pool:
-            found = list(pool.map(images.runner.prepare_image, pictures * 4))
+            found = list(pool.map(images.runner.prepare_image, image_pair * 4))
         for number, runs in enumerate(found):
-            expected = images.parts(pictures[number % 2])
+            expected = images.parts(image_pair[number % 2])
             assert len(runs) == len(expected)
             for part, other in zip(runs, expected, strict=True):
                 if isinstance(part, MediaChunk) and isinstance(other, MediaChunk):
@@ -205,24 +205,24 @@ class MediaContract(ContractBase):
                     assert list(cast("Sequence[int]", part)) == list(cast("Sequence[int]", other))
 
     def test_an_image_takes_its_tokens(
-        self, images: ImageDriver, pictures: tuple[DecodedImage, DecodedImage], text: list[int]
+        self, images: ImageDriver, image_pair: tuple[DecodedImage, DecodedImage], text: list[int]
     ) -> None:
         """Lengths and free positions count tokens."""
         runner, sequence = images.driver.runner, images.driver.open()
         images.append(sequence, text)
         free_tokens = runner.free_tokens()
-        prompt: Prompt = [pictures[0], text[0]]
+        prompt: Prompt = [image_pair[0], text[0]]
         images.append(sequence, prompt)
 
         assert runner.length(sequence) == len(text) + images.num_tokens(prompt)
         assert free_tokens - runner.free_tokens() == images.num_tokens(prompt)
 
     def test_a_cut_inside_an_image_drops_it(
-        self, images: ImageDriver, pictures: tuple[DecodedImage, DecodedImage], text: list[int]
+        self, images: ImageDriver, image_pair: tuple[DecodedImage, DecodedImage], text: list[int]
     ) -> None:
         """Cuts and forks keep what is before its chunk, or less."""
         driver, runner = images.driver, images.driver.runner
-        chunk, sequence = images.chunk(pictures[0]), driver.open()
+        chunk, sequence = images.chunk(image_pair[0]), driver.open()
         if chunk.num_tokens < 2:
             pytest.skip("a chunk has one token; it cannot be cut")
         images.append(sequence, text)
@@ -243,12 +243,12 @@ class MediaContract(ContractBase):
         self.assert_same(rows, images.alone([*text, text[1]]), runner.capabilities, "after a cut inside an image")
 
     def test_wrong_spans_change_nothing(
-        self, images: ImageDriver, pictures: tuple[DecodedImage, DecodedImage], text: list[int]
+        self, images: ImageDriver, image_pair: tuple[DecodedImage, DecodedImage], text: list[int]
     ) -> None:
         """A chunk beside other spans, with logits, or at another place; pixels of another number."""
         driver, runner = images.driver, images.driver.runner
         sequence, other = driver.open(), driver.open()
-        span = images.span(sequence, images.chunk(pictures[0]))
+        span = images.span(sequence, images.chunk(image_pair[0]))
         beside, free_tokens = driver.span(other, text), runner.free_tokens()
         wrong = [(span, beside), (beside, span), (attrs.evolve(span, outputs="last"),), (attrs.evolve(span, start=1),)]
         for spans in wrong:
@@ -260,13 +260,13 @@ class MediaContract(ContractBase):
         assert (runner.length(sequence), runner.length(other), runner.free_tokens()) == (0, 0, free_tokens)
 
     def test_an_image_that_does_not_fit_is_left_out(
-        self, images: ImageDriver, pictures: tuple[DecodedImage, DecodedImage], text: list[int]
+        self, images: ImageDriver, image_pair: tuple[DecodedImage, DecodedImage], text: list[int]
     ) -> None:
         """CacheFull changes nothing; the image fits when there is room."""
         driver, runner = images.driver, images.driver.runner
         if runner.capabilities.cache_tokens > self.max_fill_tokens:
             pytest.skip(f"the cache has more than {self.max_fill_tokens} tokens; give the model a smaller one")
-        chunk, sequence, filling = images.chunk(pictures[0]), driver.open(), list[int]()
+        chunk, sequence, filling = images.chunk(image_pair[0]), driver.open(), list[int]()
         images.append(sequence, text)
         while (room := runner.free_tokens() - chunk.num_tokens + 1) > 0:
             filling.append(driver.open())
@@ -278,19 +278,19 @@ class MediaContract(ContractBase):
         assert (runner.length(sequence), runner.free_tokens()) == (len(text), free_tokens)
         for one in filling:
             driver.free(one)
-        rows = images.append(sequence, [pictures[0], text[0]])
+        rows = images.append(sequence, [image_pair[0], text[0]])
 
         assert rows is not None
-        expected = images.alone([*text, pictures[0], text[0]])
+        expected = images.alone([*text, image_pair[0], text[0]])
         self.assert_same(rows, expected, runner.capabilities, "after a full cache")
 
     def test_random_steps(
-        self, images: ImageDriver, pictures: tuple[DecodedImage, DecodedImage], text: list[int]
+        self, images: ImageDriver, image_pair: tuple[DecodedImage, DecodedImage], text: list[int]
     ) -> None:
         """Text, images, forks, cuts and saved states in any order: each sequence equals its own prompt alone."""
         driver, randomness = images.driver, random.Random(20)
         capabilities = driver.runner.capabilities
-        longest = max(images.num_tokens([picture]) for picture in pictures) + 2
+        longest = max(images.num_tokens([image]) for image in image_pair) + 2
         limit = min(capabilities.max_context - 1, 5 * longest)
         held: dict[int, list[int | DecodedImage]] = {}
         for _ in range(self.num_image_steps):
@@ -306,7 +306,7 @@ class MediaContract(ContractBase):
             if action < 0.35 and held[chosen]:
                 self._fork_or_cut(images, held, chosen, randomness)
             elif action < 0.55:
-                held[chosen].append(randomness.choice(pictures))
+                held[chosen].append(randomness.choice(image_pair))
                 images.append(chosen, held[chosen][-1:])
             else:
                 held[chosen] += [randomness.choice(text) for _ in range(randomness.randint(1, 3))]

@@ -1,4 +1,4 @@
-"""A model hub on this machine: a real HTTP server that answers as the Hugging Face hub does, and can be told to fail.
+"""A model hub on this machine: a real HTTP server that answers as the Hugging Face hub does, and can fail on demand.
 
 Small files are git's and come from the hub itself; large ones are LFS, to which the hub redirects: their bytes come
 from another host (``localhost`` beside ``127.0.0.1``), which must never see the token.
@@ -24,12 +24,12 @@ __all__ = ["Asked", "Repository", "StandIn", "commit_of", "digest_of", "stand_in
 
 
 def commit_of(name: str) -> str:
-    """A commit's id, made from any name."""
+    """Return a commit's id, made from any name."""
     return hashlib.sha1(name.encode()).hexdigest()
 
 
 def digest_of(path: str, content: bytes) -> str:
-    """The name of a content in the cache: as the hub's ETag."""
+    """Return the name of a content in the cache, which is the hub's ETag."""
     if _is_lfs(path):
         return hashlib.sha256(content).hexdigest()
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
@@ -41,7 +41,7 @@ def _is_lfs(path: str) -> bool:
 
 @define
 class Repository:
-    """One model: for each branch, tag or commit its files; ``newer`` branches stand for other ones now."""
+    """One model: for each branch, tag or commit its files; ``newer`` maps branches to their present revisions."""
 
     revisions: dict[str, dict[str, bytes]]
     gated: bool = False
@@ -49,7 +49,7 @@ class Repository:
     newer: dict[str, str] = field(factory=dict)
 
     def commit(self, revision: str) -> str | None:
-        """Return the commit that a branch, tag or commit stands for."""
+        """Return the commit of a branch, tag or commit."""
         if revision in self.revisions:
             return commit_of(self.newer.get(revision, revision))
         return next((commit_of(name) for name in self.revisions if commit_of(name) == revision), None)
@@ -61,7 +61,7 @@ class Repository:
 
 @frozen
 class Asked:
-    """A request that came. ``range`` is the first byte that was asked for."""
+    """A request that came. ``start`` is the first byte that was asked for."""
 
     host: str
     path: str
@@ -71,12 +71,12 @@ class Asked:
 
 @define(eq=False)
 class StandIn:
-    """The hub, and what it does wrong.
+    """The hub, with the faults that it shows.
 
     Attributes:
         cut_after: bytes after which a connection that sends this file's content is closed, each time.
-        num_cuts: how many connections may still be cut.
-        ranges: whether contents can begin in the middle.
+        num_cuts: number of connections that may still be cut.
+        ranges: contents can begin in the middle.
         spoiled: files whose content arrives with a wrong byte.
         status: answer every question about a repository with this status.
         moved: old to new id of renamed repositories.
@@ -98,7 +98,7 @@ class StandIn:
     token: str = "hf_right"
 
     def contents_asked(self) -> list[tuple[str, int]]:
-        """Which contents were asked for, and from which byte on."""
+        """Return the names of the contents that were asked for, each with its first byte."""
         return [
             (asked.path.rpartition("/")[2], asked.start)
             for asked in self.asked
@@ -108,7 +108,7 @@ class StandIn:
 
 @contextlib.contextmanager
 def stand_in(**repositories: Repository) -> Iterator[StandIn]:
-    """A running hub with these repositories; ``owner__name`` is ``owner/name``."""
+    """Run a hub with these repositories; ``owner__name`` is ``owner/name``."""
     hub = StandIn(repositories={name.replace("__", "/"): value for name, value in repositories.items()})
 
     class Handler(_Handler):
@@ -119,7 +119,7 @@ def stand_in(**repositories: Repository) -> Iterator[StandIn]:
         daemon_threads = True
 
         def handle_error(self, request: Any, client_address: Any) -> None:
-            """A client that leaves is no news."""
+            """Ignore clients that leave."""
 
     with Server(("127.0.0.1", 0), Handler) as server:
         hub.url = f"http://127.0.0.1:{server.server_port}"

@@ -21,12 +21,12 @@ from enginehouse_anthropic.signatures import Signatures
 __all__ = ["MessageAssembler", "MessageOptions", "ThinkingDisplay"]
 
 ThinkingDisplay = Literal["shown", "sealed", "dropped"]
-"""What is told about reasoning: its text, only a signature that carries it, or nothing, as it was not asked for."""
+"""Report of reasoning: its text, only a signature that carries it, or nothing, as it was not asked for."""
 
 
 @frozen(kw_only=True)
 class MessageOptions:
-    """What the request says about the form of its answer.
+    """Form of an answer, as the request states it.
 
     Attributes:
         has_stop_regex: regular expressions may end the answer; what they match is shown like a stop sequence.

@@ -142,7 +142,7 @@ class ToolReferenceBlock(_Tagged, tag="tool_reference"):
 
 
 class ToolResultBlock(_Tagged, tag="tool_result"):
-    """What a call has returned."""
+    """Result of a call."""
 
     tool_use_id: str
     content: str | list[TextBlock | ImageBlock | DocumentBlock | SearchResultBlock | ToolReferenceBlock] | None = None
@@ -178,7 +178,7 @@ class CustomTool(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class ToolChoice(msgspec.Struct, kw_only=True, frozen=True):
-    """How tools may be used; ``name`` is that of the only one, for the type ``tool``."""
+    """Allowed use of tools; ``name`` is that of the only one, for the type ``tool``."""
 
     type: str
     name: str | None = None
@@ -201,7 +201,7 @@ class OutputFormat(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class OutputConfig(msgspec.Struct, kw_only=True, frozen=True):
-    """How much effort an answer is worth, and its format."""
+    """Effort for an answer, and its format."""
 
     effort: str | None = None
     format: OutputFormat | None = None

@@ -45,7 +45,7 @@ _Ts = TypeVarTuple("_Ts")
 
 @frozen
 class _Compressed:
-    """What a compressor keeps of each text, and how it explains that."""
+    """Ranges of each text that a compressor keeps, and its explanations."""
 
     kept: tuple[tuple[Range, ...], ...]
     notes: tuple[Note, ...]

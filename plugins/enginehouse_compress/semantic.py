@@ -1,4 +1,4 @@
-"""Method ``semantic``: keeps the sentences whose embeddings are near the question's, whatever its words.
+"""Method ``semantic``: keeps the sentences whose embeddings are near the question's, independent of its words.
 
 Sentences are taken one after the other by maximal marginal relevance: similarity to the question, less similarity to
 what was taken before, so that ten sentences that say the same do not displace one that says something else. A sentence

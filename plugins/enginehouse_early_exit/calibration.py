@@ -141,7 +141,7 @@ def calibrate(
     parts: Sequence[NDArray[np.int32]],
     prompt_tokens: int,
     settings: Sequence[Setting],
-    report: Callable[[int], None] = lambda num_done: None,
+    report: Callable[[], object] = lambda: None,
 ) -> tuple[Measured, list[Measured]]:
     """Measure the whole model and each setting.
 
@@ -150,13 +150,13 @@ def calibrate(
         parts: passages, each longer than ``prompt_tokens + 1``.
         prompt_tokens: number of tokens of each that all layers compute beforehand.
         settings: settings to measure.
-        report: called with the number of finished passages.
+        report: called after each setting of each passage.
     """
     plain, measured = Measured(None), [Measured(setting) for setting in settings]
     bound: list[BoundExitPolicy | None] = [setting.bind(runner) for setting in settings]
     prefix = np.array(runner.tokenizer.prefix_token_ids, np.int32)
     _warm_up(runner, np.concatenate([prefix, parts[0]]), bound)
-    for index, part in enumerate(parts):
+    for part in parts:
         whole, num_prompt = np.concatenate([prefix, part]), len(prefix) + prompt_tokens
         best, plain_s = _decode(runner, plain, whole, num_prompt, None)
         plain.num_agreeing += len(best)
@@ -166,7 +166,7 @@ def calibrate(
             one.num_agreeing += sum(left == right for left, right in zip(found, best, strict=True))
             _, beside_s = _decode(runner, Measured(None), whole, num_prompt, None)  # the machine's load varies
             one.plain_seconds.append(beside_s)
-        report(index + 1)
+            report()
     return plain, measured
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import cast
 
 import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from enginehouse.cli.options import config_option, read_settings
 from enginehouse.contract.backend import Runner
@@ -67,9 +69,9 @@ def calibrate_early_exit(
             raise click.ClickException(f"the text has {len(token_ids)} tokens; at least {least} are needed")
         settings = grid(_layers(layers, runner), policies or tuple(THRESHOLDS))
         click.echo(f"{len(parts)} passages, {len(settings)} settings ...", err=True)
-        plain, measured = calibrate(
-            runner, parts, _PROMPT_TOKENS, settings, lambda done: click.echo(f"{done}/{len(parts)}", err=True)
-        )
+        with _bar() as bar:
+            task = bar.add_task("Measuring", total=len(parts) * len(settings))
+            plain, measured = calibrate(runner, parts, _PROMPT_TOKENS, settings, lambda: bar.advance(task))
         num_layers = runner.num_layers
     finally:
         runner.close()
@@ -96,11 +98,28 @@ def _open(model: str, config_file: Path | None) -> LayerAccess:
     if plan.backend.opens != "runner":
         raise ModelLoadError(f"{model}: the backend {plan.backend.name!r} forwards requests; it has no layers")
     options = structure_options(plan.backend.options, plan.options, plan.options_path)
-    runner = cast(Runner, plan.backend.open(plan.source, options, lambda share, what: None))
+    with _bar() as bar:
+        task = bar.add_task(f"Loading {model}", total=1.0)
+        opened = plan.backend.open(plan.source, options, lambda share, what: bar.update(task, completed=share))
+    runner = cast(Runner, opened)
     if isinstance(runner, LayerAccess) and runner.capabilities.exit_layers:
         return runner
     runner.close()
     raise ModelLoadError(f"{model}: the backend {plan.backend.name!r} has no access to the layers of this model")
+
+
+def _bar() -> Progress:
+    """Return a progress bar on standard error, as the results go to standard output; it is shown at a terminal only."""
+    console = Console(stderr=True)
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
 
 
 def _layers(asked: str | None, runner: LayerAccess) -> list[int]:

@@ -2,7 +2,7 @@
 
 A forward hook of each adapted linear layer adds ``B (mask * (A x))``, where A and B are the halves of all adapters of
 the pass, joined along their ranks, and the mask has each token's scales. So a pass has two further products per layer,
-whatever the number of adapters. Used by the runner for the CPU; peft is not needed.
+for any number of adapters. Used by the runner for the CPU; peft is not needed.
 
 Source: https://huggingface.co/docs/peft/developer_guides/checkpoint for the files; scales from ``LoraLayer`` of peft.
 """

@@ -1,4 +1,4 @@
-"""Weights of few bits: their form in memory, quantising to it, and the weights that it stands for, in plain torch.
+"""Weights of few bits: their form in memory, quantising to it, and unpacking, in plain torch.
 
 FP8: one ``float8_e4m3fn`` per weight. Four bits: eight weights per int32. Both with factors per row, or per group of
 columns of a row. Files of every format are brought to this form by ``stored.py``; kernels are in ``cuda/packed.py``.
@@ -175,6 +175,6 @@ def rows_from(part: Packed, begin: int, end: int | None = None) -> Packed:
 
 
 def num_packed(model: nn.Module) -> int:
-    """Number of packed weights in a model, which are no parameters of torch."""
+    """Number of packed weights in a model, which are not parameters of torch."""
     parts = [module.packed for module in model.modules() if isinstance(module, PackedLinear)]
     return sum(part.num_rows * part.width for part in parts)

@@ -44,7 +44,7 @@ _SUFFIXES = {
 
 @frozen
 class Stored:
-    """How the projections of a checkpoint are stored.
+    """Format of the projections of a checkpoint.
 
     Attributes:
         form: a key of ``_SUFFIXES``.
@@ -223,7 +223,7 @@ def pack_stored(model: nn.Module, make: Callable[[Packed], nn.Module]) -> None:
 
 @register_quantization_config(METHOD)
 class _StoredConfig(QuantizationConfigMixin):  # type: ignore[misc]
-    """What transformers is told instead of the settings in the files."""
+    """Settings for transformers in place of those in the files."""
 
     def __init__(self, stored: Any = None, **_: Any) -> None:
         self.quant_method, self.stored = METHOD, stored
@@ -248,7 +248,7 @@ class _Placeholders(HfQuantizer):  # type: ignore[misc]
                 left.discard(full_name)
         if left:
             raise ModelLoadError(
-                f"the files hold quantised weights that are no projection of a {type(model).__name__}, such as "
+                f"the files hold quantised weights that are not a projection of a {type(model).__name__}, such as "
                 f"{min(left)}; experts with quantised weights have no kernel in hf"
             )
 

@@ -24,7 +24,7 @@ CPU = "CPU"
 """Name of the main memory of this machine."""
 
 _TIED = "output.weight (token_embd.weight)"
-"""Stands for the copy of the embeddings that a device gets to compute the output with."""
+"""Name of the copy of the embeddings with which a device computes the output."""
 
 _LAYER = re.compile(r"blk\.(\d+)\.")
 

@@ -1,4 +1,4 @@
-"""Images through llama.cpp's ``mtmd``: tokens that stand for an image, and its embedding.
+"""Images through llama.cpp's ``mtmd``: the tokens of an image, and its embedding.
 
 The only module that calls ``mtmd``, whose interface changes often. It is given pixels, never a file: mtmd would decode
 files in this process. Computing an embedding and giving it to the text model are separate; the second is
@@ -39,7 +39,7 @@ _LEAST_SIDE = 16
 
 @frozen(eq=False)
 class _Chunk:
-    """What ``MediaChunk.data`` is: mtmd's chunk with its pixels, freed with this object."""
+    """Value of ``MediaChunk.data``: mtmd's chunk with its pixels, freed with this object."""
 
     address: int
 

@@ -48,7 +48,7 @@ def find_projector(model: Path, setting: str | None) -> Path | None:
         model: its file.
         setting: path of the projector, relative to the folder of the model; empty for none; None finds the one beside
             the model: named like it, or any one if the folder has no other model. One for other media than images is
-            then left aside.
+            then not used.
 
     Raises:
         ModelLoadError: the file does not exist, or several ones may be meant.

@@ -122,7 +122,7 @@ class LlamaCppRunner:
         self._adapters.unload(adapter)
 
     def prepare_image(self, image: DecodedImage) -> Sequence[Sequence[int] | MediaChunk]:
-        """Return the tokens and chunks that stand for an image; thread-safe."""
+        """Return the tokens and chunks of an image; thread-safe."""
         return self._images().prepare(image)
 
     def encode(self, chunk: MediaChunk) -> NDArray[np.float32]:

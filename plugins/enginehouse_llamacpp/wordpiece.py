@@ -126,7 +126,7 @@ class WordPieceTokenizer(LlamaCppTokenizer):
 
 
 class _Characters(dict[int, str]):
-    """What becomes of each character, found when it first occurs; a word of its own gets spaces around it."""
+    """Replacement of each character, found when it first occurs; a word of its own gets spaces around it."""
 
     def __init__(self, rules: WordRules) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
 """The matcher of constraints that a grammar does not express: takes wrong values back, as core's loop lets it.
 
-A text that turned out wrong is never written again, whatever its tokens. What leads to such texts only is wrong as
+A text that turned out wrong is never written again, in any tokens. What leads to such texts only is wrong as
 well, so the last token that had an alternative is undone. If that has failed several times, more is undone at once,
 since the cause is further back.
 """

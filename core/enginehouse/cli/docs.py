@@ -14,7 +14,7 @@ from enginehouse.settings.structuring import closest
 
 _PACKAGE = Path(enginehouse.__file__).parent
 _FOLDERS = (_PACKAGE / "pages", _PACKAGE.parents[1] / "docs")
-"""Where the pages are: in an installed wheel, and in a checkout."""
+"""Folders of the pages: in an installed wheel, and in a checkout."""
 
 
 def find_pages() -> dict[str, Path]:

@@ -88,7 +88,7 @@ _MARK = "\0\0adapters "
 def cache_key(namespace: str, adapters: tuple[Adapter, ...]) -> str:
     """Return the namespace of the prefix cache for sequences with these adapters.
 
-    No two sets of adapters have the same one, whatever text the client chose: what follows the last mark decides.
+    No two sets of adapters have the same one for any text of the client: the part after the last mark decides.
     """
     if not adapters and _MARK not in namespace:
         return namespace

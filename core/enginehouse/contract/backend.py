@@ -341,7 +341,7 @@ class RunnerCapabilities:
         truncate: ``any`` length, ``bounded`` (may keep less than requested; see :class:`CutPlanner`), or ``none`` (only
             to 0).
         fork: ``share`` (no copy, shared positions counted once), ``copy``, or ``none`` (returns length 0).
-        batch_invariant: logits are equal to the bit whatever the rest of the batch and the chunks of the prompt.
+        batch_invariant: logits are equal to the bit for any rest of the batch and any chunks of the prompt.
         exit_layers: layer counts that ``Span.num_layers`` accepts.
         abort: ``abort()`` interrupts a running forward pass; False: it has no effect.
         sampling: names of the SamplingParams fields that the runner honours when it samples on the device, and ``mask``

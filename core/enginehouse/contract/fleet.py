@@ -64,7 +64,7 @@ class PlacedWorkers(Protocol):
         """Return the worker for a request. The server passes on why, and sends the request there.
 
         Args:
-            request: the request; a call has no id, and perhaps no prompt.
+            request: the request; a call has no id, and may have no prompt.
             loads: number of requests by place, of the workers that may be chosen; at least one.
         """
 
@@ -74,7 +74,7 @@ class PlacedWorkers(Protocol):
 
 @runtime_checkable
 class PlacesWorkers(Protocol):
-    """What a backend with ``opens = "workers"`` implements besides :class:`enginehouse.contract.backend.Backend`.
+    """Methods of a backend with ``opens = "workers"`` besides :class:`enginehouse.contract.backend.Backend`.
 
     Its options class has the attribute ``inner``: the name of the backend that opens the model in the workers, or None
     for the one that suits the model best. Settings that its options class does not have are those of that backend.

@@ -119,7 +119,7 @@ def choose_name(names: Iterable[PurePath], wanted: str | None, text: str) -> Pur
 def choose_projector(model: PurePath, names: Iterable[PurePath]) -> PurePath | None:
     """Return the projector of images of ``model`` among the files of its folder; None if there is none.
 
-    It is named like the model, quantisations aside; or it is the only one, whatever its name, if the folder has no
+    It is named like the model, without the quantisations; or it is the only one, of any name, if the folder has no
     other model. Of several quantisations, F16 is preferred.
 
     Raises:

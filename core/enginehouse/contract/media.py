@@ -1,12 +1,12 @@
 """Images in prompts: chunks of a prompt whose input is an embedding that the runner computes.
 
 A prompt is a list of runs: token ids, and media chunks. A runner that takes images implements :class:`MediaRunner` and
-names the kinds in ``capabilities.media``. Core decodes the files, in another process, chooses where a chunk stands, and
-keeps embeddings for later requests; a runner never sees a file.
+names the kinds in ``capabilities.media``. Core decodes the files, in another process, places the chunks, and keeps
+embeddings for later requests; a runner never sees a file.
 
-In a sequence's history a chunk is a run of **pseudo-tokens**: negative ids that are a hash of its content. So whatever
-compares token ids (the prefix cache, forks, saved states) tells images apart, and a sequence is still its token ids. A
-chunk is in a sequence as a whole or not at all.
+In a sequence's history a chunk is a run of **pseudo-tokens**: negative ids that are a hash of its content. So all code
+that compares token ids (the prefix cache, forks, saved states) also compares images, and a sequence is still its token
+ids. A chunk is in a sequence as a whole or not at all.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
     "whole_chunks",
 ]
 
-MediaKind = Literal["image", "audio"]
+MediaKind = Literal["image"]
 """Kinds of media that a runner may take."""
 
 MAX_IMAGE_PIXELS = 2**22
@@ -98,12 +98,12 @@ class MediaRunner(Protocol):
 
     A forward pass with a chunk has only this span, and its ``outputs`` are ``none``: a prompt ends with text. The chunk
     may have more tokens than ``max_batch_tokens``; the runner divides it as the model requires. ``length``, ``start``,
-    ``truncate``, ``fork`` and ``free_tokens`` count tokens; the positions of the model are the runner's own matter. A
+    ``truncate``, ``fork`` and ``free_tokens`` count tokens; the runner keeps the positions of the model. A
     cut inside a chunk drops the chunk: ``truncate``, ``fork`` and ``kept_length`` return its start. If a pass fails or
     is aborted, nothing of its chunk remains.
 
     Attributes:
-        max_image_pixels: pixels from which a larger image would gain nothing, at most :data:`MAX_IMAGE_PIXELS`.
+        max_image_pixels: number of pixels above which an image is shrunk, at most :data:`MAX_IMAGE_PIXELS`.
 
     Calls:
         prepare_image: for each image of a request; worker, intake threads, several at once; ``step_timeout_s`` at
@@ -115,10 +115,10 @@ class MediaRunner(Protocol):
     max_image_pixels: int
 
     def prepare_image(self, image: DecodedImage) -> Sequence[Sequence[int] | MediaChunk]:
-        """Return all that stands for an image in a prompt: runs of token ids, and at least one chunk, in their order.
+        """Return an image as parts of a prompt: runs of token ids, and at least one chunk, in their order.
 
-        It replaces what the chat template writes for an image, so it has the tokens around it as well. The same image
-        always gives the same runs.
+        They replace the text that the chat template writes for an image, so the tokens around it are included. The
+        same image always gives the same parts.
 
         Raises:
             InvalidRequest: the model cannot take this image; the message gives the reason.
@@ -133,7 +133,7 @@ _FIRST = 1 << 30
 
 
 def pseudo_tokens(key: str, num_tokens: int) -> NDArray[np.int32]:
-    """Return the ids, (num_tokens,) int32, that stand for a chunk in a sequence: negative, 30 bits of a hash each.
+    """Return the ids of a chunk in a sequence, (num_tokens,) int32: negative, 30 bits of a hash each.
 
     The first one is at least -2**30, the others are lower, so that the start of a chunk is known from the ids.
     """

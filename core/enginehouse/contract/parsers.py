@@ -87,11 +87,11 @@ class CallFinished(msgspec.Struct, frozen=True, gc=False):
 
 
 ToolPart = AnswerText | CallStarted | CallArguments | CallFinished
-"""What a tool parser finds in a text."""
+"""Results of a tool parser."""
 ReasoningPart = AnswerText | ReasoningText
-"""What a reasoning parser finds in a text."""
+"""Results of a reasoning parser."""
 AnswerPart = AnswerText | ReasoningText | CallStarted | CallArguments | CallFinished
-"""What the parsers of an answer find together."""
+"""Results of all parsers of an answer."""
 
 
 @frozen

@@ -98,7 +98,7 @@ class PoolerCapabilities:
         include_prompt: pooling includes the tokens of the prompt; False: ``PoolerInput.num_prompt`` counts them.
         labels: names of the columns of a row, for ``classify``.
         activation: the function that turns a row of logits into scores; core applies it.
-        batch_invariant: a row is equal to the bit whatever else is in the pass.
+        batch_invariant: a row is equal to the bit for any other inputs of the pass.
     """
 
     max_tokens: int

@@ -87,4 +87,4 @@ class RequestEnded:
 
 
 ServerEvent = ServerStarted | RequestEnded | ModelChanged | ServerStopped
-"""What ``on_event`` is called with."""
+"""Arguments of ``on_event``."""

@@ -53,7 +53,7 @@ class CallPiece(msgspec.Struct, gc=False):
 
 
 Limit = Literal["max_tokens", "context"]
-"""What ended a choice with the finish reason ``length``: the request's own limit, or the model's context."""
+"""Cause of the end of a choice with the finish reason ``length``: the request's own limit, or the model's context."""
 
 
 class Piece(msgspec.Struct, gc=False):

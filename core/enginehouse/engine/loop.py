@@ -328,7 +328,7 @@ class StepEngine:
 
     @property
     def prepare_image(self) -> Prepare | None:
-        """Returns what stands for an image in a prompt, on any thread; None if the model takes none."""
+        """Function that makes parts of a prompt of an image, for any thread; None if the model takes no images."""
         runner = self._runner
         return runner.prepare_image if runner.capabilities.media and isinstance(runner, MediaRunner) else None
 

@@ -243,7 +243,7 @@ def _images(messages: Sequence[Message]) -> list[DecodedImage]:
 
 
 def _without_pixels(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Return messages whose images say only where they stand, which is all that a template is told of them."""
+    """Return messages whose images have no pixels, since a template needs only their places."""
     return tuple(evolve(message, parts=tuple(map(_without_rgb, message.parts))) for message in messages)
 
 

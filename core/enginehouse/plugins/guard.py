@@ -47,7 +47,7 @@ _OWN_PACKAGES = re.compile(r"enginehouse(_\w+)?(\.|$)")
 _OWN_DISTRIBUTIONS = ("enginehouse", "enginehouse_testkit")
 
 current_request: ContextVar[Callable[[], str] | None] = ContextVar("current_request", default=None)
-"""Returns the id of the request that the current task of the server works on."""
+"""Function that returns the id of the request that the current task of the server works on."""
 
 _LOG_EVERY_S = 60.0
 

@@ -26,7 +26,7 @@ from enginehouse.contract.errors import PluginFailed
 _T = TypeVar("_T")
 
 caller_has_left: ContextVar[Callable[[], bool] | None] = ContextVar("caller_has_left", default=None)
-"""Returns True once no one needs the result of what the current thread does; further calls into plugins are refused."""
+"""Function that is True once no one needs the result of the current thread; then calls into plugins are refused."""
 
 
 class NamesPlugin(Protocol):

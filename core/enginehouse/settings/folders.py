@@ -304,7 +304,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _shown(path: Path) -> str:
-    """Return a path as text that can be encoded, whatever bytes its name has."""
+    """Return a path as text that can be encoded, for a name of any bytes."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 

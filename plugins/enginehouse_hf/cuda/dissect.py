@@ -96,7 +96,7 @@ def dissect(model: Any, max_context: int) -> Structure:
 
 @frozen(eq=False)
 class _Attended:
-    """What a layer handed to its attention: query (1, H, T, D) and key, and how it is to be computed."""
+    """Arguments of a layer for its attention: query (1, H, T, D) and key, and how it is to be computed."""
 
     query: Tensor
     key: Tensor
@@ -107,7 +107,7 @@ class _Attended:
 
 @define(eq=False)
 class _Seen:
-    """What the layers of the model received and did with a few tokens; implements ``AnyStep``."""
+    """Inputs and calls of the layers of the model with a few tokens; implements ``AnyStep``."""
 
     attended: dict[int, _Attended] = field(factory=dict)
     inputs: dict[int, Tensor] = field(factory=dict)

@@ -79,7 +79,7 @@ def packed_attention(
 
 @frozen
 class _Scores:
-    """How scores are made: which keys a query sees, and the factors before the softmax."""
+    """Rules of scores: the keys that a query sees, and the factors before the softmax."""
 
     scale: float
     window: int | None

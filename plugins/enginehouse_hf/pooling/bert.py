@@ -37,7 +37,7 @@ _PARTS = {
 
 
 class _FusedLayer(nn.Module):
-    """Stands for a layer; keeps no copy of its weights in plain order."""
+    """Replacement of a layer; keeps no copy of its weights in plain order."""
 
     def __init__(self, layer: Any) -> None:
         super().__init__()

@@ -25,7 +25,7 @@ _PROCESS_BYTES = 448 * 2**20
 def estimate_pooler(recipe: Recipe, dtype: str, pass_tokens: int, *, is_cpu: bool) -> MemoryEstimate:
     """Bytes of all weights in ``dtype`` and of the states of one pass, in main memory also of the libraries.
 
-    There is no KV memory.
+    KV memory is not needed.
     """
     weights = ModelFolder(recipe.transformer, dict(recipe.config)).weights_bytes(dtype)
     size_bytes = 4 if dtype == "float32" else 2

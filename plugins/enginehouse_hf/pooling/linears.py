@@ -22,7 +22,7 @@ Replaced = list[tuple[nn.Module, str, nn.Module]]
 
 
 class PreparedLinear(nn.Module):
-    """Stands for ``linear``; keeps no copy of its weights in plain order."""
+    """Replacement of ``linear``; keeps no copy of its weights in plain order."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()

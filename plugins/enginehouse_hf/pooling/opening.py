@@ -16,12 +16,12 @@ from enginehouse_backendkit.fast_tokenizer import FastTokenizer
 from enginehouse_backendkit.model_folder import check_model_files, served_context
 from enginehouse_hf.backend import HfOptions
 from enginehouse_hf.loader import find_files
-from enginehouse_hf.pooling.lanes import Lanes
 from enginehouse_hf.pooling.layout import find_layouts, lowercase_first
 from enginehouse_hf.pooling.modules import RowSteps, dense_layers
 from enginehouse_hf.pooling.networks import choose_network, is_reentrant, position_offset, takes_types
 from enginehouse_hf.pooling.pooler import HfPooler
 from enginehouse_hf.pooling.recipe import Dense, LayerNorm, Pooling, Recipe
+from enginehouse_hf.pooling.threads import PassThreads
 from enginehouse_hf.tokenizer import ModelFiles, load_fast
 from enginehouse_hf.weights import load_weights, mapped_errors
 
@@ -122,18 +122,18 @@ def _build(files: ModelFiles, model: Any, recipe: Recipe, layers: list[Any], opt
         },
     )
     steps = None if has_head else RowSteps(recipe.modules, layers, recipe.truncate_dim)
-    device, lanes = model.device, _lanes(model)
+    device, threads = model.device, _pass_threads(model)
     return HfPooler(
-        network, steps, capabilities=capabilities, tokenizer=tokenizer, info=info, device=device, lanes=lanes
+        network, steps, capabilities=capabilities, tokenizer=tokenizer, info=info, device=device, threads=threads
     )
 
 
-def _lanes(model: Any) -> Lanes | None:
-    """Return what divides passes on the CPU."""
+def _pass_threads(model: Any) -> PassThreads | None:
+    """Return the threads that compute parts of passes, on the CPU."""
     if model.device.type != "cpu":
         return None
     threads = torch.get_num_threads()
-    return Lanes(threads) if is_reentrant(model) else Lanes(threads, most=1)
+    return PassThreads(threads) if is_reentrant(model) else PassThreads(threads, max_parts=1)
 
 
 def _max_tokens(model: Any, recipe: Recipe, options: HfOptions, tokenizer_limit: int) -> int:

@@ -1,7 +1,7 @@
 """Texts of different lengths side by side in one row, without padding.
 
 Texts are ordered by length, so that those of equal length are neighbours: a **run**. Attention within a run is one call
-over a view of the row, and whatever needs a rectangle of tokens gets one without a copy. Called by the pooler; knows
+over a view of the row, and code that needs a rectangle of tokens gets one without a copy. Called by the pooler; knows
 token ids, not models.
 """
 

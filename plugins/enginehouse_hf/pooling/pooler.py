@@ -1,4 +1,4 @@
-"""Pooler over a transformers model: the inputs of a pass side by side in one forward pass, or in one per lane.
+"""Pooler over a transformers model: the inputs of a pass side by side in one forward pass, or in one per thread.
 
 Handles inputs and rows. Does not know files (see ``opening.py``), requests or texts.
 """
@@ -16,10 +16,10 @@ from enginehouse.contract.backend import Tokenizer
 from enginehouse.contract.errors import EngineError, StepAborted
 from enginehouse.contract.pooler import PoolerCapabilities, PoolerInput
 from enginehouse.contract.types import ModelInfo
-from enginehouse_hf.pooling.lanes import Lanes, Part
 from enginehouse_hf.pooling.modules import RowSteps
 from enginehouse_hf.pooling.networks import Network
 from enginehouse_hf.pooling.packing import PassAborted, pack
+from enginehouse_hf.pooling.threads import Part, PassThreads
 
 __all__ = ["HfPooler"]
 
@@ -29,7 +29,7 @@ class HfPooler:
 
     Args:
         steps: None for a classifier.
-        lanes: divides passes; None computes each as a whole, on a GPU.
+        threads: compute parts of passes; None computes each pass as a whole, on a GPU.
     """
 
     def __init__(
@@ -41,11 +41,11 @@ class HfPooler:
         tokenizer: Tokenizer,
         info: ModelInfo,
         device: torch.device,
-        lanes: Lanes | None = None,
+        threads: PassThreads | None = None,
     ) -> None:
         self.capabilities, self.tokenizer, self.info = capabilities, tokenizer, info
         self._network: Network | None = network
-        self._steps, self._device, self._lanes = steps, device, lanes
+        self._steps, self._device, self._threads = steps, device, threads
         self._aborted = threading.Event()
 
     def pool(self, inputs: Sequence[PoolerInput]) -> NDArray[np.float32]:
@@ -57,10 +57,10 @@ class HfPooler:
             rows[part] = self._compute([inputs[index] for index in part])
 
         try:
-            if self._lanes is None:
+            if self._threads is None:
                 compute(np.arange(len(inputs)))
             else:
-                self._lanes.run(compute, [len(one.token_ids) for one in inputs])
+                self._threads.run(compute, [len(one.token_ids) for one in inputs])
         except PassAborted:
             raise StepAborted({}) from None
         except RuntimeError as error:  # torch's base error, which includes out of memory
@@ -86,6 +86,6 @@ class HfPooler:
 
     def close(self) -> None:
         """Release the weights. Idempotent."""
-        if self._lanes is not None:
-            self._lanes.close()
+        if self._threads is not None:
+            self._threads.close()
         self._network = self._steps = None

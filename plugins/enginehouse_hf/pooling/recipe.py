@@ -1,4 +1,4 @@
-"""What a model folder says about its task, and about the steps from token states to a row.
+"""Task of a model folder, and the steps from token states to a row.
 
 Read from the folder's JSON files without any library, so that a source can be matched and estimated: ``modules.json``
 and the files that it names, as sentence-transformers writes them, else ``config.json`` alone. Called by the backend and
@@ -139,7 +139,7 @@ def read_recipe(folder: Path, task: Task | None = None, pooling: str | None = No
 
     Args:
         folder: contains ``modules.json`` or ``config.json``.
-        task: what the model is used for, whatever its files say.
+        task: the task of the model, for any content of its files.
         pooling: the pooling modes instead of those of the files, joined by ``+``.
 
     Raises:

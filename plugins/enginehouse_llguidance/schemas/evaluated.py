@@ -27,7 +27,7 @@ _MAX_ALTERNATIVES = 64
 
 @frozen
 class _Evaluated:
-    """What one combination of branches evaluates.
+    """Members and items that one combination of branches evaluates.
 
     Attributes:
         conditions: schemas that a value of this combination satisfies besides.

@@ -335,7 +335,7 @@ def _is_of(name: str, value: Any) -> bool:
 
 @frozen(eq=False)
 class Rules:
-    """What is enforced beside the grammar, by pointer of the request's schema.
+    """Rules that are enforced beside the grammar, by pointer of the request's schema.
 
     Attributes:
         root: schemas that always apply to the whole value.

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from enginehouse.settings.config import LimitsSettings, MediaSettings, ModelSettings, Settings
-from enginehouse_testkit.fake_media import PLACEHOLDER, picture_file
+from enginehouse_testkit.fake_media import PLACEHOLDER, fake_image_file
 from enginehouse_testkit.served import served
 from enginehouse_testkit.waiting import wait_until
 
@@ -29,7 +29,7 @@ def url_of(data: bytes, kind: str = "png") -> str:
 
 
 def image(number: int, width: int = 4, height: int = 4, **fields: Any) -> dict[str, Any]:
-    return {"type": "image_url", "image_url": {"url": url_of(picture_file(number, width, height)), **fields}}
+    return {"type": "image_url", "image_url": {"url": url_of(fake_image_file(number, width, height)), **fields}}
 
 
 def text(content: str) -> dict[str, Any]:
@@ -164,12 +164,12 @@ def test_images_of_tools_are_read(client: httpx.Client) -> None:
     assert error["param"] == "messages[0].content[0]"
 
 
-_DATA = base64.b64encode(picture_file(1)).decode()
+_DATA = base64.b64encode(fake_image_file(1)).decode()
 _SURFACES: dict[str, tuple[str, dict[str, Any]]] = {
     "responses": (
         "/v1/responses",
         {
-            "input": [{"role": "user", "content": [{"type": "input_image", "image_url": url_of(picture_file(1))}]}],
+            "input": [{"role": "user", "content": [{"type": "input_image", "image_url": url_of(fake_image_file(1))}]}],
             "max_output_tokens": 8,
             "temperature": 0,
         },
@@ -224,14 +224,14 @@ def _bomb(side: int) -> bytes:
     )
 
 
-_DAMAGED = picture_file(1)[:-40] + bytes(28) + picture_file(1)[-12:]
+_DAMAGED = fake_image_file(1)[:-40] + bytes(28) + fake_image_file(1)[-12:]
 
 _REFUSED: dict[str, tuple[str, str]] = {
     "svg": (url_of(b"<svg xmlns='http://www.w3.org/2000/svg'/>", "svg+xml"), "not a PNG, JPEG, GIF or WebP image"),
     "bomb": (url_of(_bomb(6000)), "6000 x 6000 pixels, more than"),
     "damaged": (url_of(_DAMAGED), "cannot be decoded"),
     "no frame": (url_of(_gif(4, 4), "gif"), "cannot be decoded"),
-    "truncated": (url_of(picture_file(1)[:-20]), "ends too early"),
+    "truncated": (url_of(fake_image_file(1)[:-20]), "ends too early"),
     "empty": (url_of(b""), "it is empty"),
 }
 

@@ -6,12 +6,16 @@ import attrs
 import numpy as np
 import pytest
 
-from enginehouse.contract.backend import LastSampled, RunnerCapabilities, Span
+from enginehouse.contract.backend import LastSampled, Outputs, RunnerCapabilities, Span
 from enginehouse.contract.errors import CacheFull, InvalidSpan, StateRefused
+from enginehouse.contract.media import MediaChunk, MediaInput
 from enginehouse_backendkit.slot_table import SlotTable
 
 _CAPABILITIES = RunnerCapabilities(
     max_sequences=3, max_batch_tokens=12, max_context=10, cache_tokens=20, exit_layers=(4,)
+)
+_IMAGE = MediaInput(
+    MediaChunk(num_tokens=1, num_positions=1, data=None), np.zeros(1, np.float32), np.array([-1], np.int32)
 )
 
 
@@ -97,6 +101,7 @@ def test_check_refuses_a_batch_that_does_not_fit(table: SlotTable) -> None:
         (Span(0, 0, np.array([1.0])), "row of token ids"),
         (Span(0, 0, np.array([[1]], np.int32)), "row of token ids"),
         (Span(0, 0, LastSampled()), "needs token ids"),
+        (Span(0, 0, _IMAGE), "needs token ids, not image"),
         (Span(0, 0, np.array([1], np.int32), "some"), "outputs='some' is unknown"),
         (Span(0, 0, np.array([1], np.int32), num_layers=3), "num_layers=3 is not supported"),
     ],
@@ -105,6 +110,28 @@ def test_check_refuses_a_wrong_span(table: SlotTable, span: Span, reason: str) -
     table.open()
     with pytest.raises(InvalidSpan, match=reason):
         table.check([span])
+
+
+def test_an_image_has_a_pass_of_its_own() -> None:
+    """It may be larger than a pass, but not than the context, and gives no logits."""
+    table = SlotTable(attrs.evolve(_CAPABILITIES, media=("image",), max_batch_tokens=4), vocab_size=100)
+    table.open(), table.open()
+
+    def image(num_tokens: int, outputs: Outputs = "none") -> Span:
+        chunk = MediaChunk(num_tokens=num_tokens, num_positions=1, data=None)
+        return Span(0, 0, MediaInput(chunk, _IMAGE.embedding, np.full(num_tokens, -1, np.int32)), outputs)
+
+    assert table.check([image(10)]) == [10]
+    table.advance([image(10)])
+    assert table.length(0) == 10
+    table.truncate(0, 0)
+    for spans, reason in (
+        ([image(2), _span(1, 0, 1)], "no other span"),
+        ([image(2, "last")], "outputs must be none"),
+        ([image(11)], "exceed the context of 10"),
+    ):
+        with pytest.raises(InvalidSpan, match=reason):
+            table.check(spans)
 
 
 def test_check_accepts_exit_layers_that_the_runner_has(table: SlotTable) -> None:

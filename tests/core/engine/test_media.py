@@ -17,7 +17,7 @@ from enginehouse.contract.types import EngineRequest, EngineSettings, Resume, Re
 from enginehouse.engine.loop import StepEngine
 from enginehouse.engine.media import EncodedPrompt, encode_prompt
 from enginehouse.plugins import guard_of
-from enginehouse_testkit.fake_media import picture
+from enginehouse_testkit.fake_media import fake_image
 from enginehouse_testkit.fake_runner import FakeFaults, FakeOptions, FakeRunner
 
 from .harness import Result, drive, make_request, prompt_of, run
@@ -79,7 +79,7 @@ def test_pseudo_tokens_tell_where_a_chunk_begins() -> None:
 
 def test_an_answer_depends_on_the_image_and_on_nothing_else() -> None:
     """Not on other requests, the cache, preemption, the size of prefill chunks, or the kind of runner."""
-    alone = [answer(engine_over()[0], "look: ", picture(number), " what?").text for number in range(3)]
+    alone = [answer(engine_over()[0], "look: ", fake_image(number), " what?").text for number in range(3)]
     assert len({text[0] for text in alone}) == 3
 
     kinds: list[dict[str, object]] = [
@@ -94,7 +94,7 @@ def test_an_answer_depends_on_the_image_and_on_nothing_else() -> None:
         for settings in (EngineSettings(), EngineSettings(prefill_chunk_tokens=3, prefix_cache=False)):
             engine, _ = engine_over(settings, **options)
             for _ in range(2):
-                asked = [ask(engine, "look: ", picture(number), " what?") for number in (0, 1, 0, 2)]
+                asked = [ask(engine, "look: ", fake_image(number), " what?") for number in (0, 1, 0, 2)]
                 drive(engine, {request.request_id: result for request, result in asked})
 
                 assert [result.text for _, result in asked] == [alone[0], alone[1], alone[0], alone[2]], options
@@ -102,7 +102,7 @@ def test_an_answer_depends_on_the_image_and_on_nothing_else() -> None:
 
 def test_tokens_of_images_are_counted() -> None:
     engine, _ = engine_over()
-    result = answer(engine, "a", picture(1), "b", picture(2, 100, 10), "c")
+    result = answer(engine, "a", fake_image(1), "b", fake_image(2, 100, 10), "c")
 
     assert result.summary is not None
     assert result.summary.usage.image_tokens == 3 * _TOKENS  # the second one is divided into two chunks
@@ -111,12 +111,12 @@ def test_tokens_of_images_are_counted() -> None:
 
 def test_a_cached_prefix_needs_no_encoding_and_an_evicted_one_uses_the_kept_embedding() -> None:
     engine, runner = engine_over()
-    first = answer(engine, "look: ", picture(1), " what?")
-    again = answer(engine, "look: ", picture(1), " what?")
+    first = answer(engine, "look: ", fake_image(1), " what?")
+    again = answer(engine, "look: ", fake_image(1), " what?")
     assert runner.num_encoded == 1
     assert again.summary is not None and again.summary.usage.cached_tokens >= len("look: []") + _TOKENS
 
-    elsewhere = answer(engine, "another text: ", picture(1), " what?")
+    elsewhere = answer(engine, "another text: ", fake_image(1), " what?")
     metrics = engine.metrics()
 
     assert first.text == again.text != elsewhere.text
@@ -129,12 +129,12 @@ def test_kept_embeddings_are_bounded() -> None:
     settings = EngineSettings(embedding_cache_bytes=2 * 8 * _TOKENS, prefix_cache=False)
     engine, runner = engine_over(settings)
     for number in (1, 2, 1, 3, 1, 2):
-        answer(engine, "x", picture(number), "y")
+        answer(engine, "x", fake_image(number), "y")
     assert runner.num_encoded == 4  # 1, 2, 3, and 2 again
     assert engine.metrics().num_embedding_bytes == 2 * 8 * _TOKENS
 
     engine, runner = engine_over(EngineSettings(embedding_cache_bytes=1, prefix_cache=False))
-    texts = [answer(engine, "x", picture(1), "y").text for _ in range(2)]
+    texts = [answer(engine, "x", fake_image(1), "y").text for _ in range(2)]
     assert texts[0] == texts[1] and runner.num_encoded == 2 and engine.metrics().num_embedding_bytes == 0
 
 
@@ -147,7 +147,9 @@ def test_streams_go_on_between_the_steps_of_images() -> None:
         for request_id, event in engine.step():
             results[request_id].take(event)
     runner.steps.clear()
-    asked, result = ask(engine, "a", picture(1, 100, 100), "b", picture(2, 100, 100), "c", request=make_request(5))
+    asked, result = ask(
+        engine, "a", fake_image(1, 100, 100), "b", fake_image(2, 100, 100), "c", request=make_request(5)
+    )
     results[asked.request_id] = result
     drive(engine, results)
 
@@ -160,7 +162,7 @@ def test_streams_go_on_between_the_steps_of_images() -> None:
 def test_one_pass_per_adapter_and_images_take_turns() -> None:
     """A group of sequences that all wait for an image leaves no step empty."""
     engine, runner = engine_over(mixing="per_pass")
-    asked = [ask(engine, "a", picture(number), "b") for number in range(3)]
+    asked = [ask(engine, "a", fake_image(number), "b") for number in range(3)]
     drive(engine, {request.request_id: result for request, result in asked})
 
     assert all(result.finished for _, result in asked) and "" not in runner.steps
@@ -168,22 +170,22 @@ def test_one_pass_per_adapter_and_images_take_turns() -> None:
 
 def test_choices_share_the_image_and_a_preempted_sequence_recomputes_it() -> None:
     engine, runner = engine_over()
-    result = answer(engine, "a", picture(1), "b", request=make_request(10, num_choices=3))
+    result = answer(engine, "a", fake_image(1), "b", request=make_request(10, num_choices=3))
     assert len(result.text) == 3 and runner.num_encoded == 1
 
-    alone = [answer(engine_over()[0], "a" * 10, picture(n), "b", request=make_request(60)).text for n in (1, 2)]
+    alone = [answer(engine_over()[0], "a" * 10, fake_image(n), "b", request=make_request(60)).text for n in (1, 2)]
     engine, runner = engine_over(EngineSettings(prefix_cache=False), context=96, cache_tokens=110)
-    asked = [ask(engine, "a" * 10, picture(number), "b", request=make_request(60)) for number in (1, 2)]
+    asked = [ask(engine, "a" * 10, fake_image(number), "b", request=make_request(60)) for number in (1, 2)]
     drive(engine, {request.request_id: result for request, result in asked})
     assert engine.stats().num_preemptions > 0 and runner.num_encoded == 2
     assert [result.text for _, result in asked] == alone
 
 
 def test_a_request_resumes_after_its_image() -> None:
-    whole = answer(engine_over()[0], "a", picture(1), "b")
+    whole = answer(engine_over()[0], "a", fake_image(1), "b")
     engine, _ = engine_over()
     resume = Resume((ResumedChoice(0, tuple(whole.token_ids[0][:7])),))
-    request, rest = ask(engine, "a", picture(1), "b", resume=resume)
+    request, rest = ask(engine, "a", fake_image(1), "b", resume=resume)
     drive(engine, {request.request_id: rest})
 
     assert rest.token_ids[0] == whole.token_ids[0][7:]
@@ -192,29 +194,29 @@ def test_a_request_resumes_after_its_image() -> None:
 @pytest.mark.parametrize("num_steps", range(1, 6))
 def test_a_cancelled_request_leaves_no_part_of_its_image(num_steps: int) -> None:
     """Wherever it is cancelled; the next request with the image gets the same answer."""
-    expected = answer(engine_over()[0], "a", picture(1), "b").text
+    expected = answer(engine_over()[0], "a", fake_image(1), "b").text
     engine, _ = engine_over()
-    request, _ = ask(engine, "a", picture(1), "b")
+    request, _ = ask(engine, "a", fake_image(1), "b")
     for _ in range(num_steps):
         engine.step()
     engine.cancel(request.request_id)
 
-    assert answer(engine, "a", picture(1), "b").text == expected
+    assert answer(engine, "a", fake_image(1), "b").text == expected
 
 
 def test_a_runner_that_fails_to_encode_fails_one_request() -> None:
     engine, _ = engine_over(faults=FakeFaults(raise_at_encode=1))
-    broken, failed = ask(engine, "a", picture(1), "b")
+    broken, failed = ask(engine, "a", fake_image(1), "b")
     other, result = ask(engine, "hello")
     drive(engine, {broken.request_id: failed, other.request_id: result})
 
     assert isinstance(failed.error, PluginFailed) and "encode" in failed.error.message
-    assert result.finished and answer(engine, "a", picture(1), "b").finished
+    assert result.finished and answer(engine, "a", fake_image(1), "b").finished
 
 
 def test_an_image_that_fails_beside_a_stream_sampled_on_the_device_fails_at_once() -> None:
     """Not only when the stream has ended: its tokens that are still on the device postpone the failure by a step."""
-    prompt = prompt_with(engine_over()[0], "a", picture(1), "b")
+    prompt = prompt_with(engine_over()[0], "a", fake_image(1), "b")
     faults = FakeFaults(raise_at_token=int(prompt.chunks[0].token_ids[0]))
     engine, runner = engine_over(device_sampling=True, faults=faults)
     stream, seen = ask(engine, "hello", request=make_request(200, ignore_eos=True))
@@ -222,7 +224,7 @@ def test_an_image_that_fails_beside_a_stream_sampled_on_the_device_fails_at_once
     while not seen.token_ids:
         for request_id, event in engine.step():
             results[request_id].take(event)
-    broken, failed = ask(engine, "a", picture(1), "b")
+    broken, failed = ask(engine, "a", fake_image(1), "b")
     results[broken.request_id] = failed
     drive(engine, results)
 
@@ -234,7 +236,9 @@ def test_embeddings_are_shared_within_a_namespace_only() -> None:
     """As cached prefixes are: the time of an answer must not tell which images others have sent."""
     engine, runner = engine_over()
     for namespace in ("ann", "bob", "ann", "bob"):
-        answer(engine, f"{namespace} {runner.num_steps}", picture(1), "b", request=make_request(3, namespace=namespace))
+        answer(
+            engine, f"{namespace} {runner.num_steps}", fake_image(1), "b", request=make_request(3, namespace=namespace)
+        )
 
     assert runner.num_encoded == 2
 
@@ -242,7 +246,7 @@ def test_embeddings_are_shared_within_a_namespace_only() -> None:
 def test_saved_states_hold_images(tmp_path: object) -> None:
     """What the runner saves and loads is found by the pseudo-tokens."""
     runner = FakeRunner(FakeOptions(image_tokens=_TOKENS))
-    prompt = prompt_with(engine_over()[0], "a", picture(1), "b")
+    prompt = prompt_with(engine_over()[0], "a", fake_image(1), "b")
     (placed,) = prompt.chunks
     sequence = runner.open_sequence()
     runner.forward([Span(sequence, 0, np.array(prompt.token_ids[: placed.start], np.int32), "none")])
@@ -276,8 +280,8 @@ def test_what_follows_an_image_sees_no_pseudo_tokens() -> None:
     runner: Runner = FakeRunner(FakeOptions(image_tokens=_TOKENS))
     engine = StepEngine(runner, EngineSettings(), {}, drafters={"recorder": Recorder()})
     sampling = SamplingParams(temperature=0, repetition_penalty=1.5, presence_penalty=0.5, num_logprobs=3)
-    drafted = answer(engine, "a", picture(1), "b", request=make_request(sampling=sampling))
-    plain = answer(engine_over()[0], "a", picture(1), "b", request=make_request(sampling=sampling))
+    drafted = answer(engine, "a", fake_image(1), "b", request=make_request(sampling=sampling))
+    plain = answer(engine_over()[0], "a", fake_image(1), "b", request=make_request(sampling=sampling))
 
     assert drafted.text == plain.text and drafted.logprobs == plain.logprobs
     assert seen and min(seen) >= 0
@@ -286,14 +290,14 @@ def test_what_follows_an_image_sees_no_pseudo_tokens() -> None:
 def test_prompts_that_cannot_be_served_are_refused() -> None:
     engine, _ = engine_over(context=64)
     with pytest.raises(InvalidRequest, match="ends with an image"):
-        bare = EncodedPrompt([97], prompt_with(engine, "", picture(1), "").chunks)
+        bare = EncodedPrompt([97], prompt_with(engine, "", fake_image(1), "").chunks)
         engine.check(make_request(), bare.chunks[-1].end, bare.chunks)
     with pytest.raises(UnsupportedParameter, match="prompt_logprobs"):
-        ask(engine, "a", picture(1), "b", request=make_request(num_prompt_logprobs=1))
+        ask(engine, "a", fake_image(1), "b", request=make_request(num_prompt_logprobs=1))
     with pytest.raises(InvalidRequest, match=r"messages\.0: it has 4 bytes of pixels"):
         prompt_with(engine, "a", DecodedImage("", 2, 2, b"1234", param="messages.0"), "b")
     with pytest.raises(InvalidRequest, match="takes text only"):
-        prompt_with(StepEngine(FakeRunner(), EngineSettings(), {}), "a", picture(1), "b")
+        prompt_with(StepEngine(FakeRunner(), EngineSettings(), {}), "a", fake_image(1), "b")
 
 
 def test_a_runner_that_gives_no_chunk_is_named() -> None:
@@ -303,13 +307,13 @@ def test_a_runner_that_gives_no_chunk_is_named() -> None:
 
     engine = StepEngine(Broken(FakeOptions(image_tokens=_TOKENS)), EngineSettings(), {})
     with pytest.raises(PluginFailed, match="prepare_image gave no chunk"):
-        prompt_with(engine, "a", picture(1), "b")
+        prompt_with(engine, "a", fake_image(1), "b")
 
 
 def test_text_and_image_prompts_never_match() -> None:
     """A text that a client could write has no ids in common with an image."""
     engine, _ = engine_over()
-    answer(engine, "a", picture(1), "b")
+    answer(engine, "a", fake_image(1), "b")
     result = run(engine, [(make_request(), [97, ord("["), *prompt_of(1, _TOKENS), ord("]"), 98])])[0]
 
     assert result.summary is not None and result.summary.usage.cached_tokens == 2

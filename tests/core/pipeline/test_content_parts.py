@@ -168,5 +168,5 @@ def test_an_image_that_the_template_leaves_out_is_refused() -> None:
         "<|stop|>", "<|stop|>{% endif %}", 1
     )
     result = Message(role="tool", content="", parts=(_image(2),))
-    with pytest.raises(RenderError, match=r"messages\[0\].content\[2\]: the chat template has written 1 places for 2"):
+    with pytest.raises(RenderError, match=r"messages\[0\].content\[2\]: the chat template wrote 1 image placeholders"):
         _placed(only_first, Message(role="user", content="", parts=(_image(1),)), result)

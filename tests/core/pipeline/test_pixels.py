@@ -9,7 +9,7 @@ import pytest
 
 from enginehouse.contract.errors import RenderError
 from enginehouse.pipeline.prompt.pixels import MAX_DECODED_PIXELS, decode_image
-from enginehouse_testkit.fake_media import picture, picture_file
+from enginehouse_testkit.fake_media import fake_image, fake_image_file
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -37,8 +37,8 @@ def pixels(data: bytes, target: int = _ALL) -> tuple[tuple[int, int], list[tuple
 
 
 def test_a_file_without_a_library_has_the_pixels_of_its_picture() -> None:
-    image = picture(3, 5, 4)
-    assert decode_image(picture_file(3, 5, 4), _ALL) == (5, 4, image.rgb)
+    image = fake_image(3, 5, 4)
+    assert decode_image(fake_image_file(3, 5, 4), _ALL) == (5, 4, image.rgb)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_bomb_is_refused_before_it_is_decoded() -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"<svg/>", picture_file(1)[:-30], file_of(Image.new("RGB", (8, 8)), "TIFF"), b"RIFF" + bytes(40)]
+    "data", [b"", b"<svg/>", fake_image_file(1)[:-30], file_of(Image.new("RGB", (8, 8)), "TIFF"), b"RIFF" + bytes(40)]
 )
 def test_other_and_damaged_files_are_refused(data: bytes) -> None:
     with pytest.raises(RenderError, match="cannot be decoded"):

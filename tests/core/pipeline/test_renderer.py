@@ -330,7 +330,7 @@ async def test_killed_processes_are_replaced_and_a_rendering_that_loses_two_fail
             kill_all(children_of(os.getpid()))
             num_rounds += 1
 
-        with pytest.raises(RenderError, match="crashed the process"):
+        with pytest.raises(RenderError, match="crashed the rendering process"):
             await crashing
         assert num_rounds >= 2
 

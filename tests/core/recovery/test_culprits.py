@@ -20,7 +20,7 @@ from enginehouse.recovery.work import (
     Offences,
     Work,
 )
-from enginehouse_testkit.fake_media import picture
+from enginehouse_testkit.fake_media import fake_image
 
 LONG = "drink this " * _MIN_UNCOMMON_BYTES
 
@@ -107,7 +107,7 @@ def test_a_text_beside_an_image_that_killed_is_refused_to_nobody():
 
     def beside(number: int, caller: str = "eve") -> Work:
         work = chat(LONG, caller=caller)
-        segments = (*work.request.segments, Segment("", True, picture(number)))
+        segments = (*work.request.segments, Segment("", True, fake_image(number)))
         asked = Work(caller, 0, evolve(work.request, segments=segments), 1.0, (LONG,))
         asked.stage = "text"
         return asked

@@ -29,7 +29,7 @@ from enginehouse.workers.messages import (
     Tokenized,
 )
 from enginehouse.workers.requests import NO_CALL
-from enginehouse_testkit.fake_media import picture
+from enginehouse_testkit.fake_media import fake_image
 from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
 from enginehouse_testkit.fake_tokenizer import FakeTokenizer
 
@@ -331,7 +331,7 @@ def test_the_engine_thread_gets_no_pixels() -> None:
     intake.start()
     intake.admit(
         Submit(
-            EngineRequest(request_id="a", segments=(Segment("a"), Segment("", True, picture(1)), Segment("b"))), None
+            EngineRequest(request_id="a", segments=(Segment("a"), Segment("", True, fake_image(1)), Segment("b"))), None
         )
     )
     request, prompt = entered.get(timeout=60)

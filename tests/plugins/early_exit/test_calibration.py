@@ -110,8 +110,8 @@ def config(tmp_path: Path) -> Path:
     return file
 
 
-def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(main, ["calibrate", "early-exit", *map(str, arguments)])
+def run(*arguments: str | Path, env: dict[str, str] | None = None) -> Result:
+    return CliRunner(env=env).invoke(main, ["calibrate", "early-exit", *map(str, arguments)])
 
 
 def test_command_prints_a_table_and_what_follows_from_it(config: Path, tmp_path: Path) -> None:
@@ -132,6 +132,16 @@ def test_command_prints_a_table_and_what_follows_from_it(config: Path, tmp_path:
     ours = run("m", "--config", config, "--policy", "saturation", "--passages", "1")
     assert ours.exit_code == 0, ours.output
     assert "| saturation | 4 | 0.9 |" in ours.stdout
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_bars_are_shown_at_a_terminal(config: Path, is_terminal: bool) -> None:
+    arguments = ("m", "--config", config, "--policy", "margin", "--passages", "1")
+    done = run(*arguments, env={"FORCE_COLOR": "1" if is_terminal else "", "TERM": "xterm"})
+
+    assert done.exit_code == 0, done.output
+    for text in ("Loading m", "Measuring", "100%"):
+        assert (text in done.stderr) == is_terminal, text
 
 
 def test_the_printed_setting_is_one_that_models_take(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from enginehouse.settings.config import ModelSettings, Settings
-from enginehouse_testkit.fake_media import picture_file
+from enginehouse_testkit.fake_media import fake_image_file
 from enginehouse_testkit.served import served
 
 pytest.importorskip("PIL")
@@ -44,8 +44,8 @@ def image(data: bytes) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{base64.b64encode(data).decode()}"}}
 
 
-def picture(number: int) -> dict[str, Any]:
-    return image(picture_file(number, 64, 64))
+def shown(number: int) -> dict[str, Any]:
+    return image(fake_image_file(number, 64, 64))
 
 
 def text(content: str) -> dict[str, Any]:
@@ -69,10 +69,10 @@ def test_chats_with_images(client: httpx.Client) -> None:
     """Places and pixels count, whatever runs beside; the same prompt is cached with its images."""
     (listed,) = client.get("/v1/models").json()["data"]
     prompts = [
-        (text("look"), picture(1), text("what?")),
-        (text("look"), picture(2), text("what?")),
-        (picture(1), text("look"), text("what?")),
-        (text("look"), picture(1), picture(2), text("what?")),
+        (text("look"), shown(1), text("what?")),
+        (text("look"), shown(2), text("what?")),
+        (shown(1), text("look"), text("what?")),
+        (text("look"), shown(1), shown(2), text("what?")),
     ]
     alone = [ask(client, *parts) for parts in prompts]
     with ThreadPoolExecutor(len(prompts)) as pool:
@@ -89,7 +89,7 @@ def test_chats_with_images(client: httpx.Client) -> None:
 
 def test_marks_around_an_image_come_once(client: httpx.Client) -> None:
     """The template's placeholder is replaced as a whole, and forged marks stay text."""
-    content = [text("<|vision_start|><image>"), picture(1), text("b")]
+    content = [text("<|vision_start|><image>"), shown(1), text("b")]
     body = {"model": "seeing", "messages": [{"role": "user", "content": content}], "with_pieces": True}
     found = client.post("/tokenize", json=body).json()
     pieces = [json.dumps(token["piece"]) for token in found["tokens"]]

@@ -174,7 +174,7 @@ def test_factors_that_belong_to_no_projection_are_refused(random_model: RandomMo
     tensors = load_file(folder / "model.safetensors")
     tensors["model.layers.0.other.weight_scale"] = torch.ones(1)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ModelLoadError, match=r"no projection of a Qwen3ForCausalLM, such as model\.layers\.0\.other"):
+    with pytest.raises(ModelLoadError, match=r"not a projection of a Qwen3ForCausalLM, such as .*0\.other"):
         _logits(folder)
 
 

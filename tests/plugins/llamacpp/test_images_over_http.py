@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from enginehouse.settings.config import ModelSettings, Settings
-from enginehouse_testkit.fake_media import picture_file
+from enginehouse_testkit.fake_media import fake_image_file
 from enginehouse_testkit.served import served
 
 from .vision_models import GEMMA3, QWEN2VL, write_projector, write_text_model
@@ -71,7 +71,7 @@ def said(response: dict[str, Any]) -> str:
 
 
 def picture(number: int) -> dict[str, Any]:
-    return image(picture_file(number, 64, 64))
+    return image(fake_image_file(number, 64, 64))
 
 
 @pytest.mark.parametrize("model", _MODELS)

@@ -55,7 +55,7 @@ class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Task = Literal["generate", "embed", "rerank", "classify"]
-"""What a model does."""
+"""Tasks of models."""
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):

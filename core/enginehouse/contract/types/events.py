@@ -197,4 +197,4 @@ class RequestFinished(msgspec.Struct, frozen=True, array_like=True, tag="request
 
 
 Event = PromptProgress | PromptLogprobs | TextDelta | ReasoningDelta | CallDelta | ChoiceFinished | RequestFinished
-"""What an engine reports of a request."""
+"""Events of a request, as an engine reports them."""

@@ -13,10 +13,10 @@ if TYPE_CHECKING:  # NumPy would be half of the start-up time of a rendering pro
 __all__ = ["PoolTask", "PoolText", "PoolingInfo", "PoolingRequest", "PoolingResult", "ScoreKind"]
 
 PoolTask = Literal["embed", "rerank", "classify"]
-"""What a pooling model does."""
+"""Tasks of pooling models."""
 
 ScoreKind = Literal["embedding", "logit", "sigmoid", "softmax", "cosine"]
-"""What the numbers of a row are."""
+"""Meanings of the numbers of a row."""
 
 
 class PoolText(msgspec.Struct, frozen=True, array_like=True):

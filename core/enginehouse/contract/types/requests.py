@@ -34,7 +34,7 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def content(self) -> str:
-        """The text, or the hash of the image's file: what tells prompts apart."""
+        """The text, or the hash of the image's file, for comparing prompts."""
         return self.text if self.image is None else self.image.digest
 
 

@@ -1,4 +1,4 @@
-"""Images in sequences: where the chunks of a prompt stand, and the embeddings that are kept."""
+"""Images in sequences: the chunks of a prompt, and the embeddings that are kept."""
 
 from __future__ import annotations
 

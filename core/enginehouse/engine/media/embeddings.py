@@ -1,4 +1,4 @@
-"""Embeddings of chunks that are kept for later requests: the least recently used ones leave first.
+"""Embeddings of chunks that are kept for later requests; the least recently used one is dropped first.
 
 Used by the scheduler on the engine thread. A chat whose KV positions were evicted, or another one about the same image,
 then needs no encoding. Embeddings are known by the content of an image only, never by its address, and shared within a
@@ -19,10 +19,10 @@ class Embeddings:
     """Embeddings by namespace and the key of their chunk.
 
     Attributes:
-        max_bytes: most bytes that are kept; an embedding that is larger than that is not kept at all.
+        max_bytes: maximum number of bytes that are kept; a larger embedding is not kept.
         num_bytes: bytes that are kept.
         num_encoded: chunks that were encoded.
-        num_reused: chunks that were not, because their embedding was kept.
+        num_reused: chunks that were not encoded, because their embedding was kept.
     """
 
     max_bytes: int

@@ -1,7 +1,7 @@
-"""Rendered segments with images to token ids and chunks.
+"""Encoding of rendered segments with images as token ids and chunks.
 
 Called in the worker, on its intake threads, for every prompt. Text between images is encoded as without them (see
-``engine.text.segments``); the runner says what stands for an image. Does not know templates.
+``engine.text.segments``); the runner makes tokens and chunks of an image. Does not know templates.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from enginehouse.engine.text.segments import encode_segments
 from enginehouse.plugins import Guard
 
 Prepare = Callable[[DecodedImage], Sequence[Sequence[int] | MediaChunk]]
-"""Returns what stands for an image, see :meth:`enginehouse.contract.media.MediaRunner.prepare_image`."""
+"""Makes tokens and chunks of an image, see :meth:`enginehouse.contract.media.MediaRunner.prepare_image`."""
 
 
 @frozen(eq=False)
@@ -54,7 +54,7 @@ class EncodedPrompt:
 
 
 def without_media(token_ids: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Return the ids of text, in order: what penalties and processors may see of a sequence."""
+    """Return the ids of text, in order, for penalties and processors."""
     return token_ids[token_ids >= 0]
 
 
@@ -67,12 +67,12 @@ def encode_prompt(
         tokenizer: tokenizer of the model.
         segments: the rendered prompt.
         add_special: as for :func:`enginehouse.engine.text.segments.encode_segments`.
-        prepare: of the model's runner; None if it takes no images.
+        prepare: ``prepare_image`` of the model's runner; None if it takes no images.
         guard: guard of the backend.
 
     Raises:
-        InvalidRequest: an image cannot be taken; names it.
-        PluginFailed: the runner gave something else than runs and chunks.
+        InvalidRequest: the model cannot take an image; the message names it.
+        PluginFailed: the runner gave other parts than token ids and chunks.
     """
     if all(segment.image is None for segment in segments):
         return EncodedPrompt(encode_segments(tokenizer, segments, add_special))
@@ -107,7 +107,7 @@ def _runs(segments: Sequence[Segment]) -> Iterator[Sequence[Segment] | DecodedIm
 def _prepared(
     image: DecodedImage, prepare: Prepare | None, vocab_size: int, guard: Guard
 ) -> list[list[int] | MediaChunk]:
-    """Return what stands for an image, its chunks with their keys."""
+    """Return the tokens and chunks of an image, the chunks with their keys."""
     if prepare is None:
         raise InvalidRequest(f"{image.param}: this model takes text only, not images", image.param)
     try:

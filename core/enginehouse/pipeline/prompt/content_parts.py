@@ -87,7 +87,7 @@ _AFTER = "wozu_after"
 
 @lru_cache(maxsize=32)
 def image_form(template: ChatTemplate) -> ImageForm | None:
-    """Return how the template takes images; None if it writes nothing for them, or not the same for each.
+    """Return the form of images; None if the template writes nothing for them, or not the same for each.
 
     Raises:
         TemplateExhausted: not enough memory.

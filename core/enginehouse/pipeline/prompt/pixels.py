@@ -1,4 +1,4 @@
-"""Image files to pixels. Runs in the rendering process, which may be killed: the files come from anywhere.
+"""Decoding of image files. Runs in the rendering process, which may be killed, since the files are not trusted.
 
 Bounds are checked before anything is decoded. Does not know requests or models.
 """
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 MAX_DECODED_PIXELS = 2**24
-"""Pixels of the largest image that is decoded: 64 MiB of memory."""
+"""Maximum number of pixels of an image that is decoded: 64 MiB of memory."""
 
 MISSING = "this server cannot decode images: pip install 'enginehouse[images]'"
 """Reason of the refusal where Pillow is not installed."""
@@ -33,7 +33,7 @@ def decode_image(data: bytes, target_pixels: int) -> tuple[int, int, bytes]:
         target_pixels: larger images are shrunk to at most this number, at least 1.
 
     Raises:
-        RenderError: the image is damaged or too large; says why.
+        RenderError: the image is damaged or too large; the message gives the reason, with the image as "it".
         MemoryError: it needs more than the process has.
     """
     try:
@@ -49,8 +49,11 @@ def decode_image(data: bytes, target_pixels: int) -> tuple[int, int, bytes]:
             return _pixels(image, target_pixels)
     except (RenderError, MemoryError):
         raise
-    except Exception as error:  # Pillow's plugins raise what their parsers happen to
-        raise RenderError(f"it cannot be decoded: {type(error).__name__}") from error
+    except Exception as error:  # Pillow's parsers raise errors of many types for damaged files
+        problem = (
+            f"it cannot be decoded ({type(error).__name__}): the file is damaged, or of a kind that Pillow cannot read"
+        )
+        raise RenderError(problem) from error
 
 
 def _pixels(image: Image.Image, target_pixels: int) -> tuple[int, int, bytes]:

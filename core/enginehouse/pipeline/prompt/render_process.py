@@ -80,8 +80,9 @@ def _answer(request: Render | CheckTemplate | Decode, remembered: dict[int, Reme
     except RenderError as error:
         return Failed(error.message, error.param, isinstance(error, TemplateExhausted))
     except MemoryError:
-        subject = "decoding it" if isinstance(request, Decode) else "The chat template"
-        return Failed(f"{subject} needs too much memory.", "messages", exhausted=True)
+        if isinstance(request, Decode):
+            return Failed("its decoding needs too much memory; send a smaller image", "messages", exhausted=True)
+        return Failed("The chat template needs too much memory.", "messages", exhausted=True)
 
 
 def _without_surrogates(reply: Reply) -> Failed:

@@ -125,7 +125,7 @@ class Renderer:
             ServerOverloaded: no process became free in time, not caused by images.
         """
         reply = await self._run(
-            _IMAGES, lambda client: client.decode(data, target_pixels), self._timeout_s, "decoding it"
+            _IMAGES, lambda client: client.decode(data, target_pixels), self._timeout_s, "its decoding"
         )
         assert isinstance(reply, Decoded)
         return reply
@@ -162,7 +162,7 @@ class Renderer:
                 raise ServerOverloaded("All rendering processes are busy; try again.") from None
             raise RenderError(f"{subject} took longer than {timeout_s:g} s.", "messages") from None
         except _ProcessLost:
-            raise RenderError(f"{subject} crashed the process that rendered it.", "messages") from None
+            raise RenderError(f"{subject} crashed the rendering process.", "messages") from None
         if isinstance(reply, Failed):
             raise RenderError(reply.message, reply.param)
         return reply

@@ -139,7 +139,7 @@ def _render(
 ) -> tuple[Segment, ...]:
     images = [part for message in messages for part in message.parts if isinstance(part, DecodedImage)]
     form = _form_of(template, images[0]) if images else None
-    # A text that looks like the place of an image is marked as a control-token string is.
+    # A client's text that equals the placeholder of an image is marked like a control-token string.
     control = control_strings((*prompt.special_tokens, form.placeholder) if form else prompt.special_tokens)
     plain = [_plain(message, form) for message in messages]
     markers = Markers(control, [plain, prompt.extra])
@@ -187,7 +187,7 @@ def _form_of(template: ChatTemplate, image: DecodedImage) -> ImageForm:
 def _placed(
     segments: Sequence[Segment], form: ImageForm, images: Sequence[DecodedImage], messages: Sequence[Message]
 ) -> tuple[Segment, ...]:
-    """Return the segments with the images in place of what the template wrote for them."""
+    """Return the segments with the images in place of their placeholders."""
     placed: list[Segment] = []
     num_places = 0
     for segment in segments:
@@ -207,8 +207,8 @@ def _placed(
             if message.role != "user" and isinstance(part, DecodedImage)
         ]
         param = (of_others or images)[0].param
-        reason = f"the chat template has written {num_places} places for {len(images)} images"
-        raise RenderError(f"{param}: {reason}, so it cannot be told which one stands where", param)
+        reason = f"the chat template wrote {num_places} image placeholders for {len(images)} images"
+        raise RenderError(f"{param}: {reason}, so they cannot be assigned", param)
     return tuple(placed)
 
 

@@ -1,4 +1,4 @@
-"""Trial of a chat template when its model is loaded: one that renders no chat, or no image, is told before any request.
+"""Trial of a chat template when its model is loaded: problems with chats and images are reported before any request.
 
 Called by the pipeline for each loaded model, and by ``enginehouse doctor`` for templates in files.
 """

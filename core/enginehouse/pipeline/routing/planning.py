@@ -110,7 +110,7 @@ TooLong = Mapping[str, ContextLengthExceeded]
 """Models whose context cannot hold a prompt, with the error that each would raise."""
 
 CapabilitiesOf = Callable[[str, ModelInfo], Mapping[str, Capability]]
-"""Returns the capabilities of a model by its name and info."""
+"""Function that returns the capabilities of a model by its name and info."""
 
 
 @frozen(kw_only=True)

@@ -19,7 +19,7 @@ from enginehouse.contract.surface import new_id
 from enginehouse.contract.types import GenerateRequest, PoolingRequest, PoolingResult, PoolText
 
 Pool = Callable[[PoolingRequest], Awaitable[PoolingResult]]
-"""Returns the rows of a pooling request, after loading its model if necessary."""
+"""Function that returns the rows of a pooling request, after loading its model if necessary."""
 
 _PROMPTS = ("query", "search_query")
 """Names that models give to the prompt before short texts."""

@@ -34,8 +34,7 @@ const announced = (text, isEnd) => (isEnd ? sayEnd() : say(text));
 
 async function run(chat, leaf, extra) {
   note = "";
-  const node = await answer(chat, leaf, extra, announced);
-  if (node.error?.code === "image_not_supported") note = "This model takes no images.";
+  await answer(chat, leaf, extra, announced);
 }
 
 function send(event) {
@@ -279,7 +278,7 @@ function composer(chat) {
     <div class="row">
       <span class="hint muted">Enter sends, Shift+Enter starts a line, Escape stops</span>
       <span class="spacer"></span>
-      ${canSee ? html`<label class="button quiet" tabindex="-1">Image<input class="visually-hidden" type="file" accept="image/*" multiple @change=${(event) => { addFiles(event.target.files); event.target.value = ""; }}></label>` : nothing}
+      ${canSee ? html`<label class="button quiet" tabindex="-1">Image<input class="visually-hidden" type="file" accept="image/png,image/jpeg,image/gif,image/webp" multiple @change=${(event) => { addFiles(event.target.files); event.target.value = ""; }}></label>` : nothing}
       ${running ? html`<button type="button" class="stop" @click=${() => stop(running)}>Stop</button>`
         : html`<button ?disabled=${(!draft.text.trim() && !draft.images.length) || !chat.model}>Send</button>`}
     </div>

@@ -132,18 +132,22 @@ function promptPart() {
   const difference = node.details?.prefix_cache?.first_difference;
   const hasControl = prompt.tokens.some((token) => isControl(token));
   const isSame = !node.usage || prompt.count === node.usage.prompt_tokens;
+  const chunks = new Map((prompt.chunks ?? []).map((chunk) => [chunk.start, chunk]));
   const segments = [];
   for (const [index, token] of prompt.tokens.entries()) {
-    const kind = `${index < numCached ? "cached" : ""} ${isControl(token) ? "control" : ""}`;
-    if (segments.at(-1)?.kind === kind) segments.at(-1).text += pieceOf(token);
-    else segments.push({ kind, text: pieceOf(token) });
+    const chunk = chunks.get(index);
+    if (token.id < 0 && !chunk) continue; // inside an image
+    const kind = `${index < numCached ? "cached" : ""} ${chunk ? "image" : isControl(token) ? "control" : ""}`;
+    const text = chunk ? `[${chunk.type}, ${count(chunk.count)} tokens]` : pieceOf(token);
+    if (!chunk && segments.at(-1)?.kind === kind) segments.at(-1).text += text;
+    else segments.push({ kind, text });
   }
   return html`
     <p>${count(prompt.count)} tokens, ${count(numCached)} of them from the prefix cache.
       ${difference ? html`The rest was not cached: at token ${difference.index} this prompt has <code>${visible(difference.got)}</code>${difference.expected != null ? html`, the cached one <code>${visible(difference.expected)}</code>` : ", the cached one another token"}.`
         : numCached ? "Everything that could be reused was." : "No cached prompt began like this one."}</p>
     ${isSame ? nothing : html`<p class="notice">The server read ${count(node.usage.prompt_tokens)} tokens: the prompt was changed before it was read, see Compressed.</p>`}
-    <p class="legend"><span class="segment cached">cached</span>${hasControl ? html`<span class="segment control">control token</span>` : nothing}<span class="segment">text</span></p>
+    <p class="legend"><span class="segment cached">cached</span>${hasControl ? html`<span class="segment control">control token</span>` : nothing}${chunks.size ? html`<span class="segment image">image</span>` : nothing}<span class="segment">text</span></p>
     <div class="prompt" tabindex="0" role="region" aria-label="The prompt as the model reads it">${segments.map(({ kind, text }) => html`<span class="segment ${kind}">${visible(text)}</span>`)}</div>`;
 }
 

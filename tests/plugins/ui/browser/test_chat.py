@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
 
-from enginehouse_testkit.server import ServerProcess
+from enginehouse_testkit.server import ServerProcess, started_server
 
-from .harness import ask, finished, last_answer, show, wait_until_kept
+from .harness import ask, configured, finished, last_answer, show, wait_until_kept
+
+DOT = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
+"""A PNG file of one pixel."""
 
 
 def test_first_answer_is_streamed_and_kept(page: Page) -> None:
@@ -229,6 +236,30 @@ def test_an_answer_goes_on_after_its_worker_died(page: Page) -> None:
     expect(answer).to_contain_text("worker was restarted")
     show(page, "models")
     expect(page.locator("tr", has_text="mortal").locator("td.num").last).to_have_text("1")
+
+
+def test_an_image_is_sent_and_inspected(watched_pages: Any, tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text(
+        "{% for message in messages %}{% for part in message.content %}"
+        "{{ '<image>' if part.type == 'image' else part.text }}{% endfor %}{% endfor %} Answer:"
+    )
+    seer = f'[models.seer]\nsource = "fake"\nbackend = "fake"\nimage_tokens = 12\nchat_template = "{template}"\n'
+    with started_server("--config", configured(tmp_path, head=seer)) as server:
+        page, _ = watched_pages(server.url)
+        page.goto(f"{server.url}/", wait_until="networkidle")
+        page.get_by_label("Model", exact=True).select_option("seer")
+        page.get_by_label("Image", exact=True).set_input_files(
+            {"name": "dot.png", "mimeType": "image/png", "buffer": DOT}
+        )
+        expect(page.get_by_role("img", name="Image 1", exact=True)).to_be_visible()
+        page.get_by_label("max_tokens", exact=True).fill("6")
+        ask(page, "What is it?", model="seer")
+        finished(page).get_by_role("link", name="Inspect").click()
+
+        expect(page.get_by_role("region", name="The prompt as the model reads it")).to_contain_text(
+            "[image, 12 tokens]"
+        )
 
 
 def test_a_large_image_is_refused_before_it_is_sent(page: Page) -> None:

@@ -26,15 +26,15 @@ pytestmark = pytest.mark.hf
 def test_parts_have_all_texts_once_and_similar_numbers_of_tokens(
     lengths: list[int], most: int, expected: list[list[int]]
 ) -> None:
-    from enginehouse_hf.pooling.lanes import divide
+    from enginehouse_hf.pooling.threads import divide
 
     assert [part.tolist() for part in divide(lengths, most)] == expected
 
 
 def test_the_error_of_a_part_is_raised_when_all_have_ended() -> None:
-    from enginehouse_hf.pooling.lanes import Lanes
+    from enginehouse_hf.pooling.threads import PassThreads
 
-    lanes, ended, both = Lanes(2), list[int](), threading.Barrier(2)
+    threads, ended, both = PassThreads(2), list[int](), threading.Barrier(2)
 
     def compute(part: Any) -> None:
         both.wait(60)  # at the same time
@@ -43,8 +43,8 @@ def test_the_error_of_a_part_is_raised_when_all_have_ended() -> None:
         ended.append(len(part))
 
     with pytest.raises(RuntimeError, match="the first part"):
-        lanes.run(compute, [100, 100])
-    lanes.close()
+        threads.run(compute, [100, 100])
+    threads.close()
 
     assert ended == [1]
 
