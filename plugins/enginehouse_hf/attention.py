@@ -144,6 +144,7 @@ class Step:
 
     Attributes:
         aborted: checked once per layer.
+        sees_ahead: the tokens of a segment attend to each other, not only to those before them.
         windows: filled with the sliding window of each layer that ran, in tokens or None.
         has_sinks: set when a layer has attention sinks.
     """
@@ -151,6 +152,7 @@ class Step:
     memory: KvMemory
     segments: Sequence[Segment]
     aborted: threading.Event
+    sees_ahead: bool = False
     windows: dict[int, int | None] = field(factory=dict)
     has_sinks: bool = False
     _masks: dict[tuple[int, int | None, torch.device], Tensor] = field(factory=dict)
@@ -234,7 +236,8 @@ class Step:
         if key not in self._masks:
             query_positions = torch.arange(segment.start, segment.stop, device=device)[:, None]
             key_positions = torch.arange(low, segment.stop, device=device)[None]
-            mask = key_positions <= query_positions
+            newest = query_positions.clamp(min=segment.stop - 1) if self.sees_ahead else query_positions
+            mask = key_positions <= newest
             if window is not None:
                 mask &= key_positions > query_positions - window
             self._masks[key] = mask
