@@ -23,7 +23,6 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from enginehouse.contract.adapters import AdapterSet
-from enginehouse.contract.backend import Span
 from enginehouse.contract.errors import AdapterRefused, InvalidSpan
 
 __all__ = ["Adapters", "read_peft_folder"]
@@ -165,16 +164,17 @@ class Adapters:
     """The loaded adapters of one model; holds the hooks of its layers while any is loaded.
 
     Args:
-        model: a transformers model. Quantised layers, experts, embeddings and the output layer are not adapted: experts
-            see the tokens in another order.
+        model: a transformers model. Quantised layers, experts, embeddings, the output layer and the parts that read
+            images are not adapted: experts see the tokens in another order, and an embedding of an image is kept for
+            requests with any adapter.
     """
 
     def __init__(self, model: Any) -> None:
-        output = model.get_output_embeddings()
+        output, text = model.get_output_embeddings(), set(model.get_decoder().modules())
         self._linears: dict[str, nn.Linear] = {
             name: module
             for name, module in model.named_modules()
-            if type(module) is nn.Linear and module is not output and ".experts." not in name
+            if type(module) is nn.Linear and module in text and module is not output and ".experts." not in name
         }
         self._loaded: dict[int, dict[str, _Halves]] = {}
         self._next = 1
@@ -206,20 +206,20 @@ class Adapters:
             if handle not in self._loaded:
                 raise InvalidSpan(f"adapter {handle} is not loaded")
 
-    def begin(self, spans: Sequence[Span]) -> None:
-        """Prepare a pass over checked spans, whose tokens follow each other."""
-        handles = tuple(sorted({handle for span in spans for handle, _ in span.adapter}))
+    def begin(self, spans: Sequence[tuple[AdapterSet, int]]) -> None:
+        """Prepare a pass over spans with these adapters and numbers of tokens, which follow each other."""
+        handles = tuple(sorted({handle for adapters, _ in spans for handle, _ in adapters}))
         self._now = {}
         if not handles:
             return
         if self._joined[0] != handles:
             self._joined = (handles, self._join(handles))
         place = {handle: column for column, handle in enumerate(handles)}
-        scales = torch.zeros(sum(span.num_tokens for span in spans), len(handles))  # (T, num_adapters)
+        scales = torch.zeros(sum(size for _, size in spans), len(handles))  # (T, num_adapters)
         end = 0
-        for span in spans:
-            begin, end = end, end + span.num_tokens
-            for handle, scale in span.adapter:
+        for adapters, size in spans:
+            begin, end = end, end + size
+            for handle, scale in adapters:
                 scales[begin:end, place[handle]] += scale
         masks: dict[tuple[int, ...], Tensor] = {}
         for name, (a, b, columns) in self._joined[1].items():
