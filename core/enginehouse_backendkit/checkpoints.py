@@ -1,8 +1,8 @@
 """Checkpoints of sequences: copies of their states by length, within a limit of memory.
 
-For backend authors: a runner that implements :class:`enginehouse.contract.backend.CheckpointKeeper` keeps the states of
-its recurrent layers here. Knows lengths and sizes; what a state is, the runner decides. A state must not change once it
-is kept, as sequences that share a beginning share its checkpoints. Used on the runner's thread.
+For backend authors: a :class:`enginehouse.contract.checkpoints.CheckpointKeeper` keeps the states of its recurrent
+layers here. Knows lengths and sizes; what a state is, the runner decides. A state must not change once it is kept, as
+sequences that share a beginning share its checkpoints. Used on the runner's thread.
 """
 
 from __future__ import annotations

@@ -189,7 +189,7 @@ class FakeRunner:
         return self._kept(sequence, length)
 
     def keep_checkpoint(self, sequence: int) -> None:
-        """See :class:`enginehouse.contract.backend.CheckpointKeeper`; each state counts as one byte."""
+        """See :class:`enginehouse.contract.checkpoints.CheckpointKeeper`; each state counts as one byte."""
         length = len(self._cells(sequence))
         if length and not self._checkpoints.has(sequence, length):
             self._checkpoints.keep(sequence, length, self._states[sequence], 1)

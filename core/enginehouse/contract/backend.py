@@ -30,7 +30,6 @@ __all__ = [
     "LOWEST_LOGPROB",
     "LOWEST_TEMPERATURE",
     "Backend",
-    "CheckpointKeeper",
     "CutPlanner",
     "DeviceOutput",
     "DeviceSampler",
@@ -340,7 +339,7 @@ class RunnerCapabilities:
         prefill_chunk_tokens: prompt tokens that may share a step with decoding sequences without delaying them much.
         mixed_batch: spans of more than one token and spans of one token may share a forward pass.
         truncate: ``any`` length, ``bounded`` (may keep less than requested; see :class:`CutPlanner`), ``checkpoint``
-            (to a state that was kept; only for a :class:`CheckpointKeeper`), or ``none`` (only to 0).
+            (to a state that was kept; see :mod:`enginehouse.contract.checkpoints`), or ``none`` (only to 0).
         fork: ``share`` (no copy, shared positions counted once), ``copy``, or ``none`` (returns length 0).
         batch_invariant: logits are equal to the bit for any rest of the batch and any chunks of the prompt.
         exit_layers: layer counts that ``Span.num_layers`` accepts.
@@ -453,31 +452,6 @@ class CutPlanner(Runner, Protocol):
 
     def kept_length(self, sequence: int, length: int) -> int:
         """Return the length that ``truncate`` or ``fork`` with ``length`` would keep now; changes nothing."""
-
-
-@runtime_checkable
-class CheckpointKeeper(CutPlanner, Protocol):
-    """A runner with ``checkpoint`` truncation: its sequences carry a state from which no token can be removed.
-
-    Such is the state of a recurrent layer, which hybrid models have beside layers with keys and values. A *checkpoint*
-    is a copy of the state of a sequence at a length. ``truncate``, ``fork`` and ``kept_length`` keep the requested
-    length if the sequence ends or has a checkpoint there, else that of its last checkpoint before it, else 0. A fork
-    has the checkpoints of its source up to its length; a truncation drops those beyond the kept length and keeps the
-    one that it went back to. A runner that can go back in another way too, say by its last token, may keep more.
-
-    The runner limits the memory of all checkpoints and drops the least recently used ones first (``Checkpoints`` of
-    ``enginehouse_backendkit`` does so); they take no KV positions. The contract suite needs room for eight.
-
-    Calls:
-        keep_checkpoint: at the borders of messages, at regular distances, and where a cached prefix ends; worker,
-            engine thread; milliseconds.
-    """
-
-    def keep_checkpoint(self, sequence: int) -> None:
-        """Keep a checkpoint at the current length of the sequence, which is not changed.
-
-        Called between passes; does nothing if there is one at this length, or if the sequence is empty.
-        """
 
 
 @runtime_checkable

@@ -14,15 +14,8 @@ from functools import cache
 from typing import Any, TypeVar, cast, get_type_hints
 
 from enginehouse.contract.adapters import AdapterKeeper
-from enginehouse.contract.backend import (
-    Backend,
-    CheckpointKeeper,
-    CutPlanner,
-    DeviceSampler,
-    Drawn,
-    Runner,
-    StateKeeper,
-)
+from enginehouse.contract.backend import Backend, CutPlanner, DeviceSampler, Drawn, Runner, StateKeeper
+from enginehouse.contract.checkpoints import CheckpointKeeper
 from enginehouse.contract.compressor import CompressionTask, Compressor, Range, cut
 from enginehouse.contract.drafter import BoundDrafter, Drafter, LayerBackend, LayerDrafter
 from enginehouse.contract.engine import Engine, PoolingEngine, ReplicatedEngine

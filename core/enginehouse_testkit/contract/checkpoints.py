@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from enginehouse.contract.backend import CheckpointKeeper, Runner, StateKeeper
+from enginehouse.contract.backend import Runner, StateKeeper
+from enginehouse.contract.checkpoints import CheckpointKeeper
 from enginehouse_testkit.contract.base import ContractBase
 from enginehouse_testkit.contract.driver import RunnerDriver, repeated
 

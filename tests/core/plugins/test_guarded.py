@@ -9,7 +9,8 @@ from typing import Any, Protocol
 import pytest
 
 from enginehouse.contract.adapters import AdapterKeeper
-from enginehouse.contract.backend import CheckpointKeeper, CutPlanner, DeviceSampler, Runner, StateKeeper
+from enginehouse.contract.backend import CutPlanner, DeviceSampler, Runner, StateKeeper
+from enginehouse.contract.checkpoints import CheckpointKeeper
 from enginehouse.contract.engine import Engine, PoolingEngine, ReplicatedEngine
 from enginehouse.contract.exit_policy import LayerAccess
 from enginehouse.contract.inspection import Inspectable
