@@ -55,11 +55,11 @@ class Shaped(Protocol):
         """Sizes of its dimensions."""
 
 
-T = TypeVar("T", bound=Shaped)
+_Tensor = TypeVar("_Tensor", bound=Shaped)
 
 
 @frozen(eq=False)
-class LoraHalves(Generic[T]):
+class LoraHalves(Generic[_Tensor]):
     """The weights of one adapter for one layer, which adds ``scale * B (A x)``.
 
     Attributes:
@@ -68,8 +68,8 @@ class LoraHalves(Generic[T]):
         scale: the adapter's own strength, alpha / rank as trained.
     """
 
-    a: T
-    b: T
+    a: _Tensor
+    b: _Tensor
     scale: float
 
 
@@ -126,9 +126,9 @@ def refusing(folder: Path) -> Iterator[None]:
 def read_lora_folder(
     folder: Path,
     layers: Mapping[str, tuple[int, int]],
-    load: Callable[[Path], Mapping[str, T]],
-    problem_of: Callable[[T], str],
-) -> dict[str, LoraHalves[T]]:
+    load: Callable[[Path], Mapping[str, _Tensor]],
+    problem_of: Callable[[_Tensor], str],
+) -> dict[str, LoraHalves[_Tensor]]:
     """Return the halves of each layer that an adapter changes, by the name of the layer.
 
     Args:
@@ -172,9 +172,12 @@ def _read_ranks(config: Mapping[str, Any]) -> _Ranks:
 
 
 def _pair(
-    tensors: Mapping[str, T], ranks: _Ranks, layers: Mapping[str, tuple[int, int]], problem_of: Callable[[T], str]
-) -> dict[str, LoraHalves[T]]:
-    found: dict[str, dict[str, T]] = {}
+    tensors: Mapping[str, _Tensor],
+    ranks: _Ranks,
+    layers: Mapping[str, tuple[int, int]],
+    problem_of: Callable[[_Tensor], str],
+) -> dict[str, LoraHalves[_Tensor]]:
+    found: dict[str, dict[str, _Tensor]] = {}
     for name, tensor in tensors.items():
         match = _NAME.fullmatch(name.removeprefix(_PREFIX))
         if match is None:
