@@ -11,7 +11,6 @@ from enginehouse_llguidance.decoder import LlguidanceDecoder
 from enginehouse_llguidance.options import LlguidanceOptions
 from enginehouse_testkit.fake_tokenizer import FakeTokenizer
 
-
 collect_ignore_glob = [] if find_spec("llguidance") else ["test_*.py", "differential/*"]
 
 
