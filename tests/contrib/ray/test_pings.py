@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ class _Stream:
 
 
 async def test_streams_are_pinged_until_another_machine_continues_them(
-    cluster: Any, nodes: list[Any], tmp_path: Path
+    cluster: Any, nodes: list[Any], add_node: Callable[[], None], tmp_path: Path
 ) -> None:
     config = tmp_path / "c.toml"
     config.write_text(_CONFIG.format(address=cluster.address))
@@ -70,9 +71,9 @@ async def test_streams_are_pinged_until_another_machine_continues_them(
             streams = [_Stream() for _ in range(20)]
             reading = [asyncio.create_task(stream.read(client, number)) for number, stream in enumerate(streams)]
             await until(lambda: all(stream.text for stream in streams), timeout_s=60)
-            for node in nodes:
+            for node in list(nodes):
                 cluster.remove_node(node, allow_graceful=False)
             await until(lambda: all(stream.num_pings > 2 for stream in streams), timeout_s=60)
-            nodes.append(cluster.add_node(num_cpus=1, resources={"place": 1}, object_store_memory=80 * 2**20))
+            await asyncio.to_thread(add_node)
             await asyncio.gather(*reading)
     assert [stream.text for stream in streams] == [stream.text for stream in expected]
