@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -39,6 +39,7 @@ from enginehouse.plugins.call_notes import NotedCall
 from enginehouse.settings.limits import LimitsSettings
 from enginehouse.workers.health import LoadWatch, Watchdog, lost_request
 from enginehouse.workers.launch import Worker, check_hello, explain, start_worker
+from enginehouse.workers.media_bytes import send_media
 from enginehouse.workers.messages import (
     Accepted,
     CallFailed,
@@ -58,6 +59,7 @@ from enginehouse.workers.messages import (
     LoadAdapter,
     LoadFailed,
     LoadProgress,
+    MediaBytes,
     MetricsReport,
     PoolAccepted,
     Pooled,
@@ -297,6 +299,8 @@ class WorkerEngine:
             return
         status = self._worker.ended.result() if self._worker.ended.done() else ExitStatus("closed its link")
         reason = self._reason or f"the worker {status.text}"
+        if not self._is_ready and self._load_watch is not None and self._load_watch.text:
+            reason = f"{reason}; its last report was {self._load_watch.text!r}"
         self.is_killed_from_outside = status.is_from_outside and self._reason is None
         if not self.is_killed_from_outside and (noted := self._worker.notes.read() if self._worker.notes else []):
             reason = f"{reason}, {', '.join(map(str, noted))}"
@@ -352,12 +356,15 @@ class WorkerEngine:
         link_id = self._requests.link_id(request_id, is_resumed=resume is not None)
         stream = WorkerStream(request_id, self._loop, lambda: self._cancel(link_id), observer)
         self._check_room(is_returning=resume is not None)
-        if resume is None and request_id not in self.request_queue:
-            self.request_queue.check(request.caller, request.priority)
-        if resume is not None:
-            # A request that has once started must not time out in the queue again.
-            request = evolve(request, request_id=link_id, queue_timeout_s=None)
-        self._connection.send(Submit(request, resume))
+        async with self._sent_media(request.segments) as (segments, media_call):
+            self._check_room(is_returning=resume is not None)
+            if resume is None and request_id not in self.request_queue:
+                self.request_queue.check(request.caller, request.priority)
+            request = evolve(request, segments=segments)
+            if resume is not None:
+                # A request that has once started must not time out in the queue again.
+                request = evolve(request, request_id=link_id, queue_timeout_s=None)
+            self._connection.send(Submit(request, resume, media_call))
         self._requests.add(link_id, stream)
         self.request_queue.enter(stream.request_id, request.caller, request.priority)
         self._begin_watch()
@@ -397,7 +404,12 @@ class WorkerEngine:
         self, segments: Sequence[Segment], add_special: bool, observer: WorkObserver | None = None
     ) -> list[int]:
         """Return the token ids of a prompt, exactly as ``submit`` would encode it."""
-        token_ids: list[int] = await self._call(lambda call: Tokenize(call, tuple(segments), add_special), observer)
+        self._check_room()
+        async with self._sent_media(segments) as (rest, number):
+            self._check_room()
+            self._connection.send(Tokenize(number, rest, add_special))
+        self._begin_watch()
+        token_ids: list[int] = await self._calls.answer_to(number, observer)
         return token_ids
 
     async def detokenize(self, token_ids: Sequence[int], observer: WorkObserver | None = None) -> str:
@@ -449,6 +461,22 @@ class WorkerEngine:
         self._connection.send(message_for(number))
         self._begin_watch()
         return await self._calls.answer_to(number, observer)
+
+    @contextlib.asynccontextmanager
+    async def _sent_media(self, segments: Sequence[Segment]) -> AsyncIterator[tuple[tuple[Segment, ...], int]]:
+        """Send the media of a prompt, and give the rest and the number of a call; the block sends it.
+
+        If it does not, the worker drops the media.
+        """
+        number = self._calls.next_number()
+        if all(segment.image is None for segment in segments):
+            yield tuple(segments), number
+            return
+        try:
+            yield await send_media(self._connection, number, segments), number
+        except BaseException:
+            self._connection.send(MediaBytes(number, 0, b""))
+            raise
 
     def _check_room(self, *, is_returning: bool = False) -> None:
         if self.died.done():

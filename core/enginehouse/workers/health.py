@@ -88,6 +88,9 @@ class LoadWatch:
         limit_s: seconds without progress after which the load is stuck; 0 disables the limit.
         on_progress: called with the reported progress, and with the time without any.
         on_stuck: called once, with a description of the problem.
+
+    Attributes:
+        text: the last report; "" before the first one.
     """
 
     def __init__(self, limit_s: float, on_progress: Progress, on_stuck: Callable[[str], None]) -> None:
@@ -96,14 +99,14 @@ class LoadWatch:
         self._on_progress = on_progress
         self._on_stuck = on_stuck
         self._loop = asyncio.get_running_loop()
-        self._share, self._text = 0.0, ""
+        self._share, self.text = 0.0, ""
         self._silent_s = 0.0
         self._timer: asyncio.TimerHandle | None = self._loop.call_later(self._interval_s, self._look)
 
     def heard(self, share: float, text: str) -> None:
         """The load has made progress."""
         if self._timer is not None:
-            self._share, self._text, self._silent_s = share, text, 0.0
+            self._share, self.text, self._silent_s = share, text, 0.0
             self._on_progress(share, text)
 
     def end(self) -> None:
@@ -116,11 +119,11 @@ class LoadWatch:
         self._silent_s += self._interval_s
         if self._limit_s and self._silent_s >= self._limit_s:
             self._timer = None
-            news = f"the last report was {self._text!r} at {self._share:.0%}" if self._text else "there was no report"
+            news = f"the last report was {self.text!r} at {self._share:.0%}" if self.text else "there was no report"
             self._on_stuck(f"loading made no progress for {self._limit_s:g} s; {news}")
             return
         if self._silent_s >= _SHOWN_S:
-            self._on_progress(self._share, f"{self._text or 'loading'} (no progress for {self._silent_s:.0f} s)")
+            self._on_progress(self._share, f"{self.text or 'loading'} (no progress for {self._silent_s:.0f} s)")
         self._timer = self._loop.call_later(self._interval_s, self._look)
 
 

@@ -31,7 +31,7 @@ from enginehouse.contract.usage import Usage
 from enginehouse.settings.config import PluginsSettings
 from enginehouse.workers.ipc import FrameTooLarge, frame
 
-PROTOCOL = 11  # increase whenever the messages change
+PROTOCOL = 12  # increase whenever the messages change
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True, tag="error"):
@@ -144,11 +144,30 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     adapters: tuple[Adapter, ...] = ()
 
 
+class MediaBytes(msgspec.Struct, frozen=True, array_like=True, tag="media_bytes"):
+    """A piece of the media of a prompt, before the Submit or Tokenize with them; has no answer.
+
+    Attributes:
+        call: number of the Tokenize, or :attr:`Submit.media_call`.
+        place: index of the image among those of the prompt.
+        data: follows the pieces of the same place; empty drops all of the call.
+    """
+
+    call: int
+    place: int
+    data: bytes
+
+
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
-    """Serve a request, or continue it by ``resume``; answered by Accepted or Rejected, then by StepOutputs."""
+    """Serve a request, or continue it by ``resume``; answered by Accepted or Rejected, then by StepOutputs.
+
+    Attributes:
+        media_call: number of the pieces of its media; -1 without any.
+    """
 
     request: EngineRequest
     resume: Resume | None = None
+    media_call: int = -1
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
@@ -226,6 +245,7 @@ class Close(msgspec.Struct, frozen=True, array_like=True, tag="close"):
 
 ToWorker = (
     Load
+    | MediaBytes
     | Submit
     | Cancel
     | Pool
