@@ -19,9 +19,11 @@ class ModelFacts:
         windows: the sliding window of every layer in tokens, or None.
         vocab_size: width of a row of logits.
         max_context: longest supported sequence in tokens.
+        has_sinks: a layer has attention sinks.
     """
 
     layers: tuple[tuple[Shape, Shape], ...]
     windows: dict[int, int | None]
     vocab_size: int
     max_context: int
+    has_sinks: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from enginehouse.contract.backend import ModelSource, Progress, Runner, RunnerCapabilities
 from enginehouse.contract.errors import ModelLoadError
@@ -29,12 +30,16 @@ from enginehouse_hf.attention import ATTENTION_NAME, KvMemory, Segment, Step, Un
 from enginehouse_hf.backend import HfOptions, no_model
 from enginehouse_hf.depth import exit_layers
 from enginehouse_hf.facts import ModelFacts
+from enginehouse_hf.images.families import FAMILIES, CannotRead
+from enginehouse_hf.images.reader import ImageReader, open_reader
 from enginehouse_hf.packed import num_packed
 from enginehouse_hf.runner import HfRunner, run_model
 from enginehouse_hf.tokenizer import ModelFiles, load_text
 from enginehouse_hf.weights import load_weights, mapped_errors
 
 __all__ = ["find_files", "open_runner"]
+
+_log = logging.getLogger(__name__)
 
 _KNOWN_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
@@ -52,9 +57,10 @@ def open_runner(source: ModelSource, options: HfOptions, progress: Progress) -> 
         torch.set_num_threads(options.threads)
     with mapped_errors(source):
         progress(0.0, "loading weights")
-        model = _load_model(files, options)
+        reads_images = _reads_images(files, options)
+        model = _load_model(files, options, reads_images)
         progress(0.8, "loading tokenizer")
-        runner = _build(files, model, options, progress)
+        runner = _build(files, model, options, progress, reads_images)
     progress(1.0, "ready")
     return runner
 
@@ -84,16 +90,40 @@ def _is_config(source: ModelSource, options: HfOptions) -> bool:
     return options.random_weights and source.path is not None and (source.path / "config.json").is_file()
 
 
-def _load_model(files: ModelFiles, options: HfOptions) -> Any:
+def _load_model(files: ModelFiles, options: HfOptions, reads_images: bool) -> Any:
     keeps_packed = _runs_on_cuda(options) and options.fused
-    model = load_weights(AutoModelForCausalLM, files, options, attention=ATTENTION_NAME, keeps_packed=keeps_packed)
+    kind = AutoModelForImageTextToText if reads_images else AutoModelForCausalLM
+    model = load_weights(kind, files, options, attention=ATTENTION_NAME, keeps_packed=keeps_packed)
+    if reads_images:
+        model.set_attn_implementation({"vision_config": "sdpa"})
     unknown = set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - _KNOWN_LAYER_TYPES
     if unknown:
         raise UnsupportedAttention(f"layers of the type {', '.join(sorted(unknown))}")
     return model
 
 
-def _build(files: ModelFiles, model: Any, options: HfOptions, progress: Progress) -> Runner:
+def _reads_images(files: ModelFiles, options: HfOptions) -> bool:
+    """True for a family whose images can be computed, on the CPU with plain weights.
+
+    Raises:
+        ModelLoadError: the model is of such a family, but transformers has no class for its text alone.
+    """
+    if files.gguf_file is not None:
+        return False
+    config = AutoConfig.from_pretrained(**files.arguments)
+    if config.model_type not in FAMILIES:
+        return False
+    if options.device == "cpu" and options.device_map is None and options.quantization is None:
+        return True
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ModelLoadError(
+            f"{files.folder}: hf computes models of the type {config.model_type} on the CPU only, without device_map "
+            f'and quantization; set device = "cpu"'
+        )
+    return False
+
+
+def _build(files: ModelFiles, model: Any, options: HfOptions, progress: Progress, reads_images: bool) -> Runner:
     facts, probed = _find_facts(model, served_context(model.config.to_dict(), options.context))
     text = load_text(files, model, facts.vocab_size)
     metadata = {
@@ -115,6 +145,10 @@ def _build(files: ModelFiles, model: Any, options: HfOptions, progress: Progress
         metadata=metadata,
     )
     if _runs_on_cuda(options):
+        if facts.has_sinks:
+            raise ModelLoadError(
+                f'{files.folder}: this model uses attention sinks, for which hf has no CUDA kernel; set device = "cpu"'
+            )
         from enginehouse_hf.cuda.opening import open_on_cuda  # noqa: PLC0415 - imports triton
         from enginehouse_hf.cuda.runner import CudaRunner  # noqa: PLC0415
 
@@ -123,9 +157,18 @@ def _build(files: ModelFiles, model: Any, options: HfOptions, progress: Progress
         metadata |= {"layers": f"{opened.network.name}{graphs}", "attention": opened.attention}
         return CudaRunner(opened, capabilities, text, info, state_format=_state_format(metadata, facts, options))
     metadata["layers"] = "transformers layers, step by step"
-    capabilities = _capabilities(facts, options, exit_layers(model))
+    state_format, reader = _state_format(metadata, facts, options), None
+    if reads_images:
+        try:
+            reader = open_reader(files, model, text)
+            metadata["images"] = type(reader.processor).__name__
+            state_format += f", images {reader.identity}"
+        except CannotRead as error:
+            _log.warning("hf: %s takes no images: %s", files.folder, error)
+            metadata["images"] = f"none: {error}"
+    capabilities = _capabilities(facts, options, exit_layers(model), reader)
     memory = probed.resized(capabilities.max_sequences, facts.max_context)
-    return HfRunner(model, memory, capabilities, text, info, state_format=_state_format(metadata, facts, options))
+    return HfRunner(model, memory, capabilities, text, info, state_format=state_format, reader=reader)
 
 
 def _state_format(metadata: Mapping[str, str], facts: ModelFacts, options: HfOptions) -> str:
@@ -142,7 +185,9 @@ def _runs_on_cuda(options: HfOptions) -> bool:
     return is_plain and options.device.startswith("cuda") and find_spec("triton") is not None
 
 
-def _capabilities(facts: ModelFacts, options: HfOptions, depths: tuple[int, ...]) -> RunnerCapabilities:
+def _capabilities(
+    facts: ModelFacts, options: HfOptions, depths: tuple[int, ...], reader: ImageReader | None
+) -> RunnerCapabilities:
     assert options.max_batch_tokens is not None
     return RunnerCapabilities(
         max_sequences=2 * options.slots,
@@ -154,6 +199,7 @@ def _capabilities(facts: ModelFacts, options: HfOptions, depths: tuple[int, ...]
         abort=True,
         states=not options.random_weights,  # the next process would use different random weights
         adapters="mixed",
+        media=("image",) if reader is not None else (),
     )
 
 
@@ -169,4 +215,5 @@ def _find_facts(model: Any, max_context: int) -> tuple[ModelFacts, KvMemory]:
     sliding = [i for i, kind in enumerate(getattr(config, "layer_types", None) or ()) if kind == "sliding_attention"]
     if any(step.windows[i] is None for i in sliding):
         raise UnsupportedAttention("a sliding window that it applies by a mask only")
-    return ModelFacts(tuple(memory.shapes), dict(step.windows), int(logits.shape[-1]), max_context), memory
+    facts = ModelFacts(tuple(memory.shapes), dict(step.windows), int(logits.shape[-1]), max_context, step.has_sinks)
+    return facts, memory

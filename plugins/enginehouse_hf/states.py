@@ -21,41 +21,48 @@ _Form = tuple[tuple[int, ...], torch.dtype]
 """Shape and dtype of a piece."""
 
 
-def pack_pieces(pieces: Iterable[Tensor], num_bytes: int, num_tokens: int, state_format: str) -> memoryview:
+def pack_pieces(
+    pieces: Iterable[Tensor], num_bytes: int, num_tokens: int, state_format: str, before: bytes = b""
+) -> memoryview:
     """Serialise the pieces; each is copied from its device in turn.
 
     Args:
         pieces: of all layers.
         num_bytes: total size of the pieces.
         num_tokens, state_format: written to the header.
+        before: the runner's own bytes before the pieces, covered by the checksum.
     """
-    array = np.empty(HEAD_BYTES + num_bytes, np.uint8)
-    body, end = array[HEAD_BYTES:], 0
+    array = np.empty(HEAD_BYTES + len(before) + num_bytes, np.uint8)
+    array[HEAD_BYTES : HEAD_BYTES + len(before)] = np.frombuffer(before, np.uint8)
+    body, end = array[HEAD_BYTES + len(before) :], 0
     for piece in pieces:
         numbers = host_bytes(piece.cpu())
         begin, end = end, end + numbers.nbytes
         body[begin:end].reshape(numbers.shape)[...] = numbers
     assert end == num_bytes, "there are as many bytes as the layers say"
     data = memoryview(array)
-    write_head(data, state_format, num_tokens)
+    write_head(data, state_format, num_tokens, num_checked=len(before))
     return data
 
 
-def check_state(data: memoryview, state_format: str, bytes_per_token: int) -> int:
+def check_state(data: memoryview, state_format: str, bytes_per_token: int, num_before: int = 0) -> int:
     """Return the number of tokens in the saved state.
+
+    Args:
+        num_before: number of bytes before the pieces.
 
     Raises:
         StateRefused: the data is not a state, is damaged, or belongs to another model or other settings.
     """
     num_tokens = check_head(data, state_format)
-    if state_body(data).nbytes != num_tokens * bytes_per_token:
+    if state_body(data).nbytes != num_before + num_tokens * bytes_per_token:
         raise StateRefused("the sequence was saved by a model of another size")
     return num_tokens
 
 
-def unpack_pieces(data: memoryview, forms: Iterable[_Form]) -> Iterator[Tensor]:
+def unpack_pieces(data: memoryview, forms: Iterable[_Form], num_before: int = 0) -> Iterator[Tensor]:
     """Yield the pieces of checked data, on the CPU; they share memory with ``data``."""
-    array = np.frombuffer(state_body(data), np.uint8)
+    array = np.frombuffer(state_body(data)[num_before:], np.uint8)
     body = torch.from_numpy(array if array.flags.writeable else array.copy())
     end = 0
     for shape, dtype in forms:

@@ -12,7 +12,8 @@ sequence, the *discard sequence*, until the live cells are compacted.
 cached ones made SmolLM2's steps a fifth slower. Therefore compaction also copies sequences that no recent pass used out
 of the cache. They are copied back on use, at a hundredth of the cost of recomputing them.
 
-**Images.** All lengths here are in tokens; llama.cpp's memory takes positions (:mod:`enginehouse_llamacpp.positions`).
+**Images.** All lengths here are in tokens; llama.cpp's memory takes positions
+(:mod:`enginehouse_backendkit.media_chunks`).
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from enginehouse.contract.errors import CacheFull, InvalidSpan, RunnerError, StateRefused
+from enginehouse_backendkit.media_chunks import ChunkPlace, Chunks
 from enginehouse_backendkit.saved_states import HEAD_BYTES, check_head, state_body, write_head
 from enginehouse_llamacpp.cells import CellMap, HeldCells, SwappedOut
 from enginehouse_llamacpp.compaction import Compactor
 from enginehouse_llamacpp.memory import SequenceMemory
-from enginehouse_llamacpp.positions import ChunkPlace, Chunks
 from enginehouse_llamacpp.states import num_checked_bytes, state_array
 
 __all__ = ["NUM_OWN_SEQUENCES", "SequenceTable"]

@@ -147,3 +147,105 @@ def _write_model(name: str, tokenizer: Path, folder: Path) -> Path:
             parameter.data += 0.2 * torch.randn_like(parameter)
     model.save_pretrained(folder)
     return folder
+
+
+_VISION_TEXT: dict[str, Any] = {**_SIZES, "num_hidden_layers": 2}
+_TOWER: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 32,
+    "patch_size": 8,
+}
+_MARKS = ("<image>", "<fake_token_around_image>", "<end_of_utterance>", "<row_1_col_1>", "<row_1_col_2>")
+_MARKS += ("<|vision_start|>", "<|vision_end|>")  # <global-img> and the second row are ordinary text, as in Idefics3
+_VISION: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
+    "idefics3": (
+        {"text_config": {**_VISION_TEXT, "model_type": "llama"}, "vision_config": _TOWER, "scale_factor": 2},
+        "Idefics3ImageProcessorPil",
+        {"size": {"longest_edge": 64}, "max_image_size": {"longest_edge": 32}},
+    ),
+    "smolvlm": (
+        {"text_config": {**_VISION_TEXT, "model_type": "llama"}, "vision_config": _TOWER, "scale_factor": 2},
+        "SmolVLMImageProcessorPil",
+        {"size": {"longest_edge": 64}, "max_image_size": {"longest_edge": 32}},
+    ),
+    "llava": (
+        {
+            "text_config": {**_VISION_TEXT, "model_type": "mistral", "head_dim": 16, "sliding_window": 24},
+            "vision_config": {**_TOWER, "model_type": "clip_vision_model"},
+        },
+        "CLIPImageProcessorPil",
+        {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}},
+    ),
+    "gemma3": (
+        {
+            "text_config": {**_GEMMA, "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]},
+            "vision_config": _TOWER,
+            "mm_tokens_per_image": 16,
+        },
+        "Gemma3ImageProcessorPil",
+        {"size": {"height": 32, "width": 32}},
+    ),
+    "qwen2_5_vl": (
+        {
+            "text_config": {
+                **_VISION_TEXT,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]},
+            },
+            "vision_config": {
+                "depth": 2,
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "num_heads": 2,
+                "out_hidden_size": 64,
+                "patch_size": 8,
+                "window_size": 32,
+                "fullatt_block_indexes": [1],
+            },
+        },
+        "Qwen2VLImageProcessorPil",
+        {"size": {"shortest_edge": 256, "longest_edge": 4096}, "patch_size": 8},
+    ),
+}
+"""Configuration, class of the image processor, and its settings, of each family of models that read images."""
+
+
+@pytest.fixture(scope="session")
+def vision_model(tiny_model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A function from a model type to a folder with a tiny random model of it that reads images."""
+    folders: dict[str, Path] = {}
+
+    def make(name: str) -> Path:
+        if name not in folders:
+            folders[name] = _write_vision_model(name, tiny_model("llama"), tmp_path_factory.mktemp(name) / name)
+        return folders[name]
+
+    return make
+
+
+def _write_vision_model(name: str, tokenizer: Path, folder: Path) -> Path:
+    import torch
+    import transformers
+
+    settings, processor, sizes = _VISION[name]
+    words = transformers.AutoTokenizer.from_pretrained(tokenizer)
+    words.add_tokens(list(_MARKS), special_tokens=True)
+    words.save_pretrained(folder)
+    ids = dict(zip(_MARKS, words.convert_tokens_to_ids(list(_MARKS)), strict=True))
+    start, end = ids["<|vision_start|>"], ids["<|vision_end|>"]
+    marks = {"image_token_id": ids["<image>"], "boi_token_index": start, "eoi_token_index": end}
+    marks |= {"vision_start_token_id": start, "vision_end_token_id": end, "image_token_index": ids["<image>"]}
+    settings = {**settings, "text_config": {**settings["text_config"], "vocab_size": len(words), "pad_token_id": 0}}
+    config = transformers.AutoConfig.for_model(name, **settings, **marks)
+    torch.manual_seed(0)
+    model = transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            parameter.data += 0.2 * torch.randn_like(parameter)
+        else:
+            parameter.data = torch.randn_like(parameter) / parameter[0].numel() ** 0.5
+    model.save_pretrained(folder)
+    getattr(transformers, processor)(**sizes).save_pretrained(folder)
+    return folder
