@@ -21,14 +21,7 @@ from numpy.typing import NDArray
 from enginehouse.contract.adapters import Adapter
 from enginehouse.contract.backend import Runner, Sampled
 from enginehouse.contract.drafter import BoundDrafter
-from enginehouse.contract.errors import (
-    EngineDead,
-    EnginehouseError,
-    GenerationFailed,
-    PluginFailed,
-    QueueTimeout,
-    StepAborted,
-)
+from enginehouse.contract.errors import EngineDead, EnginehouseError, GenerationFailed, PluginFailed, QueueTimeout
 from enginehouse.contract.exit_policy import LayerAccess
 from enginehouse.contract.inspection import EngineMetrics, EngineView
 from enginehouse.contract.media import MediaRunner
@@ -47,7 +40,7 @@ from enginehouse.contract.types import (
 )
 from enginehouse.engine.constraints import Masks
 from enginehouse.engine.disk import DiskTier
-from enginehouse.engine.forward import forward
+from enginehouse.engine.forward import encode, forward
 from enginehouse.engine.media import PlacedChunk
 from enginehouse.engine.media.prompts import Prepare
 from enginehouse.engine.outputs import StepCounts, score_tokens, summary, text_delta, token_logprob, view_engine
@@ -143,7 +136,9 @@ class StepEngine:
     def _launch(self, batch: Batch) -> InFlightStep:
         """Run the forward pass and start sampling on the device where possible; the host samples in ``_collect``."""
         if batch.encodes is not None:
-            self._contained(batch.encodes, self._encode, batch.encodes)
+            self._computing = (batch.encodes,)
+            self._contained(batch.encodes, encode, self._scheduler, batch.encodes)
+            self._computing = ()
         if not batch.spans:
             return InFlightStep()
         self._steps.add(len(batch.sequences))
@@ -154,19 +149,6 @@ class StepEngine:
         if masks is not None:
             masks.result()
         return launch(self._runner, computed, self._fail, self.guard)
-
-    def _encode(self, sequence: Sequence) -> None:
-        """Encode the image that is the next part of a prompt; aborted, it is encoded again unless it was cancelled."""
-        placed = sequence.next_chunk
-        assert placed is not None and isinstance(self._runner, MediaRunner)
-        self._computing = (sequence,)
-        try:
-            sequence.embedding = self._runner.encode(placed.chunk)
-        except StepAborted:
-            return
-        finally:
-            self._computing = ()
-        self._scheduler.embeddings.put(sequence.owner.request.namespace, placed.chunk.key, sequence.embedding)
 
     def _report_progress(self, batch: Batch) -> None:
         """Report the prefill of requests that ask for it; other choices start when the first one is done."""

@@ -6,9 +6,14 @@ Called by :mod:`enginehouse.workers.client`. Detecting a hang needs no cooperati
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from msgspec.structs import replace
 
 from enginehouse.contract.backend import Progress
+from enginehouse.contract.inspection import EngineMetrics
+from enginehouse.plugins.call_notes import NotedCall
 
 # Checks per limit. The limit counts checks, not seconds: a server that was suspended or busy for long checks only once
 # when it continues, and then reads what the worker has sent in the meantime.
@@ -88,9 +93,6 @@ class LoadWatch:
         limit_s: seconds without progress after which the load is stuck; 0 disables the limit.
         on_progress: called with the reported progress, and with the time without any.
         on_stuck: called once, with a description of the problem.
-
-    Attributes:
-        text: the last report; "" before the first one.
     """
 
     def __init__(self, limit_s: float, on_progress: Progress, on_stuck: Callable[[str], None]) -> None:
@@ -99,15 +101,20 @@ class LoadWatch:
         self._on_progress = on_progress
         self._on_stuck = on_stuck
         self._loop = asyncio.get_running_loop()
-        self._share, self.text = 0.0, ""
+        self._share, self._text = 0.0, ""
         self._silent_s = 0.0
         self._timer: asyncio.TimerHandle | None = self._loop.call_later(self._interval_s, self._look)
 
     def heard(self, share: float, text: str) -> None:
         """The load has made progress."""
         if self._timer is not None:
-            self._share, self.text, self._silent_s = share, text, 0.0
+            self._share, self._text, self._silent_s = share, text, 0.0
             self._on_progress(share, text)
+
+    def explain(self, reason: str) -> str:
+        """Return the reason for the end of a worker with what it reported last, if it was still loading."""
+        is_loading = self._timer is not None and self._text
+        return f"{reason}; its last report was {self._text!r}" if is_loading else reason
 
     def end(self) -> None:
         """The load has ended; later reports are dropped."""
@@ -119,12 +126,19 @@ class LoadWatch:
         self._silent_s += self._interval_s
         if self._limit_s and self._silent_s >= self._limit_s:
             self._timer = None
-            news = f"the last report was {self.text!r} at {self._share:.0%}" if self.text else "there was no report"
+            news = f"the last report was {self._text!r} at {self._share:.0%}" if self._text else "there was no report"
             self._on_stuck(f"loading made no progress for {self._limit_s:g} s; {news}")
             return
         if self._silent_s >= _SHOWN_S:
-            self._on_progress(self._share, f"{self.text or 'loading'} (no progress for {self._silent_s:.0f} s)")
+            self._on_progress(self._share, f"{self._text or 'loading'} (no progress for {self._silent_s:.0f} s)")
         self._timer = self._loop.call_later(self._interval_s, self._look)
+
+
+def with_failures(metrics: EngineMetrics, noted: Sequence[NotedCall]) -> EngineMetrics:
+    """Return statistics that count the calls that the worker did not survive, which it could not count itself."""
+    counts = Counter(metrics.plugin_failures)
+    counts.update((call.plugin, call.kind) for call in noted)
+    return replace(metrics, plugin_failures=dict(counts))
 
 
 def lost_request(reason: str) -> str:

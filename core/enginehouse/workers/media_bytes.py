@@ -7,7 +7,8 @@ the event loop of the server, and by the worker's reader thread. Does not know w
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from attrs import evolve
@@ -22,16 +23,30 @@ _Message = TypeVar("_Message", Submit | Pool, Tokenize | Detokenize)
 _PIECE_BYTES = 256 * 1024
 
 
-async def send_media(
+@asynccontextmanager
+async def sent_media(
     connection: Connection[ToWorker, FromWorker], call: int, segments: Sequence[Segment]
-) -> tuple[Segment, ...]:
-    """Send the bytes of all media of a prompt, and return the prompt without them.
+) -> AsyncIterator[tuple[Segment, ...]]:
+    """Send the media of a prompt, and give the rest, which the block sends; if it does not, the worker drops them.
 
     Args:
         connection: the link; a lost one drops the pieces.
         call: number of the pieces, unique on the link.
         segments: the prompt.
     """
+    if all(segment.image is None for segment in segments):
+        yield tuple(segments)
+        return
+    try:
+        yield await _send(connection, call, segments)
+    except BaseException:
+        connection.send(MediaBytes(call, 0, b""))
+        raise
+
+
+async def _send(
+    connection: Connection[ToWorker, FromWorker], call: int, segments: Sequence[Segment]
+) -> tuple[Segment, ...]:
     place = 0
     for segment in segments:
         if segment.image is None:
@@ -67,7 +82,9 @@ class ArrivedMedia:
         return message
 
     def _complete(self, segments: Sequence[Segment], call: int) -> tuple[Segment, ...]:
-        found, places = self._of_call.pop(call, {}), itertools.count()
+        if call not in self._of_call:
+            return tuple(segments)
+        found, places = self._of_call.pop(call), itertools.count()
         return tuple(
             one
             if one.image is None

@@ -1,7 +1,6 @@
 """Messages between the server process and a worker.
 
-Every message is one tagged msgpack array in one frame (see ``ipc``). The worker sends at most one :class:`StepOutputs`
-per step, regardless of the number of requests in it.
+Every message is one tagged msgpack array in one frame (see ``ipc``). A step of a worker sends one :class:`StepOutputs`.
 """
 
 # msgspec resolves annotations when this module is imported, so names must not be imported under TYPE_CHECKING.
@@ -145,13 +144,7 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
 
 
 class MediaBytes(msgspec.Struct, frozen=True, array_like=True, tag="media_bytes"):
-    """A piece of the media of a prompt, before the Submit or Tokenize with them; has no answer.
-
-    Attributes:
-        call: number of the Tokenize, or :attr:`Submit.media_call`.
-        place: index of the image among those of the prompt.
-        data: follows the pieces of the same place; empty drops all of the call.
-    """
+    """A piece of the image ``place`` of a prompt, before the message with ``call``; empty data drops all of them."""
 
     call: int
     place: int
@@ -159,11 +152,7 @@ class MediaBytes(msgspec.Struct, frozen=True, array_like=True, tag="media_bytes"
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
-    """Serve a request, or continue it by ``resume``; answered by Accepted or Rejected, then by StepOutputs.
-
-    Attributes:
-        media_call: number of the pieces of its media; -1 without any.
-    """
+    """Serve a request, or continue it by ``resume``; answered by Accepted or Rejected, then by StepOutputs."""
 
     request: EngineRequest
     resume: Resume | None = None

@@ -10,7 +10,7 @@ import pytest
 
 from enginehouse.contract.types import DecodedImage, EngineRequest, Segment
 from enginehouse.workers.ipc import Link, socket_pair
-from enginehouse.workers.media_bytes import ArrivedMedia, send_media
+from enginehouse.workers.media_bytes import ArrivedMedia, sent_media
 from enginehouse.workers.messages import (
     Detokenize,
     FromWorker,
@@ -67,16 +67,22 @@ async def linked() -> AsyncIterator[tuple[Connection[ToWorker, FromWorker], Link
         await lost.wait()
 
 
+async def send(connection: Connection[ToWorker, FromWorker]) -> None:
+    """Send the prompt, as a server does."""
+    async with sent_media(connection, 7, PROMPT) as rest:
+        connection.send(Tokenize(7, rest, False))
+
+
 async def test_images_are_sent_in_pieces_between_which_others_pass() -> None:
     async with linked() as (connection, link):
-        sending = asyncio.create_task(send_media(connection, 7, PROMPT))
+        sending = asyncio.create_task(send(connection))
         for _ in range(100):
             await asyncio.sleep(0)
         assert not sending.done() and connection.num_unsent_bytes < 2**20
 
         connection.send(Detokenize(8, ()))
         reading = asyncio.create_task(asyncio.to_thread(received, link))
-        connection.send(Tokenize(7, await sending, False))
+        await sending
         *pieces, last = await reading
 
     arrived = ArrivedMedia()
@@ -92,7 +98,7 @@ async def test_images_are_sent_in_pieces_between_which_others_pass() -> None:
 
 async def test_a_lost_link_ends_the_sending() -> None:
     async with linked() as (connection, link):
-        sending = asyncio.create_task(send_media(connection, 7, PROMPT))
+        sending = asyncio.create_task(send(connection))
         await asyncio.sleep(0)
         link.close()
         async with asyncio.timeout(60):
