@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,8 +29,10 @@ from enginehouse_hf.adapters import Adapters
 from enginehouse_hf.attention import ForwardAborted, KvMemory, Segment, Step
 from enginehouse_hf.depth import Depths, groups_by, row_order
 from enginehouse_hf.exits import EarlyExits
+from enginehouse_hf.facts import ModelFacts
 from enginehouse_hf.images.reader import ImageReader
 from enginehouse_hf.pieces import copy_piece
+from enginehouse_hf.recurrent import Mixers
 from enginehouse_hf.states import check_state, pack_pieces, unpack_pieces
 from enginehouse_hf.tokenizer import ModelText
 
@@ -99,6 +102,8 @@ class HfRunner:
         self,
         model: Any,
         memory: KvMemory,
+        mixers: Mixers,
+        facts: ModelFacts,
         capabilities: RunnerCapabilities,
         text: ModelText,
         info: ModelInfo,
@@ -112,7 +117,9 @@ class HfRunner:
         self.info = info
         self.num_layers = int(model.config.get_text_config().num_hidden_layers)
         self._depths: Any = Depths(model)
-        self._adapters: Any = Adapters(model)
+        self._mixers: Any = mixers
+        self._facts = facts
+        self._adapters: Any = Adapters(model, mixers.names)
         self._exits: EarlyExits | None = None
         self._memory: Any = memory
         self._device = model.device
@@ -129,45 +136,60 @@ class HfRunner:
         """Free the slot of a sequence."""
         self._table.free(sequence)
         self._chunks.pop(sequence, None)
+        self._mixers.put(sequence, {})
 
     def length(self, sequence: int) -> int:
         """Number of tokens in the sequence."""
         return self._table.length(sequence)
 
     def truncate(self, sequence: int, length: int) -> int:
-        """Drop tokens from the end. Sliding-window layers keep every position, so any length is exact."""
+        """Drop tokens from the end. Sliding-window layers keep every position, so any length is exact without states."""
         chunks = self._chunks_of(sequence)
-        kept = self._table.truncate(sequence, chunks.whole(length))
+        kept = self._table.truncate(sequence, self._kept(sequence, length))
         self._place(sequence, chunks.cut(kept))
+        if not kept:
+            self._mixers.put(sequence, {})
         return kept
 
     def fork(self, source: int, length: int) -> tuple[int, int]:
-        """Copy the first ``length`` positions into a new slot."""
+        """Copy the first ``length`` positions into a new slot; the state is shared."""
         chunks = self._chunks_of(source)
-        sequence, kept = self._table.fork(source, chunks.whole(length))
+        sequence, kept = self._table.fork(source, self._kept(source, length))
         self._memory.copy(source, sequence, kept)
         self._place(sequence, chunks.cut(kept))
+        self._mixers.put(sequence, self._mixers.state(source) if kept else {})
         return sequence, kept
 
+    def _kept(self, sequence: int, length: int) -> int:
+        """Return the length up to ``length`` that a truncation can keep."""
+        whole = self._chunks_of(sequence).whole(length)
+        return whole if not self._facts.states or whole >= self._table.length(sequence) else 0
+
     def save(self, sequence: int) -> memoryview:
-        """Return a copy of all keys and values of the sequence."""
+        """Return a copy of state, keys and values of the sequence."""
         length, memory = self._table.saved_length(sequence), self._memory
-        num_bytes = length * memory.bytes_per_token
+        num_bytes = length * memory.bytes_per_token + self._facts.state_bytes
         before = b"" if self._reader is None else self._chunks_of(sequence).to_bytes()
+        state = self._mixers.state(sequence)
+        pieces = chain((state[form.key] for form in self._facts.states), memory.pieces(sequence, length))
         with torch.inference_mode():
-            return pack_pieces(memory.pieces(sequence, length), num_bytes, length, self.state_format, before)
+            return pack_pieces(pieces, num_bytes, length, self.state_format, before)
 
     def load(self, data: memoryview) -> int:
-        """Create a sequence with the keys and values of a saved one."""
+        """Create a sequence with the state, keys and values of a saved one."""
         chunks, num_before = NO_CHUNKS, 0
         if self._reader is not None:
             chunks, num_before = Chunks.from_bytes(state_body(data), check_head(data, self.state_format))
-        length = check_state(data, self.state_format, self._memory.bytes_per_token, num_before)
+        num_fixed = num_before + self._facts.state_bytes
+        length = check_state(data, self.state_format, self._memory.bytes_per_token, num_fixed)
         sequence = self._table.adopt(length)
         self._place(sequence, chunks)
         pieces = list(self._memory.pieces(sequence, length))
-        saved = unpack_pieces(data, [(tuple(piece.shape), piece.dtype) for piece in pieces], num_before)
+        forms = [(form.shape, form.dtype) for form in self._facts.states]
+        forms += [(tuple(piece.shape), piece.dtype) for piece in pieces]
+        saved = unpack_pieces(data, forms, num_before)
         with torch.inference_mode():
+            self._mixers.put(sequence, {form.key: next(saved).clone() for form in self._facts.states})
             for piece, kept in zip(pieces, saved, strict=True):
                 copy_piece(kept, piece)
         return sequence
@@ -203,6 +225,7 @@ class HfRunner:
         for span in spans:
             self._adapters.check(span.adapter)
         self._aborted.clear()
+        self._mixers.discard()
         media = spans[0].input  # a chunk has a pass of its own
         groups = groups_by([self._way(span) for span in spans])
         try:
@@ -215,6 +238,7 @@ class HfRunner:
         except RuntimeError as error:  # torch's base error, which includes out of memory
             raise EngineError(f"hf: the forward pass failed: {error}") from error
         self._table.advance(spans)
+        self._mixers.commit()
         if isinstance(media, MediaInput):
             chunk = ChunkPlace(spans[0].start, media.chunk.num_tokens, media.chunk.num_positions)
             self._place(spans[0].sequence, self._chunks_of(spans[0].sequence).adding(chunk))
@@ -229,6 +253,8 @@ class HfRunner:
     def use_exit_policy(self, policy: BoundExitPolicy | None) -> None:
         """Implements :class:`enginehouse.contract.exit_policy.LayerAccess`."""
         if policy is not None and not self.capabilities.exit_layers:
+            if self._facts.states:
+                raise ModelLoadError("some layers of this model are recurrent: a token cannot skip them")
             raise ModelLoadError("the layers of this model are spread over devices, or built in an unknown way")
         self._exits = EarlyExits(self._depths.model(None), policy) if policy is not None else None
 
@@ -247,6 +273,7 @@ class HfRunner:
     def _run(self, spans: Sequence[Span], way: int | Literal["early"] | None) -> tuple[torch.Tensor, list[int]]:
         """Return logits (num_rows, vocab_size), and the number of layers that each row ran through."""
         step, token_ids, rows = self._pack(spans)
+        self._mixers.begin(step)
         self._adapters.begin([(span.adapter, span.num_tokens) for span in spans])
         if way == "early":
             assert self._exits is not None
@@ -266,6 +293,7 @@ class HfRunner:
             end = min(begin + size, chunk.num_tokens)
             segment = Segment(sequence, span.start + begin, 0, end - begin)
             step = Step(self._memory, [segment], self._aborted, sees_ahead=reader.sees_ahead)
+            self._mixers.begin(step)
             self._adapters.begin([(span.adapter, end - begin)])
             rows = run_model(self._depths.model(None), step, embedding[begin:end], [], positions[..., begin:end])
         return rows, []
@@ -294,7 +322,7 @@ class HfRunner:
 
     def close(self) -> None:
         """Release weights and KV memory. Idempotent."""
-        self._depths = self._memory = self._exits = self._adapters = self._reader = None
+        self._depths = self._memory = self._exits = self._adapters = self._reader = self._mixers = None
 
     def _pack(self, spans: Sequence[Span]) -> tuple[Step, torch.Tensor, list[int]]:
         segments: list[Segment] = []
