@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast, get_type_hints
 
 from enginehouse.contract.adapters import AdapterKeeper
 from enginehouse.contract.backend import Backend, CutPlanner, DeviceSampler, Drawn, Runner, StateKeeper
+from enginehouse.contract.checkpoints import CheckpointKeeper
 from enginehouse.contract.compressor import CompressionTask, Compressor, Range, cut
 from enginehouse.contract.drafter import BoundDrafter, Drafter, LayerBackend, LayerDrafter
 from enginehouse.contract.engine import Engine, PoolingEngine, ReplicatedEngine
@@ -61,7 +62,7 @@ _GUARDED: dict[type[Any], tuple[type[Any], ...]] = {
     ReasoningParser: (),
     ReasoningSession: (),
     Router: (ChecksModels, ComparesTexts),
-    Runner: (AdapterKeeper, CutPlanner, DeviceSampler, LayerAccess, MediaRunner, StateKeeper),
+    Runner: (AdapterKeeper, CheckpointKeeper, CutPlanner, DeviceSampler, LayerAccess, MediaRunner, StateKeeper),
     SamplerPlugin: (),
     StructuredDecoder: (),
     Surface: (),
