@@ -132,8 +132,8 @@ def _build(files: ModelFiles, model: Any, options: HfOptions, progress: Progress
     mixers = Mixers(model)
     if mixers.layers and not (options.device == "cpu" and options.device_map is None and options.quantization is None):
         raise ModelLoadError(
-            f"{files.folder}: hf computes recurrent layers, such as its layer {min(mixers.layers)}, on the CPU only, without "
-            'device_map and quantization; set device = "cpu"'
+            f"{files.folder}: hf computes recurrent layers, such as its layer {min(mixers.layers)}, on the CPU only, "
+            'without device_map and quantization; set device = "cpu"'
         )
     facts, probed = _find_facts(model, mixers, served_context(model.config.to_dict(), options.context))
     text = load_text(files, model, facts.vocab_size)
@@ -179,7 +179,18 @@ def _build(files: ModelFiles, model: Any, options: HfOptions, progress: Progress
             metadata["images"] = f"none: {error}"
     capabilities = _capabilities(facts, options, () if facts.states else exit_layers(model), reader)
     memory = probed.resized(capabilities.max_sequences, facts.max_context)
-    return HfRunner(model, memory, mixers, facts, capabilities, text, info, state_format=state_format, reader=reader)
+    return HfRunner(
+        model,
+        memory,
+        capabilities,
+        text,
+        info,
+        facts=facts,
+        mixers=mixers,
+        state_format=state_format,
+        num_checkpoints=options.checkpoints,
+        reader=reader,
+    )
 
 
 def _state_format(metadata: Mapping[str, str], facts: ModelFacts, options: HfOptions) -> str:
@@ -205,7 +216,7 @@ def _capabilities(
         max_batch_tokens=max(options.max_batch_tokens, options.slots),
         max_context=facts.max_context,
         cache_tokens=options.cache_tokens or options.slots * facts.max_context,
-        truncate="none" if facts.states else "any",
+        truncate="checkpoint" if facts.states else "any",
         fork="copy",
         exit_layers=depths,
         abort=True,

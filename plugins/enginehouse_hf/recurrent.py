@@ -76,7 +76,7 @@ class _LayerCache:
         before = self.states.get(("conv", state_idx))
         size = conv_kernel_size or (new if before is None else before).shape[-1]
         whole = pad(new, (max(0, size - new.shape[-1]), 0)) if before is None else torch.cat([before, new], -1)
-        self.states["conv", state_idx] = whole[..., -size:].clone()
+        self.states["conv", state_idx] = whole[..., -size:]
         return whole
 
     def update_recurrent_state(self, new: Tensor, layer_idx: int, state_idx: int = 0, **_: Any) -> Tensor:
@@ -181,8 +181,7 @@ class Mixers:
                 output[0, segment.begin : segment.begin + size] = mixed[place]
                 new = self._new.setdefault(segment.slot, {})
                 for key, states in cache.states.items():
-                    own = states[place : place + 1]
-                    new[mixer.layer, *key] = own if len(segments) == 1 else own.clone()  # do not keep those of others
+                    new[mixer.layer, *key] = _owned(states[place : place + 1])
         return output
 
     def _joined(self, layer: int, segments: Sequence[Segment]) -> dict[tuple[str, int], Tensor]:
@@ -194,6 +193,12 @@ class Mixers:
             key[1:]: torch.cat([new[key] if key in new else old[key] for new, old in zip(own, kept, strict=True)])
             for key in keys
         }
+
+
+def _owned(part: Tensor) -> Tensor:
+    """Return a contiguous tensor that keeps no other memory: those of a batch, or of each chunk of a scan."""
+    is_alone = part.is_contiguous() and part.untyped_storage().nbytes() == part.nbytes
+    return part if is_alone else part.clone(memory_format=torch.contiguous_format)
 
 
 def _find(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:

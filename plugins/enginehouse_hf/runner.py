@@ -22,9 +22,10 @@ from enginehouse.contract.errors import EngineError, InvalidSpan, ModelLoadError
 from enginehouse.contract.exit_policy import BoundExitPolicy
 from enginehouse.contract.media import MAX_IMAGE_PIXELS, DecodedImage, MediaChunk, MediaInput
 from enginehouse.contract.types import ModelInfo
+from enginehouse_backendkit.checkpoints import Checkpoints
 from enginehouse_backendkit.media_chunks import NO_CHUNKS, ChunkPlace, Chunks
 from enginehouse_backendkit.saved_states import check_head, state_body
-from enginehouse_backendkit.slot_table import SlotTable
+from enginehouse_backendkit.slot_table import SlotTable, checked_length
 from enginehouse_hf.adapters import Adapters
 from enginehouse_hf.attention import ForwardAborted, KvMemory, Segment, Step
 from enginehouse_hf.depth import Depths, groups_by, row_order
@@ -32,8 +33,8 @@ from enginehouse_hf.exits import EarlyExits
 from enginehouse_hf.facts import ModelFacts
 from enginehouse_hf.images.reader import ImageReader
 from enginehouse_hf.pieces import copy_piece
-from enginehouse_hf.recurrent import Mixers
-from enginehouse_hf.states import check_state, pack_pieces, unpack_pieces
+from enginehouse_hf.recurrent import Mixers, SequenceState
+from enginehouse_hf.states import check_state, pack_lengths, pack_pieces, read_lengths, unpack_pieces
 from enginehouse_hf.tokenizer import ModelText
 
 __all__ = ["ExitRows", "HfRunner", "LogitsRows", "run_model"]
@@ -93,7 +94,11 @@ def run_model(
 class HfRunner:
     """Implements :class:`enginehouse.contract.backend.StateKeeper`; a sequence is a slot of :class:`KvMemory`.
 
-    With a ``reader`` it is a :class:`enginehouse.contract.media.MediaRunner` as well.
+    With a ``reader`` it is a :class:`enginehouse.contract.media.MediaRunner` as well, with recurrent layers a
+    :class:`enginehouse.contract.checkpoints.CheckpointKeeper`.
+
+    Args:
+        num_checkpoints: maximum number of checkpoints over all sequences.
     """
 
     max_image_pixels = MAX_IMAGE_PIXELS
@@ -102,13 +107,14 @@ class HfRunner:
         self,
         model: Any,
         memory: KvMemory,
-        mixers: Mixers,
-        facts: ModelFacts,
         capabilities: RunnerCapabilities,
         text: ModelText,
         info: ModelInfo,
         *,
+        facts: ModelFacts,
+        mixers: Mixers,
         state_format: str,
+        num_checkpoints: int,
         reader: ImageReader | None = None,
     ) -> None:
         self.capabilities = capabilities
@@ -119,6 +125,7 @@ class HfRunner:
         self._depths: Any = Depths(model)
         self._mixers: Any = mixers
         self._facts = facts
+        self._checkpoints = Checkpoints[SequenceState](num_checkpoints * facts.state_bytes)
         self._adapters: Any = Adapters(model, mixers.names)
         self._exits: EarlyExits | None = None
         self._memory: Any = memory
@@ -137,61 +144,89 @@ class HfRunner:
         self._table.free(sequence)
         self._chunks.pop(sequence, None)
         self._mixers.put(sequence, {})
+        self._checkpoints.free(sequence)
 
     def length(self, sequence: int) -> int:
         """Number of tokens in the sequence."""
         return self._table.length(sequence)
 
     def truncate(self, sequence: int, length: int) -> int:
-        """Drop tokens from the end. Sliding-window layers keep every position, so any length is exact without states."""
-        chunks = self._chunks_of(sequence)
-        kept = self._table.truncate(sequence, self._kept(sequence, length))
-        self._place(sequence, chunks.cut(kept))
-        if not kept:
-            self._mixers.put(sequence, {})
-        return kept
+        """Drop tokens from the end. Sliding-window layers keep every position: without states any length is exact."""
+        kept = self.kept_length(sequence, length)
+        self._mixers.put(sequence, self._state(sequence, kept))
+        self._checkpoints.cut(sequence, kept)
+        self._place(sequence, self._chunks_of(sequence).cut(kept))
+        return self._table.truncate(sequence, kept)
 
     def fork(self, source: int, length: int) -> tuple[int, int]:
-        """Copy the first ``length`` positions into a new slot; the state is shared."""
-        chunks = self._chunks_of(source)
-        sequence, kept = self._table.fork(source, self._kept(source, length))
+        """Copy the first ``length`` positions into a new slot; states and checkpoints are shared."""
+        kept = self.kept_length(source, length)
+        state = self._state(source, kept)
+        sequence, kept = self._table.fork(source, kept)
         self._memory.copy(source, sequence, kept)
-        self._place(sequence, chunks.cut(kept))
-        self._mixers.put(sequence, self._mixers.state(source) if kept else {})
+        self._place(sequence, self._chunks_of(source).cut(kept))
+        self._mixers.put(sequence, state)
+        self._checkpoints.share(source, sequence, kept)
         return sequence, kept
 
-    def _kept(self, sequence: int, length: int) -> int:
-        """Return the length up to ``length`` that a truncation can keep."""
-        whole = self._chunks_of(sequence).whole(length)
-        return whole if not self._facts.states or whole >= self._table.length(sequence) else 0
+    def kept_length(self, sequence: int, length: int) -> int:
+        """Implements :class:`enginehouse.contract.checkpoints.CheckpointKeeper`."""
+        kept = min(self._table.length(sequence), self._chunks_of(sequence).whole(checked_length(length)))
+        if not self._facts.states or kept == self._table.length(sequence):
+            return kept
+        return self._checkpoints.last_length(sequence, kept)
+
+    def keep_checkpoint(self, sequence: int) -> None:
+        """Implements :class:`enginehouse.contract.checkpoints.CheckpointKeeper`; a state is never changed in place."""
+        length = self._table.length(sequence)
+        if self._facts.states and length and not self._checkpoints.has(sequence, length):
+            self._checkpoints.keep(sequence, length, self._mixers.state(sequence), self._facts.state_bytes)
+
+    def _state(self, sequence: int, length: int) -> SequenceState:
+        """Return the state of a sequence at a length that :meth:`kept_length` returned."""
+        if length == self._table.length(sequence):
+            return self._mixers.state(sequence)
+        return self._checkpoints.state(sequence, length) if self._facts.states and length else {}
 
     def save(self, sequence: int) -> memoryview:
-        """Return a copy of state, keys and values of the sequence."""
-        length, memory = self._table.saved_length(sequence), self._memory
-        num_bytes = length * memory.bytes_per_token + self._facts.state_bytes
+        """Return a copy of states, keys and values of the sequence."""
+        length, memory, facts = self._table.saved_length(sequence), self._memory, self._facts
         before = b"" if self._reader is None else self._chunks_of(sequence).to_bytes()
-        state = self._mixers.state(sequence)
-        pieces = chain((state[form.key] for form in self._facts.states), memory.pieces(sequence, length))
+        states = []
+        if facts.states:
+            kept = self._checkpoints.all(sequence)
+            before += pack_lengths([length for length, _ in kept])
+            states = [self._mixers.state(sequence), *(state for _, state in kept)]
+        parts = (state[form.key] for state in states for form in facts.states)
+        num_bytes = len(states) * facts.state_bytes + length * memory.bytes_per_token
         with torch.inference_mode():
+            pieces = chain(parts, memory.pieces(sequence, length))
             return pack_pieces(pieces, num_bytes, length, self.state_format, before)
 
     def load(self, data: memoryview) -> int:
-        """Create a sequence with the state, keys and values of a saved one."""
-        chunks, num_before = NO_CHUNKS, 0
+        """Create a sequence with the states, keys and values of a saved one."""
+        facts, chunks, num_before, lengths = self._facts, NO_CHUNKS, 0, []
         if self._reader is not None:
             chunks, num_before = Chunks.from_bytes(state_body(data), check_head(data, self.state_format))
-        num_fixed = num_before + self._facts.state_bytes
+        if facts.states:
+            lengths, num_lengths = read_lengths(state_body(data)[num_before:], check_head(data, self.state_format))
+            num_before += num_lengths
+        num_states = 1 + len(lengths) if facts.states else 0
+        num_fixed = num_before + num_states * facts.state_bytes
         length = check_state(data, self.state_format, self._memory.bytes_per_token, num_fixed)
         sequence = self._table.adopt(length)
         self._place(sequence, chunks)
         pieces = list(self._memory.pieces(sequence, length))
-        forms = [(form.shape, form.dtype) for form in self._facts.states]
-        forms += [(tuple(piece.shape), piece.dtype) for piece in pieces]
-        saved = unpack_pieces(data, forms, num_before)
+        forms = num_states * [(form.shape, form.dtype) for form in facts.states]
+        saved = unpack_pieces(data, forms + [(tuple(piece.shape), piece.dtype) for piece in pieces], num_before)
         with torch.inference_mode():
-            self._mixers.put(sequence, {form.key: next(saved).clone() for form in self._facts.states})
+            states = [{form.key: next(saved).clone() for form in facts.states} for _ in range(num_states)]
             for piece, kept in zip(pieces, saved, strict=True):
                 copy_piece(kept, piece)
+        if facts.states:
+            self._mixers.put(sequence, states[0])
+        for place, state in zip(lengths, states[1:], strict=True):
+            self._checkpoints.keep(sequence, place, state, facts.state_bytes)
         return sequence
 
     def prepare_image(self, image: DecodedImage) -> Sequence[Sequence[int] | MediaChunk]:
@@ -323,6 +358,7 @@ class HfRunner:
     def close(self) -> None:
         """Release weights and KV memory. Idempotent."""
         self._depths = self._memory = self._exits = self._adapters = self._reader = self._mixers = None
+        self._checkpoints.clear()
 
     def _pack(self, spans: Sequence[Span]) -> tuple[Step, torch.Tensor, list[int]]:
         segments: list[Segment] = []

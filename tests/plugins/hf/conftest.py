@@ -136,6 +136,21 @@ _CONFIGS: dict[str, dict[str, Any]] = {
         "conv_L_cache": 3,
         "block_auto_adjust_ff_dim": False,
     },
+    "minimax": {
+        **_SIZES,
+        **_EXPERTS,
+        "num_local_experts": 4,
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+    },
+    "lfm2_moe": {
+        **_SIZES,
+        **_EXPERTS,
+        "num_experts": 4,
+        "num_dense_layers": 1,
+        "moe_intermediate_size": 48,
+        "conv_L_cache": 3,
+        "layer_types": ["conv", "full_attention"] * 2,
+    },
     "jamba": {
         **_SIZES,
         "mamba_d_state": 8,
