@@ -16,7 +16,7 @@ from attrs import frozen
 
 __all__ = ["LayerCounts", "count_layers", "has_states", "state_size"]
 
-Size = Callable[..., int]
+_Size = Callable[..., int]
 """Reads a size from the configuration: its key, and a value if it is missing or 0."""
 
 _BOTH = frozenset({"hybrid"})
@@ -40,7 +40,7 @@ def has_states(config: Mapping[str, Any]) -> bool:
     )
 
 
-def count_layers(config: Mapping[str, Any], size: Size) -> LayerCounts:
+def count_layers(config: Mapping[str, Any], size: _Size) -> LayerCounts:
     """Count the layers by kind.
 
     Args:
@@ -65,7 +65,7 @@ def count_layers(config: Mapping[str, Any], size: Size) -> LayerCounts:
     return LayerCounts(num_layers, num_layers)
 
 
-def state_size(config: Mapping[str, Any], size: Size) -> int:
+def state_size(config: Mapping[str, Any], size: _Size) -> int:
     """Return the number of elements of the state of a sequence in one recurrent layer."""
     if "linear_num_value_heads" in config:
         keys = size("linear_num_key_heads") * size("linear_key_head_dim")
