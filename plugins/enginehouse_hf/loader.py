@@ -129,12 +129,7 @@ def _reads_images(files: ModelFiles, options: HfOptions) -> bool:
 
 
 def _build(files: ModelFiles, model: Any, options: HfOptions, progress: Progress, reads_images: bool) -> Runner:
-    mixers = Mixers(model)
-    if mixers.layers and not (options.device == "cpu" and options.device_map is None and options.quantization is None):
-        raise ModelLoadError(
-            f"{files.folder}: hf computes recurrent layers, such as its layer {min(mixers.layers)}, on the CPU only, "
-            'without device_map and quantization; set device = "cpu"'
-        )
+    mixers = _find_mixers(files, model, options)
     facts, probed = _find_facts(model, mixers, served_context(model.config.to_dict(), options.context))
     text = load_text(files, model, facts.vocab_size)
     metadata = {
@@ -191,6 +186,17 @@ def _build(files: ModelFiles, model: Any, options: HfOptions, progress: Progress
         num_checkpoints=options.checkpoints,
         reader=reader,
     )
+
+
+def _find_mixers(files: ModelFiles, model: Any, options: HfOptions) -> Mixers:
+    """Take over the recurrent layers of a model. Raises ModelLoadError where these are not computed."""
+    mixers = Mixers(model)
+    if mixers.layers and not (options.device == "cpu" and options.device_map is None and options.quantization is None):
+        raise ModelLoadError(
+            f"{files.folder}: hf computes recurrent layers, such as its layer {min(mixers.layers)}, on the CPU only, "
+            'without device_map and quantization; set device = "cpu"'
+        )
+    return mixers
 
 
 def _state_format(metadata: Mapping[str, str], facts: ModelFacts, options: HfOptions) -> str:
