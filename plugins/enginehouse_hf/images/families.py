@@ -24,7 +24,7 @@ class CannotRead(Exception):
 
 @frozen(eq=False)
 class Tile:
-    """An image, or a part of a large one, with an embedding of its own; what ``MediaChunk.data`` is.
+    """An image, or a part of a large one, with an embedding of its own.
 
     Attributes:
         inputs: arguments of the model's ``get_image_features``.

@@ -200,8 +200,14 @@ def test_models_whose_images_would_be_wrong_take_text_only(vision_model: Callabl
 
 
 def test_models_that_need_the_cpu_are_refused_elsewhere(vision_model: Callable[[str], Path]) -> None:
-    with pytest.raises(ModelLoadError, match=r'llava on the CPU only.*set device = "cpu"'):
-        open_model(vision_model("llava"), quantization="torchao-int8")
+    """Gemma 3 has a class for text, and takes it only."""
+    with pytest.raises(ModelLoadError, match=r'llava only with device = "cpu".*not with device_map = "auto"'):
+        open_model(vision_model("llava"), device_map="auto")
+    runner = open_model(vision_model("gemma3"), device_map="auto")
+    assert runner.capabilities.media == ()
+    assert runner.info.metadata["images"].startswith('none: hf reads images only with device = "cpu"')
+    assert len(answer(runner, [5, 6, 7], 2)) == 2
+    runner.close()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
