@@ -1,8 +1,8 @@
 """The tiles of images that wait to be encoded.
 
-As a model takes them, the pixels of an image have up to 30 bytes for each that it has itself, and Idefics3 enlarges
-small images to 90 MB. So the tiles of waiting requests are kept up to a limit; beyond it they are made again from the
-image when their turn comes.
+In the form in which a model takes them, the pixels of an image have up to 24 bytes each, and Idefics3 enlarges small
+images to 55 MB. So the tiles of waiting requests are kept up to a limit; beyond it they are made again from the image
+when their turn comes.
 """
 
 from __future__ import annotations
