@@ -86,6 +86,8 @@ class FakeOptions:
         cache_tokens: KV positions in total; None is ``context`` per slot.
         vocab_size: None is the smallest possible (about 290).
         window: number of tokens that attention reaches back (sliding window; ``truncate`` is ``bounded``); None is all.
+        num_checkpoints: the model carries a state that cannot be cut, and the runner keeps this many copies of it
+            (``truncate`` is ``checkpoint``); 0: it does not. Excludes ``window``.
         window_slack: positions kept beyond the window, so that this many tokens can be removed again.
         fork: as in :class:`RunnerCapabilities`.
         mixed_batch: as in :class:`RunnerCapabilities`.
@@ -93,7 +95,7 @@ class FakeOptions:
         num_layers: number of layers, of which a pass may run any smaller number; 0: it always runs all.
         device_sampling: the runner samples tokens itself, like one on a GPU.
         end_logit: raises (or lowers) the probability that an answer ends.
-        step_delay_s: duration of each forward pass.
+        step_delay_s: duration of each forward pass, and of encoding a chunk.
         open_delay_s: duration of loading.
         recommends: request fields that the model's own files recommend.
         infill_tokens: control tokens that mark prefix, suffix and middle of a text with a gap; empty: no infill.
@@ -110,6 +112,7 @@ class FakeOptions:
     cache_tokens: int | None = field(default=None, validator=_optional_positive)
     vocab_size: int | None = field(default=None, validator=_optional_positive)
     window: int | None = field(default=None, validator=_optional_positive)
+    num_checkpoints: int = field(default=0, validator=validators.ge(0))
     window_slack: int = field(default=8, validator=validators.ge(0))
     fork: Literal["share", "copy", "none"] = "share"
     mixed_batch: bool = True

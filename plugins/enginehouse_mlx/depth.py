@@ -28,7 +28,8 @@ class LayeredModel:
     """A callable model with all or some of its layers.
 
     Attributes:
-        halves: the whole model.
+        model: the whole model as mlx-lm loaded it.
+        halves: its parts.
         path: names of the modules from its body to its list of layers, and of that list; empty if the layers cannot be
             exchanged.
         layers: that list.
@@ -36,6 +37,7 @@ class LayeredModel:
         make_memory: creates caches for all layers, for tests.
     """
 
+    model: Any
     halves: ModelHalves
     path: tuple[str, ...]
     layers: tuple[Any, ...]
@@ -87,7 +89,7 @@ def find_layers(model: Any, halves: ModelHalves, memory: SlotMemory) -> LayeredM
     _run_probe(halves.body, memory)
     layers = tuple(getattr(model, "layers", ()))
     path = _path_to(halves.body, layers)
-    found = LayeredModel(halves, path, layers, tuple(range(1, len(layers))), make_memory)
+    found = LayeredModel(model, halves, path, layers, tuple(range(1, len(layers))), make_memory)
     tried = {*found.exit_layers[:1], *found.exit_layers[-1:]}
     if path and all(_is_beginning(found, memory, num_layers) for num_layers in tried):
         return found

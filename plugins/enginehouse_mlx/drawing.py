@@ -48,7 +48,7 @@ class DrawingRunner(MlxRunner):
     def forward(self, spans: Sequence[Span]) -> LogitsRows:
         """Build one pass over all spans and start it; if it fails, no sequence has grown."""
         known = [self._with_size(span) for span in spans]
-        self._table.check(known)
+        self._check(known)
         try:
             rows = self._rows(known)
             mx.async_eval(rows.logits, self._memory.arrays)

@@ -109,8 +109,9 @@ class _FirstLeaves:
 
 
 def _may_leave(span: Span) -> bool:
-    """True if the span is a token of an answer whose row of logits is requested."""
-    return span.may_exit and span.num_layers is None and span.num_tokens == 1 and span.outputs != "none"
+    """True if the span is a token of an answer of the base model whose row of logits is requested."""
+    is_token = span.num_tokens == 1 and span.outputs != "none"
+    return span.may_exit and is_token and span.num_layers is None and not span.adapter
 
 
 def _can_leave(model: LayeredModel) -> bool:

@@ -115,6 +115,7 @@ def _build(folder: ModelFolder, model: Any, read_text: Callable[[int], ModelText
         sampling=SUPPORTED if draws == "mlx" else frozenset(),
         exit_layers=layered.exit_layers,
         states=True,
+        adapters="mixed",
     )
     text = read_text(vocab_size)
     parameters = dict(tree_flatten(model.parameters()))

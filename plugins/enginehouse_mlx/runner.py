@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -21,6 +22,7 @@ from enginehouse.contract.errors import EngineError
 from enginehouse.contract.types import ModelInfo
 from enginehouse_backendkit.saved_states import check_head
 from enginehouse_backendkit.slot_table import SlotTable, num_tokens
+from enginehouse_mlx.adapters import Adapters
 from enginehouse_mlx.cache import Batch, SlotMemory
 from enginehouse_mlx.depth import LayeredModel
 from enginehouse_mlx.states import pack_sequence, state_format, unpack_sequence
@@ -64,6 +66,7 @@ class MlxRunner:
         self.state_format = state_format(memory, info.metadata)
         self.model: Any = model
         self._memory: Any = memory
+        self._adapters: Any = Adapters(model)
         self._table = SlotTable(capabilities, info.vocab_size)
 
     def open_sequence(self) -> int:
@@ -100,13 +103,21 @@ class MlxRunner:
         self._memory.write(sequence, saved)
         return sequence
 
+    def load_adapter(self, path: Path) -> int:
+        """Load a LoRA from a folder; see :func:`enginehouse_mlx.lora_files.read_adapter`."""
+        return int(self._adapters.load(path))
+
+    def unload_adapter(self, adapter: int) -> None:
+        """Free an adapter."""
+        self._adapters.unload(adapter)
+
     def free_tokens(self) -> int:
         """Number of positions not used by any sequence."""
         return self._table.free_tokens()
 
     def forward(self, spans: Sequence[Span]) -> LogitsRows:
         """Append all spans; if it fails, no sequence has grown."""
-        self._table.check(spans)
+        self._check(spans)
         try:
             rows = self._rows(spans)
             mx.eval(rows.logits, self._memory.arrays)
@@ -120,8 +131,14 @@ class MlxRunner:
 
     def close(self) -> None:
         """Release weights and KV memory. Idempotent."""
-        self.model = self._memory = None
+        self.model = self._memory = self._adapters = None
         mx.clear_cache()
+
+    def _check(self, spans: Sequence[Span]) -> None:
+        """Validate a batch; nothing is changed. Raises as :meth:`forward`."""
+        self._table.check(spans)
+        for span in spans:
+            self._adapters.check(span.adapter)
 
     def _rows(self, spans: Sequence[Span]) -> LogitsRows:
         """Rows of checked spans, not yet evaluated."""
@@ -159,7 +176,8 @@ class MlxRunner:
         for row, span in enumerate(spans):
             token_ids[row, : sizes[row]] = span.input
         body = self.model.body(spans[0].num_layers)
-        output = body(self._inputs(mx.array(token_ids), spans), self._memory.begin(batch))
+        with self._adapters.applied([span.adapter for span in spans], batch.num_tokens):
+            output = body(self._inputs(mx.array(token_ids), spans), self._memory.begin(batch))
         rows = {}
         for row, (index, span, size) in enumerate(zip(indices, spans, sizes, strict=True)):
             rows[index] = output[row, size - num_rows(span) : size]

@@ -19,6 +19,7 @@ from enginehouse.contract.media import MAX_IMAGE_PIXELS, MediaRunner
 from enginehouse.contract.sampler import SamplerPlugin
 from enginehouse.contract.structured import BacktrackingMatcher, Grammar, StructuredDecoder
 from enginehouse.contract.types import EngineCapabilities, EngineRequest, Resume, ResumedChoice
+from enginehouse.engine.checkpoints import choose_places
 from enginehouse.engine.constraints import Constraints, ConstraintState, ReasoningGate
 from enginehouse.engine.media import PlacedChunk, without_media
 from enginehouse.engine.sampling.device_draws import can_draw
@@ -147,6 +148,7 @@ class SequenceFactory:
         *,
         resume: Resume | None = None,
         chunks: tuple[PlacedChunk, ...] = (),
+        borders: tuple[int, ...] = (),
     ) -> ActiveRequest:
         """Create a checked request with its sequences; ``resume`` restores the state where they continue.
 
@@ -157,7 +159,8 @@ class SequenceFactory:
         room = self._runner.capabilities.max_context - len(prompt)
         limit = request.stopping.max_tokens
         max_length = len(prompt) + (room if limit is None else min(limit, room))
-        owner = ActiveRequest(request, prompt, arrival, now_s, chunks, is_resumed=resume is not None)
+        places = choose_places(borders, len(prompt)) if self._runner.capabilities.truncate == "checkpoint" else ()
+        owner = ActiveRequest(request, prompt, arrival, now_s, chunks, places, is_resumed=resume is not None)
         choices = range(request.num_choices) if resume is None else [told.choice for told in resume.choices]
         owner.sequences = [self._make_sequence(owner, choice, max_length) for choice in choices]
         owner.num_unfinished = len(owner.sequences)

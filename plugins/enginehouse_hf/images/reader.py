@@ -97,8 +97,13 @@ class ImageReader:
         tiles: list[Tile] = []
         for part in parts:
             if isinstance(part, Tile):
-                place = TilePlace(prepared, len(tiles), part.num_tokens, part.grid)
-                runs += [MediaChunk(num_tokens=part.num_tokens, num_positions=part.num_positions, data=place), []]
+                chunk = MediaChunk(
+                    num_tokens=part.num_tokens,
+                    num_positions=part.num_positions,
+                    data=TilePlace(prepared, len(tiles), part.num_tokens, part.grid),
+                    num_bytes=0 if tiles else len(prepared.image.rgb),
+                )
+                runs += [chunk, []]
                 tiles.append(part)
             else:
                 last = runs[-1]

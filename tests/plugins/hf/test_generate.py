@@ -102,8 +102,11 @@ def test_greedy_equals_generate_alone_batched_and_chunked(
 
 @pytest.mark.parametrize(
     "name",
-    ["qwen2", "qwen3", "mistral", "gemma3", "gemma3_text", "phi", "phi3", "mixtral", "qwen3_moe", "olmo2", "gpt_neox"],
-)
+    [
+        "qwen2", "qwen3", "mistral", "gemma3", "gemma3_text", "phi", "phi3", "mixtral", "qwen3_moe", "olmo2",
+        "gpt_neox", "gpt_oss",
+    ],
+)  # fmt: skip
 def test_greedy_of_any_model_equals_generate(random_model: Callable[[str], Path], greedy: Greedy, name: str) -> None:
     """Windows of 8, rotary positions for half of each head, experts: alone, batched and in chunks of 5."""
     runner = _open(random_model(name), context=128)
@@ -117,9 +120,25 @@ def test_greedy_of_any_model_equals_generate(random_model: Callable[[str], Path]
     runner.close()
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"), [("gpt_oss", "attention sinks"), ("mamba", "linear_attention|its own attention")]
-)
+def test_greedy_after_going_back_equals_generate(random_model: Callable[[str], Path], greedy: Greedy) -> None:
+    """A fork in the middle of an answer and a truncated sequence both continue as if nothing had followed."""
+    runner = _open(random_model("gpt_oss"), context=128)
+    prompt = runner.tokenizer.encode(_TEXTS[2], False)
+    (expected,) = _generate(random_model("gpt_oss"), [prompt], 24)
+    whole = np.array(prompt + expected, np.int32)
+    sequence, back = runner.open_sequence(), len(prompt) + 12
+    runner.forward([Span(sequence, 0, whole, "none")])
+    forked, kept = runner.fork(sequence, back)
+
+    assert (kept, runner.truncate(sequence, back)) == (back, back)
+    for one in (forked, sequence):
+        row = runner.forward([Span(one, back, whole[back : back + 1])]).host()[0]
+        rest = runner.forward([Span(one, back + 1, whole[back + 1 :], "all")]).host()
+        assert [int(row.argmax()), *rest.argmax(1)][:11] == expected[13:]
+    runner.close()
+
+
+@pytest.mark.parametrize(("name", "reason"), [("minimax", "its own recurrence in some of its 4 layers")])
 def test_a_model_that_cannot_run_packed_is_refused(random_model: Callable[[str], Path], name: str, reason: str) -> None:
     with pytest.raises(ModelLoadError, match=reason):
         _open(random_model(name), context=128)
