@@ -71,7 +71,11 @@ class MlxBackend:
         folder = ModelFolder.find(source)
         if folder is None:
             raise ModelLoadError(f"{source.text}: {no_folder(source)}")
-        return folder.estimate(options.slots * (options.context or DEFAULT_CONTEXT), options.dtype)
+        tokens, num_states = (
+            options.slots * (options.context or DEFAULT_CONTEXT),
+            2 * options.slots + options.checkpoints,
+        )
+        return folder.estimate(tokens, options.dtype, num_states)
 
     def open(self, source: ModelSource, options: MlxOptions, progress: Progress) -> Runner:
         """Load the model on this thread; see :func:`enginehouse_mlx.loader.open_runner`."""

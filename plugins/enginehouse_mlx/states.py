@@ -20,7 +20,7 @@ from enginehouse_mlx.recurrent import Form, States
 
 __all__ = ["pack_sequence", "state_format", "unpack_sequence"]
 
-SavedStates = Sequence[tuple[int, Sequence[States]]]
+_SavedStates = Sequence[tuple[int, Sequence[States]]]
 """See :meth:`enginehouse_mlx.history.History.saved`."""
 
 _WORD = np.dtype("<u4")
@@ -40,7 +40,7 @@ def state_format(memory: SlotMemory, metadata: Mapping[str, str]) -> str:
     return found
 
 
-def pack_sequence(memory: SlotMemory, slot: int, num_tokens: int, saved: SavedStates, state_format: str) -> memoryview:
+def pack_sequence(memory: SlotMemory, slot: int, num_tokens: int, saved: _SavedStates, state_format: str) -> memoryview:
     """Return a copy of the first ``num_tokens`` positions of a slot, and of its states."""
     arrays = [_as_bytes(array) for array in memory.read(slot, num_tokens)]
     if memory.states:
@@ -58,7 +58,7 @@ def pack_sequence(memory: SlotMemory, slot: int, num_tokens: int, saved: SavedSt
     return data
 
 
-def unpack_sequence(memory: SlotMemory, num_tokens: int, data: memoryview) -> tuple[Sequence[mx.array], SavedStates]:
+def unpack_sequence(memory: SlotMemory, num_tokens: int, data: memoryview) -> tuple[Sequence[mx.array], _SavedStates]:
     """Return the arrays from which :meth:`SlotMemory.write` fills a slot, and states.
 
     Raises:

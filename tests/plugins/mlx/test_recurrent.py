@@ -112,6 +112,12 @@ def test_greedy_text_after_going_back_and_forking(runner: Any, expected: list[li
         runner.free_sequence(one)
 
 
+def test_the_memory_estimate_counts_states(random_model: RandomModel, family: str) -> None:
+    source = ModelSource(family, random_model(family))
+    few, many = (MlxBackend().estimate(source, MlxOptions(checkpoints=number)) for number in (0, 32))
+    assert (many.total_bytes > few.total_bytes) == (family in _RECURRENT)
+
+
 @pytest.fixture(scope="module")
 def saved(random_model: RandomModel) -> Iterator[tuple[Any, bytes]]:
     """A runner, and a sequence of 12 tokens that it saved, with checkpoints at 4 and 9."""
