@@ -112,16 +112,7 @@ def bytes_per_token(token_bytes: Sequence[bytes]) -> int | None:
 
 
 def encode_segments(tokenizer: Tokenizer, segments: Sequence[Segment], add_special: bool) -> list[int]:
-    """Return the token ids of a prompt; see :func:`encode_with_borders`."""
-    return encode_with_borders(tokenizer, segments, add_special)[0]
-
-
-def encode_with_borders(
-    tokenizer: Tokenizer, segments: Sequence[Segment], add_special: bool
-) -> tuple[list[int], list[int]]:
-    """Return the token ids of a prompt, and the lengths at which user text begins and ends, in turn.
-
-    These borders are at control tokens, so no token reaches over one.
+    """Return the token ids of a prompt.
 
     Args:
         tokenizer: tokenizer of the model.
@@ -129,16 +120,12 @@ def encode_with_borders(
         add_special: prepend ``tokenizer.prefix_token_ids``, unless the prompt begins with them already.
     """
     token_ids: list[int] = []
-    borders: list[int] = []
     for text, special in _runs(segments, control_strings(tuple(tokenizer.special_tokens))):
-        start = len(token_ids)
         token_ids += tokenizer.encode(text, special)
-        if not special:
-            borders += start, len(token_ids)
     prefix = list(tokenizer.prefix_token_ids)
     if add_special and token_ids[: len(prefix)] != prefix:
-        return prefix + token_ids, [len(prefix) + border for border in borders]
-    return token_ids, borders
+        return prefix + token_ids
+    return token_ids
 
 
 def _runs(segments: Sequence[Segment], control: ControlStrings) -> Iterator[tuple[str, bool]]:
