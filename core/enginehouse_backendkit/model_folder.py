@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import stat
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from enginehouse.contract.backend import MemoryEstimate, ModelSource
 from enginehouse.contract.errors import ModelLoadError
 from enginehouse.contract.regular_files import open_regular
 from enginehouse_backendkit.folder_files import check_shards, check_texts, describe_folder, read_object
+from enginehouse_backendkit.layer_kinds import count_layers, has_states, state_size
 
 __all__ = [
     "DEFAULT_CONTEXT",
@@ -101,8 +103,11 @@ class ModelFolder:
         """True if the weights are quantized in MLX's own format, which only MLX reads."""
         return "quantization" in self.config
 
-    def estimate(self, context_tokens: int, dtype: str | None) -> MemoryEstimate:
+    def estimate(self, context_tokens: int, dtype: str | None, num_states: int = 0) -> MemoryEstimate:
         """Estimate memory for weights in ``dtype`` (None: as stored) and ``context_tokens`` KV positions.
+
+        Args:
+            num_states: number of states of recurrent layers, of sequences and checkpoints.
 
         Raises:
             ModelLoadError: the configuration does not contain the sizes.
@@ -113,11 +118,16 @@ class ModelFolder:
         stored = self._stored_dtype(text)
         size_bytes = _BYTES.get(dtype or stored, 4)
         weights = self.weights_bytes(dtype)
-        heads = self._size(text, "num_attention_heads")
-        kv_heads = self._size(text, "num_key_value_heads", heads)
-        head_dim = self._size(text, "head_dim", 0) or self._size(text, "hidden_size") // max(heads, 1)
-        per_token = 2 * self._size(text, "num_hidden_layers") * kv_heads * head_dim * size_bytes
-        return MemoryEstimate(weights, per_token, weights + context_tokens * per_token)
+        size = partial(self._size, text)
+        heads = size("num_attention_heads", 0 if has_states(text) else None)
+        counts, per_token, states = count_layers(text, size), 0, 0
+        if counts.attention:
+            kv_heads = size("num_key_value_heads", heads)
+            head_dim = size("head_dim", 0) or size("attention_head_dim", 0) or size("hidden_size") // max(heads, 1)
+            per_token = 2 * counts.attention * kv_heads * head_dim * size_bytes
+        if counts.recurrent:
+            states = num_states * counts.recurrent * state_size(text, size) * _BYTES["float32"]
+        return MemoryEstimate(weights, per_token, weights + context_tokens * per_token + states)
 
     def weights_bytes(self, dtype: str | None) -> int:
         """Return the size of the weights in ``dtype``; None: as stored."""

@@ -73,7 +73,8 @@ def prepare_fake(image: DecodedImage, num_tokens: int) -> Sequence[list[int] | M
     runs: list[list[int] | MediaChunk] = [[ord("[")]]
     for number in range(num_chunks):
         pixels = image.rgb[number::num_chunks]
-        chunk = MediaChunk(num_tokens=num_tokens, num_positions=min(_POSITIONS, num_tokens), data=pixels)
+        num_positions = min(_POSITIONS, num_tokens)
+        chunk = MediaChunk(num_tokens=num_tokens, num_positions=num_positions, data=pixels, num_bytes=len(pixels))
         runs += [chunk, [ord("|" if number < num_chunks - 1 else "]")]]
     return runs
 

@@ -95,7 +95,7 @@ class FakeOptions:
         num_layers: number of layers, of which a pass may run any smaller number; 0: it always runs all.
         device_sampling: the runner samples tokens itself, like one on a GPU.
         end_logit: raises (or lowers) the probability that an answer ends.
-        step_delay_s: duration of each forward pass.
+        step_delay_s: duration of each forward pass, and of encoding a chunk.
         open_delay_s: duration of loading.
         recommends: request fields that the model's own files recommend.
         infill_tokens: control tokens that mark prefix, suffix and middle of a text with a gap; empty: no infill.

@@ -270,8 +270,11 @@ class FakeRunner:
 
     def encode(self, chunk: MediaChunk) -> NDArray[np.uint64]:
         """See :class:`enginehouse.contract.media.MediaRunner`."""
+        self._aborted.clear()
         self.num_encoded += 1
         self.options.faults.happen_at_encode(self.num_encoded)
+        if self._aborted.wait(self.options.step_delay_s):
+            raise StepAborted({})
         return encode_fake(chunk)
 
     def free_tokens(self) -> int:

@@ -7,7 +7,7 @@ for any number of adapters. Used by the runner for the CPU; peft is not needed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,14 +80,16 @@ class Adapters:
         model: a transformers model. Quantised layers, experts, embeddings, the output layer and the parts that read
             images are not adapted: experts see the tokens in another order, and an embedding of an image is kept for
             requests with any adapter.
+        recurrent: names of its recurrent modules, which are not adapted: they see the tokens in another order, too.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, recurrent: Collection[str] = ()) -> None:
         output, text = model.get_output_embeddings(), set(model.get_decoder().modules())
         self._linears: dict[str, nn.Linear] = {
             name: module
             for name, module in model.named_modules()
             if type(module) is nn.Linear and module in text and module is not output and ".experts." not in name
+            if not any(name.startswith(f"{other}.") for other in recurrent)
         }
         self._loaded: dict[int, dict[str, _Halves]] = {}
         self._next = 1

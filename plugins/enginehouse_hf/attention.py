@@ -171,6 +171,10 @@ class Step:
         """Implements :class:`AnyStep`."""
         if self.aborted.is_set():
             raise ForwardAborted
+        if index < 0:  # a module that several layers share: they are told apart by their order
+            index -= sum(other < 0 for other in self.windows)
+        if index in self.windows:
+            raise UnsupportedAttention("one number for several layers")
         self.windows[index] = window
         self.has_sinks |= sinks is not None
         keys, values = self.append(index, key, value)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,16 +22,19 @@ from enginehouse.contract.errors import EngineError, InvalidSpan, ModelLoadError
 from enginehouse.contract.exit_policy import BoundExitPolicy
 from enginehouse.contract.media import MAX_IMAGE_PIXELS, DecodedImage, MediaChunk, MediaInput
 from enginehouse.contract.types import ModelInfo
+from enginehouse_backendkit.checkpoints import Checkpoints
 from enginehouse_backendkit.media_chunks import NO_CHUNKS, ChunkPlace, Chunks
 from enginehouse_backendkit.saved_states import check_head, state_body
-from enginehouse_backendkit.slot_table import SlotTable
+from enginehouse_backendkit.slot_table import SlotTable, checked_length
 from enginehouse_hf.adapters import Adapters
 from enginehouse_hf.attention import ForwardAborted, KvMemory, Segment, Step
 from enginehouse_hf.depth import Depths, groups_by, row_order
 from enginehouse_hf.exits import EarlyExits
+from enginehouse_hf.facts import ModelFacts
 from enginehouse_hf.images.reader import ImageReader
 from enginehouse_hf.pieces import copy_piece
-from enginehouse_hf.states import check_state, pack_pieces, unpack_pieces
+from enginehouse_hf.recurrent import Mixers, SequenceState
+from enginehouse_hf.states import check_state, pack_lengths, pack_pieces, read_lengths, unpack_pieces
 from enginehouse_hf.tokenizer import ModelText
 
 __all__ = ["ExitRows", "HfRunner", "LogitsRows", "run_model"]
@@ -90,7 +94,11 @@ def run_model(
 class HfRunner:
     """Implements :class:`enginehouse.contract.backend.StateKeeper`; a sequence is a slot of :class:`KvMemory`.
 
-    With a ``reader`` it is a :class:`enginehouse.contract.media.MediaRunner` as well.
+    With a ``reader`` it is a :class:`enginehouse.contract.media.MediaRunner` as well, with recurrent layers a
+    :class:`enginehouse.contract.checkpoints.CheckpointKeeper`.
+
+    Args:
+        num_checkpoints: maximum number of checkpoints over all sequences.
     """
 
     max_image_pixels = MAX_IMAGE_PIXELS
@@ -103,7 +111,10 @@ class HfRunner:
         text: ModelText,
         info: ModelInfo,
         *,
+        facts: ModelFacts,
+        mixers: Mixers,
         state_format: str,
+        num_checkpoints: int,
         reader: ImageReader | None = None,
     ) -> None:
         self.capabilities = capabilities
@@ -112,7 +123,10 @@ class HfRunner:
         self.info = info
         self.num_layers = int(model.config.get_text_config().num_hidden_layers)
         self._depths: Any = Depths(model)
-        self._adapters: Any = Adapters(model)
+        self._mixers: Any = mixers
+        self._facts = facts
+        self._checkpoints = Checkpoints[SequenceState](num_checkpoints * facts.state_bytes)
+        self._adapters: Any = Adapters(model, mixers.names)
         self._exits: EarlyExits | None = None
         self._memory: Any = memory
         self._device = model.device
@@ -129,47 +143,90 @@ class HfRunner:
         """Free the slot of a sequence."""
         self._table.free(sequence)
         self._chunks.pop(sequence, None)
+        self._mixers.put(sequence, {})
+        self._checkpoints.free(sequence)
 
     def length(self, sequence: int) -> int:
         """Number of tokens in the sequence."""
         return self._table.length(sequence)
 
     def truncate(self, sequence: int, length: int) -> int:
-        """Drop tokens from the end. Sliding-window layers keep every position, so any length is exact."""
-        chunks = self._chunks_of(sequence)
-        kept = self._table.truncate(sequence, chunks.whole(length))
-        self._place(sequence, chunks.cut(kept))
-        return kept
+        """Drop tokens from the end. Sliding-window layers keep every position: without states any length is exact."""
+        kept = self.kept_length(sequence, length)
+        self._mixers.put(sequence, self._state(sequence, kept))
+        self._checkpoints.cut(sequence, kept)
+        self._place(sequence, self._chunks_of(sequence).cut(kept))
+        return self._table.truncate(sequence, kept)
 
     def fork(self, source: int, length: int) -> tuple[int, int]:
-        """Copy the first ``length`` positions into a new slot."""
-        chunks = self._chunks_of(source)
-        sequence, kept = self._table.fork(source, chunks.whole(length))
+        """Copy the first ``length`` positions into a new slot; states and checkpoints are shared."""
+        kept = self.kept_length(source, length)
+        state = self._state(source, kept)
+        sequence, kept = self._table.fork(source, kept)
         self._memory.copy(source, sequence, kept)
-        self._place(sequence, chunks.cut(kept))
+        self._place(sequence, self._chunks_of(source).cut(kept))
+        self._mixers.put(sequence, state)
+        self._checkpoints.share(source, sequence, kept)
         return sequence, kept
 
+    def kept_length(self, sequence: int, length: int) -> int:
+        """Implements :class:`enginehouse.contract.checkpoints.CheckpointKeeper`."""
+        kept = min(self._table.length(sequence), self._chunks_of(sequence).whole(checked_length(length)))
+        if not self._facts.states or kept == self._table.length(sequence):
+            return kept
+        return self._checkpoints.last_length(sequence, kept)
+
+    def keep_checkpoint(self, sequence: int) -> None:
+        """Implements :class:`enginehouse.contract.checkpoints.CheckpointKeeper`; a state is never changed in place."""
+        length = self._table.length(sequence)
+        if self._facts.states and length and not self._checkpoints.has(sequence, length):
+            self._checkpoints.keep(sequence, length, self._mixers.state(sequence), self._facts.state_bytes)
+
+    def _state(self, sequence: int, length: int) -> SequenceState:
+        """Return the state of a sequence at a length that :meth:`kept_length` returned."""
+        if length == self._table.length(sequence):
+            return self._mixers.state(sequence)
+        return self._checkpoints.state(sequence, length) if self._facts.states and length else {}
+
     def save(self, sequence: int) -> memoryview:
-        """Return a copy of all keys and values of the sequence."""
-        length, memory = self._table.saved_length(sequence), self._memory
-        num_bytes = length * memory.bytes_per_token
+        """Return a copy of states, keys and values of the sequence."""
+        length, memory, facts = self._table.saved_length(sequence), self._memory, self._facts
         before = b"" if self._reader is None else self._chunks_of(sequence).to_bytes()
+        states = []
+        if facts.states:
+            kept = self._checkpoints.all(sequence)
+            before += pack_lengths([length for length, _ in kept])
+            states = [self._mixers.state(sequence), *(state for _, state in kept)]
+        parts = (state[form.key] for state in states for form in facts.states)
+        num_bytes = len(states) * facts.state_bytes + length * memory.bytes_per_token
         with torch.inference_mode():
-            return pack_pieces(memory.pieces(sequence, length), num_bytes, length, self.state_format, before)
+            pieces = chain(parts, memory.pieces(sequence, length))
+            return pack_pieces(pieces, num_bytes, length, self.state_format, before)
 
     def load(self, data: memoryview) -> int:
-        """Create a sequence with the keys and values of a saved one."""
-        chunks, num_before = NO_CHUNKS, 0
+        """Create a sequence with the states, keys and values of a saved one."""
+        facts, chunks, num_before, lengths = self._facts, NO_CHUNKS, 0, []
         if self._reader is not None:
             chunks, num_before = Chunks.from_bytes(state_body(data), check_head(data, self.state_format))
-        length = check_state(data, self.state_format, self._memory.bytes_per_token, num_before)
+        if facts.states:
+            lengths, num_lengths = read_lengths(state_body(data)[num_before:], check_head(data, self.state_format))
+            num_before += num_lengths
+        num_states = 1 + len(lengths) if facts.states else 0
+        num_fixed = num_before + num_states * facts.state_bytes
+        length = check_state(data, self.state_format, self._memory.bytes_per_token, num_fixed)
         sequence = self._table.adopt(length)
         self._place(sequence, chunks)
         pieces = list(self._memory.pieces(sequence, length))
-        saved = unpack_pieces(data, [(tuple(piece.shape), piece.dtype) for piece in pieces], num_before)
+        forms = num_states * [(form.shape, form.dtype) for form in facts.states]
+        saved = unpack_pieces(data, forms + [(tuple(piece.shape), piece.dtype) for piece in pieces], num_before)
         with torch.inference_mode():
+            states = [{form.key: next(saved).clone() for form in facts.states} for _ in range(num_states)]
             for piece, kept in zip(pieces, saved, strict=True):
                 copy_piece(kept, piece)
+        if facts.states:
+            self._mixers.put(sequence, states[0])
+        for place, state in zip(lengths, states[1:], strict=True):
+            self._checkpoints.keep(sequence, place, state, facts.state_bytes)
         return sequence
 
     def prepare_image(self, image: DecodedImage) -> Sequence[Sequence[int] | MediaChunk]:
@@ -203,6 +260,7 @@ class HfRunner:
         for span in spans:
             self._adapters.check(span.adapter)
         self._aborted.clear()
+        self._mixers.discard()
         media = spans[0].input  # a chunk has a pass of its own
         groups = groups_by([self._way(span) for span in spans])
         try:
@@ -215,6 +273,7 @@ class HfRunner:
         except RuntimeError as error:  # torch's base error, which includes out of memory
             raise EngineError(f"hf: the forward pass failed: {error}") from error
         self._table.advance(spans)
+        self._mixers.commit()
         if isinstance(media, MediaInput):
             chunk = ChunkPlace(spans[0].start, media.chunk.num_tokens, media.chunk.num_positions)
             self._place(spans[0].sequence, self._chunks_of(spans[0].sequence).adding(chunk))
@@ -229,6 +288,8 @@ class HfRunner:
     def use_exit_policy(self, policy: BoundExitPolicy | None) -> None:
         """Implements :class:`enginehouse.contract.exit_policy.LayerAccess`."""
         if policy is not None and not self.capabilities.exit_layers:
+            if self._facts.states:
+                raise ModelLoadError("some layers of this model are recurrent: a token cannot skip them")
             raise ModelLoadError("the layers of this model are spread over devices, or built in an unknown way")
         self._exits = EarlyExits(self._depths.model(None), policy) if policy is not None else None
 
@@ -247,6 +308,7 @@ class HfRunner:
     def _run(self, spans: Sequence[Span], way: int | Literal["early"] | None) -> tuple[torch.Tensor, list[int]]:
         """Return logits (num_rows, vocab_size), and the number of layers that each row ran through."""
         step, token_ids, rows = self._pack(spans)
+        self._mixers.begin(step)
         self._adapters.begin([(span.adapter, span.num_tokens) for span in spans])
         if way == "early":
             assert self._exits is not None
@@ -266,6 +328,7 @@ class HfRunner:
             end = min(begin + size, chunk.num_tokens)
             segment = Segment(sequence, span.start + begin, 0, end - begin)
             step = Step(self._memory, [segment], self._aborted, sees_ahead=reader.sees_ahead)
+            self._mixers.begin(step)
             self._adapters.begin([(span.adapter, end - begin)])
             rows = run_model(self._depths.model(None), step, embedding[begin:end], [], positions[..., begin:end])
         return rows, []
@@ -294,7 +357,8 @@ class HfRunner:
 
     def close(self) -> None:
         """Release weights and KV memory. Idempotent."""
-        self._depths = self._memory = self._exits = self._adapters = self._reader = None
+        self._depths = self._memory = self._exits = self._adapters = self._reader = self._mixers = None
+        self._checkpoints.clear()
 
     def _pack(self, spans: Sequence[Span]) -> tuple[Step, torch.Tensor, list[int]]:
         segments: list[Segment] = []

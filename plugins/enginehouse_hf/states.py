@@ -5,7 +5,9 @@ Pieces (``pieces.py``) have the shape in which their runner stores them. Does no
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -15,7 +17,9 @@ from enginehouse.contract.errors import StateRefused
 from enginehouse_backendkit.saved_states import HEAD_BYTES, check_head, state_body, write_head
 from enginehouse_hf.pieces import host_bytes
 
-__all__ = ["check_state", "pack_pieces", "unpack_pieces"]
+__all__ = ["check_state", "pack_lengths", "pack_pieces", "read_lengths", "unpack_pieces"]
+
+_LENGTH = struct.Struct("<I")
 
 _Form = tuple[tuple[int, ...], torch.dtype]
 """Shape and dtype of a piece."""
@@ -43,6 +47,27 @@ def pack_pieces(
     data = memoryview(array)
     write_head(data, state_format, num_tokens, num_checked=len(before))
     return data
+
+
+def pack_lengths(lengths: Sequence[int]) -> bytes:
+    """Return the lengths of the checkpoints of a sequence as bytes."""
+    return b"".join(_LENGTH.pack(number) for number in (len(lengths), *lengths))
+
+
+def read_lengths(data: memoryview, num_tokens: int) -> tuple[list[int], int]:
+    """Read the lengths at the beginning of ``data``; return them, and the number of bytes.
+
+    Raises:
+        StateRefused: they do not fit a sequence of ``num_tokens`` tokens.
+    """
+    count = _LENGTH.unpack_from(data)[0] if data.nbytes >= _LENGTH.size else num_tokens + 1
+    end = (1 + count) * _LENGTH.size
+    if count > num_tokens or end > data.nbytes:
+        raise StateRefused("the data ends in the list of its checkpoints")
+    lengths = [length for (length,) in _LENGTH.iter_unpack(data[_LENGTH.size : end])]
+    if not all(before < after for before, after in pairwise([0, *lengths, num_tokens + 1])):
+        raise StateRefused("the list of its checkpoints does not fit the sequence")
+    return lengths, end
 
 
 def check_state(data: memoryview, state_format: str, bytes_per_token: int, num_before: int = 0) -> int:

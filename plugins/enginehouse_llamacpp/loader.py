@@ -47,6 +47,8 @@ _Opened = TypeVar("_Opened")
 _WEIGHTS_SHARE = 0.8
 """Approximate share of the loading time; the rest is tables, cache and warm-up."""
 
+_WARMING_UP = "making the context and warming up"
+
 
 def open_runner(
     library: Library, path: Path, options: LlamaCppOptions, progress: Progress, projector: Path | None = None
@@ -61,6 +63,7 @@ def open_runner(
         if projector is None:
             return _open_warm(library, model, options, None)
         images = _open_projector(library, model, projector, options, progress)
+        progress(0.9, _WARMING_UP)
         try:
             return _open_warm(library, model, options, images)
         except BaseException:
@@ -74,6 +77,7 @@ def _open_projector(
     library: Library, model: _Model, path: Path, options: LlamaCppOptions, progress: Progress
 ) -> Projector:
     sizes = model.choose_sizes(options, options.batch_invariant)
+    progress(_WEIGHTS_SHARE, f"loading the projector {path.name}")  # if llama.cpp ends the process, this is known
     return Projector(
         library,
         model.address,
@@ -81,7 +85,7 @@ def _open_projector(
         options,
         threads=_thread_chooser(options).max_threads,
         batch_tokens=sizes.chunk_tokens,
-        progress=lambda share: progress(_WEIGHTS_SHARE, f"loading the projector, {share:.0%}"),
+        progress=lambda share: progress(_WEIGHTS_SHARE, f"loading the projector {path.name}, {share:.0%}"),
     )
 
 
@@ -103,7 +107,7 @@ def _open(
     try:
         progress(_WEIGHTS_SHARE, "reading the vocabulary")
         model = _Model.read(library, address)
-        progress(0.9, "making the context and warming up")
+        progress(0.9, _WARMING_UP)
         opened = build(model)
     except BaseException:
         library.bindings.llama_model_free(address)

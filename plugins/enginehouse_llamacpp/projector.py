@@ -26,7 +26,7 @@ from enginehouse.contract.media import DecodedImage, MediaChunk
 from enginehouse_llamacpp.library import Library
 from enginehouse_llamacpp.model import ProgressWatch
 from enginehouse_llamacpp.options import LlamaCppOptions
-from enginehouse_llamacpp.projector_files import TURN_OFF, identity_of, read_projector
+from enginehouse_llamacpp.projector_files import TURN_OFF, identity_of, read_projector, token_bytes
 
 __all__ = ["Projector"]
 
@@ -74,7 +74,7 @@ class Projector:
         batch_tokens: int,
         progress: Callable[[float], None],
     ) -> None:
-        read_projector(path)
+        self._token_bytes = token_bytes(read_projector(path))
         self.path = path
         limits = f"{options.image_min_tokens} {options.image_max_tokens}"
         self.identity = f"{identity_of(path)}, image tokens {limits}"
@@ -202,7 +202,12 @@ class Projector:
         copied = mtmd.mtmd_input_chunk_copy(address)
         data = _Chunk(int(copied))
         weakref.finalize(data, mtmd.mtmd_input_chunk_free, copied)
-        return MediaChunk(num_tokens=num_tokens, num_positions=int(mtmd.mtmd_input_chunk_get_n_pos(address)), data=data)
+        return MediaChunk(
+            num_tokens=num_tokens,
+            num_positions=int(mtmd.mtmd_input_chunk_get_n_pos(address)),
+            data=data,
+            num_bytes=num_tokens * self._token_bytes,
+        )
 
     def positions(self, chunk: MediaChunk, start: int) -> NDArray[np.int32]:
         """Positions of a chunk's tokens if the token before it has ``start - 1``, (1 or 4, num_tokens) int32."""

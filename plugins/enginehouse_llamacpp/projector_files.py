@@ -9,7 +9,9 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 import struct
+from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import cast
@@ -20,7 +22,7 @@ from enginehouse.contract.regular_files import check_regular, open_regular
 from enginehouse_backendkit.gguf_reader import GgufReader, TensorPlace, reading
 from enginehouse_llamacpp.gguf import GgufHeader, read_header
 
-__all__ = ["TURN_OFF", "find_projector", "identity_of", "projector_kind", "read_projector"]
+__all__ = ["TURN_OFF", "find_projector", "identity_of", "projector_kind", "read_projector", "token_bytes"]
 
 TURN_OFF = 'mmproj = "" serves the model without images'
 """What to do if a projector that was found cannot be used."""
@@ -109,6 +111,7 @@ def read_projector(path: Path) -> GgufHeader:
         tensors = list(reader.tensors())
         begin = reader.position
         _check_end(path, tensors, begin + -begin % max(int(str(alignment)), 1))
+        _check_shapes(header, tensors)
     return header
 
 
@@ -116,6 +119,13 @@ def projector_kind(header: GgufHeader) -> str:
     """Return llama.cpp's name for a kind of projector, such as ``idefics3``."""
     values = header.values
     return str(values.get("clip.projector_type") or values.get("clip.vision.projector_type") or "")
+
+
+def token_bytes(header: GgufHeader) -> int:
+    """Return about how many bytes mtmd keeps of an image for each of its tokens: float32 pixels of three colours."""
+    merged = max(header.number(f"vision.{name}", 1) for name in _DIVISORS)
+    side: int = header.number("vision.patch_size") * merged
+    return 3 * 4 * side * side
 
 
 def _check_size(header: GgufHeader, name: str, value: int) -> None:
@@ -131,6 +141,29 @@ def _check_end(path: Path, tensors: list[TensorPlace], data_begin: int) -> None:
         block, block_bytes = _BLOCKS.get(kind, (256, 1))
         if data_begin + tensor.offset + math.ceil(tensor.num_elements / block) * block_bytes > num_bytes:
             raise ModelLoadError(f"{path}: it ends in the tensor {tensor.name}; it was not copied completely")
+
+
+_INPUTS = re.compile(r"v\.blk\.\d+\.(attn_q|attn_k|attn_v|attn_qkv|ln1|ln2)\.weight|v\.position_embd\.weight")
+"""Tensors of the vision tower whose innermost dimension is its width."""
+
+_ONE_POSITION_PER_PATCH = ("gemma3", "idefics3", "mlp")
+"""Kinds that read a position of each patch without resizing them."""
+
+
+def _check_shapes(header: GgufHeader, tensors: Sequence[TensorPlace]) -> None:
+    """Raise ModelLoadError for shapes with which llama.cpp would end the process when it encodes an image."""
+    width, patch = header.number("vision.embedding_length"), header.number("vision.patch_size")
+    num_patches = (header.number("vision.image_size") // patch) ** 2
+    shapes = {tensor.name: tensor.shape for tensor in tensors}
+    wrong = {name: f"{width} x ..." for name, shape in shapes.items() if _INPUTS.fullmatch(name) and shape[0] != width}
+    if (kernel := shapes.get("v.patch_embd.weight")) and len(kernel) == 4 and kernel[:2] != (patch, patch):
+        wrong["v.patch_embd.weight"] = f"{patch} x {patch} x ..."
+    positions = shapes.get("v.position_embd.weight", (width, num_patches))
+    if projector_kind(header) in _ONE_POSITION_PER_PATCH and positions[-1] < num_patches:
+        wrong["v.position_embd.weight"] = f"{width} x {num_patches}"
+    for name, expected in wrong.items():
+        found = " x ".join(map(str, shapes[name]))
+        raise ModelLoadError(f"{header.path}: its tensor {name} has the shape {found}, not {expected}; {TURN_OFF}")
 
 
 def identity_of(path: Path) -> str:

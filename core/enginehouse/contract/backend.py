@@ -430,9 +430,9 @@ class Runner(Protocol):
         """
 
     def abort(self) -> None:
-        """Request a running ``forward`` to stop soon; best effort, any thread.
+        """Request a running ``forward``, or ``encode`` of a media runner, to stop soon; best effort, any thread.
 
-        Without a running pass it does nothing: clear its flag when ``forward`` begins.
+        Without one it does nothing: clear its flag when they begin.
         """
 
     def close(self) -> None:

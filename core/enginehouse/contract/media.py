@@ -62,7 +62,8 @@ class MediaChunk:
         num_tokens: KV positions, by which the length of the sequence grows.
         num_positions: positions by which the next token moves on; fewer than ``num_tokens`` in models that number an
             image in two dimensions (M-RoPE).
-        data: the runner's own, for ``encode`` and ``forward``.
+        data: the runner's own, for ``encode`` and ``forward``; kept until the request has ended.
+        num_bytes: memory of ``data``, counted against ``models.<name>.embedding_cache``.
         kind: kind of media.
         key: equal for equal content of equal size only; set by core.
     """
@@ -70,6 +71,7 @@ class MediaChunk:
     num_tokens: int
     num_positions: int
     data: Any
+    num_bytes: int = 0
     kind: MediaKind = "image"
     key: str = ""
 
@@ -125,7 +127,11 @@ class MediaRunner(Protocol):
         """
 
     def encode(self, chunk: MediaChunk) -> Embedding:
-        """Return the embedding of a chunk; it must stay valid while it is referenced."""
+        """Return the embedding of a chunk; it must stay valid while it is referenced.
+
+        Raises:
+            StepAborted: ``abort()`` was called; ``lengths`` of the error is empty.
+        """
 
 
 _FIRST = 1 << 30

@@ -38,14 +38,13 @@ def choose_places(prompt: NDArray[np.int32], tokenizer: Tokenizer) -> tuple[int,
     borders = 1 + np.flatnonzero(np.isin(prompt, list(tokenizer.end_token_ids)))
     if not len(borders):
         borders = np.flatnonzero(np.isin(prompt, list(tokenizer.control_token_ids)))[1:]
-    wanted = {int(border) for border in (*borders[:1], *borders[-2:])}
-    if not len(prompt) - _MAX_OPENING_TOKENS <= max(wanted, default=0) < len(prompt):
-        wanted.add(len(prompt) - 1)
+    if not len(borders) or not len(prompt) - _MAX_OPENING_TOKENS <= borders[-1] < len(prompt):
+        borders = np.append(borders[borders < len(prompt) - 1], len(prompt) - 1)
     places: list[int] = []
-    for place in sorted((place for place in wanted if _MIN_TOKENS <= place < len(prompt)), reverse=True):
-        if not places or places[-1] - place >= _MIN_TOKENS:
-            places.append(place)
-    return tuple(reversed(places))
+    for border in borders[::-1].tolist():
+        if border >= _MIN_TOKENS and (not places or places[-1] - border >= _MIN_TOKENS):
+            places.append(border)
+    return tuple(places[::-1]) if len(places) <= 3 else (places[-1], places[1], places[0])
 
 
 def next_place(places: Sequence[int], length: int) -> int:

@@ -70,6 +70,11 @@ class ActiveRequest:
         num_image_tokens = sum(placed.chunk.num_tokens for placed in self.chunks)
         return UsageCounter(prompt_tokens=len(self.prompt), image_tokens=num_image_tokens)
 
+    @property
+    def num_media_bytes(self) -> int:
+        """Memory of the data of its chunks, which is kept until the request has ended."""
+        return sum(placed.chunk.num_bytes for placed in self.chunks)
+
     def is_overdue(self, now: float) -> bool:
         """Return True if the request has waited for its start longer than ``queue_timeout_s``."""
         limit_s = self.request.queue_timeout_s

@@ -176,7 +176,7 @@ def test_a_longer_sequence_replaces_its_beginning_if_it_can_go_back_there() -> N
     assert match.length == 4
 
 
-X, E, B = [97], [END], [BEGIN]
+X, E, B, C = [97], [END], [BEGIN], [FakeRunner().tokenizer.special_tokens["<|bos|>"]]
 
 
 @pytest.mark.parametrize(
@@ -188,6 +188,7 @@ X, E, B = [97], [END], [BEGIN]
         pytest.param([*60 * X, *E, *40 * X], (61, 100), id="an answer that is continued"),
         pytest.param([*60 * X, *E], (60,), id="nothing after the last message"),
         pytest.param([*B, *60 * X, *B, *40 * X, *B, *2 * X], (61, 102), id="only beginnings"),
+        pytest.param([*(B + 60 * X + C) * 2, *B, *2 * X], (62, 124), id="beginnings, and other ends"),
         pytest.param(100 * X, (99,), id="no messages"),
         pytest.param([*30 * X, *E, *100 * X], (31, 130), id="a long text after the last message"),
         pytest.param([*B, *4 * X, *E, *B, *2 * X], (), id="too short"),

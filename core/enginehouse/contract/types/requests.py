@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -118,6 +119,10 @@ class Resume(msgspec.Struct, frozen=True, array_like=True):
     is_thinking_stopped: bool = False
 
 
+def _hold_nothing(num_bytes: int) -> None:
+    """Let media be decoded without counting their memory."""
+
+
 @frozen(kw_only=True)
 class GenerateRequest(RequestOptions):
     """One API call after decoding, before the model is chosen and the prompt rendered. None means "not given".
@@ -148,6 +153,8 @@ class GenerateRequest(RequestOptions):
         allowed_models: names of the models that the caller may use; None is all.
         is_large: preparing the request may take long, so it is done outside the event loop.
         log_prompt: the client allows the server to log the prompt.
+        hold: called with the bytes of the decoded media of the messages before they are decoded, for each model that
+            is tried; it may raise an error, which refuses the request.
     """
 
     request_id: str
@@ -177,3 +184,4 @@ class GenerateRequest(RequestOptions):
     allowed_models: frozenset[str] | None = None
     is_large: bool = False
     log_prompt: bool = False
+    hold: Callable[[int], None] = field(default=_hold_nothing, eq=False, repr=False)

@@ -145,6 +145,9 @@ _READERS: Mapping[bytes, Callable[[bytes], ImageHeader]] = {
 }
 
 
+Hold = Callable[[int], None]
+"""Counts the memory of decoded media; it may raise an error, which refuses the request."""
+
 _DETAILS = ("auto", "low", "high")
 
 _MAX_PIXEL_BYTES = 48 * 2**20
@@ -186,16 +189,24 @@ class MediaReader:
     def __init__(self, settings: MediaSettings, renderer: Renderer, resolve: Resolve = resolve_host) -> None:
         self._settings = settings
         self._renderer = renderer
-        # A waiting request does not use up the time limit of its images; only one's pixels are not counted anywhere.
-        self._decoding = asyncio.Lock()
+        # Images are decoded in turn, one of each request, and the wait for a turn does not use up their time.
+        self._turn = asyncio.Lock()
         self._fetcher = ImageFetcher(settings, resolve)
 
-    async def read(self, messages: Sequence[Message], engine: EngineCapabilities) -> tuple[Message, ...]:
+    async def read(
+        self, messages: Sequence[Message], engine: EngineCapabilities, hold: Hold = lambda num_bytes: None
+    ) -> tuple[Message, ...]:
         """Return the messages with images in place of the client's links.
+
+        Args:
+            messages: the messages of a request.
+            engine: what the model takes.
+            hold: called with the memory of the pixels before any image is decoded.
 
         Raises:
             UnsupportedParameter: the engine does not accept such parts.
             InvalidRequest: a part is wrong, or its link cannot be read.
+            EnginehouseError: raised by ``hold``.
         """
         check_media(messages, engine)
         parts = list(_media(messages))
@@ -210,7 +221,7 @@ class MediaReader:
         if engine.takes_messages:
             found = {file.part.param: file.image for file in files}
         else:
-            found = await self._decode_all(files, engine.max_image_pixels)
+            found = await self._decode_all(files, engine.max_image_pixels, hold)
         return tuple(_with_images(message, found) for message in messages)
 
     async def _file(self, part: MediaPart) -> _File:
@@ -223,26 +234,37 @@ class MediaReader:
                 data = await self._fetcher.fetch(url)
             return await asyncio.to_thread(self._checked, part, data, detail)
 
-    async def _decode_all(self, files: Sequence[_File], target_pixels: int) -> dict[str, Image | DecodedImage]:
-        """Return the pixels of one request; those of the next one are decoded when these have been handed over."""
+    async def _decode_all(
+        self, files: Sequence[_File], target_pixels: int, hold: Hold
+    ) -> dict[str, Image | DecodedImage]:
+        """Return the pixels of one request, all decoded within the time limit of one chat."""
         for file in files:
             if file.num_pixels > MAX_DECODED_PIXELS:
                 size = f"{file.header.width} x {file.header.height}"
                 with _explaining(file.part):
                     raise NoImage(f"it has {size} pixels, more than the {MAX_DECODED_PIXELS} that are decoded")
-        if 3 * sum(min(file.num_pixels, target_pixels) for file in files) > _MAX_PIXEL_BYTES:
+        num_bytes = 3 * sum(min(file.num_pixels, target_pixels) for file in files)
+        if num_bytes > _MAX_PIXEL_BYTES:
             message = f"messages: the images have more than {_MAX_PIXEL_BYTES // 3} pixels together; send smaller ones"
             raise InvalidRequest(message, "messages")
-        if not files:
-            return {}
-        async with self._decoding:
-            return {file.part.param: await self._decoded(file, target_pixels) for file in files}
+        if files:
+            hold(num_bytes)
+        loop, found, left_s = asyncio.get_running_loop(), dict[str, Image | DecodedImage](), self._renderer.timeout_s
+        for file in files:
+            async with self._turn:
+                began = loop.time()
+                found[file.part.param] = await self._decoded(file, target_pixels, left_s)
+                left_s -= loop.time() - began
+        return found
 
-    async def _decoded(self, file: _File, target_pixels: int) -> DecodedImage:
+    async def _decoded(self, file: _File, target_pixels: int, timeout_s: float) -> DecodedImage:
         image, param = file.image, file.part.param
         with _explaining(file.part):
+            if timeout_s <= 0:
+                limit = f"{self._renderer.timeout_s:g} s (limits.render_timeout_s)"
+                raise NoImage(f"the images before it took longer to decode than the {limit} that a request has")
             try:
-                decoded = await self._renderer.decode(image.data, target_pixels)
+                decoded = await self._renderer.decode(image.data, target_pixels, timeout_s)
             except RenderError as error:
                 if error.message == MISSING:
                     raise UnsupportedParameter(f"{param}: {MISSING}", param) from error
