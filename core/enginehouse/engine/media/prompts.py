@@ -69,7 +69,7 @@ class EncodedPrompt:
     Attributes:
         token_ids: those of chunks are negative.
         chunks: in their order.
-        borders: lengths at which the texts of messages begin and end, in turn; empty if there are no messages.
+        borders: lengths at which longer texts between control tokens begin and end, in turn: those of messages.
     """
 
     token_ids: list[int]
