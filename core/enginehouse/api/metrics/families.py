@@ -108,7 +108,9 @@ _OF_MODELS = (
     _counter("pooled_tokens", "Tokens of these.", "model"),
     _counter("cached_texts", "Texts whose rows came from the cache of their model (`pooling_cache`).", "model"),
     _counter("encoded_images", "Images and recordings, or parts of them, that a model has encoded.", "model"),
-    _counter("reused_images", "Images and recordings, or parts of them, whose embedding was kept from before.", "model"),
+    _counter(
+        "reused_images", "Images and recordings, or parts of them, whose embedding was kept from before.", "model"
+    ),
     _histogram(
         "batch_sequences",
         "Sequences, or texts of a pooling model, in one step.",
