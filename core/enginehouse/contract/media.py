@@ -144,7 +144,8 @@ class AudioRunner(MediaRunner, Protocol):
         audio_rate: samples of a second that recordings must have.
 
     Calls:
-        prepare_audio: for each recording of a request; otherwise as ``prepare_image``.
+        prepare_audio: for each recording of a request; worker, intake threads, several at once; ``step_timeout_s`` at
+            most.
     """
 
     audio_rate: int

@@ -97,6 +97,17 @@ def test_images_and_recordings_in_one_message(client: httpx.Client) -> None:
     assert (details["audio_tokens"], details["image_tokens"]) == (_TOKENS, 2 * 4) and said != other
 
 
+def test_responses_take_recordings(client: httpx.Client) -> None:
+    """The answer is that of a chat."""
+    asked = [{"role": "user", "content": [audio(1), {"type": "input_text", "text": "what?"}]}]
+    body = {"model": "fake", "input": asked, "max_output_tokens": 8, "temperature": 0}
+    response = client.post("/v1/responses", json=body)
+    assert response.status_code == 200, response.text
+
+    said, _ = answer(client, audio(1), text("what?"))
+    assert response.json()["output"][-1]["content"][0]["text"] == said
+
+
 def test_models_say_what_they_take(client: httpx.Client) -> None:
     models = {one["id"]: one["input_modalities"] for one in client.get("/v1/models").json()["data"]}
     assert models == {
