@@ -94,7 +94,7 @@ class LlamaCppRunner:
         return self.sequences.held(sequence).num_tokens
 
     def truncate(self, sequence: int, length: int) -> int:
-        """Drop tokens from the end; keeps 0 if a sliding window or a recurrent state cannot be cut."""
+        """Drop tokens from the end; keeps 0 if a sliding window cannot be cut, and no checkpoint is before the end."""
         return self.sequences.truncate(sequence, length)
 
     def fork(self, source: int, length: int) -> tuple[int, int]:
@@ -102,8 +102,12 @@ class LlamaCppRunner:
         return self.sequences.fork(source, length)
 
     def kept_length(self, sequence: int, length: int) -> int:
-        """Length that a cut to ``length`` would keep: ``length`` or 0."""
+        """Length that a cut to ``length`` would keep: ``length``, that of a checkpoint, or 0."""
         return self.sequences.kept_length(sequence, length)
+
+    def keep_checkpoint(self, sequence: int) -> None:
+        """Keep a copy of the state of the sequence, which has recurrent layers."""
+        self.sequences.keep_checkpoint(sequence)
 
     def save(self, sequence: int) -> memoryview:
         """Return a copy of the whole state of the sequence."""
@@ -215,10 +219,10 @@ class LlamaCppRunner:
 
     def _failed(self, code: int, spans: Sequence[Span], head: int) -> RunnerError:
         """Return the error for a return code, after resynchronising our bookkeeping with llama.cpp."""
-        sequences = [span.sequence for span in spans]
+        sequences, starts = [span.sequence for span in spans], [span.start for span in spans]
         if is_unchanged(code):
-            self.sequences.take_back(sequences, [span.start for span in spans], head)
-        return self._error(code, self._batch.num_tokens, self.sequences.resynchronise(sequences))
+            self.sequences.take_back(sequences, starts, head)
+        return self._error(code, self._batch.num_tokens, self.sequences.resynchronise(sequences, starts))
 
     def _error(self, code: int, num_tokens: int, lengths: dict[int, int]) -> RunnerError:
         """Return the error for a return code of a pass of ``num_tokens`` tokens."""

@@ -341,16 +341,10 @@ class StepEngine:
         prompt_token_ids: list[int],
         resume: Resume | None = None,
         chunks: tuple[PlacedChunk, ...] = (),
-        borders: tuple[int, ...] = (),
     ) -> None:
-        """Queue a checked request; ``resume`` continues one that was partly answered.
-
-        Args:
-            chunks: the images in its prompt.
-            borders: see :class:`enginehouse.engine.media.EncodedPrompt`.
-        """
+        """Queue a checked request with the images in its prompt; ``resume`` continues one that was partly answered."""
         owner = self._sequence_factory.make(
-            request, prompt_token_ids, self._num_arrivals, self._clock(), resume=resume, chunks=chunks, borders=borders
+            request, prompt_token_ids, self._num_arrivals, self._clock(), resume=resume, chunks=chunks
         )
         self._num_arrivals += 1
         self._requests[request.request_id] = owner

@@ -148,7 +148,6 @@ class SequenceFactory:
         *,
         resume: Resume | None = None,
         chunks: tuple[PlacedChunk, ...] = (),
-        borders: tuple[int, ...] = (),
     ) -> ActiveRequest:
         """Create a checked request with its sequences; ``resume`` restores the state where they continue.
 
@@ -159,7 +158,7 @@ class SequenceFactory:
         room = self._runner.capabilities.max_context - len(prompt)
         limit = request.stopping.max_tokens
         max_length = len(prompt) + (room if limit is None else min(limit, room))
-        places = choose_places(borders, len(prompt)) if self._runner.capabilities.truncate == "checkpoint" else ()
+        places = choose_places(prompt, self._tokenizer) if self._runner.capabilities.truncate == "checkpoint" else ()
         owner = ActiveRequest(request, prompt, arrival, now_s, chunks, places, is_resumed=resume is not None)
         choices = range(request.num_choices) if resume is None else [told.choice for told in resume.choices]
         owner.sequences = [self._make_sequence(owner, choice, max_length) for choice in choices]

@@ -407,7 +407,7 @@ class WorkerHost:
         self._send(StageBegan(request_id, "request"))
         with contained(lambda error: self._send_outputs([(request_id, error)]), "beginning the request failed"):
             prompt = entering.prompt
-            engine.add(entering.request, prompt.token_ids, entering.resume, prompt.chunks, prompt.borders)
+            engine.add(entering.request, prompt.token_ids, entering.resume, prompt.chunks)
             self._send(Entered(request_id))
 
     def _send_results(self, outputs: list[PoolOutput]) -> None:

@@ -286,6 +286,7 @@ def test_an_aborted_image_leaves_nothing(tmp_path: Path, kind: VisionKind) -> No
 class _StateMemory:
     """llama.cpp's memory of a hybrid model, whose state cannot be cut: it refuses to remove a part of a sequence."""
 
+    is_recurrent = True
     position = 0
 
     def next_position(self, sequence: int) -> int:

@@ -16,7 +16,7 @@ from enginehouse.contract.backend import Tokenizer
 from enginehouse.contract.errors import InvalidRequest
 from enginehouse.contract.media import DecodedImage, MediaChunk, pseudo_tokens
 from enginehouse.contract.types import Segment
-from enginehouse.engine.text.segments import encode_with_borders
+from enginehouse.engine.text.segments import encode_segments
 from enginehouse.plugins import Guard
 
 Prepare = Callable[[DecodedImage], Sequence[Sequence[int] | MediaChunk]]
@@ -47,17 +47,10 @@ class PlacedChunk:
 
 @frozen(eq=False)
 class EncodedPrompt:
-    """A prompt as the engine computes it.
-
-    Attributes:
-        token_ids: those of chunks are negative.
-        chunks: in their order.
-        borders: lengths at which longer texts between control tokens begin and end, in turn: those of messages.
-    """
+    """Token ids, those of chunks negative, and the chunks in their order."""
 
     token_ids: list[int]
     chunks: tuple[PlacedChunk, ...] = ()
-    borders: tuple[int, ...] = ()
 
 
 def without_media(token_ids: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -73,7 +66,7 @@ def encode_prompt(
     Args:
         tokenizer: tokenizer of the model.
         segments: the rendered prompt.
-        add_special: as for :func:`enginehouse.engine.text.segments.encode_with_borders`.
+        add_special: as for :func:`enginehouse.engine.text.segments.encode_segments`.
         prepare: ``prepare_image`` of the model's runner; None if it takes no images.
         guard: guard of the backend.
 
@@ -82,15 +75,12 @@ def encode_prompt(
         PluginFailed: the runner gave other parts than token ids and chunks.
     """
     if all(segment.image is None for segment in segments):
-        token_ids, borders = encode_with_borders(tokenizer, segments, add_special)
-        return EncodedPrompt(token_ids, borders=tuple(borders))
-    token_ids, borders = [], []
+        return EncodedPrompt(encode_segments(tokenizer, segments, add_special))
+    token_ids: list[int] = []
     chunks: list[PlacedChunk] = []
     for number, run in enumerate(_runs(segments)):
         if not isinstance(run, DecodedImage):
-            more, its_borders = encode_with_borders(tokenizer, run, add_special and number == 0)
-            borders += [len(token_ids) + border for border in its_borders]
-            token_ids += more
+            token_ids += encode_segments(tokenizer, run, add_special and number == 0)
             continue
         for part in _prepared(run, prepare, tokenizer.vocab_size, guard):
             if isinstance(part, MediaChunk):
@@ -98,7 +88,7 @@ def encode_prompt(
                 token_ids += chunks[-1].token_ids.tolist()
             else:
                 token_ids += part
-    return EncodedPrompt(token_ids, tuple(chunks), tuple(borders))
+    return EncodedPrompt(token_ids, tuple(chunks))
 
 
 def _runs(segments: Sequence[Segment]) -> Iterator[Sequence[Segment] | DecodedImage]:
