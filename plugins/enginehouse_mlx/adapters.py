@@ -21,7 +21,7 @@ from mlx.utils import tree_flatten
 from enginehouse.contract.adapters import AdapterSet
 from enginehouse.contract.errors import AdapterRefused, InvalidSpan
 from enginehouse_backendkit.lora_folder import LoraHalves
-from enginehouse_mlx.cache import Batch
+from enginehouse_mlx.batch import Batch
 from enginehouse_mlx.depth import LayeredModel
 from enginehouse_mlx.halves import PROBE
 from enginehouse_mlx.lora_files import read_adapter
