@@ -15,6 +15,7 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -34,6 +35,7 @@ from enginehouse.contract.types import (
     EngineStats,
     Event,
     FinishReason,
+    ModelInfo,
     PromptProgress,
     Resume,
 )
@@ -318,6 +320,14 @@ class StepEngine:
     def capabilities(self) -> EngineCapabilities:
         """Request features that this engine supports."""
         return self._sequence_factory.capabilities
+
+    @property
+    def info(self) -> ModelInfo:
+        """Information about the model; its metadata names truncation to checkpoints, with which drafts are not used."""
+        info, truncate = self._runner.info, self._runner.capabilities.truncate
+        if truncate != "checkpoint":
+            return info
+        return msgspec.structs.replace(info, metadata={**info.metadata, "truncation": truncate})
 
     @property
     def preparers(self) -> Preparers:

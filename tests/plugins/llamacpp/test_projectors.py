@@ -167,7 +167,7 @@ def test_marks_that_the_vocabulary_lacks_are_refused(tmp_path: Path) -> None:
     """The width fits by chance; llama.cpp itself would fail at the first image."""
     path = write_gguf(tmp_path / "tiny.gguf", tiny_values(), tiny_tensors())
     write_projector(tmp_path / "mmproj.gguf", IDEFICS3, width=32)
-    with pytest.raises(ModelLoadError, match=r"mmproj\.gguf marks images with tokens .* belongs to another model"):
+    with pytest.raises(ModelLoadError, match=r"mmproj\.gguf marks media with tokens .* belongs to another model"):
         open_tiny(path)
 
 
