@@ -25,7 +25,6 @@ from enginehouse.contract.drafter import BoundDrafter
 from enginehouse.contract.errors import EngineDead, EnginehouseError, GenerationFailed, PluginFailed, QueueTimeout
 from enginehouse.contract.exit_policy import LayerAccess
 from enginehouse.contract.inspection import EngineMetrics, EngineView
-from enginehouse.contract.media import MediaRunner
 from enginehouse.contract.sampler import SamplerPlugin
 from enginehouse.contract.structured import StructuredDecoder
 from enginehouse.contract.types import (
@@ -43,8 +42,7 @@ from enginehouse.contract.types import (
 from enginehouse.engine.constraints import Masks
 from enginehouse.engine.disk import DiskTier
 from enginehouse.engine.forward import encode, forward
-from enginehouse.engine.media import PlacedChunk
-from enginehouse.engine.media.prompts import Prepare
+from enginehouse.engine.media import PlacedChunk, Preparers, preparers_of
 from enginehouse.engine.outputs import StepCounts, score_tokens, summary, text_delta, token_logprob, view_engine
 from enginehouse.engine.sampling.device_draws import DeviceDraws, InFlightStep, launch
 from enginehouse.engine.scheduler import Batch, Scheduler
@@ -332,10 +330,9 @@ class StepEngine:
         return msgspec.structs.replace(info, metadata={**info.metadata, "truncation": truncate})
 
     @property
-    def prepare_image(self) -> Prepare | None:
-        """Function that makes parts of a prompt of an image, for any thread; None if the model takes no images."""
-        runner = self._runner
-        return runner.prepare_image if runner.capabilities.media and isinstance(runner, MediaRunner) else None
+    def preparers(self) -> Preparers:
+        """See :func:`enginehouse.engine.media.preparers_of`."""
+        return preparers_of(self._runner)
 
     def check(self, request: EngineRequest, num_prompt_tokens: int, chunks: tuple[PlacedChunk, ...] = ()) -> None:
         """Reject a request that cannot be served; see :meth:`SequenceFactory.check`. Any thread."""
