@@ -49,6 +49,10 @@ class _Refused(ValueError):
     """The library refuses a grammar."""
 
 
+class _TooWide(_Refused):
+    """Its beginning cannot be followed: more may come next than a row holds."""
+
+
 class LlguidanceCompiler:
     """Implements :class:`enginehouse.contract.structured.GrammarCompiler`.
 
@@ -129,9 +133,11 @@ class LlguidanceCompiler:
         for pointer, part in prepared.parts:
             if isinstance(part, dict) and len(part.get("properties", ())) > _MANY_NAMES:
                 try:
-                    self._start(_grammar_of_schema(part))
-                except _Refused as error:
+                    self._start(_grammar_of_schema({**part, "type": "object"}))
+                except _TooWide as error:
                     raise SchemaProblem(pointer, str(error)) from error
+                except _Refused:
+                    pass  # by itself, as it has other constants or types: no object is written there
 
     def _start_schema(self, prepared: PreparedSchema) -> LlguidanceGrammar:
         value = Value(prepared.rules or NO_RULES)
@@ -229,7 +235,7 @@ def _check_forced(matcher: LLMatcher) -> None:
     if probe.is_error():
         reason = _first_line(probe.get_error())
         if "Current row" in reason:
-            raise _Refused(f"more may follow a token than is allowed; ask for fewer optional members ({reason})")
+            raise _TooWide(f"more may follow a token than is allowed; ask for fewer optional members ({reason})")
         raise _Refused(f"its text is endless, or too long where it leaves no choice: {reason}")
 
 

@@ -142,7 +142,9 @@ def _pattern_properties(
     *,
     is_rest_given: bool,
 ) -> dict[str, Any]:
-    prepared, depends, properties = {}, None, keywords.get("properties", {})
+    prepared: dict[str, Any] = {}
+    values: list[Any] = []
+    depends, properties = None, keywords.get("properties", {})
     for pattern, value in patterns.items():
         pointer = place.at("patternProperties", pattern)
         if not pattern and is_rest_given:
@@ -153,17 +155,21 @@ def _pattern_properties(
         if translated.is_finite and not (place.is_alone and _has_others(translated.regex, (*properties, *required))):
             # The library offers a further name even if all are taken.
             raise SchemaProblem(pointer, "matches a finite number of names; list them in properties instead")
-        prepared[f"^(?:{translated.regex})$"] = prepare(value, "patternProperties", pattern)
+        values.append(prepare(value, "patternProperties", pattern))
+        _add(prepared, f"^(?:{translated.regex})$", values[-1])
         depends = depends or (pointer if translated.depends_on_dialect else None)
     names = dict.fromkeys(name for name in (*properties, *required) if properties.get(name) is not False)
     others = [name for name in names if not (name.isascii() and name.isprintable())]
     if depends and (others or len(patterns) > 1 or keywords.get("additionalProperties") is not False):
         for name in others:
-            keywords.setdefault("properties", {})[name] = _of_name(
-                name, patterns, [*prepared.values()], keywords, depends
-            )
+            keywords.setdefault("properties", {})[name] = _of_name(name, patterns, values, keywords, depends)
         prepared = _plain(prepared, keywords.get("properties", {}), keywords, depends)
     return _disjoint(prepared)
+
+
+def _add(found: dict[str, Any], pattern: str, value: Any) -> None:
+    """Add what a pattern asks for, which may be the same as an earlier one in another form."""
+    found[pattern] = {"allOf": [found[pattern], value]} if pattern in found else value
 
 
 def _has_others(body: str, names: Iterable[str]) -> bool:
@@ -196,10 +202,10 @@ def _plain(
     asked = [(_PLAIN, [(bodies[one], False)], value) for one, value in prepared.items()]
     if rest is not False:
         asked.append((_PLAIN, [(other, True) for other in (*bodies.values(), *map(escape_text, properties))], rest))
-    found = {}
+    found: dict[str, Any] = {}
     for body, conditions, value in asked:
         try:
-            found[f"^{restricted(body, conditions)}$"] = value
+            _add(found, f"^{restricted(body, conditions)}$", value)
         except NothingMatches:
             pass  # such names have other characters
         except AutomatonError as error:
@@ -334,10 +340,10 @@ def _only_matching(body: str, required: list[str], keywords: dict[str, Any]) -> 
             given[name] = allowed.matches(name) and (values[0] if len(values) == 1 else {"allOf": values})
         keywords["properties"] = given
     taken = [(escape_text(name), True) for name in names]
-    found = {}
+    found: dict[str, Any] = {}
     for pattern, other in bodies.items():
         if (both := _both(other, [(body, False), *taken])) is not None:
-            found[f"^(?:{both})$"] = patterns[pattern]
+            _add(found, f"^(?:{both})$", patterns[pattern])
     if rest is not False:
         conditions = [*((other, True) for other in bodies.values()), *taken]
         if (free := _both(body, conditions) if conditions else body) is not None:
