@@ -7,11 +7,13 @@ other backend.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib.metadata
 import json
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import tomllib
@@ -19,6 +21,7 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
+import certifi
 import hypothesis
 import numpy as np
 import pytest
@@ -57,6 +60,20 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def certificates_are_read_once() -> Iterator[None]:
+    """The clients of httpx share one TLS context: each would read all of certifi's certificates, which takes 20 ms."""
+    create, certificates = ssl.create_default_context, certifi.where()
+    of_httpx = functools.cache(lambda: create(cafile=certificates))
+
+    def shared(*args: Any, **options: Any) -> ssl.SSLContext:
+        return create(*args, **options) if args or options != {"cafile": certificates} else of_httpx()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ssl, "create_default_context", shared)
+        yield
 
 
 _CORPUS = (

@@ -92,11 +92,16 @@ class TensorPlace:
     offset: int
 
     @property
-    def num_elements(self) -> int:
-        """Number of elements of the tensor: the product of its dimensions."""
+    def shape(self) -> tuple[int, ...]:
+        """Dimensions in ggml's order, the innermost one first."""
         (name_bytes,) = struct.unpack_from("<Q", self.description)
         (num_dimensions,) = struct.unpack_from("<I", self.description, 8 + name_bytes)
-        return math.prod(struct.unpack_from(f"<{num_dimensions}Q", self.description, 12 + name_bytes))
+        return struct.unpack_from(f"<{num_dimensions}Q", self.description, 12 + name_bytes)
+
+    @property
+    def num_elements(self) -> int:
+        """Number of elements of the tensor: the product of its dimensions."""
+        return math.prod(self.shape)
 
 
 @contextmanager

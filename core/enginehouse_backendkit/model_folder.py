@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import stat
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from enginehouse.contract.backend import MemoryEstimate, ModelSource
 from enginehouse.contract.errors import ModelLoadError
 from enginehouse.contract.regular_files import open_regular
 from enginehouse_backendkit.folder_files import check_shards, check_texts, describe_folder, read_object
+from enginehouse_backendkit.layer_kinds import count_layers, has_states, state_size
 
 __all__ = [
     "DEFAULT_CONTEXT",
@@ -48,6 +50,14 @@ _MAX_MODULES = 1_000_000  # layers times experts; the largest models have a few 
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _MAX_SIZE = 2**31
+_LEFT_OUT: Mapping[str, Mapping[str, int]] = {
+    "gemma3_text": {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256},
+    "llama": {"num_hidden_layers": 32, "num_attention_heads": 32, "hidden_size": 4096},
+}
+"""Sizes that the text configurations of published Gemma 3 and LLaVA models leave out, by ``model_type``.
+
+Source: the defaults of Gemma3TextConfig and LlamaConfig in transformers 5.24.
+"""
 _MIB = 2**20
 _MAX_HEADER_BYTES = 16 * _MIB  # of safetensors; headers of models with 60,000 tensors have half of that
 _MAX_FILE_BYTES = {
@@ -101,8 +111,11 @@ class ModelFolder:
         """True if the weights are quantized in MLX's own format, which only MLX reads."""
         return "quantization" in self.config
 
-    def estimate(self, context_tokens: int, dtype: str | None) -> MemoryEstimate:
+    def estimate(self, context_tokens: int, dtype: str | None, num_states: int = 0) -> MemoryEstimate:
         """Estimate memory for weights in ``dtype`` (None: as stored) and ``context_tokens`` KV positions.
+
+        Args:
+            num_states: number of states of recurrent layers, of sequences and checkpoints.
 
         Raises:
             ModelLoadError: the configuration does not contain the sizes.
@@ -110,27 +123,34 @@ class ModelFolder:
         text = self.config.get("text_config") or self.config
         if not isinstance(text, dict):
             raise ModelLoadError(f"{self.path / 'config.json'}: text_config is not a JSON object")
-        stored = self._stored_dtype(text)
+        text = {**_LEFT_OUT.get(str(text.get("model_type")), {}), **text}
+        stored = self._stored_dtype()
         size_bytes = _BYTES.get(dtype or stored, 4)
         weights = self.weights_bytes(dtype)
-        heads = self._size(text, "num_attention_heads")
-        kv_heads = self._size(text, "num_key_value_heads", heads)
-        head_dim = self._size(text, "head_dim", 0) or self._size(text, "hidden_size") // max(heads, 1)
-        per_token = 2 * self._size(text, "num_hidden_layers") * kv_heads * head_dim * size_bytes
-        return MemoryEstimate(weights, per_token, weights + context_tokens * per_token)
+        size = partial(self._size, text)
+        heads = size("num_attention_heads", 0 if has_states(text) else None)
+        counts, per_token, states = count_layers(text, size), 0, 0
+        if counts.attention:
+            kv_heads = size("num_key_value_heads", heads)
+            head_dim = size("head_dim", 0) or size("attention_head_dim", 0) or size("hidden_size") // max(heads, 1)
+            per_token = 2 * counts.attention * kv_heads * head_dim * size_bytes
+        if counts.recurrent:
+            states = num_states * counts.recurrent * state_size(text, size) * _BYTES["float32"]
+        return MemoryEstimate(weights, per_token, weights + context_tokens * per_token + states)
 
     def weights_bytes(self, dtype: str | None) -> int:
         """Return the size of the weights in ``dtype``; None: as stored."""
         weights = sum(file.stat().st_size for file in self.path.glob("*.safetensors"))
         if dtype is None or self.is_mlx_quantized:
             return weights
-        text = self.config.get("text_config")
-        stored = self._stored_dtype(text if isinstance(text, dict) else self.config)
+        stored = self._stored_dtype()
         return weights * _BYTES.get(dtype, 4) // _BYTES.get(stored, 4)
 
-    @staticmethod
-    def _stored_dtype(text: Mapping[str, Any]) -> str:
-        return str(text.get("dtype", text.get("torch_dtype", "float32")))
+    def _stored_dtype(self) -> str:
+        """Return the data type that the text's configuration names, else the whole model's."""
+        parts = (_object(self.config.get("text_config")), self.config)
+        named = [part.get(key) for part in parts for key in ("dtype", "torch_dtype")]
+        return next((name for name in named if isinstance(name, str)), "float32")
 
     def _size(self, text: Mapping[str, Any], key: str, default: int | None = None) -> int:
         """Return a size of the configuration, checked before any arithmetic: Python multiplies strings, too."""

@@ -68,7 +68,10 @@ class SequenceTable(ABC):
             raise InvalidSpan("a sequence has more than one span in the batch")
         sizes = [self._checked_size(span) for span in spans]
         needed = sum(sizes)
-        if needed > self._capabilities.max_batch_tokens:
+        has_chunk = any(isinstance(span.input, MediaInput) for span in spans)
+        if has_chunk and len(spans) > 1:
+            raise InvalidSpan("a pass with a media chunk has no other span")
+        if not has_chunk and needed > self._capabilities.max_batch_tokens:
             raise InvalidSpan(f"the batch has {needed} tokens; at most {self._capabilities.max_batch_tokens} fit")
         if needed > self.free_tokens():
             raise CacheFull(needed, self.free_tokens())
@@ -125,7 +128,7 @@ class SequenceTable(ABC):
                 raise InvalidSpan(f"sequence {sequence}: this runner needs token ids")
             size = 1
         elif isinstance(token_ids, MediaInput):
-            raise InvalidSpan(f"sequence {sequence}: this runner needs token ids, not {token_ids.chunk.kind}")
+            size = self._checked_chunk(span, token_ids)
         else:
             size = self._checked_ids(sequence, token_ids)
         if length + size > self._capabilities.max_context:
@@ -133,6 +136,13 @@ class SequenceTable(ABC):
                 f"sequence {sequence}: {length} + {size} tokens exceed the context of {self._capabilities.max_context}"
             )
         return size
+
+    def _checked_chunk(self, span: Span, media: MediaInput) -> int:
+        if media.chunk.kind not in self._capabilities.media:
+            raise InvalidSpan(f"sequence {span.sequence}: this runner needs token ids, not {media.chunk.kind}")
+        if span.outputs != "none":
+            raise InvalidSpan(f"sequence {span.sequence}: {media.chunk.kind} gives no logits, so outputs must be none")
+        return media.chunk.num_tokens
 
     def _check_layers(self, sequence: int, num_layers: int | None) -> None:
         if num_layers is not None and num_layers not in self._capabilities.exit_layers:

@@ -86,6 +86,8 @@ class FakeOptions:
         cache_tokens: KV positions in total; None is ``context`` per slot.
         vocab_size: None is the smallest possible (about 290).
         window: number of tokens that attention reaches back (sliding window; ``truncate`` is ``bounded``); None is all.
+        num_checkpoints: the model carries a state that cannot be cut, and the runner keeps this many copies of it
+            (``truncate`` is ``checkpoint``); 0: it does not. Excludes ``window``.
         window_slack: positions kept beyond the window, so that this many tokens can be removed again.
         fork: as in :class:`RunnerCapabilities`.
         mixed_batch: as in :class:`RunnerCapabilities`.
@@ -93,12 +95,13 @@ class FakeOptions:
         num_layers: number of layers, of which a pass may run any smaller number; 0: it always runs all.
         device_sampling: the runner samples tokens itself, like one on a GPU.
         end_logit: raises (or lowers) the probability that an answer ends.
-        step_delay_s: duration of each forward pass.
+        step_delay_s: duration of each forward pass, and of encoding a chunk.
         open_delay_s: duration of loading.
         recommends: request fields that the model's own files recommend.
         infill_tokens: control tokens that mark prefix, suffix and middle of a text with a gap; empty: no infill.
         mixing: ``adapters`` of :class:`RunnerCapabilities`; see ``fake_adapters`` for their files.
-        image_tokens: tokens of an image, see ``fake_media``; 0: the model takes text only.
+        image_tokens: tokens of an image, see ``fake_media``; 0: the model takes none.
+        audio_tokens: tokens of each second of a recording; 0: the model takes none.
         merged: adapters whose effect the model always has: file and scale of each.
         faults: injected faults.
     """
@@ -110,6 +113,7 @@ class FakeOptions:
     cache_tokens: int | None = field(default=None, validator=_optional_positive)
     vocab_size: int | None = field(default=None, validator=_optional_positive)
     window: int | None = field(default=None, validator=_optional_positive)
+    num_checkpoints: int = field(default=0, validator=validators.ge(0))
     window_slack: int = field(default=8, validator=validators.ge(0))
     fork: Literal["share", "copy", "none"] = "share"
     mixed_batch: bool = True
@@ -123,5 +127,6 @@ class FakeOptions:
     infill_tokens: tuple[str, ...] = ()
     mixing: Literal["none", "per_pass", "mixed"] = "none"
     image_tokens: int = field(default=0, validator=validators.ge(0))
+    audio_tokens: int = field(default=0, validator=validators.ge(0))
     merged: dict[str, float] = field(factory=dict)
     faults: FakeFaults = FakeFaults()

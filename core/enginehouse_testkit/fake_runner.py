@@ -2,7 +2,7 @@
 
 The runner is as strict as a real one: positions are cells of a pool that forked sequences share, every span is checked
 before anything changes, and a state that was not computed cannot be read. Options select the difficult kinds of runner
-(sliding window, no fork, small cache, slow) and inject faults.
+(sliding window, recurrent, no fork, small cache, slow) and inject faults.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ from enginehouse.contract.backend import (
 )
 from enginehouse.contract.errors import CacheFull, InvalidSpan, ModelLoadError, StepAborted
 from enginehouse.contract.exit_policy import BoundExitPolicy
-from enginehouse.contract.media import DecodedImage, MediaChunk, MediaInput, whole_chunks
+from enginehouse.contract.media import DecodedAudio, DecodedImage, MediaChunk, MediaInput, MediaKind, whole_chunks
 from enginehouse.contract.types import ModelInfo
+from enginehouse_backendkit.checkpoints import Checkpoints
 from enginehouse_testkit.fake_adapters import FakeAdapters, read_fake_adapter, salt_of
 from enginehouse_testkit.fake_exits import FakeExits
-from enginehouse_testkit.fake_media import IMAGE_TEMPLATE, encode_fake, prepare_fake
+from enginehouse_testkit.fake_media import AUDIO_RATE, IMAGE_TEMPLATE, encode_fake, prepare_fake, prepare_fake_audio
 from enginehouse_testkit.fake_model import FakeModel, State
 from enginehouse_testkit.fake_options import FakeFaults, FakeOptions
 from enginehouse_testkit.fake_sampling import FakeDrawn, draw_token
@@ -83,14 +84,23 @@ class _Cell:
         self.token_id, self.state, self.num_layers, self.owners = token_id, state, num_layers, 1
 
 
+def _kinds(options: FakeOptions) -> tuple[MediaKind, ...]:
+    """Return the kinds of media that the model takes."""
+    images: tuple[MediaKind, ...] = ("image",) if options.image_tokens else ()
+    return (*images, "audio") if options.audio_tokens else images
+
+
 class FakeRunner:
     """See :class:`enginehouse.contract.backend.Runner`; counts its forward passes, and the chunks that it encodes."""
 
     max_image_pixels = 256 * 256
+    audio_rate = AUDIO_RATE
 
     def __init__(self, options: FakeOptions | None = None) -> None:
         self.options = options = options or FakeOptions()
         context = options.context or 4096
+        if options.window and options.num_checkpoints:
+            raise ModelLoadError("a fake model has a window or checkpoints, not both")
         try:
             self.tokenizer: Tokenizer = FakeTokenizer(options.vocab_size, options.faults.abort_at_text)
         except ValueError as error:
@@ -102,21 +112,23 @@ class FakeRunner:
             max_context=context,
             cache_tokens=options.cache_tokens or context * options.slots,
             mixed_batch=options.mixed_batch,
-            truncate="bounded" if options.window else "any",
+            truncate="bounded" if options.window else "checkpoint" if options.num_checkpoints else "any",
             fork=options.fork,
             batch_invariant=True,
             abort=True,
             sampling=DRAW_FIELDS if options.device_sampling else frozenset(),
             states=options.states,
             adapters=options.mixing,
-            media=("image",) if options.image_tokens else (),
+            media=_kinds(options),
         )
-        self.state_format = f"fake {options.vocab_size} {options.window} {options.num_layers}"
+        self.state_format = (
+            f"fake {options.vocab_size} {options.window} {options.num_layers} {bool(options.num_checkpoints)}"
+        )
         self.info = ModelInfo(
             backend="fake",
             max_context=context,
             vocab_size=self.tokenizer.vocab_size,
-            chat_templates={"default": IMAGE_TEMPLATE if options.image_tokens else _CHATML},
+            chat_templates={"default": IMAGE_TEMPLATE if _kinds(options) else _CHATML},
             special_tokens=dict(self.tokenizer.special_tokens),
             bos_token="<|bos|>",
             eos_token="<|im_end|>",
@@ -132,6 +144,8 @@ class FakeRunner:
         self._exits = FakeExits(self._model, options.num_layers)
         self._sequences: dict[int, list[_Cell]] = {}
         self._num_lost: dict[int, int] = {}  # number of first positions that are lost, with a window
+        self._states: dict[int, State] = {}  # with checkpoints: the state of each sequence, of which there is only one
+        self._checkpoints = Checkpoints[State](options.num_checkpoints)
         self._next_handle = 0
         self._num_cells = 0
         self._aborted = threading.Event()
@@ -149,12 +163,14 @@ class FakeRunner:
         self._next_handle += 1
         self._sequences[self._next_handle] = []
         self._num_lost[self._next_handle] = 0
+        self._states[self._next_handle] = self._model.start()
         return self._next_handle
 
     def free_sequence(self, sequence: int) -> None:
         """See :class:`enginehouse.contract.backend.Runner`."""
         self._release(self._cells(sequence))
-        del self._sequences[sequence], self._num_lost[sequence]
+        del self._sequences[sequence], self._num_lost[sequence], self._states[sequence]
+        self._checkpoints.free(sequence)
         self._last_sampled.pop(sequence, None)
 
     def length(self, sequence: int) -> int:
@@ -167,6 +183,8 @@ class FakeRunner:
         if length < 0:
             raise InvalidSpan(f"a sequence cannot be truncated to {length} tokens")
         kept = self._kept(sequence, length)
+        if kept < len(cells):
+            self._go_back(sequence, sequence, kept)
         self._release(cells[kept:])
         del cells[kept:]
         if not kept:
@@ -177,13 +195,28 @@ class FakeRunner:
         """See :class:`enginehouse.contract.backend.CutPlanner`."""
         return self._kept(sequence, length)
 
+    def keep_checkpoint(self, sequence: int) -> None:
+        """See :class:`enginehouse.contract.checkpoints.CheckpointKeeper`; each state counts as one byte."""
+        length = len(self._cells(sequence))
+        if length and not self._checkpoints.has(sequence, length):
+            self._checkpoints.keep(sequence, length, self._states[sequence], 1)
+
+    def _go_back(self, source: int, sequence: int, length: int) -> None:
+        """Give a sequence, which may be the source itself, the state of the source at a shorter length."""
+        if not self.options.num_checkpoints:
+            return
+        self._states[sequence] = self._checkpoints.state(source, length) if length else self._model.start()
+        self._checkpoints.cut(sequence, length)
+
     def _kept(self, sequence: int, length: int) -> int:
-        """Return the length that can be kept; with a window, the tokens before it may be lost."""
+        """Return the length that can be kept: not before a window, and where there is a copy of the state."""
         cells = self._cells(sequence)
         if length >= len(cells):
             return len(cells)
-        if self.options.image_tokens:
+        if self.capabilities.media:
             length = whole_chunks(np.array([cell.token_id for cell in cells], np.int32), length)
+        if self.options.num_checkpoints:
+            return self._checkpoints.last_length(sequence, length)
         if self.options.window is None:
             return length
         return length if max(0, length - self.options.window) >= self._num_lost[sequence] else 0
@@ -204,21 +237,30 @@ class FakeRunner:
                 cell.owners += 1
             self._sequences[handle] = cells[:shared]
         self._num_lost[handle] = self._num_lost[source] if shared else 0
+        self._checkpoints.share(source, handle, shared)
+        self._states[handle] = self._states[source]
+        if shared < len(cells):
+            self._go_back(source, handle, shared)
         return handle, shared
 
     def save(self, sequence: int) -> memoryview:
         """See :class:`enginehouse.contract.backend.StateKeeper`."""
-        return pack_cells([(cell.token_id, cell.state, cell.num_layers) for cell in self._cells(sequence)])
+        cells = [(cell.token_id, cell.state, cell.num_layers) for cell in self._cells(sequence)]
+        return pack_cells(cells, [length for length, _ in self._checkpoints.all(sequence)])
 
     def load(self, data: memoryview) -> int:
         """See :class:`enginehouse.contract.backend.StateKeeper`."""
-        cells = [_Cell(token_id, state, num_layers) for token_id, state, num_layers in unpack_cells(data)]
+        saved, lengths = unpack_cells(data)
+        cells = [_Cell(token_id, state, num_layers) for token_id, state, num_layers in saved]
         if len(cells) > self.free_tokens():
             raise CacheFull(len(cells), self.free_tokens())
         handle = self.open_sequence()
         self._sequences[handle] = cells
         self._num_lost[handle] = max(0, len(cells) - (self.options.window or len(cells)))
         self._num_cells += len(cells)
+        self._states[handle] = cells[-1].state if cells else self._model.start()
+        for length in lengths:
+            self._checkpoints.keep(handle, length, cells[length - 1].state, 1)
         return handle
 
     def load_adapter(self, path: Path) -> int:
@@ -233,10 +275,17 @@ class FakeRunner:
         """See :class:`enginehouse.contract.media.MediaRunner`."""
         return prepare_fake(image, self.options.image_tokens)
 
+    def prepare_audio(self, audio: DecodedAudio) -> Sequence[Sequence[int] | MediaChunk]:
+        """See :class:`enginehouse.contract.media.AudioRunner`."""
+        return prepare_fake_audio(audio, self.options.audio_tokens)
+
     def encode(self, chunk: MediaChunk) -> NDArray[np.uint64]:
         """See :class:`enginehouse.contract.media.MediaRunner`."""
+        self._aborted.clear()
         self.num_encoded += 1
         self.options.faults.happen_at_encode(self.num_encoded)
+        if self._aborted.wait(self.options.step_delay_s):
+            raise StepAborted({})
         return encode_fake(chunk)
 
     def free_tokens(self) -> int:
@@ -285,6 +334,8 @@ class FakeRunner:
         """See :class:`enginehouse.contract.backend.Runner`; idempotent."""
         self._sequences.clear()
         self._num_lost.clear()
+        self._states.clear()
+        self._checkpoints.clear()
         self._num_cells = 0
 
     def _cells(self, sequence: int) -> list[_Cell]:
@@ -330,8 +381,8 @@ class FakeRunner:
     def _checked_chunk(self, span: Span, media: MediaInput) -> list[int]:
         """Return the pseudo-tokens of a chunk."""
         length, num_tokens = self.length(span.sequence), media.chunk.num_tokens
-        if "image" not in self.capabilities.media or span.outputs != "none" or span.num_layers is not None:
-            raise InvalidSpan("a chunk needs a runner that takes images, and gives no logits")
+        if media.chunk.kind not in self.capabilities.media or span.outputs != "none" or span.num_layers is not None:
+            raise InvalidSpan("a chunk needs a runner that takes its kind, and gives no logits")
         if span.start != length or length + num_tokens > self.capabilities.max_context:
             raise InvalidSpan(
                 f"sequence {span.sequence} holds {length} tokens; {num_tokens} cannot start at {span.start}"
@@ -378,6 +429,9 @@ class FakeRunner:
 
     def _next_state(self, sequence: int, token_id: int, salt: int) -> State:
         cells, window = self._sequences[sequence], self.options.window
+        if self.options.num_checkpoints:
+            self._states[sequence] = self._model.advance(self._states[sequence], token_id, salt)
+            return self._states[sequence]
         if window is None:
             return self._model.advance(cells[-1].state if cells else self._model.start(), token_id, salt)
         first = max(0, len(cells) + 1 - window)

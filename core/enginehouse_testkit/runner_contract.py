@@ -17,6 +17,7 @@ with a reason). Nearly all tests share one runner and free what they opened. Tol
 
 from __future__ import annotations
 
+from enginehouse_testkit.contract.checkpoints import CheckpointContract
 from enginehouse_testkit.contract.exits import ExitsContract
 from enginehouse_testkit.contract.failures import FailureContract
 from enginehouse_testkit.contract.forward import ForwardContract
@@ -28,6 +29,12 @@ __all__ = ["RunnerContract"]
 
 
 class RunnerContract(
-    TokenizerContract, SequenceContract, StateContract, ForwardContract, ExitsContract, FailureContract
+    TokenizerContract,
+    SequenceContract,
+    CheckpointContract,
+    StateContract,
+    ForwardContract,
+    ExitsContract,
+    FailureContract,
 ):
     """Tests every externally observable guarantee of :class:`enginehouse.contract.backend.Runner`."""

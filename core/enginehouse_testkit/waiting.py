@@ -12,6 +12,9 @@ __all__ = ["until", "wait_until"]
 _T = TypeVar("_T")
 _TIMEOUT_S = 100.0
 _POLL_S = 0.005
+_MAX_POLL_S = 0.1
+_MIN_REST = 3
+"""Pauses in relation to the time of an expensive condition: waiting must not slow down what is waited for."""
 
 
 def wait_until(condition: Callable[[], _T], what: object = "the condition", timeout_s: float = _TIMEOUT_S) -> _T:
@@ -23,11 +26,14 @@ def wait_until(condition: Callable[[], _T], what: object = "the condition", time
     Raises:
         TimeoutError: the time is over.
     """
-    deadline = time.monotonic() + timeout_s
+    began = time.monotonic()
+    deadline = began + timeout_s
     while not (found := condition()):
-        if time.monotonic() > deadline:
+        now = time.monotonic()
+        if now > deadline:
             raise TimeoutError(f"waited {timeout_s} s in vain for {what() if callable(what) else what}")
-        time.sleep(_POLL_S)
+        time.sleep(min(max(_POLL_S, _MIN_REST * (now - began)), _MAX_POLL_S))
+        began = time.monotonic()
     return found
 
 

@@ -113,8 +113,13 @@ class AnyStep(Protocol):
         scaling: float,
         window: int | None,
         softcap: float | None,
+        sinks: Tensor | None,
     ) -> Tensor:
-        """Append keys and values and attend in layer ``index``; query (1, H, T, D) gives (1, T, H, D)."""
+        """Append keys and values and attend in layer ``index``; query (1, H, T, D) gives (1, T, H, D).
+
+        Args:
+            sinks: (H,), for each head the score of a further key whose value is zero.
+        """
         ...
 
 
@@ -139,28 +144,45 @@ class Step:
 
     Attributes:
         aborted: checked once per layer.
+        sees_ahead: the tokens of a segment attend to each other, not only to those before them.
         windows: filled with the sliding window of each layer that ran, in tokens or None.
+        has_sinks: set when a layer has attention sinks.
     """
 
     memory: KvMemory
     segments: Sequence[Segment]
     aborted: threading.Event
+    sees_ahead: bool = False
     windows: dict[int, int | None] = field(factory=dict)
+    has_sinks: bool = False
     _masks: dict[tuple[int, int | None, torch.device], Tensor] = field(factory=dict)
 
     def attend(
-        self, index: int, query: Tensor, key: Tensor, value: Tensor, *, window: int | None, **scores: Any
+        self,
+        index: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        window: int | None,
+        sinks: Tensor | None,
+        **scores: Any,
     ) -> Tensor:
-        """Append keys and values and attend in layer ``index``; query (1, H, T, D) gives (1, T, H, D)."""
+        """Implements :class:`AnyStep`."""
         if self.aborted.is_set():
             raise ForwardAborted
+        if index < 0:  # a module that several layers share: they are told apart by their order
+            index -= sum(other < 0 for other in self.windows)
+        if index in self.windows:
+            raise UnsupportedAttention("one number for several layers")
         self.windows[index] = window
+        self.has_sinks |= sinks is not None
         keys, values = self.append(index, key, value)
         output = query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
         for segment in self.segments:
             columns = slice(segment.begin, segment.end)
             output[0, columns] = self._attend_segment(
-                segment, query[:, :, columns], keys, values, window=window, **scores
+                segment, query[:, :, columns], keys, values, window=window, sinks=sinks, **scores
             )
         return output
 
@@ -189,6 +211,7 @@ class Step:
         scaling: float,
         window: int | None,
         softcap: float | None,
+        sinks: Tensor | None,
     ) -> Tensor:
         num_heads, num_tokens, num_kv_heads = query.shape[1], query.shape[2], keys.shape[1]
         low = 0 if window is None else max(0, segment.start - window + 1)  # the oldest key any query sees
@@ -198,12 +221,17 @@ class Step:
         # Query heads that share a key head become extra rows of that head, so no key is copied.
         grouped = query.reshape(1, num_kv_heads, group * num_tokens, query.shape[3])
         mask = None if num_tokens == 1 else self._mask(segment, low, window, query.device).repeat(group, 1)
-        if softcap is None:
+        if softcap is None and sinks is None:
             result = scaled_dot_product_attention(grouped, seen_keys, seen_values, attn_mask=mask, scale=scaling)
         else:
-            scores = torch.tanh(grouped @ seen_keys.transpose(2, 3) * (scaling / softcap)) * softcap
+            scores = grouped @ seen_keys.transpose(2, 3) * scaling
+            scores = scores if softcap is None else torch.tanh(scores / softcap) * softcap
             scores = scores if mask is None else scores.masked_fill(~mask, float("-inf"))
-            result = torch.softmax(scores, -1, dtype=torch.float32).to(seen_values.dtype) @ seen_values
+            if sinks is not None:
+                last = sinks.to(scores).view(1, num_kv_heads, group, 1).repeat_interleave(num_tokens, 2)
+                scores = torch.cat([scores, last], -1)
+            shares = torch.softmax(scores, -1, dtype=torch.float32).to(seen_values.dtype)
+            result = shares[..., : seen_keys.shape[2]] @ seen_values
         return result.reshape(num_heads, num_tokens, -1).transpose(0, 1)
 
     def _mask(self, segment: Segment, low: int, window: int | None, device: torch.device) -> Tensor:
@@ -212,7 +240,8 @@ class Step:
         if key not in self._masks:
             query_positions = torch.arange(segment.start, segment.stop, device=device)[:, None]
             key_positions = torch.arange(low, segment.stop, device=device)[None]
-            mask = key_positions <= query_positions
+            newest = query_positions.clamp(min=segment.stop - 1) if self.sees_ahead else query_positions
+            mask = key_positions <= newest
             if window is not None:
                 mask &= key_positions > query_positions - window
             self._masks[key] = mask
@@ -236,18 +265,18 @@ def slot_attention(
     """Attention function that transformers calls in each layer, with its signature.
 
     Raises:
-        UnsupportedAttention: attention sinks, masks made by the model, or attention that is not causal.
+        UnsupportedAttention: masks made by the model, or attention that is not causal.
         ForwardAborted: the step was aborted.
     """
-    if s_aux is not None:
-        raise UnsupportedAttention("attention sinks")
     if attention_mask is not None:
         raise UnsupportedAttention("a mask of the model's own")
     if not getattr(module, "is_causal", True):
         raise UnsupportedAttention("attention that is not causal")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     index = int(module.layer_idx)  # type: ignore[arg-type]
-    output = enginehouse_step.attend(index, query, key, value, scaling=scale, window=sliding_window, softcap=softcap)
+    output = enginehouse_step.attend(
+        index, query, key, value, scaling=scale, window=sliding_window, softcap=softcap, sinks=s_aux
+    )
     return output, None
 
 

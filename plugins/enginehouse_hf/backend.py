@@ -44,6 +44,7 @@ class HfOptions:
         threads: number of torch threads, for the whole process; None keeps torch's default.
         cache_tokens: KV positions over all sequences, both running and cached for reuse; None is the number that fits
             into GPU memory, on the CPU ``context`` for each slot.
+        checkpoints: number of states of recurrent layers that are kept to go back to, over all sequences.
         memory_share: share of the GPU's memory that this process may use.
         cuda_graphs: record decode steps as CUDA graphs while the model loads; without, each step costs some 20 ms of
             Python.
@@ -73,6 +74,7 @@ class HfOptions:
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     threads: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
     cache_tokens: int | None = field(default=None, validator=validators.optional(validators.ge(2)))
+    checkpoints: int = field(default=32, validator=validators.ge(0))
     memory_share: float = field(default=0.9, validator=[validators.gt(0.0), validators.le(1.0)])
     cuda_graphs: bool = True
     fused: bool = True
@@ -148,7 +150,7 @@ class HfBackend:
         tokens = options.cache_tokens or options.slots * (options.context or DEFAULT_CONTEXT)
         folder = ModelFolder.find(source)
         if folder is not None:
-            return folder.estimate(tokens, dtype)
+            return folder.estimate(tokens, dtype, 2 * options.slots + options.checkpoints)
         if pickles := pickled_weights(source.path):
             raise ModelLoadError(f"{source.text}: {describe_pickles(pickles)}")
         if self.match(source).score == 0.0:

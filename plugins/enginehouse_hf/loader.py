@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from enginehouse.contract.backend import ModelSource, Progress, Runner, RunnerCapabilities
 from enginehouse.contract.errors import ModelLoadError
@@ -29,14 +29,21 @@ from enginehouse_hf.attention import ATTENTION_NAME, KvMemory, Segment, Step, Un
 from enginehouse_hf.backend import HfOptions, no_model
 from enginehouse_hf.depth import exit_layers
 from enginehouse_hf.facts import ModelFacts
+from enginehouse_hf.images.opening import ImageSupport, find_support
+from enginehouse_hf.images.reader import ImageReader
 from enginehouse_hf.packed import num_packed
+from enginehouse_hf.recurrent import Mixers
 from enginehouse_hf.runner import HfRunner, run_model
 from enginehouse_hf.tokenizer import ModelFiles, load_text
 from enginehouse_hf.weights import load_weights, mapped_errors
 
 __all__ = ["find_files", "open_runner"]
 
-_KNOWN_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+_ATTENTION = frozenset({"full_attention", "sliding_attention"})
+_RECURRENT = frozenset({"linear_attention", "conv"})
+_BOTH = frozenset({"hybrid"})
+_NEITHER = frozenset({"mlp", "moe"})
+"""Types of layers, as transformers names them in ``layer_types``."""
 
 
 def open_runner(source: ModelSource, options: HfOptions, progress: Progress) -> Runner:
@@ -52,9 +59,10 @@ def open_runner(source: ModelSource, options: HfOptions, progress: Progress) -> 
         torch.set_num_threads(options.threads)
     with mapped_errors(source):
         progress(0.0, "loading weights")
-        model = _load_model(files, options)
+        images = find_support(files, options)
+        model = _load_model(files, options, images.reads_images)
         progress(0.8, "loading tokenizer")
-        runner = _build(files, model, options, progress)
+        runner = _build(files, model, options, progress, images)
     progress(1.0, "ready")
     return runner
 
@@ -84,17 +92,21 @@ def _is_config(source: ModelSource, options: HfOptions) -> bool:
     return options.random_weights and source.path is not None and (source.path / "config.json").is_file()
 
 
-def _load_model(files: ModelFiles, options: HfOptions) -> Any:
+def _load_model(files: ModelFiles, options: HfOptions, reads_images: bool) -> Any:
     keeps_packed = _runs_on_cuda(options) and options.fused
-    model = load_weights(AutoModelForCausalLM, files, options, attention=ATTENTION_NAME, keeps_packed=keeps_packed)
-    unknown = set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - _KNOWN_LAYER_TYPES
+    kind = AutoModelForImageTextToText if reads_images else AutoModelForCausalLM
+    model = load_weights(kind, files, options, attention=ATTENTION_NAME, keeps_packed=keeps_packed)
+    if reads_images:
+        model.set_attn_implementation({"vision_config": "sdpa"})
+    unknown = set(_layer_types(model)) - _ATTENTION - _RECURRENT - _BOTH - _NEITHER
     if unknown:
         raise UnsupportedAttention(f"layers of the type {', '.join(sorted(unknown))}")
     return model
 
 
-def _build(files: ModelFiles, model: Any, options: HfOptions, progress: Progress) -> Runner:
-    facts, probed = _find_facts(model, served_context(model.config.to_dict(), options.context))
+def _build(files: ModelFiles, model: Any, options: HfOptions, progress: Progress, images: ImageSupport) -> Runner:
+    mixers = _find_mixers(files, model, options)
+    facts, probed = _find_facts(model, mixers, served_context(model.config.to_dict(), options.context))
     text = load_text(files, model, facts.vocab_size)
     metadata = {
         "library": f"transformers {transformers.__version__}, torch {torch.__version__}",
@@ -103,6 +115,8 @@ def _build(files: ModelFiles, model: Any, options: HfOptions, progress: Progress
         "dtype": str(options.dtype),
         "device": options.device_map or options.device,
     }
+    reader, of_images = images.open(files, model, text)
+    metadata |= of_images
     info = ModelInfo(
         backend="hf",
         max_context=facts.max_context,
@@ -115,6 +129,10 @@ def _build(files: ModelFiles, model: Any, options: HfOptions, progress: Progress
         metadata=metadata,
     )
     if _runs_on_cuda(options):
+        if facts.has_sinks:
+            raise ModelLoadError(
+                f'{files.folder}: this model uses attention sinks, for which hf has no CUDA kernel; set device = "cpu"'
+            )
         from enginehouse_hf.cuda.opening import open_on_cuda  # noqa: PLC0415 - imports triton
         from enginehouse_hf.cuda.runner import CudaRunner  # noqa: PLC0415
 
@@ -123,9 +141,34 @@ def _build(files: ModelFiles, model: Any, options: HfOptions, progress: Progress
         metadata |= {"layers": f"{opened.network.name}{graphs}", "attention": opened.attention}
         return CudaRunner(opened, capabilities, text, info, state_format=_state_format(metadata, facts, options))
     metadata["layers"] = "transformers layers, step by step"
-    capabilities = _capabilities(facts, options, exit_layers(model))
+    state_format = _state_format(metadata, facts, options)
+    if reader is not None:
+        state_format += f", images {reader.identity}"
+    capabilities = _capabilities(facts, options, () if facts.states else exit_layers(model), reader)
     memory = probed.resized(capabilities.max_sequences, facts.max_context)
-    return HfRunner(model, memory, capabilities, text, info, state_format=_state_format(metadata, facts, options))
+    return HfRunner(
+        model,
+        memory,
+        capabilities,
+        text,
+        info,
+        facts=facts,
+        mixers=mixers,
+        state_format=state_format,
+        num_checkpoints=options.checkpoints,
+        reader=reader,
+    )
+
+
+def _find_mixers(files: ModelFiles, model: Any, options: HfOptions) -> Mixers:
+    """Take over the recurrent layers of a model. Raises ModelLoadError where these are not computed."""
+    mixers = Mixers(model)
+    if mixers.layers and not (options.device == "cpu" and options.device_map is None and options.quantization is None):
+        raise ModelLoadError(
+            f"{files.folder}: hf computes recurrent layers, such as its layer {min(mixers.layers)}, on the CPU only, "
+            'without device_map and quantization; set device = "cpu"'
+        )
+    return mixers
 
 
 def _state_format(metadata: Mapping[str, str], facts: ModelFacts, options: HfOptions) -> str:
@@ -133,7 +176,7 @@ def _state_format(metadata: Mapping[str, str], facts: ModelFacts, options: HfOpt
     computed = ", ".join(f"{name} {metadata[name]}" for name in ("library", "architecture", "dtype", "layers"))
     device = "cuda" if _runs_on_cuda(options) else "any device"
     kinds = f"quantization {options.quantization} {options.quantize}"
-    return f"{computed}, {device}, {kinds}, layers {facts.layers} {facts.windows}"
+    return f"{computed}, {device}, {kinds}, layers {facts.layers} {facts.windows} {facts.states}"
 
 
 def _runs_on_cuda(options: HfOptions) -> bool:
@@ -142,31 +185,50 @@ def _runs_on_cuda(options: HfOptions) -> bool:
     return is_plain and options.device.startswith("cuda") and find_spec("triton") is not None
 
 
-def _capabilities(facts: ModelFacts, options: HfOptions, depths: tuple[int, ...]) -> RunnerCapabilities:
+def _capabilities(
+    facts: ModelFacts, options: HfOptions, depths: tuple[int, ...], reader: ImageReader | None
+) -> RunnerCapabilities:
     assert options.max_batch_tokens is not None
     return RunnerCapabilities(
         max_sequences=2 * options.slots,
         max_batch_tokens=max(options.max_batch_tokens, options.slots),
         max_context=facts.max_context,
         cache_tokens=options.cache_tokens or options.slots * facts.max_context,
+        truncate="checkpoint" if facts.states else "any",
         fork="copy",
         exit_layers=depths,
         abort=True,
         states=not options.random_weights,  # the next process would use different random weights
         adapters="mixed",
+        media=("image",) if reader is not None else (),
     )
 
 
-def _find_facts(model: Any, max_context: int) -> tuple[ModelFacts, KvMemory]:
+def _layer_types(model: Any) -> Sequence[str]:
+    """Return the type of every layer; empty for a model whose layers all have attention."""
+    return getattr(model.config.get_text_config(), "layer_types", None) or ()
+
+
+def _find_facts(model: Any, mixers: Mixers, max_context: int) -> tuple[ModelFacts, KvMemory]:
     """Run two tokens and record the attention parameters of each layer; also return the memory of this run."""
     memory = KvMemory(num_slots=1, max_context=2)
     step = Step(memory, (Segment(slot=0, start=0, begin=0, end=2),), threading.Event())
     token_ids = torch.zeros(2, dtype=torch.int64, device=model.device)
+    mixers.begin(step)
     logits = run_model(model, step, token_ids, [1])
-    config = model.config.get_text_config()
-    if len(step.windows) != config.num_hidden_layers:
-        raise UnsupportedAttention(f"its own attention in some of its {config.num_hidden_layers} layers")
-    sliding = [i for i, kind in enumerate(getattr(config, "layer_types", None) or ()) if kind == "sliding_attention"]
+    mixers.commit()
+    types = _layer_types(model) or ["full_attention"] * model.config.get_text_config().num_hidden_layers
+    states = mixers.forms(0)
+    mixers.put(0, {})
+    for number, whose, what in (
+        (len(step.windows), _ATTENTION | _BOTH, "attention"),
+        (len({form.key[0] for form in states}), _RECURRENT | _BOTH, "recurrence"),
+    ):
+        if number != sum(kind in whose for kind in types):
+            raise UnsupportedAttention(f"its own {what} in some of its {len(types)} layers")
+    sliding = [i for i, kind in enumerate(types) if kind == "sliding_attention"]
     if any(step.windows[i] is None for i in sliding):
         raise UnsupportedAttention("a sliding window that it applies by a mask only")
-    return ModelFacts(tuple(memory.shapes), dict(step.windows), int(logits.shape[-1]), max_context), memory
+    vocab_size = int(logits.shape[-1])
+    facts = ModelFacts(tuple(memory.shapes), dict(step.windows), vocab_size, max_context, step.has_sinks, states)
+    return facts, memory

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,14 +20,21 @@ from numpy.typing import NDArray
 from enginehouse.contract.backend import RunnerCapabilities, Span, Tokenizer
 from enginehouse.contract.errors import EngineError, InvalidSpan, ModelLoadError, StepAborted
 from enginehouse.contract.exit_policy import BoundExitPolicy
+from enginehouse.contract.media import MAX_IMAGE_PIXELS, DecodedImage, MediaChunk, MediaInput
 from enginehouse.contract.types import ModelInfo
-from enginehouse_backendkit.slot_table import SlotTable
+from enginehouse_backendkit.checkpoints import Checkpoints
+from enginehouse_backendkit.media_chunks import NO_CHUNKS, ChunkPlace, Chunks
+from enginehouse_backendkit.saved_states import check_head, state_body
+from enginehouse_backendkit.slot_table import SlotTable, checked_length
 from enginehouse_hf.adapters import Adapters
 from enginehouse_hf.attention import ForwardAborted, KvMemory, Segment, Step
 from enginehouse_hf.depth import Depths, groups_by, row_order
 from enginehouse_hf.exits import EarlyExits
+from enginehouse_hf.facts import ModelFacts
+from enginehouse_hf.images.reader import ImageReader
 from enginehouse_hf.pieces import copy_piece
-from enginehouse_hf.states import check_state, pack_pieces, unpack_pieces
+from enginehouse_hf.recurrent import Mixers, SequenceState
+from enginehouse_hf.states import check_state, pack_lengths, pack_pieces, read_lengths, unpack_pieces
 from enginehouse_hf.tokenizer import ModelText
 
 __all__ = ["ExitRows", "HfRunner", "LogitsRows", "run_model"]
@@ -53,26 +61,29 @@ class ExitRows(LogitsRows):
         self.exit_layers = exit_layers
 
 
-def run_model(model: Any, step: Step, token_ids: torch.Tensor, rows: list[int]) -> torch.Tensor:
+def run_model(
+    model: Any, step: Step, inputs: torch.Tensor, rows: list[int], positions: torch.Tensor | None = None
+) -> torch.Tensor:
     """Run one forward pass.
 
     Args:
         model: a transformers causal model with our attention.
-        step: maps the columns of ``token_ids`` to slots and positions.
-        token_ids: (T,) int64, on the model's device.
+        step: maps the columns of ``inputs`` to slots and places in them.
+        inputs: (T,) int64 token ids, or (T, hidden_size) embeddings, on the model's device.
         rows: columns whose logits are returned, possibly none. Plain integers: accelerate would move a tensor to the
             first device of a model that is spread over several, and they are needed on the last.
+        positions: (T,), or (3, T) under M-RoPE; None are the places in the slots.
 
     Returns:
         (num_rows, vocab_size) logits in the model's dtype.
     """
-    positions = torch.cat(
-        [torch.arange(segment.start, segment.stop, device=token_ids.device) for segment in step.segments]
-    )
+    if positions is None:
+        places = [torch.arange(segment.start, segment.stop, device=inputs.device) for segment in step.segments]
+        positions = torch.cat(places)
     with torch.inference_mode():
         logits: torch.Tensor = model(
-            input_ids=token_ids[None],
-            position_ids=positions[None],
+            **{"input_ids" if inputs.dim() == 1 else "inputs_embeds": inputs[None]},
+            position_ids=positions.unsqueeze(-2),
             use_cache=False,
             logits_to_keep=rows,
             enginehouse_step=step,
@@ -81,7 +92,16 @@ def run_model(model: Any, step: Step, token_ids: torch.Tensor, rows: list[int]) 
 
 
 class HfRunner:
-    """Implements :class:`enginehouse.contract.backend.StateKeeper`; a sequence is a slot of :class:`KvMemory`."""
+    """Implements :class:`enginehouse.contract.backend.StateKeeper`; a sequence is a slot of :class:`KvMemory`.
+
+    With a ``reader`` it is a :class:`enginehouse.contract.media.MediaRunner` as well, with recurrent layers a
+    :class:`enginehouse.contract.checkpoints.CheckpointKeeper`.
+
+    Args:
+        num_checkpoints: maximum number of checkpoints over all sequences.
+    """
+
+    max_image_pixels = MAX_IMAGE_PIXELS
 
     def __init__(
         self,
@@ -91,7 +111,11 @@ class HfRunner:
         text: ModelText,
         info: ModelInfo,
         *,
+        facts: ModelFacts,
+        mixers: Mixers,
         state_format: str,
+        num_checkpoints: int,
+        reader: ImageReader | None = None,
     ) -> None:
         self.capabilities = capabilities
         self.state_format = state_format
@@ -99,12 +123,17 @@ class HfRunner:
         self.info = info
         self.num_layers = int(model.config.get_text_config().num_hidden_layers)
         self._depths: Any = Depths(model)
-        self._adapters: Any = Adapters(model)
+        self._mixers: Any = mixers
+        self._facts = facts
+        self._checkpoints = Checkpoints[SequenceState](num_checkpoints * facts.state_bytes)
+        self._adapters: Any = Adapters(model, mixers.names)
         self._exits: EarlyExits | None = None
         self._memory: Any = memory
         self._device = model.device
         self._table = SlotTable(capabilities, info.vocab_size)
-        self._aborted = threading.Event()
+        self._reader: Any = reader
+        self._chunks: dict[int, Chunks] = {}
+        self._aborted = threading.Event() if reader is None else reader.aborted
 
     def open_sequence(self) -> int:
         """Allocate a slot for a new, empty sequence."""
@@ -113,38 +142,107 @@ class HfRunner:
     def free_sequence(self, sequence: int) -> None:
         """Free the slot of a sequence."""
         self._table.free(sequence)
+        self._chunks.pop(sequence, None)
+        self._mixers.put(sequence, {})
+        self._checkpoints.free(sequence)
 
     def length(self, sequence: int) -> int:
         """Number of tokens in the sequence."""
         return self._table.length(sequence)
 
     def truncate(self, sequence: int, length: int) -> int:
-        """Drop tokens from the end. Sliding-window layers keep every position, so any length is exact."""
-        return self._table.truncate(sequence, length)
+        """Drop tokens from the end. Sliding-window layers keep every position: without states any length is exact."""
+        kept = self.kept_length(sequence, length)
+        self._mixers.put(sequence, self._state(sequence, kept))
+        self._checkpoints.cut(sequence, kept)
+        self._place(sequence, self._chunks_of(sequence).cut(kept))
+        return self._table.truncate(sequence, kept)
 
     def fork(self, source: int, length: int) -> tuple[int, int]:
-        """Copy the first ``length`` positions into a new slot."""
-        sequence, kept = self._table.fork(source, length)
+        """Copy the first ``length`` positions into a new slot; states and checkpoints are shared."""
+        kept = self.kept_length(source, length)
+        state = self._state(source, kept)
+        sequence, kept = self._table.fork(source, kept)
         self._memory.copy(source, sequence, kept)
+        self._place(sequence, self._chunks_of(source).cut(kept))
+        self._mixers.put(sequence, state)
+        self._checkpoints.share(source, sequence, kept)
         return sequence, kept
 
+    def kept_length(self, sequence: int, length: int) -> int:
+        """Implements :class:`enginehouse.contract.checkpoints.CheckpointKeeper`."""
+        kept = min(self._table.length(sequence), self._chunks_of(sequence).whole(checked_length(length)))
+        if not self._facts.states or kept == self._table.length(sequence):
+            return kept
+        return self._checkpoints.last_length(sequence, kept)
+
+    def keep_checkpoint(self, sequence: int) -> None:
+        """Implements :class:`enginehouse.contract.checkpoints.CheckpointKeeper`; a state is never changed in place."""
+        length = self._table.length(sequence)
+        if self._facts.states and length and not self._checkpoints.has(sequence, length):
+            self._checkpoints.keep(sequence, length, self._mixers.state(sequence), self._facts.state_bytes)
+
+    def _state(self, sequence: int, length: int) -> SequenceState:
+        """Return the state of a sequence at a length that :meth:`kept_length` returned."""
+        if length == self._table.length(sequence):
+            return self._mixers.state(sequence)
+        return self._checkpoints.state(sequence, length) if self._facts.states and length else {}
+
     def save(self, sequence: int) -> memoryview:
-        """Return a copy of all keys and values of the sequence."""
-        length, memory = self._table.saved_length(sequence), self._memory
-        num_bytes = length * memory.bytes_per_token
+        """Return a copy of states, keys and values of the sequence."""
+        length, memory, facts = self._table.saved_length(sequence), self._memory, self._facts
+        before = b"" if self._reader is None else self._chunks_of(sequence).to_bytes()
+        states = []
+        if facts.states:
+            kept = self._checkpoints.all(sequence)
+            before += pack_lengths([length for length, _ in kept])
+            states = [self._mixers.state(sequence), *(state for _, state in kept)]
+        parts = (state[form.key] for state in states for form in facts.states)
+        num_bytes = len(states) * facts.state_bytes + length * memory.bytes_per_token
         with torch.inference_mode():
-            return pack_pieces(memory.pieces(sequence, length), num_bytes, length, self.state_format)
+            pieces = chain(parts, memory.pieces(sequence, length))
+            return pack_pieces(pieces, num_bytes, length, self.state_format, before)
 
     def load(self, data: memoryview) -> int:
-        """Create a sequence with the keys and values of a saved one."""
-        length = check_state(data, self.state_format, self._memory.bytes_per_token)
+        """Create a sequence with the states, keys and values of a saved one."""
+        facts, chunks, num_before, lengths = self._facts, NO_CHUNKS, 0, []
+        if self._reader is not None:
+            chunks, num_before = Chunks.from_bytes(state_body(data), check_head(data, self.state_format))
+        if facts.states:
+            lengths, num_lengths = read_lengths(state_body(data)[num_before:], check_head(data, self.state_format))
+            num_before += num_lengths
+        num_states = 1 + len(lengths) if facts.states else 0
+        num_fixed = num_before + num_states * facts.state_bytes
+        length = check_state(data, self.state_format, self._memory.bytes_per_token, num_fixed)
         sequence = self._table.adopt(length)
+        self._place(sequence, chunks)
         pieces = list(self._memory.pieces(sequence, length))
-        saved = unpack_pieces(data, [(tuple(piece.shape), piece.dtype) for piece in pieces])
+        forms = num_states * [(form.shape, form.dtype) for form in facts.states]
+        saved = unpack_pieces(data, forms + [(tuple(piece.shape), piece.dtype) for piece in pieces], num_before)
         with torch.inference_mode():
+            states = [{form.key: next(saved).clone() for form in facts.states} for _ in range(num_states)]
             for piece, kept in zip(pieces, saved, strict=True):
                 copy_piece(kept, piece)
+        if facts.states:
+            self._mixers.put(sequence, states[0])
+        for place, state in zip(lengths, states[1:], strict=True):
+            self._checkpoints.keep(sequence, place, state, facts.state_bytes)
         return sequence
+
+    def prepare_image(self, image: DecodedImage) -> Sequence[Sequence[int] | MediaChunk]:
+        """Return the tokens and chunks that stand for an image; thread-safe."""
+        prepared: Sequence[Sequence[int] | MediaChunk] = self._reader.prepare(image)
+        return prepared
+
+    def encode(self, chunk: MediaChunk) -> torch.Tensor:
+        """Return the embedding of a chunk, (num_tokens, hidden_size)."""
+        try:
+            embedding: torch.Tensor = self._reader.encode(chunk)
+        except ForwardAborted:
+            raise StepAborted({}) from None
+        except RuntimeError as error:  # torch's base error, which includes out of memory
+            raise EngineError(f"hf: an image could not be encoded: {error}") from error
+        return embedding
 
     def load_adapter(self, path: Path) -> int:
         """Load a LoRA from a folder in PEFT's format."""
@@ -164,14 +262,23 @@ class HfRunner:
         for span in spans:
             self._adapters.check(span.adapter)
         self._aborted.clear()
+        self._mixers.discard()
+        media = spans[0].input  # a chunk has a pass of its own
         groups = groups_by([self._way(span) for span in spans])
         try:
-            parts = [self._run([spans[index] for index in group], way) for way, group in groups.items()]
+            if isinstance(media, MediaInput):
+                parts = [self._run_chunk(spans[0], media)]
+            else:
+                parts = [self._run([spans[index] for index in group], way) for way, group in groups.items()]
         except ForwardAborted:
             raise StepAborted({span.sequence: span.start for span in spans}) from None
         except RuntimeError as error:  # torch's base error, which includes out of memory
             raise EngineError(f"hf: the forward pass failed: {error}") from error
         self._table.advance(spans)
+        self._mixers.commit()
+        if isinstance(media, MediaInput):
+            chunk = ChunkPlace(spans[0].start, media.chunk.num_tokens, media.chunk.num_positions)
+            self._place(spans[0].sequence, self._chunks_of(spans[0].sequence).adding(chunk))
         logits, exit_layers = parts[0]
         if len(parts) > 1:
             order = row_order(spans, sizes, groups)
@@ -183,6 +290,8 @@ class HfRunner:
     def use_exit_policy(self, policy: BoundExitPolicy | None) -> None:
         """Implements :class:`enginehouse.contract.exit_policy.LayerAccess`."""
         if policy is not None and not self.capabilities.exit_layers:
+            if self._facts.states:
+                raise ModelLoadError("some layers of this model are recurrent: a token cannot skip them")
             raise ModelLoadError("the layers of this model are spread over devices, or built in an unknown way")
         self._exits = EarlyExits(self._depths.model(None), policy) if policy is not None else None
 
@@ -201,20 +310,57 @@ class HfRunner:
     def _run(self, spans: Sequence[Span], way: int | Literal["early"] | None) -> tuple[torch.Tensor, list[int]]:
         """Return logits (num_rows, vocab_size), and the number of layers that each row ran through."""
         step, token_ids, rows = self._pack(spans)
-        self._adapters.begin(spans)
+        self._mixers.begin(step)
+        self._adapters.begin([(span.adapter, span.num_tokens) for span in spans])
         if way == "early":
             assert self._exits is not None
             exited = self._exits.run(step, token_ids)
             return exited.logits[rows], [exited.layers[row] for row in rows]
-        return run_model(self._depths.model(way), step, token_ids, rows), [way or self.num_layers] * len(rows)
+        positions = self._positions(step) if self._chunks else None
+        logits = run_model(self._depths.model(way), step, token_ids, rows, positions)
+        return logits, [way or self.num_layers] * len(rows)
+
+    def _run_chunk(self, span: Span, media: MediaInput) -> tuple[torch.Tensor, list[int]]:
+        """Append an image; it is divided unless its tokens attend to each other. Return no rows."""
+        chunk, reader, sequence = media.chunk, self._reader, span.sequence
+        embedding = reader.check(media)
+        positions = reader.positions(chunk, self._chunks_of(sequence).position(span.start)).to(self._device)
+        size = chunk.num_tokens if reader.sees_ahead else self.capabilities.max_batch_tokens
+        for begin in range(0, chunk.num_tokens, size):
+            end = min(begin + size, chunk.num_tokens)
+            segment = Segment(sequence, span.start + begin, 0, end - begin)
+            step = Step(self._memory, [segment], self._aborted, sees_ahead=reader.sees_ahead)
+            self._mixers.begin(step)
+            self._adapters.begin([(span.adapter, end - begin)])
+            rows = run_model(self._depths.model(None), step, embedding[begin:end], [], positions[..., begin:end])
+        return rows, []
+
+    def _positions(self, step: Step) -> torch.Tensor:
+        """Positions of text, (T,): fewer than the places in the slots after images under M-RoPE."""
+        places = []
+        for segment in step.segments:
+            position = self._chunks_of(segment.slot).position(segment.start)
+            places.append(torch.arange(position, position + segment.end - segment.begin, device=self._device))
+        return torch.cat(places)
+
+    def _chunks_of(self, sequence: int) -> Chunks:
+        return self._chunks.get(sequence, NO_CHUNKS)
+
+    def _place(self, sequence: int, chunks: Chunks) -> None:
+        """Set the chunks of a sequence."""
+        if chunks.places:
+            self._chunks[sequence] = chunks
+        else:
+            self._chunks.pop(sequence, None)
 
     def abort(self) -> None:
-        """Stop a running forward pass before its next layer."""
+        """Stop a running forward pass, or the encoding of an image, before its next layer."""
         self._aborted.set()
 
     def close(self) -> None:
         """Release weights and KV memory. Idempotent."""
-        self._depths = self._memory = self._exits = self._adapters = None
+        self._depths = self._memory = self._exits = self._adapters = self._reader = self._mixers = None
+        self._checkpoints.clear()
 
     def _pack(self, spans: Sequence[Span]) -> tuple[Step, torch.Tensor, list[int]]:
         segments: list[Segment] = []

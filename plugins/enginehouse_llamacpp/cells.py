@@ -17,7 +17,7 @@ import numpy as np
 from attrs import define, field, frozen
 from numpy.typing import NDArray
 
-from enginehouse_llamacpp.positions import NO_CHUNKS, Chunks
+from enginehouse_backendkit.media_chunks import NO_CHUNKS, Chunks
 
 __all__ = ["CellMap", "Cells", "HeldCells", "SwappedOut"]
 

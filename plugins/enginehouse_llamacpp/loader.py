@@ -47,6 +47,8 @@ _Opened = TypeVar("_Opened")
 _WEIGHTS_SHARE = 0.8
 """Approximate share of the loading time; the rest is tables, cache and warm-up."""
 
+_WARMING_UP = "making the context and warming up"
+
 
 def open_runner(
     library: Library, path: Path, options: LlamaCppOptions, progress: Progress, projector: Path | None = None
@@ -61,6 +63,7 @@ def open_runner(
         if projector is None:
             return _open_warm(library, model, options, None)
         images = _open_projector(library, model, projector, options, progress)
+        progress(0.9, _WARMING_UP)
         try:
             return _open_warm(library, model, options, images)
         except BaseException:
@@ -73,7 +76,8 @@ def open_runner(
 def _open_projector(
     library: Library, model: _Model, path: Path, options: LlamaCppOptions, progress: Progress
 ) -> Projector:
-    sizes = choose_sizes(options, model.trained_context, model.tokenizer.vocab_size, options.batch_invariant)
+    sizes = model.choose_sizes(options, options.batch_invariant)
+    progress(_WEIGHTS_SHARE, f"loading the projector {path.name}")  # if llama.cpp ends the process, this is known
     return Projector(
         library,
         model.address,
@@ -81,7 +85,7 @@ def _open_projector(
         options,
         threads=_thread_chooser(options).max_threads,
         batch_tokens=sizes.chunk_tokens,
-        progress=lambda share: progress(_WEIGHTS_SHARE, f"loading the projector, {share:.0%}"),
+        progress=lambda share: progress(_WEIGHTS_SHARE, f"loading the projector {path.name}, {share:.0%}"),
     )
 
 
@@ -103,7 +107,7 @@ def _open(
     try:
         progress(_WEIGHTS_SHARE, "reading the vocabulary")
         model = _Model.read(library, address)
-        progress(0.9, "making the context and warming up")
+        progress(0.9, _WARMING_UP)
         opened = build(model)
     except BaseException:
         library.bindings.llama_model_free(address)
@@ -133,6 +137,11 @@ class _Model:
             bindings.llama_model_n_swa(address),
             bindings.llama_model_is_recurrent(address) or bindings.llama_model_is_hybrid(address),
         )
+
+    def choose_sizes(self, options: LlamaCppOptions, keeps_order: bool) -> CacheSizes:
+        """Choose the sizes of its context."""
+        vocab_size = self.tokenizer.vocab_size
+        return choose_sizes(options, self.trained_context, vocab_size, keeps_order, has_state=self.is_recurrent)
 
 
 def _read_tokenizer(bindings: Bindings, address: int) -> LlamaCppTokenizer:
@@ -234,7 +243,7 @@ def _build(
     library: Library, model: _Model, options: LlamaCppOptions, projector: Projector | None, *, keeps_order: bool
 ) -> LlamaCppRunner:
     bindings, tokenizer = library.bindings, model.tokenizer
-    sizes = choose_sizes(options, model.trained_context, tokenizer.vocab_size, keeps_order)
+    sizes = model.choose_sizes(options, keeps_order)
     threads = _thread_chooser(options)
     context = Context(library, model.address, options, sizes, threads.max_threads)
     memory = SequenceMemory(bindings, context.address, model.window_tokens, model.is_recurrent)
@@ -246,7 +255,13 @@ def _build(
         info=describe_model(bindings, model.address, tokenizer, sizes.max_context),
         context=context,
         sequences=SequenceTable(
-            memory, cells, sizes.max_sequences, sizes.cache_tokens, keeps_order, state_format=state_format
+            memory,
+            cells,
+            sizes.max_sequences,
+            sizes.cache_tokens,
+            keeps_order,
+            state_format=state_format,
+            max_checkpoints=options.checkpoints,
         ),
         adapters=Adapters(library, model.address, context.address),
         projector=projector,
@@ -267,13 +282,13 @@ def _capabilities(
         max_batch_tokens=sizes.batch_tokens,
         max_context=sizes.max_context,
         cache_tokens=sizes.cache_tokens,
-        truncate="none" if model.is_recurrent else "bounded" if model.window_tokens else "any",
+        truncate="checkpoint" if model.is_recurrent else "bounded" if model.window_tokens else "any",
         fork="share",
         batch_invariant=False,
         abort=not uses_gpu,
         states=True,
         adapters="per_pass",
-        media=("image",) if projector is not None else (),
+        media=projector.kinds if projector is not None else (),
     )
 
 

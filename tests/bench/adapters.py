@@ -1,8 +1,8 @@
-"""What adapters cost: CPU time of a decode step with 1, 2 and 4 of them over the base model, on llama.cpp and hf.
+"""What adapters cost: CPU time of a decode step with 1, 2 and 4 of them over the base model, on three backends.
 
-Four sequences get one token each per step. With ``k`` adapters, sequence ``i`` has adapter ``i % k``: hf computes them
-in one pass, llama.cpp in one pass for each. Its passes are also measured group after group, where the context keeps its
-set: their sum is what the turns are compared with. One thread, so that no time is spent waiting.
+Four sequences get one token each per step. With ``k`` adapters, sequence ``i`` has adapter ``i % k``: hf and mlx
+compute them in one pass, llama.cpp in one pass for each. Its passes are also measured group after group, where the
+context keeps its set: their sum is what the turns are compared with. One thread, so that no time is spent waiting.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _METRIC = "step, ms of CPU"
 _NUM_SEQUENCES, _RANK, _PROMPT_TOKENS = 4, 16, 32
 _NUMBERS = (1, 2, 4)
 _HF_SHAPE = "smollm2-135m"
-_HF, _LLAMA, _ALONE = "hf", "llamacpp", "llamacpp, group after group"
+_HF, _MLX, _LLAMA, _ALONE = "hf", "mlx", "llamacpp", "llamacpp, group after group"
 
 Shapes = dict[str, tuple[int, int]]
 """Names of projections of one layer, with their outputs and inputs."""
@@ -83,7 +83,7 @@ class _Subject:
 
 def _open(name: str, source: Path, adapters: list[Path], **options: Any) -> _Subject:
     backend = PluginRegistry.load(PluginsSettings()).backends[name]
-    chosen = backend.options(context=1024, slots=_NUM_SEQUENCES, threads=1, **options)
+    chosen = backend.options(context=1024, slots=_NUM_SEQUENCES, **options)
     runner = backend.open(ModelSource(str(source), source), chosen, lambda share, what: None)
     assert isinstance(runner, Runner) and isinstance(runner, AdapterKeeper)
     handles = tuple(runner.load_adapter(path) for path in adapters)
@@ -127,7 +127,7 @@ def _write_gguf(path: Path, model_file: Path, seed: int) -> Path:
 
 
 def _write_peft(folder: Path, seed: int) -> Path:
-    """An adapter of all projections of the model of hf."""
+    """An adapter of all projections of the model of hf and mlx."""
     from safetensors.numpy import save_file
 
     config = SHAPES[_HF_SHAPE]
@@ -154,10 +154,31 @@ def _write_peft(folder: Path, seed: int) -> Path:
 def _subjects(plan: Plan, folder: Path) -> Iterator[_Subject]:
     seeds = range(max(_NUMBERS))
     adapters = [_write_gguf(folder / f"{seed}.gguf", plan.model_file, seed) for seed in seeds]
-    yield _open("llamacpp", plan.model_file, adapters)
+    yield _open("llamacpp", plan.model_file, adapters, threads=1)
     adapters = [_write_peft(folder / f"peft-{seed}", seed) for seed in seeds]
     model = write_shape(_HF_SHAPE, folder / "model")
-    yield _open("hf", model, adapters, random_weights=True, device="cpu")
+    yield _open("hf", model, adapters, threads=1, random_weights=True, device="cpu")
+    yield _open("mlx", _with_weights(model), adapters)
+
+
+def _with_weights(folder: Path) -> Path:
+    """Write random weights, which mlx does not draw by itself."""
+    from safetensors.numpy import save_file
+
+    config, rng = SHAPES[_HF_SHAPE], np.random.default_rng(0)
+    width, inner = config["hidden_size"], config["intermediate_size"]
+    shapes = {"model.embed_tokens": (config["vocab_size"], width)}
+    for layer in range(config["num_hidden_layers"]):
+        for name, shape in _shapes(width, inner, config["num_attention_heads"], config["num_key_value_heads"]).items():
+            block = "self_attn" if len(name) == 1 else "mlp"
+            shapes[f"model.layers.{layer}.{block}.{name}_proj"] = shape
+    weights = {name: rng.standard_normal(shape).astype(np.float32) / 100 for name, shape in shapes.items()}
+    norms = ["model.norm"]
+    for layer in range(config["num_hidden_layers"]):
+        norms += [f"model.layers.{layer}.{name}_layernorm" for name in ("input", "post_attention")]
+    weights |= {name: np.ones(width, np.float32) for name in norms}
+    save_file({f"{name}.weight": data for name, data in weights.items()}, folder / "model.safetensors")
+    return folder
 
 
 def measure_adapters(plan: Plan, console: Console) -> tuple[Record, list[Comparison]]:
@@ -175,8 +196,11 @@ def measure_adapters(plan: Plan, console: Console) -> tuple[Record, list[Compari
                     record.add(Key(_scenario(number), _ALONE, _METRIC), alone_ms)
         for subject in subjects:
             subject.runner.close()
-    base = Key(_scenario(0), _HF, _METRIC)
-    over = [Comparison(Key(_scenario(number), _HF, _METRIC), base, 1.15, target_is_upper=True) for number in _NUMBERS]
+    over = [
+        Comparison(Key(_scenario(number), name, _METRIC), Key(_scenario(0), name, _METRIC), 1.15, target_is_upper=True)
+        for name in (_HF, _MLX)
+        for number in _NUMBERS
+    ]
     turns = [
         Comparison(
             Key(_scenario(number), _LLAMA, _METRIC), Key(_scenario(number), _ALONE, _METRIC), 1.05, target_is_upper=True

@@ -15,17 +15,25 @@ from .repository import ROOT
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 
 
-def _pages() -> list[Any]:
-    """The pages with generated parts; what becomes of constraints depends on the plugin that enforces them."""
-    needs = {"docs/api.md": [pytest.mark.llguidance], "docs/commands.md": [pytest.mark.llamacpp]}  # beside the hub
-    return [pytest.param(page, marks=needs.get(page, ())) for page in sorted(page_parts())]
+def _pages_with_generated_parts() -> list[Any]:
+    """What becomes of constraints depends on the plugin that enforces them, and commands on the hub."""
+    needs = {"docs/api.md": [pytest.mark.llguidance], "docs/commands.md": [pytest.mark.llamacpp]}
+    found = [path for path in PAGES if "\n<!-- generated: " in path.read_text(encoding="utf-8")]
+    names = [path.relative_to(ROOT).as_posix() for path in found]
+    return [pytest.param(name, marks=needs.get(name, ())) for name in names]
 
 
-@pytest.mark.parametrize("page", _pages())
+@pytest.mark.parametrize("page", _pages_with_generated_parts())
 def test_generated_parts_are_current(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
 
     assert text == fill(text, page_parts()[page]), f"{page} is out of date; run: {COMMAND}"
+
+
+def test_generated_parts_have_a_page() -> None:
+    marked = {values[0] for values, *_ in _pages_with_generated_parts()}
+
+    assert page_parts().keys() <= marked
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)

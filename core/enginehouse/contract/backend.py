@@ -338,8 +338,8 @@ class RunnerCapabilities:
         cache_tokens: total KV positions, over all sequences.
         prefill_chunk_tokens: prompt tokens that may share a step with decoding sequences without delaying them much.
         mixed_batch: spans of more than one token and spans of one token may share a forward pass.
-        truncate: ``any`` length, ``bounded`` (may keep less than requested; see :class:`CutPlanner`), or ``none`` (only
-            to 0).
+        truncate: ``any`` length, ``bounded`` (may keep less than requested; see :class:`CutPlanner`), ``checkpoint``
+            (to a state that was kept; see :mod:`enginehouse.contract.checkpoints`), or ``none`` (only to 0).
         fork: ``share`` (no copy, shared positions counted once), ``copy``, or ``none`` (returns length 0).
         batch_invariant: logits are equal to the bit for any rest of the batch and any chunks of the prompt.
         exit_layers: layer counts that ``Span.num_layers`` accepts.
@@ -357,7 +357,7 @@ class RunnerCapabilities:
     cache_tokens: int
     prefill_chunk_tokens: int = 256
     mixed_batch: bool = True
-    truncate: Literal["any", "bounded", "none"] = "any"
+    truncate: Literal["any", "bounded", "checkpoint", "none"] = "any"
     fork: Literal["share", "copy", "none"] = "copy"
     batch_invariant: bool = False
     exit_layers: tuple[int, ...] = ()
@@ -430,9 +430,9 @@ class Runner(Protocol):
         """
 
     def abort(self) -> None:
-        """Request a running ``forward`` to stop soon; best effort, any thread.
+        """Request a running ``forward``, or ``encode`` of a media runner, to stop soon; best effort, any thread.
 
-        Without a running pass it does nothing: clear its flag when ``forward`` begins.
+        Without one it does nothing: clear its flag when they begin.
         """
 
     def close(self) -> None:
@@ -441,7 +441,7 @@ class Runner(Protocol):
 
 @runtime_checkable
 class CutPlanner(Runner, Protocol):
-    """A runner with ``bounded`` truncation that can predict the length a truncation would keep.
+    """A runner with ``bounded`` or ``checkpoint`` truncation that can predict the length a truncation would keep.
 
     It allows partial reuse of cached sequences. Without it they are reused completely or not at all: trying a
     truncation would cost a sequence each time, and one that keeps too little may lose everything.
@@ -486,7 +486,7 @@ class StateKeeper(Runner, Protocol):
     state_format: str
 
     def save(self, sequence: int) -> memoryview:
-        """Return a copy of everything that the sequence holds, as bytes; the sequence is not changed."""
+        """Return a copy of all that the sequence holds, with its last four checkpoints; the sequence is not changed."""
 
     def load(self, data: memoryview) -> int:
         """Open a new sequence that continues as the saved one would have.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 
 import numpy as np
 from attrs import field, frozen
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from enginehouse.contract.backend import DeviceOutput, ForwardOutput, Runner, Span
 from enginehouse.contract.errors import CacheFull, EnginehouseError, GenerationFailed, PluginFailed, StepAborted
 from enginehouse.contract.exit_policy import ExitOutput
+from enginehouse.contract.media import MediaRunner
 from enginehouse.engine.scheduler import Batch, Scheduler
 from enginehouse.engine.sequence import ActiveRequest, Sequence
 from enginehouse.plugins import Guard
@@ -81,6 +83,15 @@ def forward(
         fail(batch.sequences[0].owner, _runner_failure(done, batch.sequences[0], guard))
         break
     return Computed()
+
+
+def encode(scheduler: Scheduler, sequence: Sequence) -> None:
+    """Encode the image that is the next part of a prompt; aborted, it is encoded again unless it was cancelled."""
+    placed, runner = sequence.next_chunk, scheduler.runner
+    assert placed is not None and isinstance(runner, MediaRunner)
+    with suppress(StepAborted):
+        sequence.embedding = runner.encode(placed.chunk)
+        scheduler.embeddings.put(sequence.owner.request.namespace, placed.chunk.key, sequence.embedding)
 
 
 def _attempt(runner: Runner, batch: Batch, guard: Guard, reads_all: bool = False) -> Computed | BaseException:

@@ -15,6 +15,7 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,7 +25,6 @@ from enginehouse.contract.drafter import BoundDrafter
 from enginehouse.contract.errors import EngineDead, EnginehouseError, GenerationFailed, PluginFailed, QueueTimeout
 from enginehouse.contract.exit_policy import LayerAccess
 from enginehouse.contract.inspection import EngineMetrics, EngineView
-from enginehouse.contract.media import MediaRunner
 from enginehouse.contract.sampler import SamplerPlugin
 from enginehouse.contract.structured import StructuredDecoder
 from enginehouse.contract.types import (
@@ -35,14 +35,14 @@ from enginehouse.contract.types import (
     EngineStats,
     Event,
     FinishReason,
+    ModelInfo,
     PromptProgress,
     Resume,
 )
 from enginehouse.engine.constraints import Masks
 from enginehouse.engine.disk import DiskTier
-from enginehouse.engine.forward import forward
-from enginehouse.engine.media import PlacedChunk
-from enginehouse.engine.media.prompts import Prepare
+from enginehouse.engine.forward import encode, forward
+from enginehouse.engine.media import PlacedChunk, Preparers, preparers_of
 from enginehouse.engine.outputs import StepCounts, score_tokens, summary, text_delta, token_logprob, view_engine
 from enginehouse.engine.sampling.device_draws import DeviceDraws, InFlightStep, launch
 from enginehouse.engine.scheduler import Batch, Scheduler
@@ -136,7 +136,9 @@ class StepEngine:
     def _launch(self, batch: Batch) -> InFlightStep:
         """Run the forward pass and start sampling on the device where possible; the host samples in ``_collect``."""
         if batch.encodes is not None:
-            self._contained(batch.encodes, self._encode, batch.encodes)
+            self._computing = (batch.encodes,)
+            self._contained(batch.encodes, encode, self._scheduler, batch.encodes)
+            self._computing = ()
         if not batch.spans:
             return InFlightStep()
         self._steps.add(len(batch.sequences))
@@ -147,13 +149,6 @@ class StepEngine:
         if masks is not None:
             masks.result()
         return launch(self._runner, computed, self._fail, self.guard)
-
-    def _encode(self, sequence: Sequence) -> None:
-        """Encode the image that is the next part of a prompt."""
-        placed = sequence.next_chunk
-        assert placed is not None and isinstance(self._runner, MediaRunner)
-        sequence.embedding = self._runner.encode(placed.chunk)
-        self._scheduler.embeddings.put(sequence.owner.request.namespace, placed.chunk.key, sequence.embedding)
 
     def _report_progress(self, batch: Batch) -> None:
         """Report the prefill of requests that ask for it; other choices start when the first one is done."""
@@ -315,7 +310,7 @@ class StepEngine:
         self._scheduler.release(sequence, keep=True)
         owner.num_unfinished -= 1
         if owner.num_unfinished == 0:
-            del self._requests[request_id]
+            self._forget(request_id)
             self._outputs.append((request_id, summary(owner, self._clock())))
         return False
 
@@ -327,10 +322,17 @@ class StepEngine:
         return self._sequence_factory.capabilities
 
     @property
-    def prepare_image(self) -> Prepare | None:
-        """Function that makes parts of a prompt of an image, for any thread; None if the model takes no images."""
-        runner = self._runner
-        return runner.prepare_image if runner.capabilities.media and isinstance(runner, MediaRunner) else None
+    def info(self) -> ModelInfo:
+        """Information about the model; its metadata names truncation to checkpoints, with which drafts are not used."""
+        info, truncate = self._runner.info, self._runner.capabilities.truncate
+        if truncate != "checkpoint":
+            return info
+        return msgspec.structs.replace(info, metadata={**info.metadata, "truncation": truncate})
+
+    @property
+    def preparers(self) -> Preparers:
+        """See :func:`enginehouse.engine.media.preparers_of`."""
+        return preparers_of(self._runner)
 
     def check(self, request: EngineRequest, num_prompt_tokens: int, chunks: tuple[PlacedChunk, ...] = ()) -> None:
         """Reject a request that cannot be served; see :meth:`SequenceFactory.check`. Any thread."""
@@ -353,6 +355,7 @@ class StepEngine:
         )
         self._num_arrivals += 1
         self._requests[request.request_id] = owner
+        self._scheduler.embeddings.hold(owner.num_media_bytes)
         self._scheduler.enqueue(owner.sequences)
         with contextlib.ExitStack() as undo:
             undo.callback(self.cancel, request.request_id)  # the caller expects no further outputs after an error
@@ -363,7 +366,7 @@ class StepEngine:
 
     def cancel(self, request_id: str) -> None:
         """Cancel a request in any phase; its computed tokens stay in the prefix cache. Unknown ids are ignored."""
-        owner = self._requests.pop(request_id, None)
+        owner = self._forget(request_id)
         if owner is not None:
             self._drop(owner, keep=True)
         self._leaving.intersection_update(self._requests)
@@ -380,9 +383,9 @@ class StepEngine:
         return num_stopped
 
     def interrupt(self, request_id: str) -> None:
-        """Abort the running forward pass if it computes only requests that are being cancelled. Any thread.
+        """Abort the running pass or encoding if it computes only requests that are being cancelled. Any thread.
 
-        A pass over a long prompt may take seconds, and the next request would have to wait for it. Called when a
+        One of a long prompt or an image may take seconds, and the next request would have to wait for it. Called when a
         cancellation is due; :meth:`cancel` follows on the engine thread.
         """
         if request_id in self._requests:
@@ -392,8 +395,15 @@ class StepEngine:
             with contextlib.suppress(PluginFailed):
                 self._runner.abort()
 
+    def _forget(self, request_id: str) -> ActiveRequest | None:
+        """Remove a request that has ended; None if it was removed before."""
+        owner = self._requests.pop(request_id, None)
+        if owner is not None:
+            self._scheduler.embeddings.release(owner.num_media_bytes)
+        return owner
+
     def _fail(self, owner: ActiveRequest, error: EnginehouseError) -> None:
-        if self._requests.pop(owner.request.request_id, None) is None:
+        if self._forget(owner.request.request_id) is None:
             return
         self._drop(owner, keep=False)
         self._outputs.append((owner.request.request_id, error))

@@ -13,6 +13,7 @@ from attrs import define, field, frozen
 from numpy.typing import NDArray
 
 from enginehouse.contract.backend import CutPlanner, Runner
+from enginehouse.contract.checkpoints import CheckpointKeeper
 from enginehouse.contract.errors import PluginFailed
 from enginehouse.contract.inspection import PrefixView
 from enginehouse.contract.media import whole_chunks
@@ -30,14 +31,17 @@ class Truncation:
     Attributes:
         anywhere: every truncation keeps the requested length.
         possible: some truncations keep at least some tokens.
+        keeper: the runner, if its sequences go back to checkpoints.
     """
 
     def __init__(self, runner: Runner) -> None:
         capabilities = runner.capabilities
         self.anywhere = capabilities.truncate == "any"
         # Without forks a cut would cost the rest of the sequence, which may be worth more.
-        may_plan = capabilities.truncate == "bounded" and capabilities.fork != "none"
+        may_plan = capabilities.truncate in ("bounded", "checkpoint") and capabilities.fork != "none"
         self._planner = runner if may_plan and isinstance(runner, CutPlanner) else None
+        keeps = self._planner is not None and capabilities.truncate == "checkpoint"
+        self.keeper = runner if keeps and isinstance(runner, CheckpointKeeper) else None
         self.possible = self.anywhere or self._planner is not None
 
     def kept(self, sequence: int, num_held: int, length: int) -> int:
@@ -55,6 +59,13 @@ class Truncation:
         with contextlib.suppress(PluginFailed):
             return self._planner.kept_length(sequence, length) if self._planner is not None else 0
         return 0
+
+    def replaces(self, sequence: int, num_held: int, length: int) -> bool:
+        """Return True if the sequence serves as well as another one that holds its first ``length`` tokens.
+
+        A bounded cut does not: the next pass may drop state that it needs.
+        """
+        return self.anywhere or (self.keeper is not None and self.kept(sequence, num_held, length) == length)
 
 
 Save = Callable[[NDArray[np.int32], str, int], bool]
@@ -263,10 +274,7 @@ class PrefixCache:
             free(self._runner, handle)
             return
         node = self._insert(token_ids.copy(), namespace)
-        covered = node.handle is not None or (
-            self._truncation.anywhere and any(n.handle is not None for n in node.walk())
-        )
-        if covered:
+        if node.handle is not None or any(self._replaces(holder, node) for holder in node.walk()):
             free(self._runner, handle)
             for holder in node.walk():
                 if holder.handle is not None:
@@ -275,8 +283,7 @@ class PrefixCache:
         node.handle, node.is_saved = handle, is_saved
         self._holders.add(node)
         self._touch(node)
-        if self._truncation.anywhere:  # otherwise the next pass may drop state that a cut here needs
-            self._free_ancestors(node)
+        self._free_ancestors(node)
 
     def evict(self, keep: PrefixMatch | None = None) -> bool:
         """Free the least recently used handle other than ``keep``'s; returns False if there is none."""
@@ -338,10 +345,14 @@ class PrefixCache:
         middle.children[int(node.edge[0])] = node
         return middle
 
+    def _replaces(self, holder: _Node, node: _Node) -> bool:
+        """Return True if the handle of ``holder``, a node below, makes one of ``node`` redundant."""
+        return holder.handle is not None and self._truncation.replaces(holder.handle, holder.depth, node.depth)
+
     def _free_ancestors(self, node: _Node) -> None:
         ancestor = node.parent
         while ancestor is not None:
-            if ancestor.handle is not None:
+            if ancestor.handle is not None and self._replaces(node, ancestor):
                 node.num_hits += ancestor.num_hits
                 free(self._runner, ancestor.handle)
                 ancestor.handle = None

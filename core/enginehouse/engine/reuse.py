@@ -14,6 +14,7 @@ from attrs import frozen
 from enginehouse.contract.backend import Runner
 from enginehouse.contract.errors import CacheFull, PluginFailed
 from enginehouse.contract.media import whole_chunks
+from enginehouse.engine.checkpoints import last_place
 from enginehouse.engine.prefix_cache import PrefixCache, PrefixMatch, Truncation, common_prefix_length
 from enginehouse.engine.sequence import Sequence
 
@@ -71,7 +72,7 @@ class PrefixReuse:
         prefilling = [s for s in running if s.num_remaining > 1 and self._may_share(sequence, s)]
         if not prefilling:
             return False
-        soon = max(common_prefix_length(sequence.token_ids[:-1], other.token_ids) for other in prefilling)
+        soon = max(self._soon_shared(sequence, other) for other in prefilling)
         return soon - self.find(sequence, running).length >= _MIN_DEFERRAL_TOKENS
 
     def open(self, source: Source) -> tuple[int, int]:
@@ -94,6 +95,11 @@ class PrefixReuse:
         mine, its = sequence.owner.request, other.owner.request
         may_share = self._shares_requests and mine.cache_prompt and its.cache_prompt
         return may_share and mine.cache_namespace == its.cache_namespace
+
+    def _soon_shared(self, sequence: Sequence, other: Sequence) -> int:
+        """Return the number of tokens that this sequence can fork of another one after its prefill."""
+        shared = common_prefix_length(sequence.token_ids[:-1], other.token_ids)
+        return shared if self._truncation.keeper is None else last_place(other.owner.places, shared)
 
     def _live_length(self, sequence: Sequence, other: Sequence) -> int:
         """Return the number of tokens of a running sequence that this one could fork now."""

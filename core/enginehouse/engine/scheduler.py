@@ -1,76 +1,31 @@
 """Scheduler: selects the sequences of the next step, and their tokens.
 
-Fair queueing by a virtual token counter per caller: a caller that was idle starts at the minimum of the waiting
-callers, so idle time earns no credit. Called by the loop. Does not know tensors or text.
+Called by the loop. Does not know tensors or text.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 import numpy as np
 from attrs import frozen
 
 from enginehouse.contract.adapters import AdapterSet
 from enginehouse.contract.backend import LastSampled, Outputs, Runner, Span
+from enginehouse.contract.checkpoints import CheckpointKeeper
 from enginehouse.contract.errors import AdapterRefused, EnginehouseError, PluginFailed
 from enginehouse.contract.media import MediaInput
 from enginehouse.contract.types import CacheMiss, EngineSettings
 from enginehouse.engine.adapters import LoadedAdapters
+from enginehouse.engine.checkpoints import next_place
 from enginehouse.engine.disk import DiskTier, Recall
+from enginehouse.engine.fairness import FairShares
 from enginehouse.engine.media import Embeddings
-from enginehouse.engine.prefix_cache import PrefixCache, free
+from enginehouse.engine.prefix_cache import PrefixCache, Truncation, free
 from enginehouse.engine.reuse import PrefixReuse, Source
 from enginehouse.engine.sequence import ActiveRequest, Sequence
-
-_PROMPT_WEIGHT = 1
-_ANSWER_WEIGHT = 2
-"""A generated token costs about two prompt tokens; the paper's weights, which match usual prices."""
-
-_MAX_CALLERS = 1024
-
-
-class FairShares:
-    """Service received by each caller, in weighted tokens."""
-
-    def __init__(self) -> None:
-        self._given: dict[str, float] = {}
-        self._last: str | None = None  # the caller that started last
-
-    def of(self, caller: str) -> float:
-        """Return the service received by a caller; the caller with the least is next."""
-        return self._given.get(caller, 0.0)
-
-    def arrive(self, caller: str, waiting: Collection[str]) -> None:
-        """Register a request of ``caller`` that starts to wait while the callers ``waiting`` wait."""
-        if caller in waiting:
-            return
-        if waiting:
-            least = min(self.of(other) for other in waiting)
-        else:
-            least = self.of(self._last) if self._last is not None else 0.0
-        self._forget(least, waiting)
-        self._given[caller] = max(self.of(caller), least)
-
-    def start(self, caller: str, num_tokens: int) -> None:
-        """Charge ``caller`` for a started sequence with ``num_tokens`` prompt tokens to compute."""
-        self._given[caller] = self.of(caller) + _PROMPT_WEIGHT * num_tokens
-        self._last = caller
-
-    def generated(self, caller: str, num_tokens: int) -> None:
-        """Charge ``caller`` for ``num_tokens`` generated tokens."""
-        self._given[caller] = self.of(caller) + _ANSWER_WEIGHT * num_tokens
-
-    def _forget(self, least: float, waiting: Collection[str]) -> None:
-        """Drop counters that do not exceed a new caller's start value; the number of caller names is unbounded."""
-        if len(self._given) >= _MAX_CALLERS:
-            self._given = {
-                name: given
-                for name, given in self._given.items()
-                if given > least or name in waiting or name == self._last
-            }
-
 
 _log = logging.getLogger(__name__)
 
@@ -106,6 +61,7 @@ class Scheduler:
         self.cache = PrefixCache(runner, settings.prefix_cache, disk.save if disk is not None else None)
         self._recall = Recall(disk, self.cache) if disk is not None else None
         self._reuse = PrefixReuse(runner, self.cache, settings.prefix_cache)
+        self._keeper = Truncation(runner).keeper
         self._shares = FairShares()
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
@@ -246,6 +202,8 @@ class Scheduler:
             if sequence.disk_read is not None:
                 usage.loaded_prompt_tokens = max(usage.cached_tokens - sequence.disk_read.num_held, 0)
         sequence.disk_read = None
+        if self._keeper is not None:
+            self._keep_checkpoint(self._keeper, sequence)
         return True
 
     def _explain(self, owner: ActiveRequest) -> None:
@@ -282,6 +240,10 @@ class Scheduler:
         While a sequence decodes, prefill gets at most a chunk of ``prefill_chunk_tokens``, so a long prompt delays
         running streams by at most one chunk.
         """
+        if self._keeper is not None:
+            for sequence in self.running:
+                if sequence.num_computed >= sequence.next_checkpoint and not sequence.num_surplus:
+                    self._keep_checkpoint(self._keeper, sequence)
         if (chunk := self._schedule_chunk()) is not None:
             return chunk
         running = self._next_group() if self._takes_turns else self.running
@@ -300,6 +262,15 @@ class Scheduler:
             tuple(sequence for sequence, _ in plan),
             tuple(self._span(sequence, num_tokens) for sequence, num_tokens in plan),
         )
+
+    @staticmethod
+    def _keep_checkpoint(keeper: CheckpointKeeper, sequence: Sequence) -> None:
+        """Keep the state of a sequence that has reached a place, or that starts from a cached prefix."""
+        assert sequence.handle is not None
+        if sequence.num_computed:
+            with contextlib.suppress(PluginFailed):  # what it would save is computed again
+                keeper.keep_checkpoint(sequence.handle)
+        sequence.next_checkpoint = next_place(sequence.owner.places, sequence.num_computed)
 
     def _schedule_chunk(self) -> Batch | None:
         """Plan a step for one chunk of an image: to encode it, then to compute it in a pass of its own.

@@ -7,7 +7,8 @@ owns the rest. Nothing here calls a runner.
 
 from __future__ import annotations
 
-from collections import deque
+import sys
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Tokens
 from typing import TYPE_CHECKING
@@ -40,6 +41,7 @@ class ActiveRequest:
 
     Attributes:
         chunks: images in the prompt.
+        places: lengths at which checkpoints are kept, ascending; see ``engine.checkpoints``.
         is_resumed: True if it continues here what another worker began.
         usage: counts so far; those of a choice are added when it ends.
         num_reported: tokens of the prompt that were reported as computed, for ``return_progress``.
@@ -52,6 +54,7 @@ class ActiveRequest:
     arrival: int
     received_s: float
     chunks: tuple[PlacedChunk, ...] = ()
+    places: tuple[int, ...] = ()
     is_resumed: bool = False
     sequences: list[Sequence] = field(factory=list)
     num_unfinished: int = 0
@@ -64,8 +67,15 @@ class ActiveRequest:
 
     def first_usage(self) -> UsageCounter:
         """Return the counts of the prompt."""
-        num_image_tokens = sum(placed.chunk.num_tokens for placed in self.chunks)
-        return UsageCounter(prompt_tokens=len(self.prompt), image_tokens=num_image_tokens)
+        counts = Counter[str]()
+        for placed in self.chunks:
+            counts[placed.chunk.kind] += placed.chunk.num_tokens
+        return UsageCounter(len(self.prompt), image_tokens=counts["image"], audio_tokens=counts["audio"])
+
+    @property
+    def num_media_bytes(self) -> int:
+        """Memory of the data of its chunks, which is kept until the request has ended."""
+        return sum(placed.chunk.num_bytes for placed in self.chunks)
 
     def is_overdue(self, now: float) -> bool:
         """Return True if the request has waited for its start longer than ``queue_timeout_s``."""
@@ -108,6 +118,7 @@ class Sequence:
         is_forced: True if its last mask allowed a single token; only for requests with token details.
         adapter: its loaded adapters; empty while waiting.
         embedding: of its next chunk, if that is to be computed now.
+        next_checkpoint: length of its next checkpoint; beyond all lengths if the runner keeps none.
     """
 
     owner: ActiveRequest
@@ -142,6 +153,7 @@ class Sequence:
     is_forced: bool = False
     adapter: AdapterSet = ()
     embedding: Embedding | None = None
+    next_checkpoint: int = sys.maxsize
 
     @property
     def token_ids(self) -> NDArray[np.int32]:
@@ -226,10 +238,11 @@ class Sequence:
 
     @property
     def max_chunk(self) -> int:
-        """Maximum number of tokens of a prefill chunk: up to an image, and few if every token gives a row of logits."""
+        """Maximum number of tokens of a prefill chunk: up to an image or a checkpoint, few if each gives logits."""
+        limit = max(1, self.next_checkpoint - self.num_computed)
         if (chunk := self.next_chunk) is not None:
-            return chunk.start - self.num_computed
-        return max(1, _MAX_SCORED_LOGITS // self.sampler.vocab_size) if self.scores_prompt else len(self.buffer)
+            return min(limit, chunk.start - self.num_computed)
+        return min(limit, max(1, _MAX_SCORED_LOGITS // self.sampler.vocab_size)) if self.scores_prompt else limit
 
     @property
     def leader(self) -> Sequence:

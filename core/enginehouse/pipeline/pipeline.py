@@ -468,7 +468,8 @@ class Pipeline:
         """Return the request with the non-text parts of its messages read and checked."""
         if not any(message.parts for message in request.messages or ()):
             return request
-        return evolve(request, messages=await self._media.read(request.messages or (), model.info.engine))
+        messages = await self._media.read(request.messages or (), model.info.engine, request.hold)
+        return evolve(request, messages=messages)
 
     async def check_model(self, name: str, info: ModelInfo) -> None:
         """Refuse a model that could not serve any chat, at load time instead of on every request.

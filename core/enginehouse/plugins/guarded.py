@@ -13,8 +13,11 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, TypeVar, cast, get_type_hints
 
+import numpy as np
+
 from enginehouse.contract.adapters import AdapterKeeper
 from enginehouse.contract.backend import Backend, CutPlanner, DeviceSampler, Drawn, Runner, StateKeeper
+from enginehouse.contract.checkpoints import CheckpointKeeper
 from enginehouse.contract.compressor import CompressionTask, Compressor, Range, cut
 from enginehouse.contract.drafter import BoundDrafter, Drafter, LayerBackend, LayerDrafter
 from enginehouse.contract.engine import Engine, PoolingEngine, ReplicatedEngine
@@ -22,7 +25,7 @@ from enginehouse.contract.errors import ConfigError, EnginehouseError, PluginFai
 from enginehouse.contract.exit_policy import ExitPolicy, LayerAccess
 from enginehouse.contract.fleet import PlacesWorkers
 from enginehouse.contract.inspection import Inspectable
-from enginehouse.contract.media import MediaRunner
+from enginehouse.contract.media import AudioRunner, Embedding, MediaRunner
 from enginehouse.contract.model_hub import ModelHub
 from enginehouse.contract.parsers import (
     ReasoningFormat,
@@ -61,7 +64,16 @@ _GUARDED: dict[type[Any], tuple[type[Any], ...]] = {
     ReasoningParser: (),
     ReasoningSession: (),
     Router: (ChecksModels, ComparesTexts),
-    Runner: (AdapterKeeper, CutPlanner, DeviceSampler, LayerAccess, MediaRunner, StateKeeper),
+    Runner: (
+        AdapterKeeper,
+        CheckpointKeeper,
+        CutPlanner,
+        DeviceSampler,
+        LayerAccess,
+        AudioRunner,
+        MediaRunner,
+        StateKeeper,
+    ),
     SamplerPlugin: (),
     StructuredDecoder: (),
     Surface: (),
@@ -117,10 +129,21 @@ def _check_ranges(kept: Sequence[Sequence[Range]], task: CompressionTask, *_: An
     return None
 
 
+def _check_embedding(embedding: Embedding, *_: Any) -> str | None:
+    """Return what is wrong with the size of an embedding, by which its memory is counted."""
+    size = embedding.nbytes
+    if isinstance(size, int | np.integer) and not isinstance(size, bool) and size >= 0:
+        return None
+    return f"gave {type(embedding).__name__} whose nbytes is {size!r}, a number of bytes was expected"
+
+
 _HOLDS_ALL = "it runs on the event loop, so every other request waits"
 _HOLDS_ONE = "its request waits"
 
-_CHECKS: dict[tuple[type[Any], str], Callable[..., str | None]] = {(Compressor, "compress"): _check_ranges}
+_CHECKS: dict[tuple[type[Any], str], Callable[..., str | None]] = {
+    (Compressor, "compress"): _check_ranges,
+    (Runner, "encode"): _check_embedding,
+}
 """Checks of results beyond their type: called with the result and the arguments, they return what is wrong."""
 
 

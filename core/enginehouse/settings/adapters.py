@@ -35,7 +35,7 @@ class AdapterSettings:
     """One adapter (LoRA) of a model.
 
     Attributes:
-        source: GGUF file, or folder in PEFT's format (``adapter_config.json``); a path may be relative to the
+        source: GGUF file, or folder with ``adapter_config.json`` (PEFT, mlx-lm); a path may be relative to the
             configuration file. Also the id of a downloaded repository; for ``remote``, the upstream server's name.
         scale: strength of the adapter where a request gives none; 1 is as trained.
     """

@@ -128,7 +128,7 @@ class LimitsSettings:
         max_inputs: maximum number of texts and pairs of texts (documents to rank) in a request to a pooling model.
         max_stop: maximum number of stop strings, and of regular expressions that stop.
         max_tokens: maximum answer length in tokens; unset is the rest of the context.
-        render_timeout_s: time limit for rendering a chat template, in seconds.
+        render_timeout_s: time limit in seconds for rendering a chat template, and for decoding all images of a request.
         render_max_chars: maximum length of a rendered prompt, in characters.
         memory_budget: memory for loaded models, in bytes or like ``"8GiB"``; a table gives amounts by device (``{cpu =
             "8GiB", "cuda:0" = "70GiB"}``). Unset is the memory of this machine, without a limit on GPUs.

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
 from attrs import evolve
+from msgspec.structs import replace
 
 from enginehouse.contract.adapters import Adapter
 from enginehouse.contract.backend import Progress
@@ -37,8 +36,9 @@ from enginehouse.contract.types import (
 )
 from enginehouse.plugins.call_notes import NotedCall
 from enginehouse.settings.limits import LimitsSettings
-from enginehouse.workers.health import LoadWatch, Watchdog, lost_request
+from enginehouse.workers.health import LoadWatch, Watchdog, lost_request, with_failures
 from enginehouse.workers.launch import Worker, check_hello, explain, start_worker
+from enginehouse.workers.media_bytes import sent_media
 from enginehouse.workers.messages import (
     Accepted,
     CallFailed,
@@ -297,28 +297,20 @@ class WorkerEngine:
             return
         status = self._worker.ended.result() if self._worker.ended.done() else ExitStatus("closed its link")
         reason = self._reason or f"the worker {status.text}"
+        reason = self._load_watch.explain(reason) if self._load_watch is not None else reason
         self.is_killed_from_outside = status.is_from_outside and self._reason is None
-        if not self.is_killed_from_outside and (noted := self._worker.notes.read() if self._worker.notes else []):
+        noted = [] if self.is_killed_from_outside or self._worker.notes is None else self._worker.notes.read()
+        if noted := [replace(one, request_id=self._requests.request_id(one.request_id)) for one in noted]:
             reason = f"{reason}, {', '.join(map(str, noted))}"
-            self.ended_by = next((self._named(call) for call in noted if call.kind in UNBLAMED), None)
+            self.ended_by = next((call for call in noted if call.kind in UNBLAMED), None)
             self.ended_in = noted[0] if len({one.plugin for one in noted}) == 1 and not noted[0].is_own else None
-            self._count_failures(noted)
+            self.metrics = with_failures(self.metrics, noted)
         is_working = bool(self._calls) or self._requests.is_any_begun
         self.has_died_working = is_working and self.ended_by is None
         self._worker.kill()
         self._connection.abort()
         self.died.set_result(EngineDead(reason))
         self._end_everything(WorkerDied(lost_request(reason) if self._is_ready else reason))
-
-    def _count_failures(self, noted: Sequence[NotedCall]) -> None:
-        """Count the calls that the worker did not survive, which it could not count itself."""
-        counts = Counter(self.metrics.plugin_failures)
-        counts.update((call.plugin, call.kind) for call in noted)
-        self.metrics = msgspec.structs.replace(self.metrics, plugin_failures=dict(counts))
-
-    def _named(self, call: NotedCall) -> NotedCall:
-        """Return the call with the id of its request in the server."""
-        return msgspec.structs.replace(call, request_id=self._requests.request_id(call.request_id))
 
     def _end_everything(self, error: EngineDead) -> None:
         self._step_watchdog.end()
@@ -351,13 +343,16 @@ class WorkerEngine:
             raise InvalidRequest(f"A request with the id {request_id!r} is running.", "request_id")
         link_id = self._requests.link_id(request_id, is_resumed=resume is not None)
         stream = WorkerStream(request_id, self._loop, lambda: self._cancel(link_id), observer)
-        self._check_room(is_returning=resume is not None)
-        if resume is None and request_id not in self.request_queue:
-            self.request_queue.check(request.caller, request.priority)
-        if resume is not None:
-            # A request that has once started must not time out in the queue again.
-            request = evolve(request, request_id=link_id, queue_timeout_s=None)
-        self._connection.send(Submit(request, resume))
+        media_call = self._calls.next_number()
+        async with sent_media(self._connection, media_call, request.segments) as segments:
+            self._check_room(is_returning=resume is not None)
+            if resume is None and request_id not in self.request_queue:
+                self.request_queue.check(request.caller, request.priority)
+            request = evolve(request, segments=segments)
+            if resume is not None:
+                # A request that has once started must not time out in the queue again.
+                request = evolve(request, request_id=link_id, queue_timeout_s=None)
+            self._connection.send(Submit(request, resume, media_call))
         self._requests.add(link_id, stream)
         self.request_queue.enter(stream.request_id, request.caller, request.priority)
         self._begin_watch()
@@ -397,7 +392,12 @@ class WorkerEngine:
         self, segments: Sequence[Segment], add_special: bool, observer: WorkObserver | None = None
     ) -> list[int]:
         """Return the token ids of a prompt, exactly as ``submit`` would encode it."""
-        token_ids: list[int] = await self._call(lambda call: Tokenize(call, tuple(segments), add_special), observer)
+        number = self._calls.next_number()
+        async with sent_media(self._connection, number, segments) as rest:
+            self._check_room()
+            self._connection.send(Tokenize(number, rest, add_special))
+        self._begin_watch()
+        token_ids: list[int] = await self._calls.answer_to(number, observer)
         return token_ids
 
     async def detokenize(self, token_ids: Sequence[int], observer: WorkObserver | None = None) -> str:
@@ -418,10 +418,9 @@ class WorkerEngine:
         """Return a snapshot of running and waiting requests and of the cache; answered after the running step."""
         view: EngineView = await self._call(GetView, observer)
         requests = tuple(
-            msgspec.structs.replace(request, request_id=self._requests.request_id(request.request_id))
-            for request in view.requests
+            replace(request, request_id=self._requests.request_id(request.request_id)) for request in view.requests
         )
-        return msgspec.structs.replace(view, requests=requests)
+        return replace(view, requests=requests)
 
     async def cached_tokens(
         self, token_ids: Sequence[int], namespace: str, observer: WorkObserver | None = None

@@ -6,9 +6,14 @@ Called by :mod:`enginehouse.workers.client`. Detecting a hang needs no cooperati
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from msgspec.structs import replace
 
 from enginehouse.contract.backend import Progress
+from enginehouse.contract.inspection import EngineMetrics
+from enginehouse.plugins.call_notes import NotedCall
 
 # Checks per limit. The limit counts checks, not seconds: a server that was suspended or busy for long checks only once
 # when it continues, and then reads what the worker has sent in the meantime.
@@ -106,6 +111,11 @@ class LoadWatch:
             self._share, self._text, self._silent_s = share, text, 0.0
             self._on_progress(share, text)
 
+    def explain(self, reason: str) -> str:
+        """Return the reason for the end of a worker with what it reported last, if it was still loading."""
+        is_loading = self._timer is not None and self._text
+        return f"{reason}; its last report was {self._text!r}" if is_loading else reason
+
     def end(self) -> None:
         """The load has ended; later reports are dropped."""
         if self._timer is not None:
@@ -122,6 +132,13 @@ class LoadWatch:
         if self._silent_s >= _SHOWN_S:
             self._on_progress(self._share, f"{self._text or 'loading'} (no progress for {self._silent_s:.0f} s)")
         self._timer = self._loop.call_later(self._interval_s, self._look)
+
+
+def with_failures(metrics: EngineMetrics, noted: Sequence[NotedCall]) -> EngineMetrics:
+    """Return statistics that count the calls that the worker did not survive, which it could not count itself."""
+    counts = Counter(metrics.plugin_failures)
+    counts.update((call.plugin, call.kind) for call in noted)
+    return replace(metrics, plugin_failures=dict(counts))
 
 
 def lost_request(reason: str) -> str:

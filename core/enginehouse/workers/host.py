@@ -37,6 +37,7 @@ from enginehouse.plugins import PluginFailures, PluginRegistry
 from enginehouse.plugins.call_notes import CallNotes
 from enginehouse.workers.intake import Intake, contained, left
 from enginehouse.workers.ipc import FrameTooLarge, Link
+from enginehouse.workers.media_bytes import ArrivedMedia
 from enginehouse.workers.messages import (
     Cached,
     CallFailed,
@@ -54,6 +55,7 @@ from enginehouse.workers.messages import (
     LoadAdapter,
     LoadFailed,
     LoadProgress,
+    MediaBytes,
     MetricsReport,
     Pool,
     Pooled,
@@ -202,6 +204,7 @@ class WorkerHost:
         self._disk: DiskTier | None = None
         self._failures = PluginFailures()
         self._registry: PluginRegistry | None = None
+        self._media = ArrivedMedia()
         self._is_ended = False
         self._last_progress = LoadProgress(0.0, "")
 
@@ -270,8 +273,7 @@ class WorkerHost:
         self._engine = engine
         if self._on_server_gone is not None:  # a process of its own
             _exempt_from_collection()
-        info = engine.info if isinstance(engine, PoolEngine) else model.info
-        self._send(Ready(msgspec.structs.replace(info, engine=engine.capabilities)))
+        self._send(Ready(msgspec.structs.replace(engine.info, engine=engine.capabilities)))
         return engine
 
     def _open(self, message: Load) -> tuple[Runner | Pooler, StepEngine | PoolEngine]:
@@ -457,10 +459,12 @@ class WorkerHost:
                     self._inbox.put(message)
                     if isinstance(self._engine, PoolEngine):
                         self._engine.interrupt(message.call)
+            case MediaBytes():
+                self._media.add(message)
             case Submit() | Pool() if intake is not None:
-                intake.admit(message)
+                intake.admit(self._media.complete(message))
             case Tokenize() | Detokenize() if intake is not None:
-                intake.call(message)
+                intake.call(self._media.complete(message))
             case _:
                 _log.error("the server sent %s before the model was ready", type(message).__name__)
 

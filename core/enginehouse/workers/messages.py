@@ -1,7 +1,6 @@
 """Messages between the server process and a worker.
 
-Every message is one tagged msgpack array in one frame (see ``ipc``). The worker sends at most one :class:`StepOutputs`
-per step, regardless of the number of requests in it.
+Every message is one tagged msgpack array in one frame (see ``ipc``). A step of a worker sends one :class:`StepOutputs`.
 """
 
 # msgspec resolves annotations when this module is imported, so names must not be imported under TYPE_CHECKING.
@@ -31,7 +30,7 @@ from enginehouse.contract.usage import Usage
 from enginehouse.settings.config import PluginsSettings
 from enginehouse.workers.ipc import FrameTooLarge, frame
 
-PROTOCOL = 11  # increase whenever the messages change
+PROTOCOL = 12  # increase whenever the messages change
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True, tag="error"):
@@ -144,11 +143,20 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag="load"):
     adapters: tuple[Adapter, ...] = ()
 
 
+class MediaBytes(msgspec.Struct, frozen=True, array_like=True, tag="media_bytes"):
+    """A piece of the image ``place`` of a prompt, before the message with ``call``; empty data drops all of them."""
+
+    call: int
+    place: int
+    data: bytes
+
+
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     """Serve a request, or continue it by ``resume``; answered by Accepted or Rejected, then by StepOutputs."""
 
     request: EngineRequest
     resume: Resume | None = None
+    media_call: int = -1
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
@@ -226,6 +234,7 @@ class Close(msgspec.Struct, frozen=True, array_like=True, tag="close"):
 
 ToWorker = (
     Load
+    | MediaBytes
     | Submit
     | Cancel
     | Pool

@@ -140,10 +140,17 @@ def bind_drafters(
 ) -> Mapping[str, BoundDrafter]:
     """Bind each drafter to the model of ``runner``; if one fails, those bound before it are shut down.
 
+    None is bound to a model that goes back to checkpoints: each rejected draft would cost a copy of the state before,
+    and another pass over the tokens that were accepted.
+
     Raises:
         ModelLoadError: a drafter is not installed here, or cannot draft for this model.
     """
     bound: dict[str, BoundDrafter] = {}
+    if runner.capabilities.truncate == "checkpoint":
+        if loads:
+            _log.info("the drafters %s are not used: this model cannot drop single tokens", [one.name for one in loads])
+        return bound
     with contextlib.ExitStack() as undo:
         undo.callback(shut_down, bound)
         for load in loads:

@@ -186,6 +186,8 @@ class Connection(asyncio.Protocol, Generic[_Sent, _Received]):
         self._cutter = FrameCutter(max_frame_bytes)
         self._reason: str | None = None
         self._transport: asyncio.Transport | None = None
+        self._is_drained = asyncio.Event()
+        self._is_drained.set()
         self._rest: socket.socket | None = None  # duplicate of the socket, which stays readable after a failed write
 
     async def open(self, sock: socket.socket) -> None:
@@ -218,6 +220,10 @@ class Connection(asyncio.Protocol, Generic[_Sent, _Received]):
         if self.is_open:
             cast(asyncio.Transport, self._transport).write(data)
 
+    async def drained(self) -> None:
+        """Wait until most of what was sent has been read, or the link is lost."""
+        await self._is_drained.wait()
+
     def abort(self) -> None:
         """Close the link immediately."""
         if self._transport is not None:
@@ -226,6 +232,14 @@ class Connection(asyncio.Protocol, Generic[_Sent, _Received]):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Store the transport."""
         self._transport = cast(asyncio.Transport, transport)
+
+    def pause_writing(self) -> None:
+        """Note that the process does not keep up."""
+        self._is_drained.clear()
+
+    def resume_writing(self) -> None:
+        """Note that it does again."""
+        self._is_drained.set()
 
     def data_received(self, data: bytes) -> None:
         """Split and decode the received bytes."""
@@ -239,6 +253,7 @@ class Connection(asyncio.Protocol, Generic[_Sent, _Received]):
     def connection_lost(self, exc: Exception | None) -> None:
         """Report the loss after reading the last messages; a failed write ends the link before that."""
         assert self._rest is not None
+        self._is_drained.set()
         if exc is not None:
             with contextlib.suppress(OSError):  # nothing more to read
                 while self._reason is None and (data := self._rest.recv(_READ_BYTES)):

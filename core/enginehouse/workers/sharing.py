@@ -32,6 +32,7 @@ from enginehouse.workers.messages import (
     Load,
     LoadFailed,
     LoadProgress,
+    MediaBytes,
     MetricsReport,
     Ready,
     Rejected,
@@ -130,8 +131,8 @@ class SharedWorker:
         theirs, ours = (replace(one, plugins=evolve(one.plugins, folder="")) for one in (load, self._load))
         if different := [name for name in Load.__struct_fields__ if getattr(theirs, name) != getattr(ours, name)]:
             error = ModelLoadError(
-                f"The replicas were deployed with other settings of this model ({', '.join(different)}); run: "
-                "enginehouse deploy ray --config FILE"
+                f"the replicas were deployed with other settings of this model ({', '.join(different)}); deploy them "
+                "again with the configuration of this server"
             )
             link.refuse(LoadFailed(failure_of(error)))
             return
@@ -245,6 +246,7 @@ class ServerLink:
         self._cutter = FrameCutter()
         self._unsent = bytearray()
         self._changed = asyncio.Event()
+        self._media_calls: set[int] = set()  # of media whose request has not come yet
         self._is_ended = False
 
     async def frames(self) -> AsyncIterator[bytes]:
@@ -264,6 +266,9 @@ class ServerLink:
     def drop(self) -> None:
         """End the link because the server is gone; the worker drops its requests. Idempotent."""
         self._worker.forget(self)
+        for call in self._media_calls:
+            self._worker.send(MediaBytes(call, 0, b""))
+        self._media_calls.clear()
         self._is_ended = True
         self._changed.set()
 
@@ -302,14 +307,23 @@ class ServerLink:
             case Submit():
                 request_id = self._in_worker(message.request.request_id)
                 self.request_ids.add(request_id)
-                self._worker.send(replace(message, request=evolve(message.request, request_id=request_id)))
+                media_call = self._call_in_worker(message.media_call)
+                self._media_calls.discard(media_call)
+                request = evolve(message.request, request_id=request_id)
+                self._worker.send(replace(message, request=request, media_call=media_call))
+            case MediaBytes():
+                media_call = self._call_in_worker(message.call)
+                self._media_calls.add(media_call)
+                self._worker.send(replace(message, call=media_call))
             case Cancel():
                 self._worker.send(Cancel(self._in_worker(message.request_id)))
             case StopThinking():
                 call, request_id = self._call_in_worker(message.call), self._in_worker(message.request_id)
                 self._worker.send(StopThinking(call, request_id))
             case _:
-                self._worker.send(replace(message, call=self._call_in_worker(message.call)))
+                call = self._call_in_worker(message.call)
+                self._media_calls.discard(call)
+                self._worker.send(replace(message, call=call))
 
     def own_answer(self, message: FromWorker) -> FromWorker:
         """Return an answer with the server's ids of its requests; those of other servers are left out."""

@@ -112,8 +112,12 @@ class _Seen:
     attended: dict[int, _Attended] = field(factory=dict)
     inputs: dict[int, Tensor] = field(factory=dict)
 
-    def attend(self, index: int, query: Tensor, key: Tensor, value: Tensor, **scores: Any) -> Tensor:
+    def attend(
+        self, index: int, query: Tensor, key: Tensor, value: Tensor, *, sinks: Tensor | None, **scores: Any
+    ) -> Tensor:
         """Record the arguments; the result is zero."""
+        if sinks is not None:
+            raise NotFusable("attention sinks")
         self.attended[index] = _Attended(query, key, **scores)
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
 

@@ -258,6 +258,12 @@ def test_pixels_count_as_memory_of_the_client() -> None:
             response = ask(client, *(image(number, 256, 256) for number in range(8)))
 
             assert response.status_code == 503 and "max_client_bytes" in response.text, response.text
+        content = [image(number, 256, 256) for number in range(8)]
+        for path in ("/tokenize", "/v1/chat/completions/input_tokens", "/v1/compress"):
+            body = {"model": "fake", "messages": [{"role": "user", "content": content}]}
+            response = client.post(path, json=body)
+
+            assert response.status_code == 503 and "max_client_bytes" in response.text, response.text
 
 
 def test_a_template_without_images_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -6,7 +6,7 @@ import attrs
 import numpy as np
 import pytest
 
-from enginehouse.contract.backend import LastSampled, RunnerCapabilities, Span
+from enginehouse.contract.backend import LastSampled, Outputs, RunnerCapabilities, Span
 from enginehouse.contract.errors import CacheFull, InvalidSpan, StateRefused
 from enginehouse.contract.media import MediaChunk, MediaInput
 from enginehouse_backendkit.slot_table import SlotTable
@@ -110,6 +110,28 @@ def test_check_refuses_a_wrong_span(table: SlotTable, span: Span, reason: str) -
     table.open()
     with pytest.raises(InvalidSpan, match=reason):
         table.check([span])
+
+
+def test_an_image_has_a_pass_of_its_own() -> None:
+    """It may be larger than a pass, but not than the context, and gives no logits."""
+    table = SlotTable(attrs.evolve(_CAPABILITIES, media=("image",), max_batch_tokens=4), vocab_size=100)
+    table.open(), table.open()
+
+    def image(num_tokens: int, outputs: Outputs = "none") -> Span:
+        chunk = MediaChunk(num_tokens=num_tokens, num_positions=1, data=None)
+        return Span(0, 0, MediaInput(chunk, _IMAGE.embedding, np.full(num_tokens, -1, np.int32)), outputs)
+
+    assert table.check([image(10)]) == [10]
+    table.advance([image(10)])
+    assert table.length(0) == 10
+    table.truncate(0, 0)
+    for spans, reason in (
+        ([image(2), _span(1, 0, 1)], "no other span"),
+        ([image(2, "last")], "outputs must be none"),
+        ([image(11)], "exceed the context of 10"),
+    ):
+        with pytest.raises(InvalidSpan, match=reason):
+            table.check(spans)
 
 
 def test_check_accepts_exit_layers_that_the_runner_has(table: SlotTable) -> None:

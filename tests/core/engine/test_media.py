@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +25,7 @@ from enginehouse_testkit.fake_runner import FakeFaults, FakeOptions, FakeRunner
 from .harness import Result, drive, make_request, prompt_of, run
 
 _TOKENS = 8
+_IMAGE_BYTES = 4 * 4 * 3
 
 
 class Watched(FakeRunner):
@@ -50,7 +53,7 @@ def engine_over(settings: EngineSettings | None = None, **options: object) -> tu
 def prompt_with(engine: StepEngine, *parts: str | DecodedImage) -> EncodedPrompt:
     segments = [Segment(part, True) if isinstance(part, str) else Segment("", True, part) for part in parts]
     runner = FakeRunner(FakeOptions(image_tokens=_TOKENS))
-    return encode_prompt(runner.tokenizer, segments, False, engine.prepare_image, guard_of(runner, "backend"))
+    return encode_prompt(runner.tokenizer, segments, False, engine.preparers, guard_of(runner, "backend"))
 
 
 def ask(
@@ -126,7 +129,7 @@ def test_a_cached_prefix_needs_no_encoding_and_an_evicted_one_uses_the_kept_embe
 
 def test_kept_embeddings_are_bounded() -> None:
     """The least recently used one leaves; one that does not fit is still used once."""
-    settings = EngineSettings(embedding_cache_bytes=2 * 8 * _TOKENS, prefix_cache=False)
+    settings = EngineSettings(embedding_cache_bytes=_IMAGE_BYTES + 2 * 8 * _TOKENS, prefix_cache=False)
     engine, runner = engine_over(settings)
     for number in (1, 2, 1, 3, 1, 2):
         answer(engine, "x", fake_image(number), "y")
@@ -136,6 +139,20 @@ def test_kept_embeddings_are_bounded() -> None:
     engine, runner = engine_over(EngineSettings(embedding_cache_bytes=1, prefix_cache=False))
     texts = [answer(engine, "x", fake_image(1), "y").text for _ in range(2)]
     assert texts[0] == texts[1] and runner.num_encoded == 2 and engine.metrics().num_embedding_bytes == 0
+
+
+def test_chunks_of_requests_take_memory_from_kept_embeddings() -> None:
+    settings = EngineSettings(embedding_cache_bytes=2 * _IMAGE_BYTES + 8 * _TOKENS, prefix_cache=False)
+    engine, _ = engine_over(settings)
+    answer(engine, "x", fake_image(1), "y")
+    assert engine.metrics().num_embedding_bytes == 8 * _TOKENS
+
+    asked = [ask(engine, "x", fake_image(number), "y") for number in (2, 3, 4)]
+    assert engine.metrics().num_embedding_bytes == 0
+    for request, _ in asked:
+        engine.cancel(request.request_id)
+    answer(engine, "x", fake_image(5), "y")
+    assert engine.metrics().num_embedding_bytes == 8 * _TOKENS
 
 
 def test_streams_go_on_between_the_steps_of_images() -> None:
@@ -212,6 +229,57 @@ def test_a_runner_that_fails_to_encode_fails_one_request() -> None:
 
     assert isinstance(failed.error, PluginFailed) and "encode" in failed.error.message
     assert result.finished and answer(engine, "a", fake_image(1), "b").finished
+
+
+def test_an_embedding_that_is_none_names_the_runner() -> None:
+    class Sized:
+        nbytes = "many"
+
+    for wrong, problem in ((None, "encode gave None"), (Sized(), "encode gave Sized whose nbytes is 'many'")):
+
+        class Broken(FakeRunner):
+            def encode(self, chunk: MediaChunk, given: Any = wrong) -> Any:
+                return given
+
+        engine = StepEngine(Broken(FakeOptions(image_tokens=_TOKENS)), EngineSettings(), {})
+        result = answer(engine, "a", fake_image(1), "b")
+        assert isinstance(result.error, PluginFailed)
+        assert "Broken" in result.error.message and problem in result.error.message
+
+
+def test_encoding_of_a_cancelled_request_is_aborted() -> None:
+    """The next request does not wait for it."""
+
+    class Slow(FakeRunner):
+        begun = threading.Event()
+        is_over = threading.Event()
+
+        def encode(self, chunk: MediaChunk) -> NDArray[np.uint64]:
+            usual, self.options = self.options, FakeOptions(image_tokens=_TOKENS, step_delay_s=600)
+            self.begun.set()
+            try:
+                return super().encode(chunk)
+            finally:
+                self.options = usual
+                self.is_over.set()
+
+    runner = Slow(FakeOptions(image_tokens=_TOKENS))
+    engine = StepEngine(runner, EngineSettings(), {})
+    request, _ = ask(engine, "", fake_image(1), "b")
+
+    def interrupt() -> None:
+        runner.begun.wait()
+        while not runner.is_over.wait(0.001):  # the flag is cleared when encoding begins
+            engine.interrupt(request.request_id)
+
+    leaving = threading.Thread(target=interrupt)
+    leaving.start()
+    while not runner.is_over.is_set():
+        engine.step()
+    leaving.join()
+    engine.cancel(request.request_id)
+
+    assert runner.num_encoded == 1 and engine.metrics().num_encoded_chunks == 0
 
 
 def test_an_image_that_fails_beside_a_stream_sampled_on_the_device_fails_at_once() -> None:

@@ -53,6 +53,10 @@ class Answer:
         return [json.loads(line[6:]) for line in self.lines if line.startswith("data: {")]
 
     @property
+    def num_chunks(self) -> int:
+        return sum(line.startswith("data: {") for line in self.lines)
+
+    @property
     def error(self) -> dict[str, Any] | None:
         """The error, wherever it came."""
         if isinstance(self.body, dict) and "error" in self.body:
@@ -107,7 +111,7 @@ class Answer:
 
     def wait_chunks(self, count: int) -> None:
         """Until so many chunks are there."""
-        wait_until(lambda: self.is_over or len(self.chunks) >= count, f"{count} chunks; there are {len(self.chunks)}")
+        wait_until(lambda: self.is_over or self.num_chunks >= count, lambda: f"{count} chunks; there are {self.lines}")
         assert not self.is_over, (self.status, self.body, self.lines[-3:])
 
     def wait_status(self) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from enginehouse.contract.adapters import AdapterKeeper
 from enginehouse.contract.backend import CutPlanner, DeviceSampler, Runner, StateKeeper
+from enginehouse.contract.checkpoints import CheckpointKeeper
 from enginehouse.contract.engine import Engine, PoolingEngine, ReplicatedEngine
 from enginehouse.contract.exit_policy import LayerAccess
 from enginehouse.contract.inspection import Inspectable
@@ -19,7 +20,7 @@ from enginehouse.plugins import Guard, guarded
 OPTIONAL: dict[Any, tuple[Any, ...]] = {
     Engine: (Inspectable, PoolingEngine, ReplicatedEngine),
     Router: (ChecksModels, ComparesTexts),
-    Runner: (AdapterKeeper, CutPlanner, DeviceSampler, LayerAccess, StateKeeper),
+    Runner: (AdapterKeeper, CheckpointKeeper, CutPlanner, DeviceSampler, LayerAccess, StateKeeper),
 }
 CASES = [(interface, optional) for interface, some in OPTIONAL.items() for optional in some]
 CASES += [(interface, interface) for interface in OPTIONAL if interface is Runner]

@@ -45,6 +45,16 @@ class TestSlidingWindow(FakeModel, RunnerContract, EngineContract):
     exact = True
 
 
+class TestCheckpoints(FakeModel, RunnerContract, EngineContract):
+    variant = {"num_checkpoints": 12}
+    exact = True
+
+
+class TestCopiedCheckpoints(FakeModel, RunnerContract):
+    variant = {"num_checkpoints": 12, "fork": "copy"}
+    exact = True
+
+
 class TestDeviceSampling(FakeModel, EngineContract):
     variant = {"device_sampling": True}
     exact = True

@@ -53,6 +53,19 @@ class TestQwen3(_TinyModelContract):
     architecture = "qwen3"
 
 
+class TestHybrid(RunnerContract):
+    """Gated delta nets beside attention: a sequence has a state, which cannot be cut."""
+
+    max_logit_difference = 1e-3
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def model(cls, random_model: Callable[[str], Path]) -> ModelUnderTest:
+        path = random_model("qwen3_5_text")
+        options = HfOptions(device="cpu", context=64, slots=4, max_batch_tokens=128, threads=1)
+        return ModelUnderTest(backend=HfBackend(), source=ModelSource(str(path), path), options=options)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 class TestSmolLM2(RunnerContract, EngineContract):

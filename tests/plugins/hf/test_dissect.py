@@ -111,7 +111,11 @@ def test_parts_of_a_family_give_its_logits(random_model: RandomModel, fused_fami
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("phi", "norms input_layernorm"), ("gpt_neox", "built in another way|norms")],
+    [
+        ("phi", "norms input_layernorm"),
+        ("gpt_neox", "built in another way|norms"),
+        ("gpt_oss", "attention sinks"),
+    ],
 )
 def test_a_model_with_an_unknown_part_is_not_taken_apart(random_model: RandomModel, name: str, reason: str) -> None:
     with pytest.raises(NotFusable, match=reason):

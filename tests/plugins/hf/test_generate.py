@@ -102,8 +102,11 @@ def test_greedy_equals_generate_alone_batched_and_chunked(
 
 @pytest.mark.parametrize(
     "name",
-    ["qwen2", "qwen3", "mistral", "gemma3", "gemma3_text", "phi", "phi3", "mixtral", "qwen3_moe", "olmo2", "gpt_neox"],
-)
+    [
+        "qwen2", "qwen3", "mistral", "gemma3", "gemma3_text", "phi", "phi3", "mixtral", "qwen3_moe", "olmo2",
+        "gpt_neox", "gpt_oss",
+    ],
+)  # fmt: skip
 def test_greedy_of_any_model_equals_generate(random_model: Callable[[str], Path], greedy: Greedy, name: str) -> None:
     """Windows of 8, rotary positions for half of each head, experts: alone, batched and in chunks of 5."""
     runner = _open(random_model(name), context=128)
@@ -117,9 +120,25 @@ def test_greedy_of_any_model_equals_generate(random_model: Callable[[str], Path]
     runner.close()
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"), [("gpt_oss", "attention sinks"), ("mamba", "linear_attention|its own attention")]
-)
+def test_greedy_after_going_back_equals_generate(random_model: Callable[[str], Path], greedy: Greedy) -> None:
+    """A fork in the middle of an answer and a truncated sequence both continue as if nothing had followed."""
+    runner = _open(random_model("gpt_oss"), context=128)
+    prompt = runner.tokenizer.encode(_TEXTS[2], False)
+    (expected,) = _generate(random_model("gpt_oss"), [prompt], 24)
+    whole = np.array(prompt + expected, np.int32)
+    sequence, back = runner.open_sequence(), len(prompt) + 12
+    runner.forward([Span(sequence, 0, whole, "none")])
+    forked, kept = runner.fork(sequence, back)
+
+    assert (kept, runner.truncate(sequence, back)) == (back, back)
+    for one in (forked, sequence):
+        row = runner.forward([Span(one, back, whole[back : back + 1])]).host()[0]
+        rest = runner.forward([Span(one, back + 1, whole[back + 1 :], "all")]).host()
+        assert [int(row.argmax()), *rest.argmax(1)][:11] == expected[13:]
+    runner.close()
+
+
+@pytest.mark.parametrize(("name", "reason"), [("minimax", "its own recurrence in some of its 4 layers")])
 def test_a_model_that_cannot_run_packed_is_refused(random_model: Callable[[str], Path], name: str, reason: str) -> None:
     with pytest.raises(ModelLoadError, match=reason):
         _open(random_model(name), context=128)
@@ -140,14 +159,18 @@ def test_logits_equal_those_of_transformers(tiny_model: Callable[[str], Path], a
 
 
 @pytest.mark.timeout(400)  # the first user of ``smollm2`` waits while two GGUF files are read in pure Python
-def test_smollm2_equals_generate(smollm2: Runner, smollm2_folder: Path, greedy: Greedy) -> None:
+@pytest.mark.parametrize(("num_prompts", "num_tokens"), [(6, 6), pytest.param(10, 12, marks=pytest.mark.slow)])
+def test_smollm2_equals_generate(
+    smollm2: Runner, smollm2_folder: Path, greedy: Greedy, num_prompts: int, num_tokens: int
+) -> None:
     """The GGUF file through our attention against its float32 copy through transformers alone."""
-    prompts = [smollm2.tokenizer.encode(text, False) for text in (*_TEXTS, *_MORE_TEXTS)]
-    expected = _generate(smollm2_folder, prompts, 12)
+    texts = (*_TEXTS, *_MORE_TEXTS)[:num_prompts]
+    prompts = [smollm2.tokenizer.encode(text, False) for text in texts]
+    expected = _generate(smollm2_folder, prompts, num_tokens)
 
-    assert [greedy(smollm2, [prompt], 12, chunk_tokens=128)[0] for prompt in prompts] == expected
-    assert greedy(smollm2, prompts[:8], 12, chunk_tokens=6) == expected[:8]
-    assert greedy(smollm2, prompts[2:], 12, chunk_tokens=128) == expected[2:]
+    assert [greedy(smollm2, [prompt], num_tokens, chunk_tokens=128)[0] for prompt in prompts] == expected
+    assert greedy(smollm2, prompts[:-2], num_tokens, chunk_tokens=6) == expected[:-2]
+    assert greedy(smollm2, prompts[2:], num_tokens, chunk_tokens=128) == expected[2:]
 
 
 def test_smollm2_knows_the_capital_of_france(smollm2: Runner, greedy: Greedy) -> None:

@@ -11,8 +11,12 @@ import pytest
 from msgspec import structs
 
 from enginehouse.contract.backend import ModelSource
-from enginehouse.contract.errors import ModelLoadError
+from enginehouse.contract.errors import EngineDead, ModelLoadError
 from enginehouse.contract.media import DecodedImage, MediaChunk
+from enginehouse.contract.types import EngineSettings
+from enginehouse.settings.config import PluginsSettings
+from enginehouse.workers.client import WorkerEngine
+from enginehouse.workers.messages import Load
 from enginehouse_llamacpp.backend import LlamaCppBackend
 from enginehouse_llamacpp.options import LlamaCppOptions
 from enginehouse_llamacpp.projector_files import find_projector
@@ -89,7 +93,7 @@ def _cut(path: Path) -> None:
 
 REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "another width": (lambda path: write_projector(path, IDEFICS3, width=64), r"n_embd = 36.*n_embd = 64"),
-    "a model": (lambda path: write_gguf(path, tiny_values(), tiny_tensors()), "not a projector of images"),
+    "a model": (lambda path: write_gguf(path, tiny_values(), tiny_tensors()), "not a projector"),
     "text": (lambda path: path.write_text("not GGUF"), "magic"),
     "cut": (_cut, "it ends in the tensor"),
     "unknown kind": (lambda path: write_projector(path, IDEFICS3, **{"clip.projector_type": "new"}), "new"),
@@ -101,6 +105,18 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "no heads": (
         lambda path: write_projector(path, IDEFICS3, **{"clip.vision.attention.head_count": 0}),
         "head_count is 0",
+    ),
+    "another width of the tower": (
+        lambda path: write_projector(path, IDEFICS3, **{"clip.vision.embedding_length": 16}),
+        r"position_embd\.weight has the shape 32 x 16, not 16 x",
+    ),
+    "other patches": (
+        lambda path: write_projector(path, IDEFICS3, **{"clip.vision.patch_size": 32}),
+        r"patch_embd\.weight has the shape 16 x 16 x 3 x 32, not 32 x 32 x",
+    ),
+    "too few positions": (
+        lambda path: write_projector(path, IDEFICS3, **{"clip.vision.image_size": 128}),
+        r"position_embd\.weight has the shape 32 x 16, not 32 x 64",
     ),
     "no scale": (
         lambda path: write_projector(path, IDEFICS3, **{"clip.vision.projector.scale_factor": 0}),
@@ -123,6 +139,18 @@ def test_projectors_that_do_not_fit_are_refused(tmp_path: Path, make: Callable[[
     assert runner.capabilities.media == ()
 
 
+async def test_a_projector_that_ends_the_worker_is_named(tmp_path: Path) -> None:
+    """Not every damage is found before llama.cpp reads the file."""
+    path = write_text_model(tmp_path / "tiny.gguf", IDEFICS3)
+    layer = np.zeros((36, 3 * 32), np.float32)
+    write_projector(tmp_path / "mmproj-damaged.gguf", IDEFICS3, tensors={"mm.model.fc.weight": layer})
+    load = Load(
+        "llamacpp", "tiny", str(path), {"context": 256, "threads": 1}, "models.m", EngineSettings(), PluginsSettings()
+    )
+    with pytest.raises(EngineDead, match=r"last report was 'loading the projector mmproj-damaged\.gguf"):
+        await WorkerEngine.open(load, isolation="process", python=None, on_progress=lambda share, text: None)
+
+
 def test_a_projector_of_other_media_is_left_aside(tmp_path: Path) -> None:
     """The model is served as one of text; the setting that names it is refused."""
     path = write_text_model(tmp_path / "tiny.gguf", IDEFICS3)
@@ -131,7 +159,7 @@ def test_a_projector_of_other_media_is_left_aside(tmp_path: Path) -> None:
     runner.close()
 
     assert runner.capabilities.media == ()
-    with pytest.raises(ModelLoadError, match=r"mmproj\.gguf: this projector does not take images"):
+    with pytest.raises(ModelLoadError, match=r"mmproj\.gguf: this projector takes neither images nor recordings"):
         open_tiny(path, mmproj="mmproj.gguf")
 
 
@@ -139,7 +167,7 @@ def test_marks_that_the_vocabulary_lacks_are_refused(tmp_path: Path) -> None:
     """The width fits by chance; llama.cpp itself would fail at the first image."""
     path = write_gguf(tmp_path / "tiny.gguf", tiny_values(), tiny_tensors())
     write_projector(tmp_path / "mmproj.gguf", IDEFICS3, width=32)
-    with pytest.raises(ModelLoadError, match=r"mmproj\.gguf marks images with tokens .* belongs to another model"):
+    with pytest.raises(ModelLoadError, match=r"mmproj\.gguf marks media with tokens .* belongs to another model"):
         open_tiny(path)
 
 

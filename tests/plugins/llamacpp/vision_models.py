@@ -106,8 +106,10 @@ def _text_tensors(architecture: str, num_tokens: int, rng: np.random.Generator) 
     return made
 
 
-def write_projector(path: Path, kind: VisionKind, width: int = _WIDTH, seed: int = 4, **more: Any) -> Path:
-    """The projector of images for text models of ``width``."""
+def write_projector(
+    path: Path, kind: VisionKind, width: int = _WIDTH, seed: int = 4, tensors: Tensors | None = None, **more: Any
+) -> Path:
+    """The projector of images for text models of ``width``; ``tensors`` replace its own."""
     sizes = {
         "image_size": kind.image,
         "patch_size": kind.patch,
@@ -131,7 +133,8 @@ def write_projector(path: Path, kind: VisionKind, width: int = _WIDTH, seed: int
         "clip.use_gelu": True,
         **{f"clip.vision.{key}": item for key, item in sizes.items()},
     }
-    return write_gguf(path, {**values, **more}, _projector_tensors(kind, width, np.random.default_rng(seed)))
+    made = _projector_tensors(kind, width, np.random.default_rng(seed))
+    return write_gguf(path, {**values, **more}, made | (tensors or {}))
 
 
 def _projector_tensors(kind: VisionKind, width: int, rng: np.random.Generator) -> Tensors:

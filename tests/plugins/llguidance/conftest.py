@@ -5,15 +5,11 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 import pytest
-from hypothesis import settings
 
 from enginehouse.contract.structured import GrammarCompiler
 from enginehouse_llguidance.decoder import LlguidanceDecoder
 from enginehouse_llguidance.options import LlguidanceOptions
 from enginehouse_testkit.fake_tokenizer import FakeTokenizer
-
-settings.register_profile("unhurried", deadline=None)  # a busy machine is no failure
-settings.load_profile("unhurried")
 
 collect_ignore_glob = [] if find_spec("llguidance") else ["test_*.py", "differential/*"]
 

@@ -8,14 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
 
 from enginehouse.pipeline.answer_parser import AnswerParsing
 
 from .answers import cuts, told
-
-settings.register_profile("unhurried", deadline=None)  # a busy machine is no failure
-settings.load_profile("unhurried")
 
 
 @pytest.fixture(scope="session")

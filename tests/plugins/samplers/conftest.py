@@ -6,13 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import settings
 from numpy.typing import NDArray
 
 from enginehouse.contract.sampler import Candidates
-
-settings.register_profile("unhurried", deadline=None)  # a busy machine is no failure
-settings.load_profile("unhurried")
 
 
 def make_candidates(

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from attrs import define
+
+from enginehouse.api.http.admission.memory import Reservation
 from enginehouse.contract.errors import InvalidRequest
-from enginehouse.contract.types import DecodedImage, GenerateRequest
+from enginehouse.contract.types import GenerateRequest
 from enginehouse.settings.config import LimitsSettings
 
 _MAX_SHARED_CHARS = 2**24
@@ -13,10 +16,21 @@ _MAX_SHARED_MEMBERS = 2**17
 """Limits on the size of data shared by several prompts, multiplied by the number of prompts."""
 
 
-def num_pixel_bytes(request: GenerateRequest) -> int:
-    """Return the memory of a started request's decoded images, which is held until it has ended."""
-    parts = (part for message in request.messages or () for part in message.parts)
-    return sum(len(part.rgb) for part in parts if isinstance(part, DecodedImage))
+@define
+class MediaMemory:
+    """Memory of the decoded media of a request, held until it has ended: the most that one of its attempts needs.
+
+    The value of :attr:`enginehouse.contract.types.GenerateRequest.hold`.
+    """
+
+    _reservation: Reservation
+    _num_bytes: int = 0
+
+    def __call__(self, num_bytes: int) -> None:
+        """Hold at least ``num_bytes``. Raises as :meth:`.Reservation.take`."""
+        if num_bytes > self._num_bytes:
+            self._reservation.take(num_bytes - self._num_bytes)
+            self._num_bytes = num_bytes
 
 
 def check_request_sizes(requests: Sequence[GenerateRequest], limits: LimitsSettings) -> None:

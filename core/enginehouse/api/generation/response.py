@@ -25,7 +25,7 @@ from enginehouse.api.generation.details import (
 from enginehouse.api.generation.open_answers import OpenAnswer, estimate_tokens, used_tokens
 from enginehouse.api.generation.prediction_count import PredictionCount
 from enginehouse.api.generation.reports import report_headers
-from enginehouse.api.generation.request_sizes import check_request_sizes, num_pixel_bytes
+from enginehouse.api.generation.request_sizes import MediaMemory, check_request_sizes
 from enginehouse.api.generation.stream import ReplyResponse, ResponseStream
 from enginehouse.api.generation.surface_calls import SurfaceCalls
 from enginehouse.api.http.access import AccessRecord, record_of
@@ -208,15 +208,14 @@ class GenerationResponse:
         """Start every prompt on its model; returns None if the exchange ended meanwhile.
 
         Raises:
-            EnginehouseError: a prompt is refused, or the pixels of its images do not fit the account of memory.
+            EnginehouseError: a prompt is refused, or its decoded media do not fit the account of memory.
         """
         exchange = answer.exchange
 
         async def start(request: GenerateRequest) -> RunningRequest:
-            running = await self.state.pipeline.start(request, answer.discard)
+            counted = evolve(request, hold=MediaMemory(memory_of(scope)))
+            running = await self.state.pipeline.start(counted, answer.discard)
             exchange.hold(running.generation)
-            if num_bytes := num_pixel_bytes(running.request):
-                memory_of(scope).take(num_bytes)
             return running
 
         first, *others = self.requests

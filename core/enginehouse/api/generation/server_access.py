@@ -13,11 +13,13 @@ from litestar.types import Scope
 from enginehouse.api.admin.requests import Engines, describe_answer
 from enginehouse.api.generation.open_answers import OpenAnswer, find_answer, list_answers
 from enginehouse.api.generation.pooling import pool
+from enginehouse.api.generation.request_sizes import MediaMemory
 from enginehouse.api.http.access import record_of
 from enginehouse.api.http.callers import Caller, caller_of, check_model, may_manage, shown_as
 from enginehouse.api.http.errors import MissingScope, NotLocal, RequestNotRunning
 from enginehouse.api.http.exchange import Receive
 from enginehouse.api.http.origins import foreign_sign
+from enginehouse.api.http.security import memory_of
 from enginehouse.api.http.state import ApiState
 from enginehouse.contract.calls import ModelEntry
 from enginehouse.contract.errors import InvalidRequest, ModelLoadError, ModelNotFound, quoted
@@ -148,7 +150,8 @@ class ServerAccess:
 
     async def prompt(self, request: GenerateRequest, model: LoadedModel) -> Prompt:
         """Return the prompt of a request, whose chat is rendered."""
-        return await self.state.pipeline.prompt(request, model)
+        counted = evolve(request, hold=MediaMemory(memory_of(self.scope)))
+        return await self.state.pipeline.prompt(counted, model)
 
     async def count_tokens(self, request: GenerateRequest) -> int:
         """Return the number of prompt tokens of a request."""

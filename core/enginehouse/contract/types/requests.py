@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 from attrs import field, frozen
 
 from enginehouse.contract.adapters import Adapter, cache_key
-from enginehouse.contract.types.chats import Chat, DecodedImage, Message, Thinking, ToolUse
+from enginehouse.contract.types.chats import Chat, DecodedAudio, DecodedImage, Message, Thinking, ToolUse
 from enginehouse.contract.types.events import TokenLogprob
 from enginehouse.contract.types.parameters import (
     Constraint,
@@ -25,17 +26,18 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
     """A piece of a rendered prompt. Control-token strings become control tokens only in trusted text.
 
     Attributes:
-        image: an image instead of text; ``text`` is what the template writes for it, and is not part of the prompt.
+        media: an image or a recording instead of text; ``text`` is what the template writes for it, and is not part of
+            the prompt.
     """
 
     text: str
     trusted: bool = False
-    image: DecodedImage | None = None
+    media: DecodedImage | DecodedAudio | None = None
 
     @property
     def content(self) -> str:
-        """The text, or the hash of the image's file, for comparing prompts."""
-        return self.text if self.image is None else self.image.digest
+        """The text, or the hash of the file of its media, for comparing prompts."""
+        return self.text if self.media is None else self.media.digest
 
 
 @frozen(kw_only=True)
@@ -118,6 +120,10 @@ class Resume(msgspec.Struct, frozen=True, array_like=True):
     is_thinking_stopped: bool = False
 
 
+def _hold_nothing(num_bytes: int) -> None:
+    """Let media be decoded without counting their memory."""
+
+
 @frozen(kw_only=True)
 class GenerateRequest(RequestOptions):
     """One API call after decoding, before the model is chosen and the prompt rendered. None means "not given".
@@ -148,6 +154,8 @@ class GenerateRequest(RequestOptions):
         allowed_models: names of the models that the caller may use; None is all.
         is_large: preparing the request may take long, so it is done outside the event loop.
         log_prompt: the client allows the server to log the prompt.
+        hold: called with the bytes of the decoded media of the messages before they are decoded, for each model that
+            is tried; it may raise an error, which refuses the request.
     """
 
     request_id: str
@@ -177,3 +185,4 @@ class GenerateRequest(RequestOptions):
     allowed_models: frozenset[str] | None = None
     is_large: bool = False
     log_prompt: bool = False
+    hold: Callable[[int], None] = field(default=_hold_nothing, eq=False, repr=False)

@@ -66,6 +66,9 @@ class Renderer:
         num_processes: maximum number, at least 2, so that a hanging template leaves one free. Another one is started
             when a request waits that may use it; a server of one model has one.
         memory_bytes: maximum memory that rendering allocates per process (enforced on Linux only).
+
+    Attributes:
+        timeout_s: as given.
     """
 
     def __init__(
@@ -73,7 +76,7 @@ class Renderer:
     ) -> None:
         if num_processes < 2:
             raise ValueError("a renderer needs at least two processes")
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._max_chars, self._memory_bytes = max_chars, memory_bytes
         self._num_processes, self._num_started = num_processes, 0
         self._idle: list[_RenderProcess] = []
@@ -104,7 +107,7 @@ class Renderer:
             RenderError: the template refused, failed, or exceeded a limit.
             ServerOverloaded: no process became free in time, not caused by this template.
         """
-        reply = await self._run(prompt.template, lambda client: client.render(prompt), self._timeout_s)
+        reply = await self._run(prompt.template, lambda client: client.render(prompt), self.timeout_s)
         assert isinstance(reply, Rendered)
         return reply.segments
 
@@ -115,18 +118,21 @@ class Renderer:
             RenderError: it cannot be compiled.
             ServerOverloaded: no process became free in time.
         """
-        await self._run(template, lambda client: client.check(template), max(self._timeout_s, _CHECK_TIMEOUT_S))
+        await self._run(template, lambda client: client.check(template), max(self.timeout_s, _CHECK_TIMEOUT_S))
 
-    async def decode(self, data: bytes, target_pixels: int) -> Decoded:
+    async def decode(self, data: bytes, target_pixels: int, timeout_s: float) -> Decoded:
         """Return the pixels of an image file, see :func:`enginehouse.pipeline.prompt.pixels.decode_image`.
+
+        Args:
+            data: the file.
+            target_pixels: larger images are shrunk to at most this number.
+            timeout_s: maximum seconds, including the wait for a process.
 
         Raises:
             RenderError: the image is damaged, too large, or exceeded a limit.
             ServerOverloaded: no process became free in time, not caused by images.
         """
-        reply = await self._run(
-            _IMAGES, lambda client: client.decode(data, target_pixels), self._timeout_s, "its decoding"
-        )
+        reply = await self._run(_IMAGES, lambda client: client.decode(data, target_pixels), timeout_s, "its decoding")
         assert isinstance(reply, Decoded)
         return reply
 

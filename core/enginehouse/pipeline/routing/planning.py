@@ -24,7 +24,7 @@ from enginehouse.contract.errors import (
     UnsupportedParameter,
 )
 from enginehouse.contract.router import Attempt, Candidate, ChecksModels, ComparesTexts, RouteQuestion, RoutingDecision
-from enginehouse.contract.types import GenerateRequest, ModelInfo
+from enginehouse.contract.types import GenerateRequest, MediaPart, ModelInfo
 from enginehouse.pipeline.capabilities import Capability, find_unsupported
 from enginehouse.pipeline.media import check_media
 from enginehouse.pipeline.routing.circuit_breaker import CircuitBreaker
@@ -48,9 +48,13 @@ _PATIENCE_S = 2.0
 async def find_too_long(
     request: GenerateRequest, names: Iterable[str], manager: ModelManager, count: CountTokens
 ) -> dict[str, ContextLengthExceeded]:
-    """Return the models whose context cannot hold the prompt, by name, with the error that each would raise."""
-    if any(message.parts for message in request.messages or ()):
-        return {}  # images are read only after a model is chosen
+    """Return the models whose context cannot hold the prompt, by name, with the error that each would raise.
+
+    Media are read only after a model is chosen, so each counts as one token: a prompt that fits may still be refused.
+    """
+    num_media = sum(isinstance(part, MediaPart) for message in request.messages or () for part in message.parts)
+    if num_media:
+        request = evolve(request, messages=tuple(evolve(one, parts=()) for one in request.messages or ()))
     num_bytes = _num_bytes(request)
     models = [model for name in names if (model := _loaded(manager, name)) is not None]
     unsure = [
@@ -58,19 +62,22 @@ async def find_too_long(
         for model in models
         if num_bytes + _TEMPLATE_TOKENS > model.info.max_context and not model.info.engine.takes_messages
     ]
-    errors = await asyncio.gather(*(_check(request, model, count) for model in unsure))
+    errors = await asyncio.gather(*(_check(request, model, count, num_media) for model in unsure))
     return {model.name: error for model, error in zip(unsure, errors, strict=True) if error is not None}
 
 
-async def _check(request: GenerateRequest, model: LoadedModel, count: CountTokens) -> ContextLengthExceeded | None:
+async def _check(
+    request: GenerateRequest, model: LoadedModel, count: CountTokens, num_media: int
+) -> ContextLengthExceeded | None:
     try:
         async with asyncio.timeout(_PATIENCE_S):
-            num_tokens = await count(request, model)
+            num_tokens = num_media + await count(request, model)
     except (EnginehouseError, TimeoutError):
         return None  # the attempt reports the problem of the model or the request
     if num_tokens < (max_context := model.info.max_context):
         return None
-    return ContextLengthExceeded(num_tokens, max_context, "prompt" if request.messages is None else "messages")
+    param = "prompt" if request.messages is None else "messages"
+    return ContextLengthExceeded(num_tokens, max_context, param, is_lower_bound=num_media > 0)
 
 
 def _loaded(manager: ModelManager, name: str) -> LoadedModel | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import time
@@ -19,6 +20,7 @@ from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.auth import AuthSettings, KeySettings
 from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, ServerSettings, Settings
 from enginehouse.settings.optimisations import RouterSettings
+from enginehouse_testkit.fake_media import fake_image_file
 from enginehouse_testkit.server_thread import server_thread
 
 SMALL_KEY, NO_KEY = "key-of-one-for-small-only", "key-of-one-for-nothing-routed"
@@ -565,6 +567,18 @@ def test_models_that_a_prompt_does_not_fit_are_named_and_not_tried(serve: Serve)
     assert "512 tokens" in refused["small"]
     assert answer["model"] == "big"
     assert answer["enginehouse"]["routed"]["tried"] == [], "the same decision, and nothing was tried in vain"
+
+
+def test_the_text_beside_images_is_counted(serve: Serve) -> None:
+    """Each image counts as one token, since images are read after a model is chosen."""
+    models = {"small": of_context(512, image_tokens=4), "big": of_context(4096, image_tokens=4)}
+    url = "data:image/png;base64," + base64.b64encode(fake_image_file(1)).decode()
+    image = {"type": "image_url", "image_url": {"url": url}}
+    with serve(models, RouterSettings(models=("small", "big"))) as client:
+        for text, attempts in (("x" * 1000, ["big"]), ("x" * 100, ["small", "big"])):
+            content = [image, {"type": "text", "text": text}]
+            route = client.route(model="auto", messages=[{"role": "user", "content": content}])
+            assert sorted(route["attempts"]) == sorted(attempts)
 
 
 def test_routes_count_exactly(serve: Serve) -> None:

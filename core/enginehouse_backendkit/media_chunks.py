@@ -1,8 +1,8 @@
-"""Positions of the tokens of a sequence. They are the tokens' numbers, except after an image under M-RoPE.
+"""Chunks of images in a sequence: where they are, and the positions of the tokens after them.
 
-M-RoPE numbers an image in two dimensions: all its tokens have the position of its first one in llama.cpp's cache, and
-the next token moves on by the image's longer side. So lengths in tokens, as in the contract, are converted here to
-positions, which llama.cpp's functions take. Also knows where images are: they are cut off as a whole.
+For backend authors: a runner that takes images keeps the :class:`Chunks` of each sequence. Lengths in the contract are
+in tokens, and a chunk is cut off as a whole. A token's position is its number, except after an image under M-RoPE: this
+numbers an image in two dimensions, and the next token moves on by the image's longer side.
 """
 
 from __future__ import annotations
@@ -58,7 +58,10 @@ class Chunks:
         return length - sum(place.saved_positions for place in self.places if place.end <= length)
 
     def num_tokens(self, position: int) -> int:
-        """Number of tokens before ``position``, if a chunk is complete when its first position is there."""
+        """Number of tokens before ``position``, if a chunk is complete when its first position is there.
+
+        For libraries that give all tokens of an image the position of its first one.
+        """
         length = position
         for place in self.places:
             if self.position(place.start) < position:

@@ -1,0 +1,61 @@
+"""Places of checkpoints: the lengths at which a model whose state cannot be cut keeps a copy of it.
+
+Used by the scheduler, which ends a span at each place. A checkpoint serves requests that begin alike: the next turn,
+another choice or another question diverges at the border of a message. Does not know runners or templates.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from enginehouse.contract.backend import Tokenizer
+
+__all__ = ["INTERVAL_TOKENS", "choose_places", "last_place", "next_place"]
+
+INTERVAL_TOKENS = 2048
+"""Distance of the checkpoints in long texts without borders."""
+
+_MAX_OPENING_TOKENS = 32
+_MIN_TOKENS = 16
+"""Tokens that a checkpoint saves at least: a span more takes about as long as computing so many."""
+
+
+def choose_places(prompt: NDArray[np.int32], tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Return the places in a prompt, ascending: where its first messages end, and where its last one begins and ends.
+
+    Messages end with an end token; in a prompt without any they begin with a control token. What comes after the last
+    message is the beginning of the answer, which may differ in the next turn. If it is too long for that, there is a
+    place before the last token, so that other choices compute this token alone.
+
+    Args:
+        prompt: (num_prompt_tokens,) int32; ids of images are negative.
+        tokenizer: tokenizer of the model.
+    """
+    borders = 1 + np.flatnonzero(np.isin(prompt, list(tokenizer.end_token_ids)))
+    if not len(borders):
+        borders = np.flatnonzero(np.isin(prompt, list(tokenizer.control_token_ids)))[1:]
+    if not len(borders) or not len(prompt) - _MAX_OPENING_TOKENS <= borders[-1] < len(prompt):
+        borders = np.append(borders[borders < len(prompt) - 1], len(prompt) - 1)
+    places: list[int] = []
+    for border in borders[::-1].tolist():
+        if border >= _MIN_TOKENS and (not places or places[-1] - border >= _MIN_TOKENS):
+            places.append(border)
+    return tuple(places[::-1]) if len(places) <= 3 else (places[-1], places[1], places[0])
+
+
+def next_place(places: Sequence[int], length: int) -> int:
+    """Return the first place after ``length``."""
+    at_interval = (length // INTERVAL_TOKENS + 1) * INTERVAL_TOKENS
+    index = bisect_right(places, length)
+    return min(places[index], at_interval) if index < len(places) else at_interval
+
+
+def last_place(places: Sequence[int], length: int) -> int:
+    """Return the last place at or before ``length``; 0 if there is none."""
+    at_interval = length // INTERVAL_TOKENS * INTERVAL_TOKENS
+    index = bisect_right(places, length)
+    return max(places[index - 1], at_interval) if index else at_interval

@@ -1,0 +1,252 @@
+"""Recurrent layers of a transformers model: gated delta nets, Mamba, short convolutions.
+
+Such a layer carries a state per sequence, of a fixed size, instead of keys and values: the last inputs of a convolution
+and the state of the recurrence. :class:`Mixers` replaces the ``forward`` of these modules, so that the packed row of a
+step is divided into its sequences there, each with its own state; sequences that append the same number of tokens
+are computed together. Everything around the modules sees all tokens of the step at once.
+
+Whether a module continues a state over several tokens at once is found by running it (:func:`_continues`): some of
+transformers' modules begin at an empty state then, and are run token by token.
+
+A state is never changed in place once a pass has ended: forks and checkpoints share it.
+
+Source: the calls of ``Cache`` that mixers make in transformers 5.24 (``get_conv_state``, ``update_conv_state``,
+``get_recurrent_state``, ``update_recurrent_state``).
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from enginehouse_hf.attention import ForwardAborted, Segment, Step, UnsupportedAttention
+from enginehouse_hf.facts import StateForm, StateKey
+
+__all__ = ["Mixers", "SequenceState"]
+
+SequenceState = Mapping[StateKey, Tensor]
+"""The state of one sequence in all layers; each tensor is (1, ...)."""
+
+_CACHE_NAMES = ("cache", "cache_params", "past_key_values")
+"""What versions of transformers call the argument for the state."""
+
+_ARGUMENTS = frozenset({"hidden_states", "attention_mask", "kwargs"})
+
+_MOST_DIFFERENCE = 1e-3
+"""Relative difference of outputs and states that rounding can explain in float32."""
+
+
+class _LayerCache:
+    """Implements what a mixer calls of transformers' ``Cache``, for the sequences of one call.
+
+    Attributes:
+        states: by key; each (N, ...). Its tensors may be changed in place: they belong to this call.
+    """
+
+    def __init__(self, states: dict[tuple[str, int], Tensor]) -> None:
+        self.states = states
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        """Return the last inputs of the convolution, (N, channels, kernel size), or None at the beginning."""
+        return self.states.get(("conv", state_idx))
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        """Return the state of the recurrence, or None at the beginning."""
+        return self.states.get(("recurrent", state_idx))
+
+    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
+        """Return True after the beginning."""
+        return bool(self.states)
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        """Return False: states are not taken back inside of a layer."""
+        return False
+
+    def update_conv_state(
+        self, new: Tensor, layer_idx: int, state_idx: int = 0, conv_kernel_size: int | None = None, **_: Any
+    ) -> Tensor:
+        """Append inputs, (N, channels, T); return them with those kept before them, at least the kernel size."""
+        before = self.states.get(("conv", state_idx))
+        size = conv_kernel_size or (new if before is None else before).shape[-1]
+        whole = pad(new, (max(0, size - new.shape[-1]), 0)) if before is None else torch.cat([before, new], -1)
+        self.states["conv", state_idx] = whole[..., -size:]
+        return whole
+
+    def update_recurrent_state(self, new: Tensor, layer_idx: int, state_idx: int = 0, **_: Any) -> Tensor:
+        """Replace the state of the recurrence."""
+        self.states["recurrent", state_idx] = new
+        return new
+
+
+@frozen(eq=False)
+class _Mixer:
+    """One recurrent module: its own ``forward``, how that calls its cache, and whether it continues states."""
+
+    layer: int
+    forward: Callable[..., Tensor]
+    cache_name: str
+    continues: bool
+
+    def run(self, hidden: Tensor, cache: _LayerCache) -> Tensor:
+        """Append tokens, (N, T, hidden_size), to N states; returns (N, T, hidden_size)."""
+        if self.continues or hidden.shape[1] == 1 or not cache.states:
+            return self.forward(hidden, **{self.cache_name: cache})
+        return torch.cat([self.forward(one, **{self.cache_name: cache}) for one in hidden.split(1, 1)], 1)
+
+
+class Mixers:
+    """The recurrent modules of a model, and the states of all sequences.
+
+    Args:
+        model: a transformers model; the modules are changed for as long as it lives.
+
+    Raises:
+        UnsupportedAttention: a recurrent module is called in an unknown way or cannot continue a state.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._states: dict[int, SequenceState] = {}
+        self._new: dict[int, dict[StateKey, Tensor]] = {}
+        self._step: Step | None = None
+        self.names: frozenset[str] = frozenset()
+        self.layers: frozenset[int] = frozenset()
+        continues: dict[type[nn.Module], bool] = {}
+        with torch.inference_mode():
+            for name, module, cache_name in _find(model):
+                if type(module) not in continues:
+                    continues[type(module)] = _continues(module, cache_name, model.config.get_text_config().hidden_size)
+                mixer = _Mixer(module.layer_idx, module.forward, cache_name, continues[type(module)])
+                module.forward = self._replacement(mixer)
+                self.names |= {name}
+                self.layers |= {mixer.layer}
+
+    def state(self, slot: int) -> SequenceState:
+        """Return the state of a sequence; empty at its beginning."""
+        return self._states.get(slot, {})
+
+    def put(self, slot: int, state: SequenceState) -> None:
+        """Set the state of a sequence."""
+        if state:
+            self._states[slot] = state
+        else:
+            self._states.pop(slot, None)
+
+    def forms(self, slot: int) -> tuple[StateForm, ...]:
+        """Return the parts of the state of a sequence; those of the widest type first."""
+        parts = [StateForm(key, tuple(part.shape), part.dtype) for key, part in self.state(slot).items()]
+        return tuple(sorted(parts, key=lambda form: (-form.dtype.itemsize, form.key)))
+
+    def begin(self, step: Step) -> None:
+        """Prepare a pass over the segments of a step, which may continue an uncommitted one."""
+        self._step = step
+
+    def commit(self) -> None:
+        """Keep the states that the passes since the last call have left."""
+        self._states |= self._new
+        self.discard()
+
+    def discard(self) -> None:
+        """Drop the states that passes have left since the last :meth:`commit`."""
+        self._new, self._step = {}, None
+
+    def _replacement(self, mixer: _Mixer) -> Callable[..., Tensor]:
+        def forward(hidden_states: Tensor, *_: Any, attention_mask: Tensor | None = None, **__: Any) -> Tensor:
+            if attention_mask is not None:
+                raise UnsupportedAttention("a mask of the model's own")
+            assert self._step is not None, "begin was called"
+            return self._run(mixer, hidden_states, self._step)
+
+        return forward
+
+    def _run(self, mixer: _Mixer, hidden: Tensor, step: Step) -> Tensor:
+        """Run one module over the packed row, (1, T, hidden_size)."""
+        if step.aborted.is_set():
+            raise ForwardAborted
+        groups: dict[tuple[int, bool], list[Segment]] = {}
+        for segment in step.segments:
+            groups.setdefault((segment.end - segment.begin, segment.start > 0), []).append(segment)
+        output = torch.empty_like(hidden)
+        for (size, is_later), segments in groups.items():
+            cache = _LayerCache(self._joined(mixer.layer, segments) if is_later else {})
+            rows = torch.stack([hidden[0, segment.begin : segment.end] for segment in segments])
+            mixed = mixer.run(rows, cache)
+            for place, segment in enumerate(segments):
+                output[0, segment.begin : segment.begin + size] = mixed[place]
+                new = self._new.setdefault(segment.slot, {})
+                for key, states in cache.states.items():
+                    new[mixer.layer, *key] = _owned(states[place : place + 1])
+        return output
+
+    def _joined(self, layer: int, segments: Sequence[Segment]) -> dict[tuple[str, int], Tensor]:
+        """Return a copy of the states of some sequences in a layer, (N, ...) each."""
+        own = [self._new.get(segment.slot, {}) for segment in segments]
+        kept = [self.state(segment.slot) for segment in segments]
+        keys = [key for key in {**kept[0], **own[0]} if key[0] == layer]
+        return {
+            key[1:]: torch.cat([new[key] if key in new else old[key] for new, old in zip(own, kept, strict=True)])
+            for key in keys
+        }
+
+
+def _owned(part: Tensor) -> Tensor:
+    """Return a contiguous tensor that keeps no other memory: those of a batch, or of each chunk of a scan."""
+    is_alone = part.is_contiguous() and part.untyped_storage().nbytes() == part.nbytes
+    return part if is_alone else part.clone(memory_format=torch.contiguous_format)
+
+
+def _find(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
+    """Yield name, module and name of the cache argument of each recurrent module.
+
+    It has the number of its layer, takes a cache, and contains a convolution over the tokens.
+    """
+    found: dict[str, tuple[nn.Module, str]] = {}
+    for name, module in model.named_modules():
+        if not hasattr(module, "layer_idx") or not any(isinstance(part, nn.Conv1d) for part in module.modules()):
+            continue
+        arguments = inspect.signature(module.forward).parameters
+        cache_name = next((one for one in _CACHE_NAMES if one in arguments), None)
+        if cache_name is not None:
+            found[name] = module, cache_name
+    for name, (module, cache_name) in found.items():
+        if any(other.startswith(f"{name}.") for other in found):
+            continue  # the layer around it
+        if unknown := set(inspect.signature(module.forward).parameters) - _ARGUMENTS - {cache_name}:
+            raise UnsupportedAttention(f"{type(module).__name__}, which takes {', '.join(sorted(unknown))}")
+        yield name, module, cache_name
+
+
+def _continues(module: nn.Module, cache_name: str, hidden_size: int) -> bool:
+    """Return True if a module gives the same for 7 tokens at once and for 4, then 3; False if for 4, then 1, 1 and 1.
+
+    Raises:
+        UnsupportedAttention: neither is the case.
+    """
+    module = copy.deepcopy(module).float()
+    hidden = torch.randn(1, 7, hidden_size, generator=torch.Generator().manual_seed(0))
+    whole, final = _split(module, cache_name, hidden, (7,))
+    for sizes in ((4, 3), (4, 1, 1, 1)):
+        parts, states = _split(module, cache_name, hidden, sizes)
+        same = [_difference(parts, whole), *(_difference(states[key], final[key]) for key in final)]
+        if set(states) == set(final) and max(same) <= _MOST_DIFFERENCE:
+            return len(sizes) == 2
+    raise UnsupportedAttention(f"{type(module).__name__}, which gives other numbers when a text is split")
+
+
+def _split(
+    module: nn.Module, cache_name: str, hidden: Tensor, sizes: tuple[int, ...]
+) -> tuple[Tensor, dict[tuple[str, int], Tensor]]:
+    """Return the outputs of a module for parts of these sizes, and its states after the last one."""
+    cache = _LayerCache({})
+    parts = [module(part, **{cache_name: cache}) for part in hidden.split(list(sizes), 1)]
+    return torch.cat(parts, 1), cache.states
+
+
+def _difference(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).norm() / expected.norm().clamp(min=1e-9))
