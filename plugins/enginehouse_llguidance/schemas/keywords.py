@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from attrs import frozen
 
-__all__ = ["KEYWORDS", "TYPES", "Keyword"]
+__all__ = ["KEYWORDS", "TYPES", "Keyword", "allows_nothing"]
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 
@@ -127,3 +127,15 @@ KEYWORDS: dict[str, Keyword] = {
     "disallow": Keyword("refused"),
 }
 """An unlisted keyword is an annotation, as in the standard; core lists it as ignored."""
+
+
+def allows_nothing(schema: Any) -> bool:
+    """Return True for ``false``, and for ``{"not": {}}`` as generators write it."""
+    if not isinstance(schema, dict) or "$ref" in schema:
+        return schema is False
+    excluded = schema.get("not")
+    return excluded is True or (isinstance(excluded, dict) and all(map(_is_annotation, excluded)))
+
+
+def _is_annotation(name: str) -> bool:
+    return name not in KEYWORDS or KEYWORDS[name].status == "annotation"

@@ -24,7 +24,7 @@ from enginehouse_llguidance.schemas.document import COMPLEX, REFERENCES, Documen
 from enginehouse_llguidance.schemas.dynamic import static_schema
 from enginehouse_llguidance.schemas.finite import find_endless
 from enginehouse_llguidance.schemas.joins import Joins
-from enginehouse_llguidance.schemas.keywords import KEYWORDS, TYPES
+from enginehouse_llguidance.schemas.keywords import KEYWORDS, TYPES, allows_nothing
 from enginehouse_llguidance.schemas.markers import CHECKED, LISTED, UNIQUE, UNIQUE_NAMES
 from enginehouse_llguidance.schemas.numbers import (
     ANY_INTEGER,
@@ -382,7 +382,7 @@ class _Preparer:
         """Add the schemas that apply to the same value."""
         if branches[0] in REFERENCES:
             target, value = self.document.target(schema, place.pointer)
-            if _is_never(value):  # as a definition, it would be refused also where no value is needed
+            if allows_nothing(value):  # as a definition, it would be refused also where no value is needed
                 prepared["allOf"] = [False]
             elif reference := self._reference(target, value, place):
                 prepared["$ref"] = reference
@@ -438,18 +438,6 @@ class _Preparer:
 
 def _with_definitions(schema: Any, definitions: dict[str, Any]) -> Any:
     return {**schema, "$defs": definitions} if definitions and isinstance(schema, dict) else schema
-
-
-def _is_never(schema: Any) -> bool:
-    """Return True for ``false``, and for ``{"not": {}}`` as generators write it."""
-    if not isinstance(schema, dict) or "$ref" in schema:
-        return schema is False
-    excluded = schema.get("not")
-    return excluded is True or (isinstance(excluded, dict) and all(map(_is_annotation, excluded)))
-
-
-def _is_annotation(name: str) -> bool:
-    return name not in KEYWORDS or KEYWORDS[name].status == "annotation"
 
 
 def _require_unique(prepared: dict[str, Any]) -> bool:
