@@ -95,6 +95,16 @@ _CONFIGS: dict[str, dict[str, Any]] = {
         "shared_expert_intermediate_size": 32,
     },
     "qwen3_5_text": {**_SIZES, **_DELTA, "head_dim": 16},
+    "qwen3_5": {  # the model that also reads images
+        "text_config": {**_SIZES, **_DELTA, "head_dim": 16},
+        "vision_config": {
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "depth": 1,
+            "num_heads": 2,
+            "out_hidden_size": 64,
+        },
+    },
     "bamba": {**_SIZES, **_MAMBA2, "mamba_n_heads": 8, "mamba_d_head": 16, "attn_layer_indices": [1, 3]},
     "granitemoehybrid": {
         **_SIZES,

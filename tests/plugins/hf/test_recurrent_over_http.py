@@ -44,11 +44,9 @@ def _cached(answer: dict[str, Any]) -> int:
 def test_a_conversation_begins_at_checkpoints(random_model: Callable[[str], Path], tmp_path: Path) -> None:
     folder = Path(shutil.copytree(random_model("qwen3_5_text"), tmp_path / "hybrid"))
     (folder / "chat_template.jinja").write_text(_TEMPLATE, encoding="utf-8")
-    model = ModelSettings(
-        source=str(folder), backend="hf", context=512, slots=4, options={"device": "cpu", "threads": 1},
-    )  # fmt: skip
-    settings = Settings(models={"hybrid": model})
-    with served(settings, timeout=60) as client:
+    options = {"device": "cpu", "threads": 1}
+    model = ModelSettings(source=str(folder), backend="hf", context=512, slots=4, options=options)
+    with served(Settings(models={"hybrid": model}), timeout=60) as client:
         first = _ask(client, _QUESTION, cache_prompt=False)
         assert _cached(first) == 0
         (said,) = _said(_ask(client, _QUESTION))
