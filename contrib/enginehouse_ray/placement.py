@@ -34,7 +34,7 @@ from ray.serve.exceptions import RayServeException
 
 from enginehouse_ray.replica import EngineReplica
 
-__all__ = ["RayPlacement", "app_name", "connect", "deploy", "scale", "undeploy"]
+__all__ = ["FRONT_DOOR", "RayPlacement", "app_name", "connect", "deploy", "scale", "undeploy", "version_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -49,6 +49,9 @@ _SHORT_S = 5.0
 _SCALE_S = 1.0
 """Seconds between two looks at the demand."""
 
+FRONT_DOOR = "enginehouse"
+"""Name in Ray Serve of the application that is the server; those of models have a dash after it."""
+
 _DEPLOYMENT = "replica"
 
 _connecting = threading.Lock()
@@ -59,11 +62,15 @@ def app_name(model: str) -> str:
     return f"enginehouse-{model}"
 
 
-def connect(address: str) -> None:
-    """Connect this process with the cluster, and start Ray Serve without its HTTP proxy.
+def connect(address: str, proxies: Mapping[str, Any] | None = None) -> None:
+    """Connect this process with the cluster, and start Ray Serve, unless it runs.
+
+    Args:
+        address: see :class:`enginehouse_ray.options.RayOptions`.
+        proxies: ``http_options`` of Ray Serve for HTTP proxies on every machine; None for no proxies.
 
     Raises:
-        ModelLoadError: there is no cluster.
+        ModelLoadError: there is no cluster, or Ray Serve runs with other proxies.
     """
     with _connecting:
         if not ray.is_initialized():
@@ -73,7 +80,17 @@ def connect(address: str) -> None:
             except (ConnectionError, RuntimeError, ValueError) as error:
                 message = f"no Ray cluster at {address!r} (plugins.ray.address): {error}"
                 raise ModelLoadError(message) from error
-        serve.start(proxy_location="Disabled")
+        if proxies is None:
+            serve.start(proxy_location="Disabled")
+            return
+        serve.start(proxy_location="EveryNode", http_options=dict(proxies))
+        running = _get_global_client().http_config
+        if running.location == "Disabled" or any(getattr(running, name) != value for name, value in proxies.items()):
+            where = f"without HTTP proxies at {proxies['host']}:{proxies['port']}, or with other settings of them"
+            raise ModelLoadError(
+                f"Ray Serve runs {where}, which cannot be changed while it runs; end it, with all of its applications, "
+                "by: serve shutdown"
+            )
 
 
 def deploy(model: str, load: bytes, options: RayModelOptions, num_replicas: int, *, restart: bool = False) -> Any:
@@ -104,7 +121,9 @@ def deploy(model: str, load: bytes, options: RayModelOptions, num_replicas: int,
         graceful_shutdown_timeout_s=10,
     )
     # Without a version, Ray Serve invents one each time, and replaces all replicas even if only their number differs.
-    deployment = deployment.options(version=_version(model, load, restart=restart), _internal=True)
+    deployment = deployment.options(
+        version=version_of(app_name(model), _DEPLOYMENT, load, restart=restart), _internal=True
+    )
     try:
         application = deployment.bind(load)
         return serve.run(application, name=app_name(model), route_prefix=None, external_scaler_enabled=True)
@@ -112,15 +131,15 @@ def deploy(model: str, load: bytes, options: RayModelOptions, num_replicas: int,
         raise ModelLoadError(f"Ray Serve could not start the replicas of the model {model!r}: {error}") from error
 
 
-def _version(model: str, load: bytes, *, restart: bool) -> str:
-    """Return the version of replicas with these settings: that of the running ones if it is the same."""
+def version_of(app: str, deployment: str, settings: bytes, *, restart: bool) -> str:
+    """Return the version of a deployment with these settings: that of the running one if they are the same."""
     code = importlib.metadata.version("enginehouse").encode()
-    version = hashlib.sha256(code + b" " + load).hexdigest()[:16]
+    version = hashlib.sha256(code + b" " + settings).hexdigest()[:16]
     if restart:
         return f"{version}-{uuid.uuid4().hex[:8]}"
-    if app_name(model) in serve.status().applications:
+    if app in serve.status().applications:
         with contextlib.suppress(ray.exceptions.RayError):  # it failed to be deployed, or is being stopped
-            info, _ = _get_global_client().get_deployment_info(_DEPLOYMENT, app_name(model))
+            info, _ = _get_global_client().get_deployment_info(deployment, app)
             if (info.version or "").startswith(version):
                 return str(info.version)
     return version
@@ -143,14 +162,16 @@ def scale(model: str, num_replicas: int) -> None:
 
 
 def undeploy(models: Sequence[str], address: str) -> list[str]:
-    """Stop the replicas of models, of all if none is named; return those that had any."""
+    """Stop the replicas of models; those of all models and the front door if none is named. Return what was stopped."""
     connect(address)
     prefix = app_name("")
-    running = [app.removeprefix(prefix) for app in serve.status().applications if app.startswith(prefix)]
-    stopped = [model for model in running if not models or model in models]
-    for model in stopped:
-        serve.delete(app_name(model))
-    return stopped
+    running = serve.status().applications
+    stopped = {app.removeprefix(prefix): app for app in running if app.startswith(prefix) or app == FRONT_DOOR}
+    if models:
+        stopped = {model: app for model, app in stopped.items() if model in models}
+    for app in stopped.values():
+        serve.delete(app)
+    return list(stopped)
 
 
 class RayPlacement:

@@ -50,6 +50,14 @@ _MAX_MODULES = 1_000_000  # layers times experts; the largest models have a few 
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _MAX_SIZE = 2**31
+_LEFT_OUT: Mapping[str, Mapping[str, int]] = {
+    "gemma3_text": {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256},
+    "llama": {"num_hidden_layers": 32, "num_attention_heads": 32, "hidden_size": 4096},
+}
+"""Sizes that the text configurations of published Gemma 3 and LLaVA models leave out, by ``model_type``.
+
+Source: the defaults of Gemma3TextConfig and LlamaConfig in transformers 5.24.
+"""
 _MIB = 2**20
 _MAX_HEADER_BYTES = 16 * _MIB  # of safetensors; headers of models with 60,000 tensors have half of that
 _MAX_FILE_BYTES = {
@@ -115,7 +123,8 @@ class ModelFolder:
         text = self.config.get("text_config") or self.config
         if not isinstance(text, dict):
             raise ModelLoadError(f"{self.path / 'config.json'}: text_config is not a JSON object")
-        stored = self._stored_dtype(text)
+        text = {**_LEFT_OUT.get(str(text.get("model_type")), {}), **text}
+        stored = self._stored_dtype()
         size_bytes = _BYTES.get(dtype or stored, 4)
         weights = self.weights_bytes(dtype)
         size = partial(self._size, text)
@@ -134,13 +143,14 @@ class ModelFolder:
         weights = sum(file.stat().st_size for file in self.path.glob("*.safetensors"))
         if dtype is None or self.is_mlx_quantized:
             return weights
-        text = self.config.get("text_config")
-        stored = self._stored_dtype(text if isinstance(text, dict) else self.config)
+        stored = self._stored_dtype()
         return weights * _BYTES.get(dtype, 4) // _BYTES.get(stored, 4)
 
-    @staticmethod
-    def _stored_dtype(text: Mapping[str, Any]) -> str:
-        return str(text.get("dtype", text.get("torch_dtype", "float32")))
+    def _stored_dtype(self) -> str:
+        """Return the data type that the text's configuration names, else the whole model's."""
+        parts = (_object(self.config.get("text_config")), self.config)
+        named = [part.get(key) for part in parts for key in ("dtype", "torch_dtype")]
+        return next((name for name in named if isinstance(name, str)), "float32")
 
     def _size(self, text: Mapping[str, Any], key: str, default: int | None = None) -> int:
         """Return a size of the configuration, checked before any arithmetic: Python multiplies strings, too."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -10,7 +9,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from enginehouse.contract.backend import ModelSource, Progress, Runner, RunnerCapabilities
 from enginehouse.contract.errors import ModelLoadError
@@ -30,8 +29,8 @@ from enginehouse_hf.attention import ATTENTION_NAME, KvMemory, Segment, Step, Un
 from enginehouse_hf.backend import HfOptions, no_model
 from enginehouse_hf.depth import exit_layers
 from enginehouse_hf.facts import ModelFacts
-from enginehouse_hf.images.families import FAMILIES, CannotRead
-from enginehouse_hf.images.reader import ImageReader, open_reader
+from enginehouse_hf.images.opening import ImageSupport, find_support
+from enginehouse_hf.images.reader import ImageReader
 from enginehouse_hf.packed import num_packed
 from enginehouse_hf.recurrent import Mixers
 from enginehouse_hf.runner import HfRunner, run_model
@@ -39,8 +38,6 @@ from enginehouse_hf.tokenizer import ModelFiles, load_text
 from enginehouse_hf.weights import load_weights, mapped_errors
 
 __all__ = ["find_files", "open_runner"]
-
-_log = logging.getLogger(__name__)
 
 _ATTENTION = frozenset({"full_attention", "sliding_attention"})
 _RECURRENT = frozenset({"linear_attention", "conv"})
@@ -62,10 +59,10 @@ def open_runner(source: ModelSource, options: HfOptions, progress: Progress) -> 
         torch.set_num_threads(options.threads)
     with mapped_errors(source):
         progress(0.0, "loading weights")
-        reads_images = _reads_images(files, options)
-        model = _load_model(files, options, reads_images)
+        images = find_support(files, options)
+        model = _load_model(files, options, images.reads_images)
         progress(0.8, "loading tokenizer")
-        runner = _build(files, model, options, progress, reads_images)
+        runner = _build(files, model, options, progress, images)
     progress(1.0, "ready")
     return runner
 
@@ -107,28 +104,7 @@ def _load_model(files: ModelFiles, options: HfOptions, reads_images: bool) -> An
     return model
 
 
-def _reads_images(files: ModelFiles, options: HfOptions) -> bool:
-    """True for a family whose images can be computed, on the CPU with plain weights.
-
-    Raises:
-        ModelLoadError: the model is of such a family, but transformers has no class for its text alone.
-    """
-    if files.gguf_file is not None:
-        return False
-    config = AutoConfig.from_pretrained(**files.arguments)
-    if config.model_type not in FAMILIES:
-        return False
-    if options.device == "cpu" and options.device_map is None and options.quantization is None:
-        return True
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise ModelLoadError(
-            f"{files.folder}: hf computes models of the type {config.model_type} on the CPU only, without device_map "
-            f'and quantization; set device = "cpu"'
-        )
-    return False
-
-
-def _build(files: ModelFiles, model: Any, options: HfOptions, progress: Progress, reads_images: bool) -> Runner:
+def _build(files: ModelFiles, model: Any, options: HfOptions, progress: Progress, images: ImageSupport) -> Runner:
     mixers = _find_mixers(files, model, options)
     facts, probed = _find_facts(model, mixers, served_context(model.config.to_dict(), options.context))
     text = load_text(files, model, facts.vocab_size)
@@ -139,6 +115,8 @@ def _build(files: ModelFiles, model: Any, options: HfOptions, progress: Progress
         "dtype": str(options.dtype),
         "device": options.device_map or options.device,
     }
+    reader, of_images = images.open(files, model, text)
+    metadata |= of_images
     info = ModelInfo(
         backend="hf",
         max_context=facts.max_context,
@@ -163,15 +141,9 @@ def _build(files: ModelFiles, model: Any, options: HfOptions, progress: Progress
         metadata |= {"layers": f"{opened.network.name}{graphs}", "attention": opened.attention}
         return CudaRunner(opened, capabilities, text, info, state_format=_state_format(metadata, facts, options))
     metadata["layers"] = "transformers layers, step by step"
-    state_format, reader = _state_format(metadata, facts, options), None
-    if reads_images:
-        try:
-            reader = open_reader(files, model, text)
-            metadata["images"] = type(reader.processor).__name__
-            state_format += f", images {reader.identity}"
-        except CannotRead as error:
-            _log.warning("hf: %s takes no images: %s", files.folder, error)
-            metadata["images"] = f"none: {error}"
+    state_format = _state_format(metadata, facts, options)
+    if reader is not None:
+        state_format += f", images {reader.identity}"
     capabilities = _capabilities(facts, options, () if facts.states else exit_layers(model), reader)
     memory = probed.resized(capabilities.max_sequences, facts.max_context)
     return HfRunner(

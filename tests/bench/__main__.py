@@ -38,6 +38,7 @@ _BENCHMARKS = {
     "beside": "bench.beside:measure_beside",
     "embeddings": "bench.embeddings:measure_embeddings",
     "adapters": "bench.adapters:measure_adapters",
+    "images": "bench.images:measure_images",
     "replicas": "bench.replicas:measure_replicas",
 }
 _SOAK = "soak"

@@ -1,8 +1,8 @@
 """Replicas on a Ray cluster of this machine, a head and two nodes: cached tokens, tokens per second, added latency.
 
 Cached tokens: 40 conversations begin with one of three prefixes, one after the other, in an order drawn once. They
-depend on how many prefixes a replica's cache holds, so there is a scenario for each number. Random numbers stand for
-power of two choices: no replica is ever busier than the other when a request comes.
+depend on how many prefixes a replica's cache holds and on how many replicas the two nodes have, so there is a scenario
+for each. Random numbers stand for power of two choices: no replica is ever busier than another when a request comes.
 
 Tokens per second: four streams of SmolLM2, one thread each side, by time and by CPU time of this process and all of its
 children, which are those of Ray as well. Added latency: streams of the fake backend; the time to the first event is the
@@ -37,6 +37,9 @@ from .record import Comparison, Key, Record
 __all__ = ["measure_replicas"]
 
 _NUM_CONVERSATIONS, _NUM_PREFIXES = 40, 3
+_SCENARIOS = [(2, 1), (2, 2), (2, 3), (4, 1), (4, 2)]
+"""Replicas on two nodes, and prefixes that the cache of each holds."""
+
 _PREFIX_WORDS, _QUESTION_WORDS = 300, 12
 _PREFIX_ROOM = 340
 """Tokens of a prefix, a question and an answer."""
@@ -88,7 +91,7 @@ class _Server:
 
 @contextlib.contextmanager
 def _cluster() -> Iterator[str]:
-    """A head and two nodes with room for a replica each; yields their address."""
+    """A head and two nodes with room for two replicas each; yields their address."""
     os.environ.update(_PATIENCE)
     from ray.cluster_utils import Cluster  # Ray reads the settings now
 
@@ -96,7 +99,7 @@ def _cluster() -> Iterator[str]:
     cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
         for _ in range(2):
-            cluster.add_node(num_cpus=1, resources={"place": 1}, object_store_memory=_STORE_BYTES)
+            cluster.add_node(num_cpus=1, resources={"place": 2}, object_store_memory=_STORE_BYTES)
         yield cluster.address
     finally:
         import ray
@@ -170,16 +173,17 @@ def _cpu_s() -> float:
 
 async def _prefixes(plan: Plan, console: Console, address: str, record: Record) -> None:
     num_conversations = 6 if plan.quick else _NUM_CONVERSATIONS
-    for room in (1, 2, 3):
+    for num_replicas, room in _SCENARIOS:
         options = {"threads": 1, "cache_tokens": round((room + 0.2) * _PREFIX_ROOM)}
         model = ModelSettings(source=str(plan.model_file), backend="llamacpp", context=384, slots=1, options=options)
+        scenario = _scenario(num_replicas, room)
         for subject in ("prefixes", "power of two choices"):
-            async with _serving(address, model, 2) as server:
+            async with _serving(address, model, num_replicas) as server:
                 if subject != "prefixes":
                     server.manager.get("m").engine.placement.choose = _at_random(1)  # type: ignore[attr-defined]
                 cached = await _cached_tokens(server, 1, num_conversations)
-            record.add(Key(_room(room), subject, "cached tokens"), cached)
-            console.print(f"{_room(room)}, {subject}: {cached} cached tokens")
+            record.add(Key(scenario, subject, "cached tokens"), cached)
+            console.print(f"{scenario}, {subject}: {cached} cached tokens")
 
 
 async def _pace(plan: Plan, console: Console, address: str, record: Record) -> None:
@@ -212,8 +216,8 @@ async def _latency(plan: Plan, console: Console, address: str, record: Record) -
                 console.print(f"round {number + 1}, {subject}: p{quantile} {value_ms:.2f} ms")
 
 
-def _room(number: int) -> str:
-    return f"{number} of {_NUM_PREFIXES} prefixes fit a replica"
+def _scenario(num_replicas: int, room: int) -> str:
+    return f"{num_replicas} replicas, {room} of {_NUM_PREFIXES} prefixes fit one"
 
 
 async def _measure(plan: Plan, console: Console, address: str, record: Record) -> None:
@@ -229,9 +233,10 @@ def measure_replicas(plan: Plan, console: Console) -> tuple[Record, list[Compari
         asyncio.run(_measure(plan, console, address, record))
     routing = [
         Comparison(
-            Key(_room(room), "prefixes", "cached tokens"), Key(_room(room), "power of two choices", "cached tokens")
+            Key(_scenario(*one), "prefixes", "cached tokens"),
+            Key(_scenario(*one), "power of two choices", "cached tokens"),
         )
-        for room in (1, 2, 3)
+        for one in _SCENARIOS
     ]
     pace = [
         Comparison(Key("4 streams", "one replica", metric), Key("4 streams", "local worker", metric), 0.95)

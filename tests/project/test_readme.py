@@ -100,9 +100,18 @@ def test_compiler_check_says_what_to_install(tmp_path: Path) -> None:
 
 
 def test_test_command_is_what_continuous_integration_runs() -> None:
+    """Its environments are the default ones, in two groups."""
     (command,) = [block.strip() for block in blocks("bash") if block.strip().endswith("tox")]
+    script = (ROOT / ".ci" / "run").read_text()
+    groups = re.findall(r"^tox .*-m (\w+)", script, flags=re.MULTILINE)
+    labels = {
+        name.strip(): envs
+        for name, _, envs in (line.partition("=") for line in tox_ini()["tox"]["labels"].splitlines())
+    }
+    run = [name.strip() for group in groups for name in labels[group].split(",")]
 
-    assert command in (ROOT / ".ci" / "run").read_text()
+    assert command == "pip install tox && tox"
+    assert sorted(run) == sorted(name.strip() for name in tox_ini()["tox"]["env_list"].split(","))
 
 
 def test_environments_named_in_the_documents_exist() -> None:

@@ -131,8 +131,8 @@ class SharedWorker:
         theirs, ours = (replace(one, plugins=evolve(one.plugins, folder="")) for one in (load, self._load))
         if different := [name for name in Load.__struct_fields__ if getattr(theirs, name) != getattr(ours, name)]:
             error = ModelLoadError(
-                f"The replicas were deployed with other settings of this model ({', '.join(different)}); run: "
-                "enginehouse deploy ray --config FILE"
+                f"the replicas were deployed with other settings of this model ({', '.join(different)}); deploy them "
+                "again with the configuration of this server"
             )
             link.refuse(LoadFailed(failure_of(error)))
             return

@@ -24,7 +24,7 @@ class CannotRead(Exception):
 
 @frozen(eq=False)
 class Tile:
-    """An image, or a part of a large one, with an embedding of its own; what ``MediaChunk.data`` is.
+    """An image, or a part of a large one, with an embedding of its own.
 
     Attributes:
         inputs: arguments of the model's ``get_image_features``.
@@ -77,10 +77,8 @@ def _idefics3(config: Any, processed: Mapping[str, Any]) -> Sequence[Part]:
     """Rows of tiles, then the whole image made small; a small image is one tile."""
     vision = config.vision_config
     num_tokens = (vision.image_size // vision.patch_size) ** 2 // config.scale_factor**2
-    pixels, masks = (
-        processed["pixel_values"],
-        processed["pixel_attention_mask"],
-    )  # (1, tiles, 3, H, W), (1, tiles, H, W)
+    pixels = processed["pixel_values"]  # (1, tiles, 3, H, W)
+    masks = processed["pixel_attention_mask"].bool()  # (1, tiles, H, W); an eighth of the library's int64
     rows, columns = int(processed["rows"][0][0]), int(processed["cols"][0][0])
     tiles = [
         Tile(

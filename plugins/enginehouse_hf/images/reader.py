@@ -7,23 +7,22 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from importlib.util import find_spec
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoImageProcessor
 
 from enginehouse.contract.errors import InvalidRequest, InvalidSpan, RunnerError
 from enginehouse.contract.media import DecodedImage, MediaChunk, MediaInput
 from enginehouse_backendkit.model_folder import describe_failure
-from enginehouse_hf.images.families import FAMILIES, CannotRead, Family, Tile
-from enginehouse_hf.tokenizer import ModelFiles, ModelText
+from enginehouse_hf.images.families import CannotRead, Family, Part, Tile
+from enginehouse_hf.images.tiles import PreparedImage, TilePlace, WaitingTiles
+from enginehouse_hf.tokenizer import ModelText
 
-__all__ = ["ImageReader", "open_reader"]
+__all__ = ["ImageReader"]
 
-_FILES = ("preprocessor_config.json", "processor_config.json")
 _MAX_ASPECT_RATIO = 200
 """Of the sides of an image: Qwen-VL's processor takes no more, and LLaVA's makes the shorter side a fixed number of
 pixels, whatever becomes of the longer one."""
@@ -52,6 +51,7 @@ class ImageReader:
     def __init__(self, model: Any, family: Family, processor: Any, text: ModelText) -> None:
         self._model, self._family, self.processor = model, family, processor
         self._tokenizer = text.tokenizer
+        self._tiles = WaitingTiles(partial(_tiles_of, self.processor, family, model.config))
         self._width = int(model.get_input_embeddings().weight.shape[1])
         self.sees_ahead = family.sees_ahead
         settings = hashlib.sha256(processor.to_json_string().encode()).hexdigest()
@@ -65,7 +65,7 @@ class ImageReader:
         probe = DecodedImage("", _PROBE_SIDE, _PROBE_SIDE, bytes(3 * _PROBE_SIDE**2))
         try:
             chunks = [part for part in self.prepare(probe) if isinstance(part, MediaChunk)]
-            for chunk in (chunks[0], chunks[-1]):
+            for chunk in dict.fromkeys((chunks[0], chunks[-1])):
                 self.encode(chunk)
         except Exception as error:
             raise CannotRead(f"a small image cannot be read: {describe_failure(error)}") from error
@@ -81,35 +81,40 @@ class ImageReader:
                 f"the image is {image.width} x {image.height}; no side may be over {_MAX_ASPECT_RATIO} times the other",
                 image.param or None,
             )
-        found = self._parts(image)
+        prepared = PreparedImage(image, self._family.settings)
+        found = self._runs(prepared)
         fewer = self._family.fewer_tokens
         if image.max_tokens is not None and fewer is not None and _num_tokens(found) > image.max_tokens:
             # The tokens around it count as well.
             others = _num_tokens(found) - sum(part.num_tokens for part in found if isinstance(part, MediaChunk))
-            found = self._parts(image, **fewer(self._model.config, self.processor, image.max_tokens - others))
+            settings = fewer(self._model.config, self.processor, image.max_tokens - others)
+            found = self._runs(PreparedImage(image, {**self._family.settings, **settings}))
         return found
 
-    def _parts(self, image: DecodedImage, **settings: Any) -> list[list[int] | MediaChunk]:
-        from PIL import Image  # noqa: PLC0415 - an optional library
-
-        picture = Image.frombytes("RGB", (image.width, image.height), image.rgb)
-        try:
-            processed = self.processor(picture, return_tensors="pt", **{**self._family.settings, **settings})
-        except ValueError as error:
-            raise InvalidRequest(f"the model cannot read the image: {error}", image.param or None) from error
+    def _runs(self, prepared: PreparedImage) -> list[list[int] | MediaChunk]:
+        parts = _parts_of(self.processor, self._family, self._model.config, prepared)
         runs: list[list[int] | MediaChunk] = [[]]
-        for part in self._family.parts(self._model.config, processed):
+        tiles: list[Tile] = []
+        for part in parts:
             if isinstance(part, Tile):
-                runs += [MediaChunk(num_tokens=part.num_tokens, num_positions=part.num_positions, data=part), []]
+                chunk = MediaChunk(
+                    num_tokens=part.num_tokens,
+                    num_positions=part.num_positions,
+                    data=TilePlace(prepared, len(tiles), part.num_tokens, part.grid),
+                    num_bytes=0 if tiles else len(prepared.image.rgb),
+                )
+                runs += [chunk, []]
+                tiles.append(part)
             else:
                 last = runs[-1]
                 assert isinstance(last, list)
                 last += [part] if isinstance(part, int) else self._tokenizer.encode(part, True)
+        self._tiles.keep(prepared, tiles)
         return [run for run in runs if run]
 
     def encode(self, chunk: MediaChunk) -> Tensor:
         """Return the embedding of a chunk, (num_tokens, hidden_size) in the model's dtype, on its device."""
-        tile, model = _tile(chunk), self._model
+        tile, model = self._tiles.take(_place(chunk)), self._model
         inputs = {
             name: tensor.to(model.device, model.dtype if tensor.is_floating_point() else None)
             for name, tensor in tile.inputs.items()
@@ -124,14 +129,14 @@ class ImageReader:
 
     def check(self, media: MediaInput) -> Tensor:
         """Return the embedding of a span's input. Raises InvalidSpan if it is not one of :meth:`encode`."""
-        embedding, shape = media.embedding, (_tile(media.chunk).num_tokens, self._width)
+        embedding, shape = media.embedding, (_place(media.chunk).num_tokens, self._width)
         if not isinstance(embedding, Tensor) or embedding.shape != shape or media.chunk.num_tokens != shape[0]:
             raise InvalidSpan(f"the embedding of a chunk must be a tensor of shape {shape}")
         return embedding
 
     def positions(self, chunk: MediaChunk, start: int) -> Tensor:
         """Positions of a chunk's tokens if its first one has ``start``: (n,), or (3, n) for time, row and column."""
-        grid = _tile(chunk).grid
+        grid = _place(chunk).grid
         if grid is None:
             return torch.arange(start, start + chunk.num_tokens)
         rows, columns = grid
@@ -140,28 +145,27 @@ class ImageReader:
         return torch.from_numpy(places + start)
 
 
-def _tile(chunk: MediaChunk) -> Tile:
-    if not isinstance(chunk.data, Tile):
+def _place(chunk: MediaChunk) -> TilePlace:
+    if not isinstance(chunk.data, TilePlace):
         raise InvalidSpan("the chunk was made by another runner")
     return chunk.data
 
 
+def _parts_of(processor: Any, family: Family, config: Any, prepared: PreparedImage) -> Sequence[Part]:
+    from PIL import Image  # noqa: PLC0415 - an optional library
+
+    image = prepared.image
+    pixels = Image.frombytes("RGB", (image.width, image.height), image.rgb)
+    try:
+        processed = processor(pixels, return_tensors="pt", **prepared.settings)
+    except ValueError as error:
+        raise InvalidRequest(f"the model cannot read the image: {error}", image.param or None) from error
+    return family.parts(config, processed)
+
+
+def _tiles_of(processor: Any, family: Family, config: Any, prepared: PreparedImage) -> Sequence[Tile]:
+    return [part for part in _parts_of(processor, family, config, prepared) if isinstance(part, Tile)]
+
+
 def _num_tokens(parts: Sequence[Sequence[int] | MediaChunk]) -> int:
     return sum(part.num_tokens if isinstance(part, MediaChunk) else len(part) for part in parts)
-
-
-def open_reader(files: ModelFiles, model: Any, text: ModelText) -> ImageReader:
-    """Return what reads images for a model of a known family.
-
-    Raises:
-        CannotRead: gives the reason.
-    """
-    if find_spec("PIL") is None:
-        raise CannotRead("Pillow is not installed; run: pip install 'enginehouse[images]'")
-    if not any((files.folder / name).is_file() for name in _FILES):
-        raise CannotRead(f"the folder has no {_FILES[0]}")
-    try:
-        processor = AutoImageProcessor.from_pretrained(**files.arguments)
-    except Exception as error:
-        raise CannotRead(f"transformers cannot make its image processor: {describe_failure(error)}") from error
-    return ImageReader(model, FAMILIES[model.config.model_type], processor, text)

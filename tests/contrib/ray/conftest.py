@@ -62,6 +62,12 @@ def nodes(cluster: Any) -> Iterator[list[Any]]:
             cluster.remove_node(node, allow_graceful=False)
 
 
+@pytest.fixture
+def add_node(cluster: Any, nodes: list[Any]) -> Callable[[], None]:
+    """Function that adds a further one of ``nodes``; blocks."""
+    return lambda: nodes.append(_add_place(cluster))
+
+
 @pytest.fixture(scope="module")
 def lasting_nodes(cluster: Any) -> Iterator[list[Any]]:
     """Two nodes for all tests of a module, each with room for one replica."""

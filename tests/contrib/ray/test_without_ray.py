@@ -53,3 +53,19 @@ def test_settings_are_refused_by_name(options: dict[str, object], named: str) ->
 
     with pytest.raises(ConfigError, match=named):
         plan_model("m", ModelSettings(source="fake", backend="ray", options={"inner": "fake", **options}), registry)
+
+
+def test_deploy_shows_the_server_behind_the_proxies_of_ray(tmp_path: Path) -> None:
+    config = _written(tmp_path, "[server]\nport = 8001\n" + _CONFIG)
+    done = CliRunner().invoke(deploy, ["--config", config, "--dry-run", "--http", "serve"])
+
+    assert json.loads(done.output)[1:] == [{"server": {"host": "127.0.0.1", "port": 8001}}]
+
+
+@pytest.mark.parametrize(("name", "value"), [("uds", '"s.sock"'), ("extra_ports", "[11434]"), ("port", "0")])
+def test_settings_that_proxies_of_ray_cannot_follow_are_refused(tmp_path: Path, name: str, value: str) -> None:
+    config = _written(tmp_path, f"[server]\n{name} = {value}\n{_CONFIG}")
+    done = CliRunner().invoke(deploy, ["--config", config, "--dry-run", "--http", "serve"])
+
+    assert isinstance(done.exception, ConfigError)
+    assert done.exception.path == f"server.{name}"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from enginehouse.contract.backend import ModelSource
+from enginehouse.contract.backend import MemoryEstimate, ModelSource
 from enginehouse.contract.errors import ModelLoadError
 from enginehouse_backendkit.model_folder import (
     DEFAULT_CONTEXT,
@@ -73,6 +73,16 @@ def test_estimate_reads_the_text_part_of_a_larger_model(tmp_path: Path) -> None:
     folder = _found(tmp_path / "model", {"text_config": {**_CONFIG, "head_dim": 16}})
 
     assert folder.estimate(0, None).kv_bytes_per_token == 2 * 3 * 2 * 16 * 2
+
+
+def test_estimate_of_text_parts_as_published(tmp_path: Path) -> None:
+    """Gemma 3 and LLaVA leave out sizes that are defaults, and name the data type once, for the whole model."""
+    gemma = {"model_type": "gemma3_text", "hidden_size": 2560, "num_hidden_layers": 34}
+    for number, (text, per_token) in enumerate(
+        [(gemma, 2 * 34 * 4 * 256 * 4), ({"model_type": "llama"}, 2 * 32 * 4096 * 4)]
+    ):
+        folder = _found(tmp_path / str(number), {"text_config": text, "torch_dtype": "bfloat16"})
+        assert folder.estimate(0, "float32") == MemoryEstimate(2000, per_token, 2000)
 
 
 def test_estimate_of_packed_weights_is_their_size(tmp_path: Path) -> None:

@@ -119,11 +119,11 @@ def test_h33_one_slot(scripted) -> None:
 
 @and_gemma("model_server", need_equal_text=True)
 def test_h34_prefix_cache_changes_only_speed(model_server: Server) -> None:
-    long = "The harbour lay quiet under the fog, and nobody spoke of the night before. " * 8
+    long = "The harbour lay quiet under the fog, and nobody spoke of the night before. " * 4
     salt = {"cache_salt": str(time.time_ns())}
 
     def ask(prompt: str) -> tuple[str, list[float], int, int]:
-        answer = model_server.complete(prompt=prompt, max_tokens=8, logprobs=0, **salt)
+        answer = model_server.complete(prompt=prompt, max_tokens=4, logprobs=0, **salt)
         choice, usage = answer["choices"][0], answer["usage"]
         cached = usage["prompt_tokens_details"]["cached_tokens"]
         return choice["text"], choice["logprobs"]["token_logprobs"], usage["prompt_tokens"], cached

@@ -27,6 +27,8 @@ from .client import Server, check_client_error
 pytestmark = pytest.mark.llamacpp
 
 CONTEXT = 1024
+NUM_LAYERS = 8
+"""The first ones of SmolLM2's 30: its text is of no use; memory and processes are as with all."""
 LONG = "The harbour lay quiet under the fog, and nobody spoke of the night before. " * 56  # nearly the whole context
 MB = 1024 * 1024
 
@@ -69,10 +71,11 @@ class Pair:
 
 
 @contextlib.contextmanager
-def started_pair(folder: Path, slots: int) -> Iterator[Pair]:
-    config = folder / "enginehouse.toml"
+def started_pair(folder: Path, slots: int, gguf: Path) -> Iterator[Pair]:
+    model, config = folder / "smollm2.gguf", folder / "enginehouse.toml"
+    model.symlink_to(gguf)  # its first layers are kept beside it
     config.write_text(
-        f'[models.m]\nsource = "starter"\nthreads = 1\n'
+        f"[models.m]\nsource = '{model}'\nthreads = 1\nnum_layers = {NUM_LAYERS}\n"
         f"slots = {slots}\ncontext = {CONTEXT}\ncache_tokens = {CONTEXT}\n",
         encoding="utf-8",
     )
@@ -85,8 +88,8 @@ def started_pair(folder: Path, slots: int) -> Iterator[Pair]:
 
 
 @pytest.fixture(scope="module")
-def one_slot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with started_pair(tmp_path_factory.mktemp("one"), slots=1) as pair:
+def one_slot(tmp_path_factory: pytest.TempPathFactory, smollm2_gguf: Path) -> Iterator[Pair]:
+    with started_pair(tmp_path_factory.mktemp("one"), 1, smollm2_gguf) as pair:
         yield pair
 
 
@@ -215,7 +218,7 @@ def test_killed_worker_is_a_pause_and_the_next_request_is_served(one_slot: Pair)
     assert one_slot.server.client.get("/health").status_code == 200
 
 
-def test_sigterm_during_four_streams_exits_with_0(tmp_path: Path) -> None:
+def test_sigterm_during_four_streams_exits_with_0(tmp_path: Path, smollm2_gguf: Path) -> None:
     ends: list[bytes] = []
 
     def read(connection: socket.socket) -> None:
@@ -225,7 +228,7 @@ def test_sigterm_during_four_streams_exits_with_0(tmp_path: Path) -> None:
         connection.close()
         ends.append(data)
 
-    with started_pair(tmp_path, slots=4) as pair:
+    with started_pair(tmp_path, 4, smollm2_gguf) as pair:
         connections = [pair.send(f"Story {number}:") for number in range(4)]
         for connection in connections:
             read_chunks(connection, 2)

@@ -24,7 +24,10 @@ BACKENDS = {
 """Further settings of the model on each backend."""
 
 _BY_NAME = {prompt.name: prompt for prompt in PROMPTS}
-FEW = [_BY_NAME[name] for name in ("edit 0", "chat 1", "json 2", "conversation 4")]
+FEW = [
+    *(_BY_NAME[name] for name in ("edit 0", "chat 1", "json 2")),
+    Prompt("conversation of two turns", _BY_NAME["conversation 4"].messages[:3]),
+]
 """The first one has a prediction. Core drafts for it, as it has measured no steps of the model yet."""
 
 Answers = dict[str, tuple[str, dict[str, Any]]]

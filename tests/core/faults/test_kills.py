@@ -37,6 +37,13 @@ def check_same(answer: Answer, expected: Answer) -> None:
 @pytest.fixture
 def server():
     """A new one for every test: the more often a worker dies, the longer the pause before the next one."""
+    with rig({"m": fake(prefix_cache=False)}) as running:
+        yield running
+
+
+@pytest.fixture
+def server_of_two():
+    """With a model that is not killed."""
     with rig({"other": fake(), "m": fake(prefix_cache=False)}) as running:
         yield running
 
@@ -54,23 +61,23 @@ def expected_beside():
 
 
 @pytest.fixture
-def beside(server, expected_beside):
+def beside(server_of_two, expected_beside):
     """A stream of another model that begins before the test and is checked after it."""
-    answer = server.ask(model="other", max_tokens=200)
+    answer = server_of_two.ask(model="other", max_tokens=200)
     answer.wait_chunks(1)
     yield
     check_same(answer, expected_beside)
 
 
 @pytest.mark.usefixtures("beside")
-def test_kill_while_it_decodes(server, expected, turn):
-    streamed, whole = server.ask(), server.ask(stream=False)
+def test_kill_while_it_decodes(server_of_two, expected, turn):
+    streamed, whole = server_of_two.ask(), server_of_two.ask(stream=False)
     streamed.wait_chunks(3 + turn)
-    server.kill()
+    server_of_two.kill()
 
     check_same(streamed, expected)
     check_same(whole, expected)
-    check_same(server.ask(), expected)
+    check_same(server_of_two.ask(), expected)
 
 
 def test_kill_while_it_prefills(expected_beside, turn):
@@ -90,14 +97,14 @@ def test_kill_while_it_prefills(expected_beside, turn):
 
 
 @pytest.mark.usefixtures("beside")
-def test_kill_while_requests_queue(server, expected, turn):
-    running = [server.ask("keep the slots busy", max_tokens=60) for _ in range(4)]
+def test_kill_while_requests_queue(server_of_two, expected, turn):
+    running = [server_of_two.ask("keep the slots busy", max_tokens=60) for _ in range(4)]
     for answer in running:
         answer.wait_chunks(1)
-    queued = [server.ask() for _ in range(3)]
+    queued = [server_of_two.ask() for _ in range(3)]
     for answer in queued:
         answer.wait_status()
-    server.kill()
+    server_of_two.kill()
 
     for answer in queued:
         check_same(answer, expected)
@@ -108,12 +115,12 @@ def test_kill_while_requests_queue(server, expected, turn):
 
 
 @pytest.mark.usefixtures("beside")
-def test_kill_while_it_is_idle(server, expected, turn):
-    server.kill()
+def test_kill_while_it_is_idle(server_of_two, expected, turn):
+    server_of_two.kill()
 
-    wait_until(lambda: len(server.workers()) == 1, "the next worker")
-    server.wait_ready()
-    check_same(server.ask(), expected)
+    wait_until(lambda: len(server_of_two.workers()) == 1, "the next worker")
+    server_of_two.wait_ready()
+    check_same(server_of_two.ask(), expected)
 
 
 def test_kill_while_it_loads(expected, turn):

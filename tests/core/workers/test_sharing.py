@@ -42,6 +42,6 @@ async def test_server_that_wants_other_settings_is_refused_and_is_never_told_tha
 
         hello, failed = await _answer(worker.link(), replace(_LOAD, engine=EngineSettings(slots=5)))
         assert isinstance(hello, Hello) and isinstance(failed, LoadFailed)
-        assert "other settings of this model (engine); run: enginehouse deploy ray" in str(failed.failure)
+        assert "other settings of this model (engine); deploy them again" in str(failed.failure)
     finally:
         await worker.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -95,24 +96,52 @@ def library_inputs(folder: Path, runner: Any, items: Sequence[Item]) -> dict[str
     return inputs | ({types: (ids == config.image_token_id).long()} if types else {})
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_text_is_that_of_generate(vision_model: Callable[[str], Path], family: str) -> None:
+def library_answers(folder: Path, runner: Any, prompts: Sequence[Sequence[Item]]) -> list[list[int]]:
+    """The first 16 tokens of transformers' ``generate`` for each prompt."""
     import torch
     from transformers import AutoModelForImageTextToText
 
-    folder = vision_model(family)
-    runner = open_model(folder, max_batch_tokens=6)  # divides images
     model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     model.generation_config.eos_token_id = None
-    text = runner.tokenizer.encode("The capital of France", False)
     found = []
-    for items in ([*text, SMALL, text[0]], [*text, WIDE, *text, TALL, *text], [SMALL, WIDE, text[1]]):
+    for items in prompts:
         inputs = library_inputs(folder, runner, items)
         whole = model.generate(**inputs, do_sample=False, max_new_tokens=16, pad_token_id=0)
-        expected = whole[0, inputs["input_ids"].shape[1] :].tolist()
-        found.append(answer(runner, items, 16))
-        assert found[-1] == expected
-    assert len({tuple(tokens) for tokens in found}) == 3
+        found.append(whole[0, inputs["input_ids"].shape[1] :].tolist())
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_text_is_that_of_generate(vision_model: Callable[[str], Path], family: str) -> None:
+    folder = vision_model(family)
+    runner = open_model(folder, max_batch_tokens=6)  # divides images
+    text = runner.tokenizer.encode("The capital of France", False)
+    prompts = [[*text, SMALL, text[0]], [*text, WIDE, *text, TALL, *text], [SMALL, WIDE, text[1]]]
+    expected = library_answers(folder, runner, prompts)
+
+    assert [answer(runner, items, 16) for items in prompts] == expected
+    assert len({tuple(tokens) for tokens in expected}) == 3
+    runner.close()
+
+
+def test_greedy_text_of_a_real_model_is_that_of_generate() -> None:
+    """A vision model from outside, with images of several sizes: docs/hf.md, Images."""
+    path = os.environ.get("ENGINEHOUSE_HF_VISION_MODEL")
+    if path is None:
+        pytest.skip("ENGINEHOUSE_HF_VISION_MODEL is not set to the folder of a model that reads images")
+    from PIL import Image, ImageDraw
+
+    drawn = []
+    for width, height in ((256, 256), (640, 200)):
+        picture = Image.new("RGB", (width, height), (240, 240, 240))
+        ImageDraw.Draw(picture).ellipse((40, 40, 160, 160), fill=(220, 20, 20))
+        drawn.append(DecodedImage(f"{width}", width, height, picture.tobytes()))
+    options = HfOptions(device="cpu", dtype="float32", slots=2)
+    runner = HfBackend().open(ModelSource(path, Path(path)), options, lambda _share, _what: None)
+    text = runner.tokenizer.encode("The picture shows", False)
+    prompts = [[drawn[0], *text], [*text, drawn[1], *text], [*drawn, *text]]
+
+    assert [answer(runner, items, 16) for items in prompts] == library_answers(Path(path), runner, prompts)
     runner.close()
 
 
@@ -200,8 +229,14 @@ def test_models_whose_images_would_be_wrong_take_text_only(vision_model: Callabl
 
 
 def test_models_that_need_the_cpu_are_refused_elsewhere(vision_model: Callable[[str], Path]) -> None:
-    with pytest.raises(ModelLoadError, match=r'llava on the CPU only.*set device = "cpu"'):
-        open_model(vision_model("llava"), quantization="torchao-int8")
+    """Gemma 3 has a class for text, and takes it only."""
+    with pytest.raises(ModelLoadError, match=r'llava only with device = "cpu".*not with device_map = "auto"'):
+        open_model(vision_model("llava"), device_map="auto")
+    runner = open_model(vision_model("gemma3"), device_map="auto")
+    assert runner.capabilities.media == ()
+    assert runner.info.metadata["images"].startswith('none: hf reads images only with device = "cpu"')
+    assert len(answer(runner, [5, 6, 7], 2)) == 2
+    runner.close()
 
 
 @pytest.mark.parametrize("family", FAMILIES)

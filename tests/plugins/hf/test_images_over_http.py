@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from enginehouse.settings.config import ModelSettings, Settings
 from enginehouse_testkit.fake_media import fake_image_file
 from enginehouse_testkit.served import served
+from enginehouse_testkit.waiting import wait_until
 
 pytest.importorskip("PIL")
 pytestmark = [pytest.mark.hf, pytest.mark.slow]  # starting a server takes 17 s
@@ -61,6 +63,18 @@ def ask(client: httpx.Client, *parts: dict[str, Any], max_tokens: int = 12) -> d
     return answer
 
 
+def counter(client: httpx.Client, name: str) -> float:
+    """A counter of the only model."""
+    values = [line.split()[-1] for line in client.get("/metrics").text.splitlines() if line.startswith(f"{name}{{")]
+    return float(values[0]) if values else 0.0
+
+
+def workers() -> list[psutil.Process]:
+    """The processes of this server that compute."""
+    children = psutil.Process().children(recursive=True)
+    return [child for child in children if "enginehouse.workers" in child.cmdline()]
+
+
 def said(response: dict[str, Any]) -> str:
     return str(response["choices"][0]["message"]["content"])
 
@@ -85,6 +99,31 @@ def test_chats_with_images(client: httpx.Client) -> None:
     counted = [one["usage"]["prompt_tokens_details"]["image_tokens"] for one in alone]
     assert counted == [_IMAGE_TOKENS * count for count in (1, 1, 1, 2)]
     assert all(one["usage"]["prompt_tokens_details"]["cached_tokens"] > _IMAGE_TOKENS for one in together)
+    # Reused are the image after other text, and the second one of the last prompt; the rest is a cached prefix.
+    names = ("enginehouse_encoded_images_total", "enginehouse_reused_images_total")
+    wait_until(lambda: [counter(client, name) for name in names] == [2, 2])
+
+
+def test_a_chat_with_an_image_outlives_its_worker(client: httpx.Client) -> None:
+    """Killed in the middle of its text: the next worker computes the image again, and the text goes on."""
+    parts = (text("see"), shown(3), text("what?"))
+    limits = {"max_tokens": 180, "temperature": 0, "ignore_eos": True, "logprobs": True}
+    body = {"model": "seeing", "messages": [{"role": "user", "content": list(parts)}], **limits}
+    whole = client.post("/v1/chat/completions", json=body).json()["choices"][0]["logprobs"]["content"]
+    found, is_killed = [], False
+    with client.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as response:
+        for line in response.iter_lines():
+            if line.startswith("data: {"):
+                (choice,) = json.loads(line[6:])["choices"]
+                found += (choice["logprobs"] or {}).get("content") or []
+                if len(found) >= 5 and not is_killed:
+                    is_killed = True
+                    (worker,) = workers()
+                    worker.kill()
+
+    assert is_killed
+    assert [token["token"] for token in found] == [token["token"] for token in whole]
+    assert [token["logprob"] for token in found] == pytest.approx([token["logprob"] for token in whole], abs=1e-3)
 
 
 def test_marks_around_an_image_come_once(client: httpx.Client) -> None:

@@ -102,9 +102,11 @@ def test_calls_of_every_format(format_name: str) -> None:
             )
 
 
-@pytest.mark.parametrize("opening", ["", "<think>", "<think>a", "<think>a</think>"])
-@pytest.mark.parametrize("is_open", [False, True])
-def test_reasoning(opening: str, is_open: bool) -> None:
+@pytest.mark.parametrize(
+    ("is_open", "opening"),
+    [(False, ""), (False, "<think>"), (False, "<think>a</think>"), (True, ""), (True, "a</think>")],
+)
+def test_reasoning(is_open: bool, opening: str) -> None:
     parsing = AnswerParsing(reasoning=THINK, reasoning_is_open=is_open, tool_format=FORMATS["hermes"], tools=TOOLS)
     for name, unit in UNITS.items():
         assert_near_linear(

@@ -15,7 +15,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, cast
 
 import uvicorn
@@ -130,35 +130,70 @@ async def serve(
     Raises:
         ConfigError: the settings of a model are invalid.
     """
+    async with _opened(settings, registry, on_progress, reread, hangup) as (app, state, starting):
+        server = _Server(app, settings)
+        further = listen_further(settings.server)
+        for opened in (listener, *further):
+            _log.info("listening on %s", url_of(opened, settings.server))
+        serving = asyncio.create_task(server.serve(sockets=[listener, *further]))
+        manager, exchanges = state.manager, state.exchanges
+        try:
+            is_failed = await _has_started(starting, stop) and await _until_stopped_or_failed(stop, manager, serving)
+            await _shut_down(server, serving, exchanges, app.settings.server.shutdown_s, hurry or asyncio.Event())
+        finally:
+            server.should_exit = server.force_exit = True
+            await asyncio.wait([serving], timeout=1.0)
+            for opened in further:
+                opened.close()
+    return 1 if is_failed else 0
+
+
+@contextlib.asynccontextmanager
+async def application(settings: Settings, registry: PluginRegistry) -> AsyncIterator[ASGIApp]:
+    """Run the server without a port, for an HTTP server of another project; yields the ASGI application.
+
+    Addresses, TLS, the size of a request's head and the time in which a request must arrive are that server's. It also
+    lets requests finish before the block ends: those that still run then are ended with an error.
+
+    Raises:
+        ConfigError: the settings of a model are invalid.
+    """
+    async with _opened(settings, registry) as (app, state, starting):
+        await starting
+        try:
+            yield app
+        finally:
+            state.exchanges.stopping = True
+            state.exchanges.end_all(_stopping())
+
+
+@contextlib.asynccontextmanager
+async def _opened(
+    settings: Settings,
+    registry: PluginRegistry,
+    on_progress: OnProgress | None = None,
+    reread: Reread | None = None,
+    hangup: asyncio.Event | None = None,
+) -> AsyncIterator[tuple[ConfigSnapshots, ApiState, asyncio.Future[Any]]]:
+    """Start everything but a port; yields the application, its state, and the start of the models."""
     state, renderer = _state(settings, registry, on_progress)
-    manager, exchanges, keys, listeners = state.manager, state.exchanges, state.keys, state.listeners
+    manager, keys, listeners = state.manager, state.keys, state.listeners
     app = ConfigSnapshots(state, renderer, reread)
     _warn_of_keys(keys, settings)
-    server = _Server(app, settings)
-    further = listen_further(settings.server)
-    for opened in (listener, *further):
-        _log.info("listening on %s", url_of(opened, settings.server))
-    serving = asyncio.create_task(server.serve(sockets=[listener, *further]))
     watching = asyncio.gather(
         keys.watch(), forward_model_events(manager, listeners), app.reload_on(hangup or asyncio.Event())
     )
     listeners.start(release())
     starting = asyncio.gather(renderer.start(), manager.start())
     try:
-        is_failed = await _has_started(starting, stop) and await _until_stopped_or_failed(stop, manager, serving)
-        await _shut_down(server, serving, exchanges, app.settings.server.shutdown_s, hurry or asyncio.Event())
+        yield app, state, starting
     finally:
         watching.cancel()
         starting.cancel()
-        server.should_exit = server.force_exit = True
         await asyncio.gather(watching, starting, return_exceptions=True)
         await asyncio.gather(manager.close(), renderer.close())
-        await asyncio.wait([serving], timeout=1.0)
-        for opened in further:
-            opened.close()
         await asyncio.to_thread(listeners.close)
         registry.end_threads()
-    return 1 if is_failed else 0
 
 
 def _state(settings: Settings, registry: PluginRegistry, on_progress: OnProgress | None) -> tuple[ApiState, Renderer]:
@@ -231,7 +266,7 @@ async def _shut_down(
     try:
         await asyncio.wait({serving, hurried}, timeout=finish_s, return_when=asyncio.FIRST_COMPLETED)
         if not serving.done():
-            exchanges.end_all(ServerStopping("The server is shutting down and had to end this request."))
+            exchanges.end_all(_stopping())
             told_s = (shutdown_s - finish_s) / 2
             await asyncio.wait({serving, hurried}, timeout=told_s, return_when=asyncio.FIRST_COMPLETED)
         if hurried.done():
@@ -241,6 +276,10 @@ async def _shut_down(
     for connection in list(server.server_state.connections):
         # A client that does not read its response would keep its connection, and the server, open indefinitely.
         connection.transport.abort()
+
+
+def _stopping() -> ServerStopping:
+    return ServerStopping("The server is shutting down and had to end this request.")
 
 
 def _uvicorn_config(app: ASGIApp, bounds: WireBounds) -> uvicorn.Config:

@@ -121,13 +121,20 @@ function leaveMemory() {
   for (const [id, chat] of inMemory) if (chat !== chats.open && !waiting.has(chat) && !isRunning(chat)) inMemory.delete(id);
 }
 
+const forgotten = new Set(); // ids; an answer that was stopped may still change its chat
+
+/** The answers of a chat that are being generated. */
+export function runningIn(id) {
+  return Object.values(inMemory.get(id)?.nodes ?? {}).filter((node) => node.isRunning);
+}
+
 const WRITE_AFTER_MS = 300;
 const waiting = new Map(); // chats that changed since they were written, with the time and the timer of the next write
 
 /** Keep a chat, soon, also while it goes on changing; a chat without messages is not kept. */
 export function keep(chat) {
   chat.changed = Date.now();
-  if (!chat.leaf) return;
+  if (!chat.leaf || forgotten.has(chat.id)) return;
   inMemory.set(chat.id, chat);
   const { id, title, changed } = chat;
   const listed = chats.list.find((one) => one.id === id);
@@ -159,6 +166,7 @@ function noteProblem(error) {
 }
 
 export async function forget(id) {
+  forgotten.add(id);
   chats.list = chats.list.filter((one) => one.id !== id);
   inMemory.delete(id);
   if (chats.open.id === id) chats.open = newChat(chats.open);

@@ -2,7 +2,7 @@
 import { html, nothing } from "../vendor/lit-html/lit-html.js";
 import { repeat } from "../vendor/lit-html/directives/repeat.js";
 import { live } from "../vendor/lit-html/directives/live.js";
-import { addNode, chats, forget, importChat, keep, newChat, openChat, pathTo, showBranch, showChat, siblings } from "../lib/chats.js";
+import { addNode, chats, forget, importChat, keep, newChat, openChat, pathTo, runningIn, showBranch, showChat, siblings } from "../lib/chats.js";
 import { DEMO_TOOLS, runDemo } from "../lib/demo_tools.js";
 import { answer, bodyOf, stop, stopAll, takes } from "../lib/generate.js";
 import { parsed, problemOfSchema, problemOfValue } from "../lib/json_schema.js";
@@ -333,7 +333,7 @@ function list(chat) {
   return html`<details class="chats"><summary>Chats (${chats.list.length})</summary>
     ${chats.list.length ? html`<ul>${repeat(chats.list, (one) => one.id, (one) => html`<li>
         <button type="button" class="quiet ${one.id === chat.id ? "is-open" : ""}" aria-current=${one.id === chat.id ? "true" : "false"} @click=${() => openChat(one.id)}>${one.title || "Untitled"}</button>
-        <button type="button" class="quiet small" aria-label="Delete the chat ${one.title}" @click=${() => forget(one.id)}>✕</button></li>`)}</ul>`
+        <button type="button" class="quiet small" aria-label="Delete the chat ${one.title}" @click=${() => { runningIn(one.id).forEach(stop); forget(one.id); }}>✕</button></li>`)}</ul>`
       : html`<p class="muted">Chats are kept in this browser only.</p>`}
     <div class="row">
       <button type="button" class="quiet small" ?disabled=${!chat.leaf} @click=${() => exportChat(chat)}>Export this chat</button>

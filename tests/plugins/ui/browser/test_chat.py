@@ -148,6 +148,19 @@ def test_stop_frees_the_slot(page: Page, server: ServerProcess) -> None:
     expect(page.get_by_text("Nothing is running")).to_be_visible()
 
 
+def test_a_chat_that_is_deleted_while_it_is_answered_ends_and_does_not_come_back(page: Page) -> None:
+    ask(page, "slowly")
+    expect(last_answer(page)).to_contain_text("word3")
+    page.get_by_text("Chats (1)").click()
+    page.get_by_role("button", name="Delete the chat slowly").click()
+
+    ask(page, "Hello")  # its slot is free
+    expect(finished(page)).to_contain_text("Hello there.")
+    expect(page.get_by_text("Chats (1)")).to_be_visible()
+    show(page, "requests")
+    expect(page.get_by_text("Nothing is running")).to_be_visible()
+
+
 def test_thinking_is_folded(page: Page) -> None:
     ask(page, "think")
 
