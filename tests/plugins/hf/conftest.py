@@ -30,7 +30,7 @@ _DELTA: dict[str, Any] = {
     "linear_num_value_heads": 4,
     "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
 }
-_MAMBA2: dict[str, Any] = {"mamba_d_state": 16, "mamba_n_groups": 2, "mamba_chunk_size": 8}
+_MAMBA2: dict[str, Any] = {"mamba_d_state": 16, "mamba_n_groups": 2, "mamba_chunk_size": 32}
 _GEMMA: dict[str, Any] = {
     **_SIZES,
     "head_dim": 16,
@@ -84,7 +84,7 @@ _CONFIGS: dict[str, dict[str, Any]] = {
         "head_dim": 16,
         "state_size": 16,
         "n_groups": 2,
-        "chunk_size": 8,
+        "chunk_size": 32,
     },
     "qwen3_next": {
         **_SIZES,
@@ -122,7 +122,7 @@ _CONFIGS: dict[str, dict[str, Any]] = {
         "mamba_head_dim": 16,
         "ssm_state_size": 16,
         "n_groups": 2,
-        "chunk_size": 8,
+        "chunk_size": 32,
         "num_hidden_layers": None,
         "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp", "linear_attention"],
         "n_routed_experts": 4,
@@ -134,7 +134,7 @@ _CONFIGS: dict[str, dict[str, Any]] = {
         "mamba_d_state": 16,
         "mamba_ngroups": 2,
         "n_mamba_heads": 8,
-        "chunk_size": 8,
+        "chunk_size": 32,
         "num_mem_blocks": 1,
         "layers_block_type": ["linear_attention", "hybrid"] * 2,
         "adapter_rank": 4,
