@@ -133,7 +133,7 @@ class HfRunner:
         self._table = SlotTable(capabilities, info.vocab_size)
         self._reader: Any = reader
         self._chunks: dict[int, Chunks] = {}
-        self._aborted = threading.Event()
+        self._aborted = threading.Event() if reader is None else reader.aborted
 
     def open_sequence(self) -> int:
         """Allocate a slot for a new, empty sequence."""
@@ -238,6 +238,8 @@ class HfRunner:
         """Return the embedding of a chunk, (num_tokens, hidden_size)."""
         try:
             embedding: torch.Tensor = self._reader.encode(chunk)
+        except ForwardAborted:
+            raise StepAborted({}) from None
         except RuntimeError as error:  # torch's base error, which includes out of memory
             raise EngineError(f"hf: an image could not be encoded: {error}") from error
         return embedding
@@ -352,7 +354,7 @@ class HfRunner:
             self._chunks.pop(sequence, None)
 
     def abort(self) -> None:
-        """Stop a running forward pass before its next layer."""
+        """Stop a running forward pass, or the encoding of an image, before its next layer."""
         self._aborted.set()
 
     def close(self) -> None:

@@ -9,11 +9,13 @@ from enginehouse.contract.errors import ModelLoadError
 from enginehouse_llamacpp.device_estimate import CPU, bytes_by_device
 from enginehouse_llamacpp.gguf import MAX_LAYERS, GgufHeader
 from enginehouse_llamacpp.options import LlamaCppOptions
-from enginehouse_llamacpp.projector_files import projector_kind, read_projector
+from enginehouse_llamacpp.projector_files import has_audio, has_vision, projector_kind, read_projector
+from enginehouse_llamacpp.recurrent import state_bytes_of_layers
 from enginehouse_llamacpp.sizes import choose_pooling_sizes, choose_sizes, short_pooling_sizes, type_bytes
 
 __all__ = ["estimate_memory", "estimate_pooler"]
 
+_AUDIO_POSITIONS = 1500
 _QWEN_PATCHES = 4 * 46 * 46
 """Of models that take images of any size. Source: ``set_warmup_n_tokens`` in clip.cpp of llama-cpp-python 0.3.36."""
 
@@ -46,7 +48,9 @@ def estimate_pooler(header: GgufHeader, options: LlamaCppOptions) -> MemoryEstim
 
 
 def estimate_memory(header: GgufHeader, options: LlamaCppOptions, projector: Path | None = None) -> MemoryEstimate:
-    """Bytes for weights, KV cache, and buffers for logits and intermediate values, and those of a projector.
+    """Bytes for weights, KV cache, states, and buffers for logits and intermediate values, and those of a projector.
+
+    The states of recurrent layers are those of all sequences, and the copies that are kept in the memory of the CPU.
 
     The KV cost of a token includes every layer's keys and values; sliding-window layers that keep only their window
     (``swa_full = false``) are counted in full too, so the estimate is an upper bound.
@@ -57,23 +61,32 @@ def estimate_memory(header: GgufHeader, options: LlamaCppOptions, projector: Pat
     num_layers = _num_layers(header)
     layer_bytes = _kv_bytes_of_layers(header, options, num_layers)
     kv_bytes = sum(layer_bytes)
-    sizes = choose_sizes(options, header.number("context_length"), header.vocab_size, options.batch_invariant)
+    states = state_bytes_of_layers(header, num_layers)
+    sizes = choose_sizes(
+        options, header.number("context_length"), header.vocab_size, options.batch_invariant, has_state=any(states)
+    )
+    cache_bytes = [
+        sizes.num_cells * one + sizes.num_sequence_ids * state for one, state in zip(layer_bytes, states, strict=False)
+    ]
     compute_bytes = 4 * sizes.chunk_tokens * header.vocab_size + _compute_bytes(header, num_layers, sizes.chunk_tokens)
-    logits_bytes = 4 * sizes.max_sequences * header.vocab_size
+    host_bytes = 4 * sizes.max_sequences * header.vocab_size + options.checkpoints * sum(states)  # logits and copies
     weights_bytes = header.file_bytes
-    by_device = bytes_by_device(header, options, [sizes.num_cells * one for one in layer_bytes], compute_bytes)
+    by_device = bytes_by_device(header, options, cache_bytes, compute_bytes)
     if by_device:
-        by_device[CPU] += logits_bytes
+        by_device[CPU] += host_bytes
     if projector is not None:
-        images = read_projector(projector)
-        weights_bytes += images.file_bytes
-        compute_bytes += _image_bytes(images)
+        media = read_projector(projector)
+        media_bytes = max(
+            _image_bytes(media) if has_vision(media) else 0, _audio_bytes(media) if has_audio(media) else 0
+        )
+        weights_bytes += media.file_bytes
+        compute_bytes += media_bytes
         if by_device:
-            by_device[CPU] += images.file_bytes + _image_bytes(images)
+            by_device[CPU] += media.file_bytes + media_bytes
     return MemoryEstimate(
         weights_bytes=weights_bytes,
         kv_bytes_per_token=kv_bytes,
-        total_bytes=weights_bytes + kv_bytes * sizes.num_cells + compute_bytes + logits_bytes,
+        total_bytes=weights_bytes + sum(cache_bytes) + compute_bytes + host_bytes,
         by_device=by_device,
     )
 
@@ -86,6 +99,13 @@ def _image_bytes(header: GgufHeader) -> int:
     mask_bytes = 4 * num_patches**2 if header.number("vision.n_wa_pattern") else 0
     width, inner = header.number("vision.embedding_length"), header.number("vision.feed_forward_length")
     return mask_bytes + 4 * num_patches * (8 * width + 2 * inner)
+
+
+def _audio_bytes(header: GgufHeader) -> int:
+    """Bytes of the intermediate values of half a minute of a recording, by encoders of Whisper's kind."""
+    width, inner = header.number("audio.embedding_length"), header.number("audio.feed_forward_length")
+    num_scores = header.number("audio.attention.head_count") * _AUDIO_POSITIONS
+    return 4 * _AUDIO_POSITIONS * (8 * width + 2 * inner + num_scores)
 
 
 def _num_layers(header: GgufHeader) -> int:

@@ -76,7 +76,7 @@ def open_runner(
 def _open_projector(
     library: Library, model: _Model, path: Path, options: LlamaCppOptions, progress: Progress
 ) -> Projector:
-    sizes = choose_sizes(options, model.trained_context, model.tokenizer.vocab_size, options.batch_invariant)
+    sizes = model.choose_sizes(options, options.batch_invariant)
     progress(_WEIGHTS_SHARE, f"loading the projector {path.name}")  # if llama.cpp ends the process, this is known
     return Projector(
         library,
@@ -137,6 +137,11 @@ class _Model:
             bindings.llama_model_n_swa(address),
             bindings.llama_model_is_recurrent(address) or bindings.llama_model_is_hybrid(address),
         )
+
+    def choose_sizes(self, options: LlamaCppOptions, keeps_order: bool) -> CacheSizes:
+        """Choose the sizes of its context."""
+        vocab_size = self.tokenizer.vocab_size
+        return choose_sizes(options, self.trained_context, vocab_size, keeps_order, has_state=self.is_recurrent)
 
 
 def _read_tokenizer(bindings: Bindings, address: int) -> LlamaCppTokenizer:
@@ -238,7 +243,7 @@ def _build(
     library: Library, model: _Model, options: LlamaCppOptions, projector: Projector | None, *, keeps_order: bool
 ) -> LlamaCppRunner:
     bindings, tokenizer = library.bindings, model.tokenizer
-    sizes = choose_sizes(options, model.trained_context, tokenizer.vocab_size, keeps_order)
+    sizes = model.choose_sizes(options, keeps_order)
     threads = _thread_chooser(options)
     context = Context(library, model.address, options, sizes, threads.max_threads)
     memory = SequenceMemory(bindings, context.address, model.window_tokens, model.is_recurrent)
@@ -250,7 +255,13 @@ def _build(
         info=describe_model(bindings, model.address, tokenizer, sizes.max_context),
         context=context,
         sequences=SequenceTable(
-            memory, cells, sizes.max_sequences, sizes.cache_tokens, keeps_order, state_format=state_format
+            memory,
+            cells,
+            sizes.max_sequences,
+            sizes.cache_tokens,
+            keeps_order,
+            state_format=state_format,
+            max_checkpoints=options.checkpoints,
         ),
         adapters=Adapters(library, model.address, context.address),
         projector=projector,
@@ -271,13 +282,13 @@ def _capabilities(
         max_batch_tokens=sizes.batch_tokens,
         max_context=sizes.max_context,
         cache_tokens=sizes.cache_tokens,
-        truncate="none" if model.is_recurrent else "bounded" if model.window_tokens else "any",
+        truncate="checkpoint" if model.is_recurrent else "bounded" if model.window_tokens else "any",
         fork="share",
         batch_invariant=False,
         abort=not uses_gpu,
         states=True,
         adapters="per_pass",
-        media=("image",) if projector is not None else (),
+        media=projector.kinds if projector is not None else (),
     )
 
 

@@ -55,7 +55,8 @@ class LlamaCppOptions:
         slots: number of sequences that decode concurrently.
         cache_tokens: KV positions over all sequences, both running and cached for reuse; None is the larger of
             ``context`` and 4096. Positions of other sequences slow down every token slightly, so larger is not faster.
-        max_sequences: number of sequences that may hold KV positions; None is ``slots`` plus up to 56 cached prefixes.
+        max_sequences: number of sequences that may hold KV positions; None is ``slots`` plus up to 56 cached prefixes,
+            or as many again as ``slots`` if sequences carry a recurrent state.
             Of a pooling model: texts per pass, None is 128.
         n_gpu_layers: layers on the GPU if this build supports one; -1 is all.
         split_mode: how weights are divided between several devices: whole layers (``layer``), rows of matrices
@@ -80,6 +81,8 @@ class LlamaCppOptions:
         type_k: data type of the keys in the KV cache.
         type_v: data type of the values; quantised types need flash attention. None is f16, or bf16 if batch invariance
             needs a type other than that of the keys.
+        checkpoints: copies of the states of sequences that are kept, of models with recurrent layers; the least
+            recently used ones are dropped first. Each takes as much memory as the state of a sequence.
         use_mmap: map the file instead of reading it.
         use_mlock: prevent the weights from being swapped out.
         extra_buffers: repack weights for faster CPU kernels. None is yes, except in builds with AMX kernels: some
@@ -128,6 +131,7 @@ class LlamaCppOptions:
     batch_invariant: bool = True
     type_k: KvType = "f16"
     type_v: KvType | None = None
+    checkpoints: int = field(default=32, validator=[validators.ge(0), validators.le(4096)])
     use_mmap: bool = True
     use_mlock: bool = False
     extra_buffers: bool | None = None

@@ -12,6 +12,9 @@ sequence, the *discard sequence*, until the live cells are compacted.
 cached ones made SmolLM2's steps a fifth slower. Therefore compaction also copies sequences that no recent pass used out
 of the cache. They are copied back on use, at a hundredth of the cost of recomputing them.
 
+**Checkpoints.** A recurrent state has only its newest position, so copies of it are kept where the engine asks. To go
+back to one, the state is restored first; then llama.cpp removes later positions of the other layers.
+
 **Images.** All lengths here are in tokens; llama.cpp's memory takes positions
 (:mod:`enginehouse_backendkit.media_chunks`).
 """
@@ -21,12 +24,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from enginehouse.contract.errors import CacheFull, InvalidSpan, RunnerError, StateRefused
+from enginehouse_backendkit.checkpoints import Checkpoints
 from enginehouse_backendkit.media_chunks import ChunkPlace, Chunks
 from enginehouse_backendkit.saved_states import HEAD_BYTES, check_head, state_body, write_head
 from enginehouse_llamacpp.cells import CellMap, HeldCells, SwappedOut
 from enginehouse_llamacpp.compaction import Compactor
-from enginehouse_llamacpp.memory import SequenceMemory
-from enginehouse_llamacpp.states import num_checked_bytes, state_array
+from enginehouse_llamacpp.memory import SequenceMemory, State
+from enginehouse_llamacpp.states import num_checked_bytes, pack_checkpoints, state_array, unpack_checkpoints
 
 __all__ = ["NUM_OWN_SEQUENCES", "SequenceTable"]
 
@@ -50,6 +54,7 @@ class SequenceTable:
         max_tokens: positions that all sequences may hold together; with ``keeps_order`` fewer than there are cells.
         keeps_order: see the module docstring.
         state_format: identifies what saved sequences depend on besides the model.
+        max_checkpoints: maximum number of checkpoints of all sequences.
     """
 
     def __init__(
@@ -61,11 +66,13 @@ class SequenceTable:
         keeps_order: bool,
         *,
         state_format: str,
+        max_checkpoints: int = 0,
     ) -> None:
         self._memory, self._cells = memory, cells
         self._max_tokens, self._keeps_order = max_tokens, keeps_order
         self._state_format = state_format
         self._free_list, self._mover = max_sequences, max_sequences + 1
+        self._checkpoints = Checkpoints[State](max_checkpoints)  # all have the same size, so they are counted
         self._compactor = Compactor(memory, cells)
         self._free = list(range(max_sequences - 1, -1, -1))
         self._open: dict[int, HeldCells] = {}
@@ -95,6 +102,7 @@ class SequenceTable:
     def free(self, sequence: int) -> None:
         """Free a sequence."""
         self._drop(sequence, self.held(sequence), 0)
+        self._checkpoints.free(sequence)
         del self._open[sequence]
         self._free.append(sequence)
 
@@ -110,20 +118,35 @@ class SequenceTable:
         if length < held.num_tokens:
             if length > held.length:
                 self._wake(sequence, held)
+            self._go_back(sequence, sequence, length)
             self._drop(sequence, held, length)
         return held.num_tokens
+
+    def keep_checkpoint(self, sequence: int) -> None:
+        """Keep a copy of the state of a sequence; see :class:`enginehouse.contract.checkpoints.CheckpointKeeper`."""
+        length = self.held(sequence).num_tokens
+        if length and not self._checkpoints.has(sequence, length):
+            self._checkpoints.keep(sequence, length, self._memory.save_state(sequence), 1)
+
+    def _go_back(self, source: int, target: int, length: int) -> None:
+        """Restore the state that ``source`` had at ``length``, or none at 0, into ``target``, which may be the same."""
+        if self._memory.is_recurrent:
+            if length:
+                self._memory.restore_state(target, self._checkpoints.state(source, length))
+            self._checkpoints.cut(target, length)
 
     def kept_length(self, sequence: int, length: int) -> int:
         """Length that :meth:`truncate` and :meth:`fork` would keep of ``length`` tokens; changes nothing.
 
-        It is ``length``, or the beginning of the image that it is in, or 0 if the memory cannot be cut.
+        It is ``length``, or the beginning of the image that it is in, or if the memory cannot be cut, the length of the
+        last checkpoint, or 0.
         """
         held = self.held(sequence)
         num_tokens = held.num_tokens
         length = held.chunks.whole(min(max(length, 0), num_tokens))
         if length in (0, num_tokens) or self._memory.can_cut(sequence, held.chunks.position(length)):
             return length
-        return 0
+        return self._checkpoints.last_length(sequence, length)
 
     def fork(self, source: int, length: int) -> tuple[int, int]:
         """Create a sequence that shares the first tokens of ``source``; return it and the number of shared tokens."""
@@ -136,6 +159,9 @@ class SequenceTable:
             self._memory.share(source, target, 0, held.chunks.position(length))
             self._open[target] = self._cells.share(held, length)
             self._open[target].last_pass = self._num_passes
+            self._checkpoints.share(source, target, length)
+            if length < held.num_tokens:
+                self._go_back(source, target, length)
         return target, length
 
     def save(self, sequence: int) -> memoryview:
@@ -145,17 +171,23 @@ class SequenceTable:
             self._wake(sequence, held)
         if not held.length:
             raise InvalidSpan(f"sequence {sequence} holds nothing that could be saved")
-        chunks = held.chunks.to_bytes()
-        begin = HEAD_BYTES + len(chunks)
+        more = held.chunks.to_bytes()
+        if self._memory.is_recurrent:
+            more += pack_checkpoints(self._checkpoints.all(sequence))
+        begin = HEAD_BYTES + len(more)
         data = memoryview(self._memory.save(sequence, begin)).cast("B")
-        data[HEAD_BYTES:begin] = chunks
-        write_head(data, self._state_format, held.length, num_checked=len(chunks) + num_checked_bytes(held.length))
+        data[HEAD_BYTES:begin] = more
+        write_head(data, self._state_format, held.length, num_checked=len(more) + num_checked_bytes(held.length))
         return data
 
     def load(self, data: memoryview) -> int:
         """Create a sequence from saved data; see :class:`enginehouse.contract.backend.StateKeeper`."""
         num_tokens = check_head(data, self._state_format)
-        chunks, num_chunk_bytes = Chunks.from_bytes(state_body(data), num_tokens)
+        chunks, num_more_bytes = Chunks.from_bytes(state_body(data), num_tokens)
+        checkpoints: Sequence[tuple[int, State]] = ()
+        if self._memory.is_recurrent:
+            checkpoints, num_bytes = unpack_checkpoints(state_body(data)[num_more_bytes:])
+            num_more_bytes += num_bytes
         if num_tokens > self.num_free_tokens:
             raise CacheFull(num_tokens, self.num_free_tokens)
         sequence = self.open()
@@ -163,7 +195,7 @@ class SequenceTable:
         self._make_room(num_tokens)
         held.append(self._cells.allocate(num_tokens, chunk_tokens=num_tokens))
         try:
-            self._memory.restore(sequence, state_array(data, HEAD_BYTES + num_chunk_bytes))
+            self._memory.restore(sequence, state_array(data, HEAD_BYTES + num_more_bytes))
             held.chunks = chunks
             if chunks.num_tokens(self._memory.next_position(sequence)) != num_tokens:
                 raise RunnerError("its number of tokens differs from the one in its header")
@@ -172,6 +204,8 @@ class SequenceTable:
             self._empty(held, 0)
             self.free(sequence)
             raise StateRefused(error.message) from error
+        for length, state in checkpoints:
+            self._checkpoints.keep(sequence, length, state, 1)
         return sequence
 
     def append(self, sequences: Sequence[int], counts: Sequence[int]) -> int:
@@ -223,14 +257,15 @@ class SequenceTable:
     def drop_chunk(self, sequence: int) -> None:
         """Undo :meth:`append_chunk` after llama.cpp has placed all of the image, a part or nothing.
 
-        A memory that cannot be cut there loses the whole sequence.
+        A memory that cannot be cut there goes back to a checkpoint, or loses the whole sequence.
         """
         held = self._open[sequence]
         start = held.chunks.places[-1].start
         position = held.chunks.position(start)
         if self._memory.next_position(sequence) > position and not self._memory.can_cut(sequence, position):
-            start = position = 0
-        self._memory.remove(sequence, position)
+            start = self._checkpoints.last_length(sequence, start)
+            self._go_back(sequence, sequence, start)
+        self._memory.remove(sequence, held.chunks.position(start))
         self._empty(held, start)
 
     def take_back(self, sequences: Iterable[int], lengths: Iterable[int], head: int) -> None:
@@ -239,10 +274,19 @@ class SequenceTable:
             self._empty(self._open[sequence], length)
         self._cells.head = head
 
-    def resynchronise(self, sequences: Sequence[int]) -> dict[int, int]:
-        """Update lengths from llama.cpp after a batch of ``sequences`` ended early; return them."""
-        for sequence in sequences:
+    def resynchronise(self, sequences: Sequence[int], starts: Sequence[int]) -> dict[int, int]:
+        """Update lengths from llama.cpp after a batch of ``sequences`` ended early; return them.
+
+        A recurrent state may then be that of any token of the batch: the sequence goes back to before its ``starts``.
+        """
+        for sequence, start in zip(sequences, starts, strict=True):
             held = self._open[sequence]
+            if self._memory.is_recurrent and held.length > start:
+                kept = self._checkpoints.last_length(sequence, start)
+                self._go_back(sequence, sequence, kept)
+                self._memory.remove(sequence, held.chunks.position(kept))
+                self._empty(held, kept)
+                continue
             num_tokens = held.chunks.num_tokens(self._memory.next_position(sequence))
             self._empty(held, min(num_tokens, held.length))
         return {sequence: self._open[sequence].length for sequence in sequences}

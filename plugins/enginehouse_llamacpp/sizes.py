@@ -70,12 +70,19 @@ class CacheSizes:
     type_v: int
 
 
-def choose_sizes(options: LlamaCppOptions, trained_context: int, vocab_size: int, keeps_order: bool) -> CacheSizes:
-    """Choose the sizes for a model; ``trained_context`` is 0 if unknown."""
+def choose_sizes(
+    options: LlamaCppOptions, trained_context: int, vocab_size: int, keeps_order: bool, *, has_state: bool = False
+) -> CacheSizes:
+    """Choose the sizes for a model.
+
+    Args:
+        trained_context: 0 if unknown.
+        has_state: llama.cpp allocates a recurrent state for each sequence, used or not, so fewer are kept.
+    """
     context = options.context or min(trained_context or _DEFAULT_CONTEXT, _DEFAULT_CONTEXT)
     cache_tokens = options.cache_tokens or max(context, _DEFAULT_CONTEXT)
     rows = max(_LOGITS_BYTES // (4 * max(vocab_size, 1)), 1)
-    kept = min(_KEPT_SEQUENCES, max(rows - options.slots, options.slots))
+    kept = min(_KEPT_SEQUENCES, options.slots if has_state else max(rows - options.slots, options.slots))
     max_sequences = options.max_sequences or min(options.slots + kept, _MAX_SEQUENCES)
     num_sequence_ids = max_sequences + (NUM_OWN_SEQUENCES if keeps_order else 0)
     batch_tokens = max(min(options.n_batch, cache_tokens), num_sequence_ids)

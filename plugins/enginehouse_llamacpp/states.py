@@ -1,4 +1,4 @@
-"""Saved sequences of llamacpp: amount of llama.cpp's data that is checked, and access to the data.
+"""Saved sequences of llamacpp: amount of llama.cpp's data that is checked, access to the data, and checkpoints.
 
 llama.cpp refuses most invalid data by itself, but terminates the process on inconsistent positions. These are at the
 beginning of its data, so the header has a checksum of that part; any values are valid for the keys and values after it.
@@ -7,8 +7,17 @@ beginning of its data, so the header has a checksum of that part; any values are
 from __future__ import annotations
 
 import ctypes
+import struct
+from collections.abc import Sequence
 
-__all__ = ["num_checked_bytes", "state_array"]
+from enginehouse.contract.errors import StateRefused
+from enginehouse_llamacpp.memory import State
+
+__all__ = ["num_checked_bytes", "pack_checkpoints", "state_array", "unpack_checkpoints"]
+
+_COUNT, _ENTRY = struct.Struct("<I"), struct.Struct("<IQ")
+_NUM_SAVED = 4
+"""Checkpoints that are saved with a sequence, the last ones: a state may be as large as thousands of tokens."""
 
 _FIRST_BYTES = 64
 _CELL_BYTES = 32
@@ -20,9 +29,34 @@ def num_checked_bytes(num_tokens: int) -> int:
     return _FIRST_BYTES + _CELL_BYTES * num_tokens
 
 
-def state_array(data: memoryview, begin: int) -> ctypes.Array[ctypes.c_uint8]:
+def state_array(data: memoryview, begin: int) -> State:
     """Return llama.cpp's data, from the byte ``begin`` on; copied only if it is read-only."""
     num_bytes = data.nbytes - begin
     if data.readonly:
         return (ctypes.c_uint8 * num_bytes).from_buffer_copy(data, begin)
     return (ctypes.c_uint8 * num_bytes).from_buffer(data, begin)
+
+
+def pack_checkpoints(checkpoints: Sequence[tuple[int, State]]) -> bytes:
+    """Return the last checkpoints, each with its length, as bytes."""
+    saved = checkpoints[-_NUM_SAVED:]
+    parts = [_COUNT.pack(len(saved))]
+    for length, state in saved:
+        parts += _ENTRY.pack(length, len(state)), bytes(state)
+    return b"".join(parts)
+
+
+def unpack_checkpoints(data: memoryview) -> tuple[list[tuple[int, State]], int]:
+    """Return the checkpoints at the beginning of ``data``, and their size in bytes. Raises StateRefused if damaged."""
+    found: list[tuple[int, State]] = []
+    try:
+        (num_saved,) = _COUNT.unpack_from(data)
+        start = _COUNT.size
+        for _ in range(num_saved):
+            length, num_bytes = _ENTRY.unpack_from(data, start)
+            start += _ENTRY.size
+            found.append((length, (ctypes.c_uint8 * num_bytes).from_buffer_copy(data, start)))
+            start += num_bytes
+    except (struct.error, ValueError) as error:
+        raise StateRefused("its checkpoints are damaged") from error
+    return found, start

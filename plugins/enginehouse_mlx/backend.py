@@ -26,6 +26,7 @@ class MlxOptions:
         slots: number of sequences that decode concurrently. As many finished ones are kept for prefix reuse.
         max_batch_tokens: maximum tokens per forward pass; bounds the memory of a prefill.
         dtype: data type of weights and KV; None keeps that of the files.
+        checkpoints: number of states of recurrent layers that are kept to go back to, over all sequences.
         draws: where tokens are sampled: MLX, one step ahead, or core. None is MLX on a GPU and core elsewhere.
     """
 
@@ -33,6 +34,7 @@ class MlxOptions:
     slots: int = field(default=8, validator=validators.ge(1))
     max_batch_tokens: int = field(default=2048, validator=validators.ge(1))
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    checkpoints: int = field(default=32, validator=validators.ge(0))
     draws: Literal["mlx", "core"] | None = None
 
 
@@ -69,7 +71,11 @@ class MlxBackend:
         folder = ModelFolder.find(source)
         if folder is None:
             raise ModelLoadError(f"{source.text}: {no_folder(source)}")
-        return folder.estimate(options.slots * (options.context or DEFAULT_CONTEXT), options.dtype)
+        tokens, num_states = (
+            options.slots * (options.context or DEFAULT_CONTEXT),
+            2 * options.slots + options.checkpoints,
+        )
+        return folder.estimate(tokens, options.dtype, num_states)
 
     def open(self, source: ModelSource, options: MlxOptions, progress: Progress) -> Runner:
         """Load the model on this thread; see :func:`enginehouse_mlx.loader.open_runner`."""

@@ -2,8 +2,9 @@
 
 An mlx-lm layer requests three things from its cache: the position offset of the new tokens, all keys and values after
 appending the new ones, and the attention mask. :class:`LayerCache` provides them for the sequences of the current
-:class:`Batch`, so that any set of slots can share a forward pass, and a sequence can be cut or copied at any length,
-including sliding-window layers (they keep every position and mask those outside the window).
+batch, so that any set of slots can share a forward pass, and a sequence can be cut or copied at any length, including
+sliding-window layers (they keep every position and mask those outside the window). Recurrent layers get states instead,
+see ``recurrent.py``.
 
 Source: the attributes that mlx-lm's models use of its ``BatchKVCache`` (mlx_lm/models/cache.py);
 the memory layout and the masks are ours.
@@ -11,55 +12,20 @@ the memory layout and the masks are ours.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
-from attrs import frozen
-from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache, make_prompt_cache
 
 from enginehouse.contract.errors import ModelLoadError
+from enginehouse_mlx.batch import Batch
+from enginehouse_mlx.recurrent import Form, StateCache
 
-__all__ = ["Batch", "LayerCache", "SlotMemory"]
+__all__ = ["LayerCache", "SlotMemory"]
 
 _GROWTH_TOKENS = 256
-
-
-@frozen(slots=False)
-class Batch:
-    """Spans of equal length in one forward pass: ``num_tokens`` new tokens of each slot from its start on.
-
-    Attributes:
-        reach: minimum number of positions that the pass attends to, even if its sequences are shorter, as in the masks
-            made for it.
-    """
-
-    slots: tuple[int, ...]
-    starts: tuple[int, ...]
-    num_tokens: int
-    reach: int = 0
-
-    @property
-    def max_length(self) -> int:
-        """Number of positions that the pass attends to: the longest sequence length after it, or its reach."""
-        return max(max(self.starts) + self.num_tokens, self.reach)
-
-    def narrowed(self, rows: Sequence[int]) -> Batch:
-        """Return a batch of some of the sequences, for masks of all of them."""
-        slots, starts = (tuple(numbers[row] for row in rows) for numbers in (self.slots, self.starts))
-        return Batch(slots, starts, self.num_tokens, self.max_length)
-
-    @cached_property
-    def offset(self) -> int | mx.array:
-        """Position of the first new token: an int, or (B,) int32 for several sequences."""
-        return self.starts[0] if len(self.starts) == 1 else mx.array(self.starts, mx.int32)
-
-    @cached_property
-    def columns(self) -> tuple[mx.array, mx.array]:
-        """Slots (B, 1) and positions (B, N) of the new tokens."""
-        starts = mx.array(self.starts, mx.int32)[:, None]
-        return mx.array(self.slots, mx.int32)[:, None], starts + mx.arange(self.num_tokens, dtype=mx.int32)
 
 
 class LayerCache:
@@ -144,21 +110,45 @@ class LayerCache:
 
 
 class SlotMemory:
-    """The caches of all layers."""
+    """The caches of all layers.
+
+    Attributes:
+        caches: what the model is called with, in the order of its own caches.
+        layers: the caches of keys and values among them.
+        states: the caches of recurrent layers.
+    """
 
     def __init__(self, model: Any) -> None:
         """Create a cache for each layer of an mlx-lm model.
 
         Raises:
-            ModelLoadError: the model needs a cache other than keys and values (state-space layers and the like).
+            ModelLoadError: the model needs a cache other than keys and values or states.
         """
-        self.layers = [LayerCache(_window(cache)) for cache in make_prompt_cache(model)]
+        self.layers: list[LayerCache] = []
+        self.states: list[StateCache] = []
+        self.caches = [self._make(cache) for cache in make_prompt_cache(model)]
 
-    def begin(self, batch: Batch) -> list[LayerCache]:
+    def begin(self, batch: Batch) -> list[Any]:
         """Return the caches to call the model with for this batch."""
         for layer in self.layers:
             layer.batch = batch
-        return self.layers
+        for states in self.states:
+            states.begin(batch)
+        return self.caches
+
+    @contextmanager
+    def one_pass(self) -> Iterator[None]:
+        """If the code inside fails, the states of recurrent layers are restored.
+
+        Keys and values need not be: new ones are beyond the lengths of all sequences.
+        """
+        undo = [states.begin_pass() for states in self.states]
+        try:
+            yield
+        except BaseException:
+            for one in undo:
+                one()
+            raise
 
     def read(self, slot: int, length: int) -> list[mx.array]:
         """Keys and values of the first ``length`` positions of a slot, (num_kv_heads, length, head_dim) each."""
@@ -183,9 +173,29 @@ class SlotMemory:
         mx.eval(self.arrays)
 
     @property
+    def state_forms(self) -> list[Form]:
+        """Forms of the states of all recurrent layers, which must have run once."""
+        return [form for states in self.states for form in states.forms if form is not None]
+
+    @property
+    def changed(self) -> list[mx.array]:
+        """Arrays that a pass has changed, to be evaluated."""
+        return [*self.arrays, *(array for states in self.states for array in states.arrays)]
+
+    @property
     def arrays(self) -> list[mx.array]:
-        """All arrays of the memory, to be evaluated."""
+        """Keys and values of all layers."""
         return [memory for layer in self.layers for memory in (layer.keys, layer.values) if memory is not None]
+
+    def _make(self, cache: Any) -> Any:
+        """Return our cache in place of a model's own one; may be a group of caches of one layer."""
+        if type(cache) is CacheList:
+            return CacheList(*(self._make(part) for part in cache.caches))
+        if type(cache) is ArraysCache:
+            self.states.append(StateCache(len(cache.cache)))
+            return self.states[-1]
+        self.layers.append(LayerCache(_window(cache)))
+        return self.layers[-1]
 
 
 def _grown(memory: mx.array, num_slots: int, num_tokens: int) -> mx.array:

@@ -17,7 +17,8 @@ import mlx.core as mx
 from attrs import evolve, frozen
 from mlx import nn
 
-from enginehouse_mlx.cache import Batch, SlotMemory
+from enginehouse_mlx.batch import Batch
+from enginehouse_mlx.cache import SlotMemory
 from enginehouse_mlx.halves import PROBE, ModelHalves, agrees
 
 __all__ = ["LayerSwitch", "LayeredModel", "find_layers"]
@@ -79,7 +80,7 @@ def find_layers(model: Any, halves: ModelHalves, memory: SlotMemory) -> LayeredM
 
     Args:
         model: its ``layers`` are all layers, as in every model of mlx-lm.
-        halves: its parts.
+        halves: its parts. Models with recurrent layers offer no exits: each token must update all states.
         memory: the memory that will serve it; learns the shape of each layer's keys and values here.
     """
 
@@ -91,7 +92,7 @@ def find_layers(model: Any, halves: ModelHalves, memory: SlotMemory) -> LayeredM
     path = _path_to(halves.body, layers)
     found = LayeredModel(model, halves, path, layers, tuple(range(1, len(layers))), make_memory)
     tried = {*found.exit_layers[:1], *found.exit_layers[-1:]}
-    if path and all(_is_beginning(found, memory, num_layers) for num_layers in tried):
+    if path and not memory.states and all(_is_beginning(found, memory, num_layers) for num_layers in tried):
         return found
     return evolve(found, path=(), exit_layers=())
 
@@ -111,7 +112,7 @@ def _is_beginning(model: LayeredModel, whole: SlotMemory, num_layers: int) -> bo
 
 def _run_probe(body: Callable[[mx.array, Any], mx.array], memory: SlotMemory) -> None:
     body(mx.array([PROBE]), memory.begin(Batch((0,), (0,), len(PROBE))))
-    mx.eval(memory.arrays)
+    mx.eval(memory.changed)
 
 
 def _written(memory: SlotMemory, num_layers: int) -> mx.array:

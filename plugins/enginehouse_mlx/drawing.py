@@ -35,8 +35,10 @@ class DrawingRunner(MlxRunner):
         capabilities: RunnerCapabilities,
         text: ModelText,
         info: ModelInfo,
+        *,
+        max_checkpoints: int,
     ) -> None:
-        super().__init__(model, memory, capabilities, text, info)
+        super().__init__(model, memory, capabilities, text, info, max_checkpoints=max_checkpoints)
         self._last = mx.zeros((capabilities.max_sequences,), mx.int32)
         self._drawn: set[int] = set()
 
@@ -50,8 +52,9 @@ class DrawingRunner(MlxRunner):
         known = [self._with_size(span) for span in spans]
         self._check(known)
         try:
-            rows = self._rows(known)
-            mx.async_eval(rows.logits, self._memory.arrays)
+            with self._memory.one_pass():
+                rows = self._rows(known)
+                mx.async_eval(rows.logits, self._memory.changed)
         except RuntimeError as error:
             raise EngineError(f"mlx: the forward pass failed: {error}") from error
         self._table.advance(known)

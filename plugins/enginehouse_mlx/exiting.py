@@ -16,7 +16,8 @@ from enginehouse.contract.backend import RunnerCapabilities, Span
 from enginehouse.contract.errors import ModelLoadError
 from enginehouse.contract.exit_policy import BoundExitPolicy, ExitView
 from enginehouse.contract.types import ModelInfo
-from enginehouse_mlx.cache import Batch, SlotMemory
+from enginehouse_mlx.batch import Batch
+from enginehouse_mlx.cache import SlotMemory
 from enginehouse_mlx.depth import LayeredModel
 from enginehouse_mlx.exits import EarlyExits, Exited
 from enginehouse_mlx.halves import PROBE, agrees, batch_tolerance
@@ -44,8 +45,10 @@ class ExitingRunner(MlxRunner):
         capabilities: RunnerCapabilities,
         text: ModelText,
         info: ModelInfo,
+        *,
+        max_checkpoints: int,
     ) -> None:
-        super().__init__(model, memory, capabilities, text, info)
+        super().__init__(model, memory, capabilities, text, info, max_checkpoints=max_checkpoints)
         self.num_layers = len(model.layers)
         self._exits: EarlyExits | None = None
 
@@ -59,6 +62,8 @@ class ExitingRunner(MlxRunner):
         if policy is None:
             self._exits = None
             return
+        if self._memory.states:
+            raise ModelLoadError("layers of this model keep states of sequences, so all tokens must run through them")
         if not self._can_be_left:
             raise ModelLoadError("this model's layers are built in a way that tokens cannot leave between them")
         self._exits = EarlyExits(self.model, self._memory, policy)

@@ -20,7 +20,8 @@ import numpy as np
 from attrs import define, field, frozen
 
 from enginehouse.contract.exit_policy import BoundExitPolicy
-from enginehouse_mlx.cache import Batch, LayerCache, SlotMemory
+from enginehouse_mlx.batch import Batch
+from enginehouse_mlx.cache import LayerCache, SlotMemory
 from enginehouse_mlx.depth import LayeredModel, LayerSwitch
 
 __all__ = ["EarlyExits", "Exited"]
@@ -159,7 +160,7 @@ class EarlyExits:
         """
         self._given = states[:, None]
         nothing = mx.zeros((len(states), 1), mx.int32)
-        output = self._head_body(nothing, self._memory.layers)
+        output = self._head_body(nothing, self._memory.caches)
         self._given = None
         return self._model.halves.head(output[:, 0]).astype(mx.float32)
 

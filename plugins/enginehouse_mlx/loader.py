@@ -111,6 +111,7 @@ def _build(folder: ModelFolder, model: Any, read_text: Callable[[int], ModelText
         max_batch_tokens=max(options.max_batch_tokens, options.slots),
         max_context=max_context,
         cache_tokens=options.slots * max_context,
+        truncate="checkpoint" if memory.states else "any",
         fork="copy",
         sampling=SUPPORTED if draws == "mlx" else frozenset(),
         exit_layers=layered.exit_layers,
@@ -138,7 +139,7 @@ def _build(folder: ModelFolder, model: Any, read_text: Callable[[int], ModelText
         },
     )
     runner = DrawingRunner if draws == "mlx" else ExitingRunner
-    return runner(layered, memory, capabilities, text, info)
+    return runner(layered, memory, capabilities, text, info, max_checkpoints=options.checkpoints)
 
 
 def _without_lost_windows(config: dict[str, Any], memory: SlotMemory) -> dict[str, Any]:

@@ -21,10 +21,12 @@ from enginehouse.contract.backend import RunnerCapabilities, Span, Tokenizer
 from enginehouse.contract.errors import EngineError
 from enginehouse.contract.types import ModelInfo
 from enginehouse_backendkit.saved_states import check_head
-from enginehouse_backendkit.slot_table import SlotTable, num_tokens
+from enginehouse_backendkit.slot_table import SlotTable, checked_length, num_tokens
 from enginehouse_mlx.adapters import Adapters
-from enginehouse_mlx.cache import Batch, SlotMemory
+from enginehouse_mlx.batch import Batch
+from enginehouse_mlx.cache import SlotMemory
 from enginehouse_mlx.depth import LayeredModel
+from enginehouse_mlx.history import History
 from enginehouse_mlx.states import pack_sequence, state_format, unpack_sequence
 from enginehouse_mlx.tokenizer import ModelText
 
@@ -50,7 +52,11 @@ class LogitsRows:
 
 
 class MlxRunner:
-    """Implements :class:`enginehouse.contract.backend.StateKeeper`; a sequence is a slot of :class:`SlotMemory`."""
+    """Implements ``StateKeeper``, ``AdapterKeeper`` and ``CheckpointKeeper``; a sequence is a slot of its memory.
+
+    Args:
+        max_checkpoints: maximum number of checkpoints over all sequences; they are kept of recurrent models only.
+    """
 
     def __init__(
         self,
@@ -59,6 +65,8 @@ class MlxRunner:
         capabilities: RunnerCapabilities,
         text: ModelText,
         info: ModelInfo,
+        *,
+        max_checkpoints: int,
     ) -> None:
         self.capabilities = capabilities
         self.tokenizer: Tokenizer = text.tokenizer
@@ -67,6 +75,7 @@ class MlxRunner:
         self.model: Any = model
         self._memory: Any = memory
         self._adapters: Any = Adapters(model)
+        self._history: Any = History(memory, max_checkpoints)
         self._table = SlotTable(capabilities, info.vocab_size)
 
     def open_sequence(self) -> int:
@@ -76,31 +85,45 @@ class MlxRunner:
     def free_sequence(self, sequence: int) -> None:
         """Free the slot of a sequence."""
         self._table.free(sequence)
+        self._history.free(sequence)
 
     def length(self, sequence: int) -> int:
         """Number of tokens in the sequence."""
         return self._table.length(sequence)
 
     def truncate(self, sequence: int, length: int) -> int:
-        """Drop tokens from the end. Sliding-window layers keep every position, so any length is exact."""
-        return self._table.truncate(sequence, length)
+        """Drop tokens from the end: to any length, as sliding-window layers keep every position, or to a checkpoint."""
+        held, kept = self.length(sequence), self.kept_length(sequence, length)
+        self._history.cut(sequence, held, kept)
+        return self._table.truncate(sequence, kept)
+
+    def kept_length(self, sequence: int, length: int) -> int:
+        """See :class:`enginehouse.contract.backend.CutPlanner`."""
+        return int(self._history.kept_length(sequence, self.length(sequence), checked_length(length)))
+
+    def keep_checkpoint(self, sequence: int) -> None:
+        """See :class:`enginehouse.contract.checkpoints.CheckpointKeeper`."""
+        self._history.keep(sequence, self.length(sequence))
 
     def fork(self, source: int, length: int) -> tuple[int, int]:
-        """Copy the first ``length`` positions into a new slot."""
-        sequence, kept = self._table.fork(source, length)
+        """Copy the first ``length`` positions into a new slot; states of recurrent layers are shared."""
+        sequence, kept = self._table.fork(source, self.kept_length(source, length))
         self._memory.copy(source, sequence, kept)
+        self._history.share(source, self.length(source), sequence, kept)
         return sequence, kept
 
     def save(self, sequence: int) -> memoryview:
         """See :class:`enginehouse.contract.backend.StateKeeper`."""
-        return pack_sequence(self._memory, sequence, self._table.saved_length(sequence), self.state_format)
+        length = self._table.saved_length(sequence)
+        return pack_sequence(self._memory, sequence, length, self._history.saved(sequence), self.state_format)
 
     def load(self, data: memoryview) -> int:
         """See :class:`enginehouse.contract.backend.StateKeeper`."""
         num_tokens = check_head(data, self.state_format)
-        saved = unpack_sequence(self._memory, num_tokens, data)
+        arrays, states = unpack_sequence(self._memory, num_tokens, data)
         sequence = self._table.adopt(num_tokens)
-        self._memory.write(sequence, saved)
+        self._memory.write(sequence, arrays)
+        self._history.restore(sequence, states)
         return sequence
 
     def load_adapter(self, path: Path) -> int:
@@ -119,8 +142,9 @@ class MlxRunner:
         """Append all spans; if it fails, no sequence has grown."""
         self._check(spans)
         try:
-            rows = self._rows(spans)
-            mx.eval(rows.logits, self._memory.arrays)
+            with self._memory.one_pass():
+                rows = self._rows(spans)
+                mx.eval(rows.logits, self._memory.changed)
         except RuntimeError as error:  # MLX's error type, which includes out of memory
             raise EngineError(f"mlx: the forward pass failed: {error}") from error
         self._table.advance(spans)
@@ -131,7 +155,7 @@ class MlxRunner:
 
     def close(self) -> None:
         """Release weights and KV memory. Idempotent."""
-        self.model = self._memory = self._adapters = None
+        self.model = self._memory = self._adapters = self._history = None
         mx.clear_cache()
 
     def _check(self, spans: Sequence[Span]) -> None:
@@ -161,7 +185,10 @@ class MlxRunner:
             depths[span.num_layers].append(i)
         for indices in depths.values():
             sizes = [num_tokens(spans[i]) for i in indices]
-            groups = groups_of(sizes) if self.model.halves.can_batch else [[place] for place in range(len(sizes))]
+            can_pad = not self._memory.states
+            groups = (
+                groups_of(sizes, can_pad) if self.model.halves.can_batch else [[place] for place in range(len(sizes))]
+            )
             yield from ([indices[place] for place in group] for group in groups)
 
     def _run(self, spans: Sequence[Span], indices: Sequence[int]) -> dict[int, mx.array]:
@@ -193,14 +220,18 @@ def num_rows(span: Span) -> int:
     return {"none": 0, "last": 1, "all": span.num_tokens}[span.outputs]
 
 
-def groups_of(sizes: Sequence[int]) -> list[list[int]]:
+def groups_of(sizes: Sequence[int], can_pad: bool = True) -> list[list[int]]:
     """Group span indices that share a model call.
 
     Short spans (single tokens, drafts) share one call and are padded to the longest, unless more than half of the
     computation would be padding; all others need the same size.
+
+    Args:
+        sizes: number of tokens of each span.
+        can_pad: False: all spans of a call need the same size, as padding would change the states of recurrent layers.
     """
     short = [i for i, size in enumerate(sizes) if size <= _SHORT_TOKENS]
-    is_worth_it = len(short) * max((sizes[i] for i in short), default=0) <= 2 * sum(sizes[i] for i in short)
+    is_worth_it = can_pad and len(short) * max((sizes[i] for i in short), default=0) <= 2 * sum(sizes[i] for i in short)
     groups: dict[int, list[int]] = defaultdict(list)
     for i, size in enumerate(sizes):
         groups[0 if size <= _SHORT_TOKENS and is_worth_it else size].append(i)

@@ -1,7 +1,7 @@
 """Places of checkpoints: the lengths at which a model whose state cannot be cut keeps a copy of it.
 
-Used by the scheduler, which ends a span at each place. A checkpoint serves the requests that begin alike: the next turn
-and another choice or question diverge at the border of a message. Does not know runners.
+Used by the scheduler, which ends a span at each place. A checkpoint serves requests that begin alike: the next turn,
+another choice or another question diverges at the border of a message. Does not know runners or templates.
 """
 
 from __future__ import annotations
@@ -9,33 +9,42 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
+from enginehouse.contract.backend import Tokenizer
+
 __all__ = ["INTERVAL_TOKENS", "choose_places", "last_place", "next_place"]
 
 INTERVAL_TOKENS = 2048
 """Distance of the checkpoints in long texts without borders."""
 
+_MAX_OPENING_TOKENS = 32
 _MIN_TOKENS = 16
 """Tokens that a checkpoint saves at least: a span more takes about as long as computing so many."""
 
 
-def choose_places(borders: Sequence[int], num_prompt_tokens: int) -> tuple[int, ...]:
+def choose_places(prompt: NDArray[np.int32], tokenizer: Tokenizer) -> tuple[int, ...]:
     """Return the places in a prompt, ascending: where its first messages end, and where its last one begins and ends.
 
-    What comes after the last message (the beginning of the answer) may differ in the next turn. A prompt without such
-    an end has a place before its last token, so that its other choices compute this token alone.
+    Messages end with an end token; in a prompt without any they begin with a control token. What comes after the last
+    message is the beginning of the answer, which may differ in the next turn. If it is too long for that, there is a
+    place before the last token, so that other choices compute this token alone.
 
     Args:
-        borders: lengths at which the text of a message begins and ends, in turn; empty if the prompt has no messages.
-        num_prompt_tokens: length of the prompt.
+        prompt: (num_prompt_tokens,) int32; ids of images are negative.
+        tokenizer: tokenizer of the model.
     """
-    wanted = {*borders[2:3], *borders[-2:]}
-    if not any(num_prompt_tokens - INTERVAL_TOKENS < border < num_prompt_tokens for border in borders[-1:]):
-        wanted.add(num_prompt_tokens - 1)
+    borders = 1 + np.flatnonzero(np.isin(prompt, list(tokenizer.end_token_ids)))
+    if not len(borders):
+        borders = np.flatnonzero(np.isin(prompt, list(tokenizer.control_token_ids)))[1:]
+    if not len(borders) or not len(prompt) - _MAX_OPENING_TOKENS <= borders[-1] < len(prompt):
+        borders = np.append(borders[borders < len(prompt) - 1], len(prompt) - 1)
     places: list[int] = []
-    for place in sorted((place for place in wanted if _MIN_TOKENS <= place < num_prompt_tokens), reverse=True):
-        if not places or places[-1] - place >= _MIN_TOKENS:
-            places.append(place)
-    return tuple(reversed(places))
+    for border in borders[::-1].tolist():
+        if border >= _MIN_TOKENS and (not places or places[-1] - border >= _MIN_TOKENS):
+            places.append(border)
+    return tuple(places[::-1]) if len(places) <= 3 else (places[-1], places[1], places[0])
 
 
 def next_place(places: Sequence[int], length: int) -> int:

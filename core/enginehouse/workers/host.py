@@ -273,8 +273,7 @@ class WorkerHost:
         self._engine = engine
         if self._on_server_gone is not None:  # a process of its own
             _exempt_from_collection()
-        info = engine.info if isinstance(engine, PoolEngine) else model.info
-        self._send(Ready(msgspec.structs.replace(info, engine=engine.capabilities)))
+        self._send(Ready(msgspec.structs.replace(engine.info, engine=engine.capabilities)))
         return engine
 
     def _open(self, message: Load) -> tuple[Runner | Pooler, StepEngine | PoolEngine]:
@@ -407,7 +406,7 @@ class WorkerHost:
         self._send(StageBegan(request_id, "request"))
         with contained(lambda error: self._send_outputs([(request_id, error)]), "beginning the request failed"):
             prompt = entering.prompt
-            engine.add(entering.request, prompt.token_ids, entering.resume, prompt.chunks, prompt.borders)
+            engine.add(entering.request, prompt.token_ids, entering.resume, prompt.chunks)
             self._send(Entered(request_id))
 
     def _send_results(self, outputs: list[PoolOutput]) -> None:

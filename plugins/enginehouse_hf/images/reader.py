@@ -6,17 +6,19 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from enginehouse.contract.errors import InvalidRequest, InvalidSpan, RunnerError
 from enginehouse.contract.media import DecodedImage, MediaChunk, MediaInput
 from enginehouse_backendkit.model_folder import describe_failure
+from enginehouse_hf.attention import ForwardAborted
 from enginehouse_hf.images.families import CannotRead, Family, Part, Tile
 from enginehouse_hf.images.tiles import PreparedImage, TilePlace, WaitingTiles
 from enginehouse_hf.tokenizer import ModelText
@@ -41,6 +43,7 @@ class ImageReader:
 
     Attributes:
         processor: as given.
+        aborted: checked in each layer of the vision tower.
         sees_ahead: the tokens of a chunk attend to each other, so it is computed at once.
         identity: text that another image processor, or other settings of it, do not have.
 
@@ -54,6 +57,8 @@ class ImageReader:
         self._tiles = WaitingTiles(partial(_tiles_of, self.processor, family, model.config))
         self._width = int(model.get_input_embeddings().weight.shape[1])
         self.sees_ahead = family.sees_ahead
+        self.aborted = threading.Event()
+        _check_in_layers(model, self.aborted)
         settings = hashlib.sha256(processor.to_json_string().encode()).hexdigest()
         self.identity = f"{type(processor).__name__} {settings}"
         self._check()
@@ -113,7 +118,12 @@ class ImageReader:
         return [run for run in runs if run]
 
     def encode(self, chunk: MediaChunk) -> Tensor:
-        """Return the embedding of a chunk, (num_tokens, hidden_size) in the model's dtype, on its device."""
+        """Return the embedding of a chunk, (num_tokens, hidden_size) in the model's dtype, on its device.
+
+        Raises:
+            ForwardAborted: ``aborted`` was set meanwhile.
+        """
+        self.aborted.clear()
         tile, model = self._tiles.take(_place(chunk)), self._model
         inputs = {
             name: tensor.to(model.device, model.dtype if tensor.is_floating_point() else None)
@@ -143,6 +153,20 @@ class ImageReader:
         time = np.zeros(rows * columns, np.int64)
         places = np.stack([time, np.repeat(np.arange(rows), columns), np.tile(np.arange(columns), rows)])
         return torch.from_numpy(places + start)
+
+
+def _check_in_layers(model: Any, aborted: threading.Event) -> None:
+    """Make each layer of the parts that are not text raise ForwardAborted if ``aborted`` is set."""
+
+    def check(_module: nn.Module, _inputs: Any) -> None:
+        if aborted.is_set():
+            raise ForwardAborted
+
+    text = set(model.get_decoder().modules())
+    for layers in model.modules():
+        if isinstance(layers, nn.ModuleList) and layers not in text:
+            for layer in layers:
+                layer.register_forward_pre_hook(check)
 
 
 def _place(chunk: MediaChunk) -> TilePlace:

@@ -3,34 +3,41 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
 
 from enginehouse.contract.backend import Span
-from enginehouse.contract.types import EngineSettings
+from enginehouse.contract.drafter import BoundDrafter
+from enginehouse.contract.errors import ModelLoadError
+from enginehouse.contract.types import EngineSettings, Resume, ResumedChoice
 from enginehouse.engine.checkpoints import INTERVAL_TOKENS, choose_places, last_place, next_place
 from enginehouse.engine.loop import StepEngine
 from enginehouse.engine.prefix_cache import PrefixCache
+from enginehouse.plugins import PluginRegistry
+from enginehouse.settings.config import PluginsSettings
+from enginehouse.workers.messages import DrafterLoad
+from enginehouse.workers.parts import bind_drafters
 from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
 
 from .harness import Result, alone, drive, make_engine, make_request, prompt_of
 
 SYSTEM, QUESTION = prompt_of(1, 60), prompt_of(2, 40)
-BEGIN, OPENING = 280, [281, 280, 65, 66]  # in place of a template's control tokens
+BEGIN, END = (FakeRunner().tokenizer.special_tokens[name] for name in ("<|im_start|>", "<|im_end|>"))
+OPENING = [BEGIN, 65, 66]
 ANSWER_TOKENS = 12
 
 
 class Chat:
-    """A prompt with the borders of its messages; ``said`` is an answer after its opening, as the model wrote it."""
+    """A prompt and where its messages end; ``said`` is an answer after its opening, as the model wrote it."""
 
     def __init__(self, *messages: list[int], said: tuple[Chat, list[int]] | None = None) -> None:
-        self.token_ids = [*said[0].token_ids, *said[1]] if said is not None else []
-        self.borders = said[0].borders if said is not None else ()
+        self.token_ids = [*said[0].token_ids, *said[1], END] if said is not None else []
+        self.ends = [*said[0].ends, len(self.token_ids)] if said is not None else []
         for message in messages:
-            start = len(self.token_ids) + 1
-            self.token_ids += [BEGIN, *message]
-            self.borders += (start, len(self.token_ids))
+            self.token_ids += [BEGIN, *message, END]
+            self.ends.append(len(self.token_ids))
         self.token_ids += OPENING
 
 
@@ -44,7 +51,7 @@ def ask(engine: StepEngine, *chats: Chat, **fields: object) -> list[Result]:
     asked = [(make_request(ANSWER_TOKENS, ignore_eos=True, **fields), chat) for chat in chats]
     results = {request.request_id: Result() for request, _ in asked}
     for request, chat in asked:
-        engine.add(request, chat.token_ids, borders=chat.borders)
+        engine.add(request, chat.token_ids)
     drive(engine, results)
     for request, chat in asked:
         assert results[request.request_id].error is None
@@ -69,7 +76,7 @@ def test_a_conversation_computes_only_what_is_new(fork: str) -> None:
 
     edited = Chat(prompt_of(20, 30), said=(earlier, result.token_ids[0]))
     assert num_cached(ask(engine, edited)[0]) == ends[-1]
-    assert num_cached(ask(engine, earlier)[0]) == earlier.borders[-1], "the same message again"
+    assert num_cached(ask(engine, earlier)[0]) == earlier.ends[-1], "the same message again"
 
 
 def test_a_turn_without_the_thoughts_of_the_last_one_goes_back_to_its_message() -> None:
@@ -78,7 +85,7 @@ def test_a_turn_without_the_thoughts_of_the_last_one_goes_back_to_its_message() 
     (result,) = ask(engine, chat)
     shorter = Chat(SYSTEM, QUESTION, result.token_ids[0][6:], prompt_of(3, 30))
 
-    assert num_cached(ask(engine, shorter)[0]) == chat.borders[-1]
+    assert num_cached(ask(engine, shorter)[0]) == chat.ends[-1]
 
 
 @pytest.mark.parametrize(
@@ -93,8 +100,8 @@ def test_another_last_message_goes_back_to_a_border(message: list[int], border: 
     engine, chat = make(), Chat(SYSTEM, QUESTION)
     ask(engine, chat)
 
-    assert num_cached(ask(engine, Chat(SYSTEM, message))[0]) == chat.borders[border]
-    assert num_cached(ask(engine, chat)[0]) == chat.borders[-1], "the first one is there as before"
+    assert num_cached(ask(engine, Chat(SYSTEM, message))[0]) == chat.ends[border]
+    assert num_cached(ask(engine, chat)[0]) == chat.ends[-1], "the first one is there as before"
 
 
 def test_choices_share_their_prompt() -> None:
@@ -111,7 +118,7 @@ def test_conversations_at_the_same_time_compute_their_system_prompt_once() -> No
     chats = [Chat(SYSTEM, prompt_of(seed, 40)) for seed in range(3, 7)]
     results = ask(engine, *chats)
 
-    assert [num_cached(result) for result in results] == [0, *[chats[0].borders[2]] * 3]
+    assert [num_cached(result) for result in results] == [0, *[chats[0].ends[0]] * 3]
 
 
 def test_a_prompt_without_messages_is_shared_up_to_its_last_token() -> None:
@@ -127,6 +134,35 @@ def test_a_preempted_sequence_goes_on_with_the_same_text() -> None:
     ask(engine, *(Chat(SYSTEM[:20], prompt_of(seed, 30)) for seed in range(3, 9)))
 
     assert engine.stats().num_preemptions > 0
+
+
+@pytest.mark.parametrize("num_told", [1, 5, 11])
+def test_an_answer_goes_on_in_another_engine(num_told: int) -> None:
+    """After a worker died: its prompt is computed again, or found, and the next turn finds the whole."""
+    chat, request = Chat(SYSTEM, QUESTION), make_request(ANSWER_TOKENS, ignore_eos=True)
+    whole = alone(request, chat.token_ids).token_ids[0]
+    for engine in (make(), holding := make()):
+        if engine is holding:
+            ask(engine, chat)
+        result = Result()
+        engine.add(request, chat.token_ids, Resume((ResumedChoice(0, tuple(whole[:num_told])),)))
+        drive(engine, {request.request_id: result})
+        assert [*whole[:num_told], *result.token_ids[0]] == whole
+        (turn,) = ask(engine, Chat(prompt_of(3, 30), said=(chat, whole)))
+        assert num_cached(turn) == len(chat.token_ids) + ANSWER_TOKENS - 1
+
+
+def test_such_models_use_no_drafters() -> None:
+    """Not even one is looked for, while another model would refuse to load without it."""
+    registry = PluginRegistry.load(PluginsSettings(allow=()))
+    load = DrafterLoad(name="missing", options={}, options_path="models.m.drafters.missing")
+
+    def bind(**options: int) -> Mapping[str, BoundDrafter]:
+        return bind_drafters(registry, [load], FakeRunner(FakeOptions(**options)), 1, lambda share, what: None)
+
+    assert bind(num_checkpoints=1) == {}
+    with pytest.raises(ModelLoadError, match="no drafter 'missing'"):
+        bind()
 
 
 def test_a_failing_checkpoint_is_only_computed_again() -> None:
@@ -176,22 +212,27 @@ def test_a_longer_sequence_replaces_its_beginning_if_it_can_go_back_there() -> N
     assert match.length == 4
 
 
+X, E, B, C = [97], [END], [BEGIN], [FakeRunner().tokenizer.special_tokens["<|bos|>"]]
+
+
 @pytest.mark.parametrize(
-    ("borders", "num_tokens", "expected"),
+    ("prompt", "expected"),
     [
-        ((1, 61, 62, 102), 106, (62, 102)),
-        ((1, 61, 62, 102, 103, 163, 164, 194), 198, (62, 164, 194)),
-        ((1, 61, 62, 65, 66, 126, 127, 130), 134, (62, 130)),  # a border that saves too little is left out
-        ((1, 61, 62, 102), 102, (62, 101)),  # an answer that is continued
-        ((), 100, (99,)),
-        ((0, 100), 100, (99,)),
-        ((1, 30), 30 + 2 * INTERVAL_TOKENS, (30, 29 + 2 * INTERVAL_TOKENS)),
-        ((1, 5, 6, 9), 13, ()),
-        ((), 1, ()),
+        pytest.param([*60 * X, *E, *40 * X, *E, *4 * X], (61, 102), id="two messages"),
+        pytest.param([*(60 * X + E) * 4, *4 * X], (61, 183, 244), id="four: the first, and the last two"),
+        pytest.param([*60 * X, *E, *3 * X, *E, *60 * X, *E, *4 * X], (65, 126), id="one too short to pay"),
+        pytest.param([*60 * X, *E, *40 * X], (61, 100), id="an answer that is continued"),
+        pytest.param([*60 * X, *E], (60,), id="nothing after the last message"),
+        pytest.param([*B, *60 * X, *B, *40 * X, *B, *2 * X], (61, 102), id="only beginnings"),
+        pytest.param([*(B + 60 * X + C) * 2, *B, *2 * X], (62, 124), id="beginnings, and other ends"),
+        pytest.param(100 * X, (99,), id="no messages"),
+        pytest.param([*30 * X, *E, *100 * X], (31, 130), id="a long text after the last message"),
+        pytest.param([*B, *4 * X, *E, *B, *2 * X], (), id="too short"),
+        pytest.param(X, (), id="one token"),
     ],
 )
-def test_places(borders: tuple[int, ...], num_tokens: int, expected: tuple[int, ...]) -> None:
-    assert choose_places(borders, num_tokens) == expected
+def test_places_in_a_prompt(prompt: list[int], expected: tuple[int, ...]) -> None:
+    assert choose_places(np.array(prompt, np.int32), FakeRunner().tokenizer) == expected
 
 
 def test_places_between_borders_are_at_intervals() -> None:

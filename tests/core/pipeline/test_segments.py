@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from enginehouse.contract.errors import RenderError
 from enginehouse.contract.types import Message, Segment
-from enginehouse.engine.text.segments import ControlStrings, control_strings, encode_segments, encode_with_borders
+from enginehouse.engine.text.segments import ControlStrings, control_strings, encode_segments
 from enginehouse.pipeline.prompt.chat_prompt import ChatPrompt
 from enginehouse.pipeline.prompt.markers import Markers
 from enginehouse.pipeline.prompt.templates import render
@@ -70,21 +70,6 @@ def test_only_the_templates_own_control_strings_become_control_tokens() -> None:
         ids[START],
         *TOKENIZER.encode("a", False),
     ]
-
-
-@pytest.mark.parametrize(
-    "said", [trusted("a question of the user"), Segment(f"a{END}question of all")], ids=["usual", "odd"]
-)
-def test_borders_are_around_the_texts_of_messages(said: Segment) -> None:
-    """Whether or not a client wrote a control-token string; not around roles, nor around the opening of an answer."""
-    system = "rules that every answer keeps"
-    before = f"{START}system\n{system}{END}\n{START}"
-    segments = [trusted(f"{before}user\n"), said, trusted(f"{END}\n{START}assistant\n")]
-    token_ids, borders = encode_with_borders(TOKENIZER, segments, True)
-    texts = [text_of(token_ids[start:end]) for start, end in zip(borders[::2], borders[1::2], strict=True)]
-
-    assert texts == [f"system\n{system}", f"user\n{said.text}"]
-    assert encode_with_borders(TOKENIZER, [Segment("a text without any control token")], False)[1] == []
 
 
 def test_text_between_control_tokens_is_encoded_as_one_string() -> None:

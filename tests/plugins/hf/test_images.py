@@ -294,6 +294,24 @@ def test_an_aborted_image_leaves_nothing(vision_model: Callable[[str], Path]) ->
     runner.close()
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_aborted_encoding_ends(vision_model: Callable[[str], Path], family: str) -> None:
+    """In the first layer of its vision tower; it is computed anew afterwards."""
+    from torch.nn.modules.module import register_module_forward_pre_hook
+
+    runner = open_model(vision_model(family))
+    chunks = [part for part in runner.prepare_image(SMALL) if isinstance(part, MediaChunk)]
+    expected = runner.encode(chunks[-1])
+    aborting = register_module_forward_pre_hook(lambda _module, _inputs: runner.abort())
+    with pytest.raises(StepAborted) as caught:
+        runner.encode(chunks[-1])
+    aborting.remove()
+
+    assert caught.value.lengths == {}
+    assert bool((runner.encode(chunks[-1]) == expected).all())
+    runner.close()
+
+
 def test_adapters_change_text_and_not_embeddings(vision_model: Callable[[str], Path], tmp_path: Path) -> None:
     """An embedding is kept for requests with any adapter, so adapters of the vision tower are refused."""
     from safetensors.numpy import save_file

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -13,6 +13,8 @@ from enginehouse_llamacpp.options import LlamaCppOptions
 from enginehouse_testkit.backend_contract import BackendContract, ModelUnderTest
 from enginehouse_testkit.engine_contract import EngineContract
 from enginehouse_testkit.runner_contract import RunnerContract
+
+from .hybrid_models import write_hybrid
 
 pytestmark = pytest.mark.llamacpp
 
@@ -63,3 +65,34 @@ class TestGemma3WithWindowOnly(TestGemma3):
     @classmethod
     def model(cls, gemma_path: Path) -> ModelUnderTest:
         return small(gemma_path, swa_full=False)
+
+
+class _Hybrid(RunnerContract):
+    """Sequences with a state, which go back to checkpoints."""
+
+    kind: ClassVar[str]
+    adds_space = True
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def model(cls, tmp_path_factory: pytest.TempPathFactory) -> ModelUnderTest:
+        return small(write_hybrid(tmp_path_factory.mktemp("hybrid"), cls.kind))
+
+
+class TestShortConvolutions(_Hybrid):
+    kind = "lfm2"
+
+
+@pytest.mark.slow
+class TestShortConvolutionsAtLength(_Hybrid, EngineContract):
+    kind = "lfm2"
+    num_random_steps = 200
+
+
+class TestGatedDeltaNet(_Hybrid):
+    kind = "qwen35"
+
+
+@pytest.mark.slow
+class TestMamba(_Hybrid):
+    kind = "mamba"

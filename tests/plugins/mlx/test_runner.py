@@ -34,9 +34,9 @@ def test_one_thread_loads_runs_and_frees(tiny_model: TinyModel, monkeypatch: pyt
     def watched(name: str) -> None:
         original = getattr(MlxRunner, name)
 
-        def call(*arguments: Any) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
             calls.setdefault(name, set()).add(threading.current_thread().name)
-            return original(*arguments)
+            return original(*arguments, **named)
 
         monkeypatch.setattr(MlxRunner, name, call)
 

@@ -11,7 +11,7 @@ import logging
 import os
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
 
@@ -24,8 +24,8 @@ from enginehouse.engine.prefix_cache import common_prefix_length
 from enginehouse.settings.limits import format_bytes
 
 DIGEST_BYTES = 16
-_MAGIC = b"EHstate1"
-_HEAD = struct.Struct(f"<8s{DIGEST_BYTES}s{DIGEST_BYTES}sIQ")
+_MAGIC = b"EHstate2"
+_HEAD = struct.Struct(f"<8s{DIGEST_BYTES}s{DIGEST_BYTES}sIIQ")
 _TOKEN_BYTES = 4
 _MAX_TOKENS = 2**22  # longer than any context; sparse files can claim any size
 
@@ -43,22 +43,31 @@ class StateHead:
         namespace: digest of the namespace, whose text may contain secrets of a client.
         token_ids: (num_tokens,) int32.
         num_state_bytes: size of the runner's data.
+        cuts: (num_cuts,) int32, ascending: lengths to which it can be truncated, if not to all.
     """
 
     model: bytes
     namespace: bytes
     token_ids: NDArray[np.int32]
     num_state_bytes: int
+    cuts: NDArray[np.int32] = field(factory=lambda: np.empty(0, np.int32))
+
+    def cut(self, length: int) -> int:
+        """Return the greatest length at or before ``length`` to which the sequence can be truncated; 0 if none."""
+        index = int(np.searchsorted(self.cuts, length, side="right"))
+        return int(self.cuts[index - 1]) if index else 0
 
     @property
     def num_file_bytes(self) -> int:
         """Size of the whole file."""
-        return _HEAD.size + _TOKEN_BYTES * len(self.token_ids) + self.num_state_bytes + DIGEST_BYTES
+        num_numbers = len(self.token_ids) + len(self.cuts)
+        return _HEAD.size + _TOKEN_BYTES * num_numbers + self.num_state_bytes + DIGEST_BYTES
 
     def to_bytes(self) -> bytes:
         """Return the serialised header."""
-        fixed = _HEAD.pack(_MAGIC, self.model, self.namespace, len(self.token_ids), self.num_state_bytes)
-        return fixed + self.token_ids.astype("<i4").tobytes()
+        sizes = len(self.token_ids), len(self.cuts), self.num_state_bytes
+        numbers = np.concatenate([self.token_ids, self.cuts]).astype("<i4")
+        return _HEAD.pack(_MAGIC, self.model, self.namespace, *sizes) + numbers.tobytes()
 
 
 def digest(*parts: bytes) -> bytes:
@@ -106,17 +115,17 @@ def read_head(path: Path, model: bytes) -> StateHead:
         fixed = file.read(_HEAD.size)
         if len(fixed) < _HEAD.size or not fixed.startswith(_MAGIC):
             raise DamagedFile("it is not a saved sequence of this version")
-        _, its_model, namespace, num_tokens, num_state_bytes = _HEAD.unpack(fixed)
+        _, its_model, namespace, num_tokens, num_cuts, num_state_bytes = _HEAD.unpack(fixed)
         if its_model != model:
             raise DamagedFile("it was saved by another model, with other settings or by another version")
         num_bytes = os.fstat(file.fileno()).st_size
-        wanted = _HEAD.size + _TOKEN_BYTES * num_tokens + num_state_bytes + DIGEST_BYTES
+        wanted = _HEAD.size + _TOKEN_BYTES * (num_tokens + num_cuts) + num_state_bytes + DIGEST_BYTES
         if num_bytes != wanted:
             raise DamagedFile(f"it has {num_bytes} bytes instead of {wanted}")
-        if num_tokens > _MAX_TOKENS:
-            raise DamagedFile(f"it claims to hold {num_tokens} tokens")
-        token_ids = np.frombuffer(file.read(_TOKEN_BYTES * num_tokens), "<i4").astype(np.int32)
-    return StateHead(its_model, namespace, token_ids, num_state_bytes)
+        if num_tokens > _MAX_TOKENS or num_cuts > num_tokens:
+            raise DamagedFile(f"it claims to hold {num_tokens} tokens and {num_cuts} checkpoints")
+        numbers = np.frombuffer(file.read(_TOKEN_BYTES * (num_tokens + num_cuts)), "<i4").astype(np.int32)
+    return StateHead(its_model, namespace, numbers[:num_tokens], num_state_bytes, numbers[num_tokens:])
 
 
 def read_state(path: Path, head: StateHead) -> memoryview:
@@ -175,7 +184,7 @@ class StateFolder:
         path: the folder.
         model: digest of the model and of everything that its states depend on.
         max_bytes: maximum size of all files together.
-        can_cut: True if a state can be truncated.
+        can_cut: True if a state can be truncated to any length.
 
     Raises:
         FolderTaken: another process uses the folder.
@@ -212,6 +221,8 @@ class StateFolder:
             for state in self._states.get(_place(token_ids, _digest_of(namespace)), ()):
                 length = common_prefix_length(state.head.token_ids, token_ids)
                 if length < state.num_tokens and not self._can_cut:
+                    length = state.head.cut(length)
+                if not length:
                     continue
                 if best is None or (length, -state.num_tokens) > (best[1], -best[0].num_tokens):
                     best = state, length
@@ -222,13 +233,17 @@ class StateFolder:
         found = self.find(token_ids, namespace)
         return found is not None and found[1] == len(token_ids)
 
-    def write(self, token_ids: NDArray[np.int32], namespace: str, data: memoryview) -> bool:
+    def write(self, token_ids: NDArray[np.int32], namespace: str, data: memoryview, cuts: Sequence[int] = ()) -> bool:
         """Add a file, and remove files that it replaces or that no longer fit; blocks on disk I/O.
+
+        Args:
+            token_ids, namespace, data: the sequence.
+            cuts: see :class:`StateHead`.
 
         Returns:
             False if the file was not written; the reason is logged.
         """
-        head = StateHead(self._model, _digest_of(namespace), token_ids, data.nbytes)
+        head = StateHead(self._model, _digest_of(namespace), token_ids, data.nbytes, np.array(cuts, np.int32))
         path = self.path / (digest(head.namespace, token_ids.tobytes()).hex() + _SUFFIX)
         if head.num_file_bytes > self._max_bytes:
             _log.info("a sequence of %s is larger than the whole disk tier", format_bytes(head.num_file_bytes))
@@ -321,7 +336,7 @@ class StateFolder:
     def _is_replaced(self, old: SavedState, new: StateHead) -> bool:
         """Return True if the old file is redundant once the new one exists."""
         shared = common_prefix_length(old.head.token_ids, new.token_ids)
-        return shared == old.num_tokens and (self._can_cut or shared == len(new.token_ids))
+        return shared == old.num_tokens and (self._can_cut or shared in (len(new.token_ids), new.cut(shared)))
 
 
 def _place(token_ids: NDArray[np.int32], namespace: bytes) -> tuple[bytes, bytes]:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from enginehouse.contract.backend import Runner, StateKeeper
 from enginehouse.contract.errors import CacheFull, EnginehouseError
 from enginehouse.engine.disk.state_folder import MIN_SAVED_TOKENS, SavedState, StateFolder
-from enginehouse.engine.prefix_cache import PrefixCache, free
+from enginehouse.engine.prefix_cache import PrefixCache, Truncation, free
 from enginehouse.plugins import guard_of, guarded
 
 _NEWEST_SHARE = 0.3
@@ -70,6 +70,9 @@ _REST_S = 1.0
 _CLOSE_S = 5.0
 _MAX_PENDING_BYTES = 256 * 2**20
 _MIN_MEASURED_TOKENS = 32
+_MAX_CUTS = 4
+"""Checkpoints of a sequence that its file names: a runner saves the last ones."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -103,6 +106,7 @@ class DiskTier:
         self.runner, self.folder = guarded(runner, Runner, guard_of(runner, "backend")), folder
         self.pace = DiskCosts()
         self.clock = clock
+        self._truncation = Truncation(self.runner)
         self._cache: PrefixCache | None = None
         self._writer = ThreadPoolExecutor(1, "state writer")
         self._reader = ThreadPoolExecutor(1, "state reader")
@@ -146,6 +150,7 @@ class DiskTier:
             return False
         began = self.clock()
         try:
+            cuts = self._cuts(handle, len(token_ids)) if self._truncation.keeper is not None else ()
             data = self.runner.save(handle)
         except EnginehouseError as error:  # its guard has logged the traceback
             _log.error("a sequence of %d tokens could not be saved: %s", len(token_ids), error)
@@ -155,8 +160,16 @@ class DiskTier:
         self._allowance_s -= seconds
         with self._mutex:
             self._num_pending_bytes += data.nbytes
-        self._writer.submit(self._write, token_ids.copy(), namespace, data)
+        self._writer.submit(self._write, token_ids.copy(), namespace, data, cuts)
         return True
+
+    def _cuts(self, handle: int, num_tokens: int) -> tuple[int, ...]:
+        """Return the lengths of the last checkpoints of a sequence, ascending."""
+        cuts: list[int] = []
+        length = num_tokens
+        while len(cuts) < _MAX_CUTS and (length := self._truncation.kept(handle, num_tokens, length - 1)):
+            cuts.append(length)
+        return tuple(reversed(cuts))
 
     def read(self, state: SavedState, num_held: int) -> StateRead:
         """Start to read a file; ``num_held`` of its tokens are already in memory."""
@@ -182,9 +195,9 @@ class DiskTier:
         self._writer.shutdown(wait=True)
         self.folder.close()
 
-    def _write(self, token_ids: NDArray[np.int32], namespace: str, data: memoryview) -> None:
+    def _write(self, token_ids: NDArray[np.int32], namespace: str, data: memoryview, cuts: tuple[int, ...]) -> None:
         try:
-            self.folder.write(token_ids, namespace, data)
+            self.folder.write(token_ids, namespace, data, cuts)
         finally:
             with self._mutex:
                 self._num_pending_bytes -= data.nbytes

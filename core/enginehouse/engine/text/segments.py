@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from enginehouse.contract.types import Segment
@@ -90,9 +90,6 @@ def control_strings(strings: tuple[str, ...]) -> ControlStrings:
     return ControlStrings(strings)
 
 
-_MIN_TEXT_TOKENS = 16
-"""Tokens of a text between two control tokens that is probably the text of a message."""
-
 _COUNTED = frozenset(bytes([value]) for value in (0x0A, *range(0x20, 0x7F)))
 _NOT_COUNTED = bytes(value for value in range(256) if bytes([value]) not in _COUNTED)
 
@@ -105,7 +102,7 @@ def min_tokens(tokenizer: Tokenizer, segments: Sequence[Segment]) -> int:
     most = tokenizer.max_bytes_per_token
     if most is None:
         return 0
-    texts = (segment.text.encode(errors="ignore") for segment in segments if segment.image is None)
+    texts = (segment.text.encode(errors="ignore") for segment in segments if segment.media is None)
     return sum(len(text.translate(None, _NOT_COUNTED)) for text in texts) // most
 
 
@@ -115,16 +112,7 @@ def bytes_per_token(token_bytes: Sequence[bytes]) -> int | None:
 
 
 def encode_segments(tokenizer: Tokenizer, segments: Sequence[Segment], add_special: bool) -> list[int]:
-    """Return the token ids of a prompt; see :func:`encode_with_borders`."""
-    return encode_with_borders(tokenizer, segments, add_special)[0]
-
-
-def encode_with_borders(
-    tokenizer: Tokenizer, segments: Sequence[Segment], add_special: bool
-) -> tuple[list[int], list[int]]:
-    """Return the token ids of a prompt, and the lengths at which texts between control tokens begin and end, in turn.
-
-    Texts shorter than :data:`_MIN_TEXT_TOKENS` do not count: the names of roles, and what opens an answer.
+    """Return the token ids of a prompt.
 
     Args:
         tokenizer: tokenizer of the model.
@@ -136,17 +124,8 @@ def encode_with_borders(
         token_ids += tokenizer.encode(text, special)
     prefix = list(tokenizer.prefix_token_ids)
     if add_special and token_ids[: len(prefix)] != prefix:
-        token_ids = prefix + token_ids
-    return token_ids, _borders(token_ids, frozenset(tokenizer.special_tokens.values()))
-
-
-def _borders(token_ids: Sequence[int], control_ids: frozenset[int]) -> list[int]:
-    """Return the lengths at which longer texts between control tokens begin and end; none without such a token."""
-    places = [-1, *(place for place, token_id in enumerate(token_ids) if token_id in control_ids), len(token_ids)]
-    if len(places) == 2:
-        return []
-    texts = ((before + 1, after) for before, after in pairwise(places) if after - before > _MIN_TEXT_TOKENS)
-    return [border for text in texts for border in text]
+        return prefix + token_ids
+    return token_ids
 
 
 def _runs(segments: Sequence[Segment], control: ControlStrings) -> Iterator[tuple[str, bool]]:

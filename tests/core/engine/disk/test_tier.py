@@ -162,6 +162,25 @@ def test_sliding_windows_reuse_whole_sequences_only(server: Server) -> None:
     assert other == plain(part, **window)
 
 
+@pytest.mark.parametrize("fork", ["share", "copy"])
+def test_a_sequence_with_a_state_goes_back_to_a_saved_checkpoint(server: Server, fork: str) -> None:
+    """After a restart as before it; a longer sequence with a checkpoint there replaces the file of a shorter one."""
+    recurrent = {"num_checkpoints": 8, "fork": fork}
+    server.restart(**recurrent)
+    server.ask(PROMPT)
+    server.restart(**recurrent)
+    other = (*PROMPT[:-1], 7, 8, 9)
+    tokens, summary = server.ask(other)
+
+    assert summary.usage.loaded_prompt_tokens == summary.usage.cached_tokens == len(PROMPT) - 1
+    assert tokens == plain(other, num_checkpoints=8)
+    assert server.ask((*PROMPT[:150], 7))[1].usage.cached_tokens == 0, "there is no checkpoint before it"
+    turn = (*other, *tokens[:-1], 5, 6)
+    server.ask(turn)
+    server.restart(**recurrent)
+    assert server.ask((*other, *tokens[:-1], 1))[1].usage.loaded_prompt_tokens == len(other) + len(tokens) - 1
+
+
 def test_namespaces_do_not_share_the_disk(server: Server) -> None:
     server.ask(PROMPT, namespace="alice")
     server.restart()
