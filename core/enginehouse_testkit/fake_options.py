@@ -100,7 +100,8 @@ class FakeOptions:
         recommends: request fields that the model's own files recommend.
         infill_tokens: control tokens that mark prefix, suffix and middle of a text with a gap; empty: no infill.
         mixing: ``adapters`` of :class:`RunnerCapabilities`; see ``fake_adapters`` for their files.
-        image_tokens: tokens of an image, see ``fake_media``; 0: the model takes text only.
+        image_tokens: tokens of an image, see ``fake_media``; 0: the model takes none.
+        audio_tokens: tokens of each second of a recording; 0: the model takes none.
         merged: adapters whose effect the model always has: file and scale of each.
         faults: injected faults.
     """
@@ -126,5 +127,6 @@ class FakeOptions:
     infill_tokens: tuple[str, ...] = ()
     mixing: Literal["none", "per_pass", "mixed"] = "none"
     image_tokens: int = field(default=0, validator=validators.ge(0))
+    audio_tokens: int = field(default=0, validator=validators.ge(0))
     merged: dict[str, float] = field(factory=dict)
     faults: FakeFaults = FakeFaults()

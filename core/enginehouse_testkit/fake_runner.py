@@ -32,12 +32,12 @@ from enginehouse.contract.backend import (
 )
 from enginehouse.contract.errors import CacheFull, InvalidSpan, ModelLoadError, StepAborted
 from enginehouse.contract.exit_policy import BoundExitPolicy
-from enginehouse.contract.media import DecodedImage, MediaChunk, MediaInput, whole_chunks
+from enginehouse.contract.media import DecodedAudio, DecodedImage, MediaChunk, MediaInput, MediaKind, whole_chunks
 from enginehouse.contract.types import ModelInfo
 from enginehouse_backendkit.checkpoints import Checkpoints
 from enginehouse_testkit.fake_adapters import FakeAdapters, read_fake_adapter, salt_of
 from enginehouse_testkit.fake_exits import FakeExits
-from enginehouse_testkit.fake_media import IMAGE_TEMPLATE, encode_fake, prepare_fake
+from enginehouse_testkit.fake_media import AUDIO_RATE, IMAGE_TEMPLATE, encode_fake, prepare_fake, prepare_fake_audio
 from enginehouse_testkit.fake_model import FakeModel, State
 from enginehouse_testkit.fake_options import FakeFaults, FakeOptions
 from enginehouse_testkit.fake_sampling import FakeDrawn, draw_token
@@ -84,10 +84,17 @@ class _Cell:
         self.token_id, self.state, self.num_layers, self.owners = token_id, state, num_layers, 1
 
 
+def _kinds(options: FakeOptions) -> tuple[MediaKind, ...]:
+    """Return the kinds of media that the model takes."""
+    images: tuple[MediaKind, ...] = ("image",) if options.image_tokens else ()
+    return (*images, "audio") if options.audio_tokens else images
+
+
 class FakeRunner:
     """See :class:`enginehouse.contract.backend.Runner`; counts its forward passes, and the chunks that it encodes."""
 
     max_image_pixels = 256 * 256
+    audio_rate = AUDIO_RATE
 
     def __init__(self, options: FakeOptions | None = None) -> None:
         self.options = options = options or FakeOptions()
@@ -112,7 +119,7 @@ class FakeRunner:
             sampling=DRAW_FIELDS if options.device_sampling else frozenset(),
             states=options.states,
             adapters=options.mixing,
-            media=("image",) if options.image_tokens else (),
+            media=_kinds(options),
         )
         self.state_format = (
             f"fake {options.vocab_size} {options.window} {options.num_layers} {bool(options.num_checkpoints)}"
@@ -121,7 +128,7 @@ class FakeRunner:
             backend="fake",
             max_context=context,
             vocab_size=self.tokenizer.vocab_size,
-            chat_templates={"default": IMAGE_TEMPLATE if options.image_tokens else _CHATML},
+            chat_templates={"default": IMAGE_TEMPLATE if _kinds(options) else _CHATML},
             special_tokens=dict(self.tokenizer.special_tokens),
             bos_token="<|bos|>",
             eos_token="<|im_end|>",
@@ -206,7 +213,7 @@ class FakeRunner:
         cells = self._cells(sequence)
         if length >= len(cells):
             return len(cells)
-        if self.options.image_tokens:
+        if self.capabilities.media:
             length = whole_chunks(np.array([cell.token_id for cell in cells], np.int32), length)
         if self.options.num_checkpoints:
             return self._checkpoints.last_length(sequence, length)
@@ -267,6 +274,10 @@ class FakeRunner:
     def prepare_image(self, image: DecodedImage) -> Sequence[Sequence[int] | MediaChunk]:
         """See :class:`enginehouse.contract.media.MediaRunner`."""
         return prepare_fake(image, self.options.image_tokens)
+
+    def prepare_audio(self, audio: DecodedAudio) -> Sequence[Sequence[int] | MediaChunk]:
+        """See :class:`enginehouse.contract.media.AudioRunner`."""
+        return prepare_fake_audio(audio, self.options.audio_tokens)
 
     def encode(self, chunk: MediaChunk) -> NDArray[np.uint64]:
         """See :class:`enginehouse.contract.media.MediaRunner`."""
@@ -370,8 +381,8 @@ class FakeRunner:
     def _checked_chunk(self, span: Span, media: MediaInput) -> list[int]:
         """Return the pseudo-tokens of a chunk."""
         length, num_tokens = self.length(span.sequence), media.chunk.num_tokens
-        if "image" not in self.capabilities.media or span.outputs != "none" or span.num_layers is not None:
-            raise InvalidSpan("a chunk needs a runner that takes images, and gives no logits")
+        if media.chunk.kind not in self.capabilities.media or span.outputs != "none" or span.num_layers is not None:
+            raise InvalidSpan("a chunk needs a runner that takes its kind, and gives no logits")
         if span.start != length or length + num_tokens > self.capabilities.max_context:
             raise InvalidSpan(
                 f"sequence {span.sequence} holds {length} tokens; {num_tokens} cannot start at {span.start}"

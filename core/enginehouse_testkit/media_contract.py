@@ -1,4 +1,4 @@
-"""Contract suite for runners that take images, as a test class.
+"""Contract suite for runners that take images or recordings, as a test class.
 
 ::
 
@@ -8,8 +8,9 @@
         def model(cls):
             return ModelUnderTest(backend=MyBackend(), source=ModelSource("seeing"), options=MyOptions(context=256))
 
-The model may have random weights, but its logits must depend on the pixels by ``min_image_difference``. A small cache
-finds more: the random walk then makes the runner move, swap out and drop what it holds.
+For recordings, the fixture ``image_pair`` gives two of them. The model may have random weights, but its logits must
+depend on the pixels or samples by ``min_image_difference``. A small cache finds more: the random walk then makes the
+runner move, swap out and drop what it holds.
 """
 
 from __future__ import annotations
@@ -27,14 +28,15 @@ from attrs import define, field
 
 from enginehouse.contract.backend import CutPlanner, Span, StateKeeper
 from enginehouse.contract.errors import CacheFull, InvalidRequest, InvalidSpan
-from enginehouse.contract.media import DecodedImage, MediaChunk, MediaInput, MediaRunner, pseudo_tokens
+from enginehouse.contract.media import AudioRunner, DecodedImage, MediaChunk, MediaInput, MediaRunner, pseudo_tokens
+from enginehouse.contract.types import DecodedMedia
 from enginehouse_testkit.contract.base import ContractBase
 from enginehouse_testkit.contract.driver import Rows, RunnerDriver, largest_difference
 
 __all__ = ["ImageDriver", "MediaContract", "Prompt", "random_image"]
 
-Prompt = Sequence[int | DecodedImage]
-"""Token ids, and images."""
+Prompt = Sequence[int | DecodedMedia]
+"""Token ids, and images or recordings."""
 
 
 def random_image(seed: int, width: int = 64, height: int = 64) -> DecodedImage:
@@ -52,27 +54,36 @@ class ImageDriver:
 
     @property
     def runner(self) -> MediaRunner:
-        """The runner, which takes images."""
+        """The runner, which takes images or recordings."""
         runner = self.driver.runner
-        assert "image" in runner.capabilities.media and isinstance(runner, MediaRunner)
+        assert runner.capabilities.media and isinstance(runner, MediaRunner)
         return cast(MediaRunner, runner)
 
-    def parts(self, image: DecodedImage) -> list[Sequence[int] | MediaChunk]:
+    def prepare(self, media: DecodedMedia) -> Sequence[Sequence[int] | MediaChunk]:
+        """Return the tokens and chunks of an image or a recording as the runner gives them."""
+        runner = self.runner
+        assert media.kind in self.driver.runner.capabilities.media
+        if isinstance(media, DecodedImage):
+            return runner.prepare_image(media)
+        assert isinstance(runner, AudioRunner) and media.rate == runner.audio_rate
+        return runner.prepare_audio(media)
+
+    def parts(self, image: DecodedMedia) -> list[Sequence[int] | MediaChunk]:
         """Return the tokens and chunks of an image; chunks have their keys."""
         if image.digest not in self.prepared:
             self.prepared[image.digest] = [
                 attrs.evolve(part, key=f"{image.digest} {number}") if isinstance(part, MediaChunk) else part
-                for number, part in enumerate(self.runner.prepare_image(image))
+                for number, part in enumerate(self.prepare(image))
             ]
         return self.prepared[image.digest]
 
-    def chunk(self, image: DecodedImage) -> MediaChunk:
+    def chunk(self, image: DecodedMedia) -> MediaChunk:
         """Return the first chunk of an image."""
         return next(part for part in self.parts(image) if isinstance(part, MediaChunk))
 
     def span(self, sequence: int, chunk: MediaChunk) -> Span:
         """Return a span of a chunk, encoded now."""
-        media = MediaInput(chunk, self.runner.encode(chunk), pseudo_tokens(chunk.key, chunk.num_tokens))
+        media = MediaInput(chunk, self.runner.encode(chunk), pseudo_tokens(chunk.key, chunk.num_tokens, chunk.kind))
         return Span(sequence, self.driver.runner.length(sequence), media, "none")
 
     def num_tokens(self, prompt: Prompt) -> int:
@@ -124,8 +135,8 @@ class MediaContract(ContractBase):
 
     @pytest.fixture(scope="class")
     @classmethod
-    def image_pair(cls) -> tuple[DecodedImage, DecodedImage]:
-        """Two images of one size; override it for a model that cannot take them."""
+    def image_pair(cls) -> tuple[DecodedMedia, DecodedMedia]:
+        """Two images of one size; override it for a model that cannot take them, or that takes recordings."""
         return random_image(1), random_image(2)
 
     @pytest.fixture
@@ -139,7 +150,7 @@ class MediaContract(ContractBase):
         return prompts[0][:5]
 
     def test_every_pixel_counts(
-        self, images: ImageDriver, image_pair: tuple[DecodedImage, DecodedImage], text: list[int]
+        self, images: ImageDriver, image_pair: tuple[DecodedMedia, DecodedMedia], text: list[int]
     ) -> None:
         """Another image, the same one twice, and one without text before it give other logits."""
         first, second = image_pair
@@ -150,7 +161,7 @@ class MediaContract(ContractBase):
                 assert largest_difference(row, other) > self.min_image_difference, f"prompt {number} has no effect"
 
     def test_logits_do_not_depend_on_the_way(
-        self, images: ImageDriver, image_pair: tuple[DecodedImage, DecodedImage], text: list[int]
+        self, images: ImageDriver, image_pair: tuple[DecodedMedia, DecodedMedia], text: list[int]
     ) -> None:
         """In other chunks, beside others, in a fork, after a cut, and with an embedding computed before."""
         driver, (first, second) = images.driver, image_pair
@@ -162,7 +173,7 @@ class MediaContract(ContractBase):
             self.assert_same(rows, expected, capabilities, f"text in chunks of {size} around images")
         beside, sequence = driver.open(), driver.open()
         for item in prompt[:-1]:
-            images.append(beside, [second, text[1]] if isinstance(item, DecodedImage) else [text[2]])
+            images.append(beside, [second, text[1]] if not isinstance(item, int) else [text[2]])
             images.append(sequence, [item])
         rows = driver.forward(driver.span(beside, text[:1]), driver.span(sequence, text[:1]))[1:]
         self.assert_same(rows, expected, capabilities, "beside a sequence with other images")
@@ -188,11 +199,11 @@ class MediaContract(ContractBase):
             self.assert_same(rows, expected, capabilities, f"a cut after {length} tokens")
 
     def test_images_are_prepared_in_threads(
-        self, images: ImageDriver, image_pair: tuple[DecodedImage, DecodedImage]
+        self, images: ImageDriver, image_pair: tuple[DecodedMedia, DecodedMedia]
     ) -> None:
         """Several at once, with the same runs each time; the pixels reach the right one."""
         with ThreadPoolExecutor(4) as pool:
-            found = list(pool.map(images.runner.prepare_image, image_pair * 4))
+            found = list(pool.map(images.prepare, image_pair * 4))
         for number, runs in enumerate(found):
             expected = images.parts(image_pair[number % 2])
             assert len(runs) == len(expected)
@@ -205,7 +216,7 @@ class MediaContract(ContractBase):
                     assert list(cast("Sequence[int]", part)) == list(cast("Sequence[int]", other))
 
     def test_an_image_takes_its_tokens(
-        self, images: ImageDriver, image_pair: tuple[DecodedImage, DecodedImage], text: list[int]
+        self, images: ImageDriver, image_pair: tuple[DecodedMedia, DecodedMedia], text: list[int]
     ) -> None:
         """Lengths and free positions count tokens."""
         runner, sequence = images.driver.runner, images.driver.open()
@@ -218,7 +229,7 @@ class MediaContract(ContractBase):
         assert free_tokens - runner.free_tokens() == images.num_tokens(prompt)
 
     def test_a_cut_inside_an_image_drops_it(
-        self, images: ImageDriver, image_pair: tuple[DecodedImage, DecodedImage], text: list[int]
+        self, images: ImageDriver, image_pair: tuple[DecodedMedia, DecodedMedia], text: list[int]
     ) -> None:
         """Cuts and forks keep what is before its chunk, or less."""
         driver, runner = images.driver, images.driver.runner
@@ -243,7 +254,7 @@ class MediaContract(ContractBase):
         self.assert_same(rows, images.alone([*text, text[1]]), runner.capabilities, "after a cut inside an image")
 
     def test_wrong_spans_change_nothing(
-        self, images: ImageDriver, image_pair: tuple[DecodedImage, DecodedImage], text: list[int]
+        self, images: ImageDriver, image_pair: tuple[DecodedMedia, DecodedMedia], text: list[int]
     ) -> None:
         """A chunk beside other spans, with logits, or at another place; pixels of another number."""
         driver, runner = images.driver, images.driver.runner
@@ -255,12 +266,12 @@ class MediaContract(ContractBase):
             with pytest.raises(InvalidSpan):
                 runner.forward(spans)
         with pytest.raises(InvalidRequest):
-            images.runner.prepare_image(DecodedImage("", 64, 64, b"too short"))
+            images.prepare(image_pair[0].with_data(b"too short"))
 
         assert (runner.length(sequence), runner.length(other), runner.free_tokens()) == (0, 0, free_tokens)
 
     def test_an_image_that_does_not_fit_is_left_out(
-        self, images: ImageDriver, image_pair: tuple[DecodedImage, DecodedImage], text: list[int]
+        self, images: ImageDriver, image_pair: tuple[DecodedMedia, DecodedMedia], text: list[int]
     ) -> None:
         """CacheFull changes nothing; the image fits when there is room."""
         driver, runner = images.driver, images.driver.runner
@@ -285,14 +296,14 @@ class MediaContract(ContractBase):
         self.assert_same(rows, expected, runner.capabilities, "after a full cache")
 
     def test_random_steps(
-        self, images: ImageDriver, image_pair: tuple[DecodedImage, DecodedImage], text: list[int]
+        self, images: ImageDriver, image_pair: tuple[DecodedMedia, DecodedMedia], text: list[int]
     ) -> None:
         """Text, images, forks, cuts and saved states in any order: each sequence equals its own prompt alone."""
         driver, randomness = images.driver, random.Random(20)
         capabilities = driver.runner.capabilities
         longest = max(images.num_tokens([image]) for image in image_pair) + 2
         limit = min(capabilities.max_context - 1, 5 * longest)
-        held: dict[int, list[int | DecodedImage]] = {}
+        held: dict[int, list[int | DecodedMedia]] = {}
         for _ in range(self.num_image_steps):
             if not held or (len(held) < min(capabilities.max_sequences - 2, 5) and randomness.random() < 0.2):
                 held[driver.open()] = []
@@ -322,7 +333,7 @@ class MediaContract(ContractBase):
     def _fork_or_cut(
         self,
         images: ImageDriver,
-        held: dict[int, list[int | DecodedImage]],
+        held: dict[int, list[int | DecodedMedia]],
         chosen: int,
         randomness: random.Random,
     ) -> None:

@@ -55,7 +55,7 @@ async def _props(call: Call) -> Reply:
             "modalities": {
                 "vision": info is not None and "image" in info.engine.media,
                 "video": False,
-                "audio": False,
+                "audio": info is not None and "audio" in info.engine.media,
             },
             "endpoint_slots": True,
             "endpoint_props": False,

@@ -9,12 +9,13 @@ from enginehouse.contract.errors import ModelLoadError
 from enginehouse_llamacpp.device_estimate import CPU, bytes_by_device
 from enginehouse_llamacpp.gguf import MAX_LAYERS, GgufHeader
 from enginehouse_llamacpp.options import LlamaCppOptions
-from enginehouse_llamacpp.projector_files import projector_kind, read_projector
+from enginehouse_llamacpp.projector_files import has_audio, has_vision, projector_kind, read_projector
 from enginehouse_llamacpp.recurrent import state_bytes_of_layers
 from enginehouse_llamacpp.sizes import choose_pooling_sizes, choose_sizes, short_pooling_sizes, type_bytes
 
 __all__ = ["estimate_memory", "estimate_pooler"]
 
+_AUDIO_POSITIONS = 1500
 _QWEN_PATCHES = 4 * 46 * 46
 """Of models that take images of any size. Source: ``set_warmup_n_tokens`` in clip.cpp of llama-cpp-python 0.3.36."""
 
@@ -74,11 +75,14 @@ def estimate_memory(header: GgufHeader, options: LlamaCppOptions, projector: Pat
     if by_device:
         by_device[CPU] += host_bytes
     if projector is not None:
-        images = read_projector(projector)
-        weights_bytes += images.file_bytes
-        compute_bytes += _image_bytes(images)
+        media = read_projector(projector)
+        media_bytes = max(
+            _image_bytes(media) if has_vision(media) else 0, _audio_bytes(media) if has_audio(media) else 0
+        )
+        weights_bytes += media.file_bytes
+        compute_bytes += media_bytes
         if by_device:
-            by_device[CPU] += images.file_bytes + _image_bytes(images)
+            by_device[CPU] += media.file_bytes + media_bytes
     return MemoryEstimate(
         weights_bytes=weights_bytes,
         kv_bytes_per_token=kv_bytes,
@@ -95,6 +99,13 @@ def _image_bytes(header: GgufHeader) -> int:
     mask_bytes = 4 * num_patches**2 if header.number("vision.n_wa_pattern") else 0
     width, inner = header.number("vision.embedding_length"), header.number("vision.feed_forward_length")
     return mask_bytes + 4 * num_patches * (8 * width + 2 * inner)
+
+
+def _audio_bytes(header: GgufHeader) -> int:
+    """Bytes of the intermediate values of half a minute of a recording, by encoders of Whisper's kind."""
+    width, inner = header.number("audio.embedding_length"), header.number("audio.feed_forward_length")
+    num_scores = header.number("audio.attention.head_count") * _AUDIO_POSITIONS
+    return 4 * _AUDIO_POSITIONS * (8 * width + 2 * inner + num_scores)
 
 
 def _num_layers(header: GgufHeader) -> int:

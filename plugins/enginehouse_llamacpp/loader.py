@@ -288,7 +288,7 @@ def _capabilities(
         abort=not uses_gpu,
         states=True,
         adapters="per_pass",
-        media=("image",) if projector is not None else (),
+        media=projector.kinds if projector is not None else (),
     )
 
 

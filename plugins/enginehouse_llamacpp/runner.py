@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from enginehouse.contract.backend import RunnerCapabilities, Span, Tokenizer
 from enginehouse.contract.errors import CacheFull, InvalidSpan, RunnerError, StepAborted
-from enginehouse.contract.media import MAX_IMAGE_PIXELS, DecodedImage, MediaChunk, MediaInput
+from enginehouse.contract.media import MAX_IMAGE_PIXELS, DecodedAudio, DecodedImage, MediaChunk, MediaInput
 from enginehouse.contract.types import ModelInfo
 from enginehouse_backendkit.threads import ThreadChooser
 from enginehouse_llamacpp.adapters import Adapters
@@ -46,7 +46,7 @@ class LlamaCppRunner:
         context: computes batches; closed by :meth:`close`.
         sequences: the open sequences.
         adapters: adapters of the context.
-        projector: reads images; None for a model that takes text only.
+        projector: reads images and recordings; None for a model that takes text only.
         batch: refilled by each forward pass.
         threads: chooses the number of threads for each batch.
         log: provides the reasons for llama.cpp's failures.
@@ -77,6 +77,7 @@ class LlamaCppRunner:
         self.tokenizer: Tokenizer = tokenizer
         self._context, self.sequences, self._adapters = context, sequences, adapters
         self._projector = projector
+        self.audio_rate = projector.audio_rate if projector is not None else 0
         self._batch, self._threads, self._log, self._free_model = batch, threads, log, free_model
         self._is_closed = False
         self._no_rows = np.empty((0, info.vocab_size), np.float32)
@@ -127,11 +128,15 @@ class LlamaCppRunner:
 
     def prepare_image(self, image: DecodedImage) -> Sequence[Sequence[int] | MediaChunk]:
         """Return the tokens and chunks of an image; thread-safe."""
-        return self._images().prepare(image)
+        return self._media().prepare(image)
+
+    def prepare_audio(self, audio: DecodedAudio) -> Sequence[Sequence[int] | MediaChunk]:
+        """Return the tokens and chunks of a recording; thread-safe."""
+        return self._media().prepare_audio(audio)
 
     def encode(self, chunk: MediaChunk) -> NDArray[np.float32]:
         """Return the embedding of a chunk, (num_tokens, width) float32."""
-        return self._images().encode(chunk)
+        return self._media().encode(chunk)
 
     def free_tokens(self) -> int:
         """Number of free KV positions."""
@@ -157,11 +162,12 @@ class LlamaCppRunner:
 
     def _forward_chunk(self, span: Span, media: MediaInput) -> _Rows:
         """Append an image; it is divided into batches unless its tokens attend to each other."""
-        projector, chunk, sequence = self._images(), media.chunk, span.sequence
+        projector, chunk, sequence = self._media(), media.chunk, span.sequence
         embedding = check_chunk(span, media, self.length(sequence), self.capabilities.max_context, projector.width)
         self._adapters.check(span.adapter)
         size = self.capabilities.max_batch_tokens
-        if projector.is_non_causal and chunk.num_tokens > projector.batch_tokens:
+        is_causal = projector.is_causal(chunk)
+        if not is_causal and chunk.num_tokens > projector.batch_tokens:
             raise InvalidSpan(f"sequence {sequence}: the chunk has more than {projector.batch_tokens} tokens")
         positions = projector.positions(chunk, self.sequences.position(sequence))
         batches = [
@@ -171,15 +177,15 @@ class LlamaCppRunner:
         self.sequences.append_chunk(sequence, [batch.num_tokens for batch in batches], chunk.num_positions)
         self._adapters.use(span.adapter)
         self._context.use_threads(self._threads.choose(min(size, chunk.num_tokens)))
-        code = self._context.decode_embeddings(batches, is_causal=not projector.is_non_causal)
+        code = self._context.decode_embeddings(batches, is_causal=is_causal)
         if code != DecodeCode.OK:
             self.sequences.drop_chunk(sequence)
             raise self._error(code, chunk.num_tokens, {sequence: self.length(sequence)})
         return _Rows(self._no_rows)
 
-    def _images(self) -> Projector:
+    def _media(self) -> Projector:
         if self._projector is None:
-            raise InvalidSpan("this model has no projector, so it takes no images")
+            raise InvalidSpan("this model has no projector, so it takes no media")
         return self._projector
 
     def abort(self) -> None:

@@ -31,7 +31,7 @@ __all__ = ["Adapters"]
 
 @frozen(eq=False)
 class _Linear:
-    """A linear layer that can be adapted: ``parent[key]`` is ``layer``."""
+    """A linear layer that can be adapted: ``parent[key]`` is ``layer``; ``dtype`` is that of its adapters."""
 
     parent: Any
     key: str
@@ -125,7 +125,7 @@ class _AdaptedLinear:
         num_rows, width = len(now.sets), x.shape[-1]
         assert x.size == num_rows * now.num_tokens * width, f"{self._name} does not get the tokens of the pass in order"
         now.called.add(self._name)
-        tokens = x.reshape(num_rows, now.num_tokens, width)
+        tokens = x.reshape(num_rows, now.num_tokens, width).astype(self._dtype)
         low = mx.gather_mm(tokens, self.a, lhs_indices=places.rows, rhs_indices=places.places)  # (B, K, N, rank)
         low = (low * places.scales).astype(self._dtype)
         update = mx.gather_mm(low, self.b, rhs_indices=places.places).sum(axis=1)  # (B, N, outputs)
@@ -216,10 +216,10 @@ class Adapters:
             self._now.begin((), 0)
 
     def _check_use(self, handle: int, halves: Mapping[str, object]) -> None:
-        """Raise ValueError or AssertionError if the model does not call an adapted layer with all tokens."""
+        """Raise if the model does not call an adapted layer with all tokens, or a pass with the adapter fails."""
         with self.applied([((handle, 1.0),)], len(PROBE)):
             caches = self._model.make_memory().begin(Batch((0,), (0,), len(PROBE)))
-            self._model.body(None)(mx.array([PROBE]), caches)  # not evaluated
+            mx.eval(self._model.body(None)(mx.array([PROBE]), caches))
             unused = sorted(set(halves) - self._now.called)
         if unused:
             raise ValueError(f"this model's code uses {unused[0]} in a way that cannot be adapted")
@@ -235,6 +235,8 @@ def _find_linears(model: Any, layers: Sequence[Any]) -> dict[str, _Linear]:
             if type(child) in (nn.Linear, nn.QuantizedLinear):
                 own = child.weight.dtype if type(child) is nn.Linear else child.scales.dtype
                 dtype = own if mx.issubdtype(own, mx.floating) else floats[0]  # scales of MXFP4 are integers
+                if mx.default_device().type == mx.DeviceType.cpu:
+                    dtype = mx.float32  # gather_mm has no other type there
                 found[f"{name}.{key}"] = _Linear(parent, key, child, dtype)
     return found
 

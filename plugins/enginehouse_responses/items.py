@@ -214,6 +214,8 @@ def _read_part(part: Node) -> str | MediaPart:
         detail = part.one_of("detail", "auto", "low", "high", "original", default="auto")
         value["detail"] = "high" if detail == "original" else detail
         return MediaPart(kind="image_url", value=value, param=part.path)
+    if kind == "input_audio":
+        return MediaPart(kind=kind, value=part.data.get(kind), param=part.path)
     if kind == "input_file":
         raise invalid(part.path, "models of this server read no files; send their text")
     raise invalid(part.at("type"), f"parts of the type {quoted(kind)} are not known here")

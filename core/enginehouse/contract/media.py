@@ -1,8 +1,8 @@
-"""Images in prompts: chunks of a prompt whose input is an embedding that the runner computes.
+"""Images and recordings in prompts: chunks of a prompt whose input is an embedding that the runner computes.
 
-A prompt is a list of runs: token ids, and media chunks. A runner that takes images implements :class:`MediaRunner` and
-names the kinds in ``capabilities.media``. Core decodes the files, in another process, places the chunks, and keeps
-embeddings for later requests; a runner never sees a file.
+A prompt is a list of runs: token ids, and media chunks. A runner that takes images implements :class:`MediaRunner`, one
+that takes recordings :class:`AudioRunner`, and both name the kinds in ``capabilities.media``. Core decodes the files,
+places the chunks, and keeps embeddings for later requests; a runner never sees a file.
 
 In a sequence's history a chunk is a run of **pseudo-tokens**: negative ids that are a hash of its content. So all code
 that compares token ids (the prefix cache, forks, saved states) also compares images, and a sequence is still its token
@@ -19,11 +19,13 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from enginehouse.contract.types.chats import DecodedImage
+from enginehouse.contract.types.chats import DecodedAudio, DecodedImage
 
 __all__ = [
     "LOW_DETAIL_TOKENS",
     "MAX_IMAGE_PIXELS",
+    "AudioRunner",
+    "DecodedAudio",
     "DecodedImage",
     "Embedding",
     "MediaChunk",
@@ -35,7 +37,7 @@ __all__ = [
     "whole_chunks",
 ]
 
-MediaKind = Literal["image"]
+MediaKind = Literal["image", "audio"]
 """Kinds of media that a runner may take."""
 
 MAX_IMAGE_PIXELS = 2**22
@@ -56,7 +58,7 @@ class Embedding(Protocol):
 
 @frozen(eq=False, kw_only=True)
 class MediaChunk:
-    """A part of an image that is one run of positions.
+    """A part of an image or of a recording that is one run of positions.
 
     Attributes:
         num_tokens: KV positions, by which the length of the sequence grows.
@@ -81,7 +83,7 @@ class MediaInput:
     """A chunk as the input of a span (the field ``input`` of :class:`enginehouse.contract.backend.Span`).
 
     Attributes:
-        chunk: from ``prepare_image``, with its ``key``.
+        chunk: from ``prepare_image`` or ``prepare_audio``, with its ``key``.
         embedding: from ``encode``, of this chunk or of an equal one.
         token_ids: (num_tokens,) int32, its pseudo-tokens, for runners that keep the history of a sequence.
     """
@@ -134,17 +136,44 @@ class MediaRunner(Protocol):
         """
 
 
+@runtime_checkable
+class AudioRunner(MediaRunner, Protocol):
+    """A runner that takes recordings. Its chunks are encoded and computed as those of images.
+
+    Attributes:
+        audio_rate: samples of a second that recordings must have.
+
+    Calls:
+        prepare_audio: for each recording of a request; worker, intake threads, several at once; ``step_timeout_s`` at
+            most.
+    """
+
+    audio_rate: int
+
+    def prepare_audio(self, audio: DecodedAudio) -> Sequence[Sequence[int] | MediaChunk]:
+        """Return a recording as parts of a prompt, as ``prepare_image`` does for an image; chunks have its kind.
+
+        Raises:
+            InvalidRequest: the model cannot take this recording; the message gives the reason.
+        """
+
+
 _FIRST = 1 << 30
 """Number of ids for the first pseudo-token of a chunk; lower ids are those of the others."""
 
+_IMAGE = _FIRST // 2
+"""Number of the highest of these that begin an image; the lower half begin recordings."""
 
-def pseudo_tokens(key: str, num_tokens: int) -> NDArray[np.int32]:
-    """Return the ids of a chunk in a sequence, (num_tokens,) int32: negative, 30 bits of a hash each.
 
-    The first one is at least -2**30, the others are lower, so that the start of a chunk is known from the ids.
+def pseudo_tokens(key: str, num_tokens: int, kind: MediaKind = "image") -> NDArray[np.int32]:
+    """Return the ids of a chunk in a sequence, (num_tokens,) int32: negative, 29 or 30 bits of a hash each.
+
+    The first one is at least -2**30, the others are lower, so that the start of a chunk is known from the ids. For a
+    recording the first one is below -2**29.
     """
     digest = hashlib.shake_128(key.encode()).digest(4 * num_tokens)
     ids = -1 - (np.frombuffer(digest, "<u4").astype(np.int64) % _FIRST)
+    ids[0] = -1 - (-1 - ids[0]) % _IMAGE - (_IMAGE if kind == "audio" else 0)
     ids[1:] -= _FIRST
     return ids.astype(np.int32)
 
@@ -156,12 +185,12 @@ def whole_chunks(token_ids: NDArray[np.int32], length: int) -> int:
     return length
 
 
-def find_chunks(token_ids: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield the start and the number of tokens of each chunk in a prompt."""
+def find_chunks(token_ids: Sequence[int]) -> Iterator[tuple[MediaKind, int, int]]:
+    """Yield the kind, the start and the number of tokens of each chunk in a prompt."""
     start = None
     for index, token_id in enumerate((*token_ids, 0)):
         if start is not None and token_id >= -_FIRST:
-            yield start, index - start
+            yield "image" if token_ids[start] >= -_IMAGE else "audio", start, index - start
             start = None
         if -_FIRST <= token_id < 0:
             start = index

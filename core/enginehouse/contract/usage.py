@@ -60,6 +60,9 @@ class UsageCounter(msgspec.Struct, array_like=True):
     image_tokens: Annotated[
         int, Shown("Of these, tokens of images.", metric="image_prompt_tokens", group="prompt_tokens_details")
     ] = 0
+    audio_tokens: Annotated[
+        int, Shown("Of these, tokens of recordings.", metric="audio_prompt_tokens", group="prompt_tokens_details")
+    ] = 0
     completion_tokens: Annotated[int, Shown("Generated tokens, including those of aborted answers.", "always")] = 0
     reasoning_tokens: Annotated[
         int,

@@ -15,6 +15,7 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,7 +25,6 @@ from enginehouse.contract.drafter import BoundDrafter
 from enginehouse.contract.errors import EngineDead, EnginehouseError, GenerationFailed, PluginFailed, QueueTimeout
 from enginehouse.contract.exit_policy import LayerAccess
 from enginehouse.contract.inspection import EngineMetrics, EngineView
-from enginehouse.contract.media import MediaRunner
 from enginehouse.contract.sampler import SamplerPlugin
 from enginehouse.contract.structured import StructuredDecoder
 from enginehouse.contract.types import (
@@ -35,14 +35,14 @@ from enginehouse.contract.types import (
     EngineStats,
     Event,
     FinishReason,
+    ModelInfo,
     PromptProgress,
     Resume,
 )
 from enginehouse.engine.constraints import Masks
 from enginehouse.engine.disk import DiskTier
 from enginehouse.engine.forward import encode, forward
-from enginehouse.engine.media import PlacedChunk
-from enginehouse.engine.media.prompts import Prepare
+from enginehouse.engine.media import PlacedChunk, Preparers, preparers_of
 from enginehouse.engine.outputs import StepCounts, score_tokens, summary, text_delta, token_logprob, view_engine
 from enginehouse.engine.sampling.device_draws import DeviceDraws, InFlightStep, launch
 from enginehouse.engine.scheduler import Batch, Scheduler
@@ -322,10 +322,17 @@ class StepEngine:
         return self._sequence_factory.capabilities
 
     @property
-    def prepare_image(self) -> Prepare | None:
-        """Function that makes parts of a prompt of an image, for any thread; None if the model takes no images."""
-        runner = self._runner
-        return runner.prepare_image if runner.capabilities.media and isinstance(runner, MediaRunner) else None
+    def info(self) -> ModelInfo:
+        """Information about the model; its metadata names truncation to checkpoints, with which drafts are not used."""
+        info, truncate = self._runner.info, self._runner.capabilities.truncate
+        if truncate != "checkpoint":
+            return info
+        return msgspec.structs.replace(info, metadata={**info.metadata, "truncation": truncate})
+
+    @property
+    def preparers(self) -> Preparers:
+        """See :func:`enginehouse.engine.media.preparers_of`."""
+        return preparers_of(self._runner)
 
     def check(self, request: EngineRequest, num_prompt_tokens: int, chunks: tuple[PlacedChunk, ...] = ()) -> None:
         """Reject a request that cannot be served; see :meth:`SequenceFactory.check`. Any thread."""

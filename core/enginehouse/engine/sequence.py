@@ -8,7 +8,7 @@ owns the rest. Nothing here calls a runner.
 from __future__ import annotations
 
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Tokens
 from typing import TYPE_CHECKING
@@ -67,8 +67,10 @@ class ActiveRequest:
 
     def first_usage(self) -> UsageCounter:
         """Return the counts of the prompt."""
-        num_image_tokens = sum(placed.chunk.num_tokens for placed in self.chunks)
-        return UsageCounter(prompt_tokens=len(self.prompt), image_tokens=num_image_tokens)
+        counts = Counter[str]()
+        for placed in self.chunks:
+            counts[placed.chunk.kind] += placed.chunk.num_tokens
+        return UsageCounter(len(self.prompt), image_tokens=counts["image"], audio_tokens=counts["audio"])
 
     @property
     def num_media_bytes(self) -> int:

@@ -15,13 +15,13 @@ import numpy as np
 
 from enginehouse.contract.backend import Runner
 from enginehouse.contract.errors import ContextLengthExceeded, InvalidRequest, UnsupportedParameter
-from enginehouse.contract.media import MAX_IMAGE_PIXELS, MediaRunner
+from enginehouse.contract.media import MAX_IMAGE_PIXELS
 from enginehouse.contract.sampler import SamplerPlugin
 from enginehouse.contract.structured import BacktrackingMatcher, Grammar, StructuredDecoder
 from enginehouse.contract.types import EngineCapabilities, EngineRequest, Resume, ResumedChoice
 from enginehouse.engine.checkpoints import choose_places
 from enginehouse.engine.constraints import Constraints, ConstraintState, ReasoningGate
-from enginehouse.engine.media import PlacedChunk, without_media
+from enginehouse.engine.media import PlacedChunk, preparers_of, without_media
 from enginehouse.engine.sampling.device_draws import can_draw
 from enginehouse.engine.sampling.plugin_steps import build_steps
 from enginehouse.engine.sampling.sampler import SequenceSampler
@@ -84,15 +84,16 @@ class SequenceFactory:
     def capabilities(self) -> EngineCapabilities:
         """Supported request features: sampling fields of the runner, sampler plugins, constraint kinds."""
         runner: Any = self._runner
-        takes_images = "image" in runner.capabilities.media and isinstance(runner, MediaRunner)
+        media = tuple(preparers_of(self._runner))
         return EngineCapabilities(
             native=tuple(sorted(self._runner.capabilities.sampling)),
             samplers=tuple(sorted(self._samplers)),
             constraint_kinds=self._constraints.kinds,
             constraint_problem=self._constraints.problem,
             adapters=self._runner.capabilities.adapters,
-            media=("image",) if takes_images else (),
-            max_image_pixels=min(runner.max_image_pixels, MAX_IMAGE_PIXELS) if takes_images else 0,
+            media=media,
+            max_image_pixels=min(runner.max_image_pixels, MAX_IMAGE_PIXELS) if "image" in media else 0,
+            audio_rate=runner.audio_rate if "audio" in media else 0,
         )
 
     def check_length(self, num_prompt_tokens: int, is_lower_bound: bool = False) -> None:
@@ -110,18 +111,20 @@ class SequenceFactory:
 
         Raises:
             ContextLengthExceeded: the prompt and one more token do not fit.
-            InvalidRequest: empty prompt, or one that ends with an image, token ids outside the vocabulary, or a
-                constraint that cannot be enforced.
-            UnsupportedParameter: log-probabilities of a prompt with images.
+            InvalidRequest: empty prompt, or one that ends with media, token ids outside the vocabulary, or a constraint
+                that cannot be enforced.
+            UnsupportedParameter: log-probabilities of a prompt with images or recordings.
         """
         vocab_size = self._tokenizer.vocab_size
         if num_prompt_tokens < 1:
             raise InvalidRequest("The prompt is empty: it has no tokens.", "prompt")
         self.check_length(num_prompt_tokens)
         if chunks and chunks[-1].end == num_prompt_tokens:
-            raise InvalidRequest("messages: the prompt ends with an image; the chat template must write text after it")
+            raise InvalidRequest(
+                "messages: the prompt ends with an image or a recording; the chat template must end with text"
+            )
         if chunks and request.num_prompt_logprobs is not None:
-            message = "prompt_logprobs: log-probabilities of a prompt with images are not computed"
+            message = "prompt_logprobs: log-probabilities of a prompt with images or recordings are not computed"
             raise UnsupportedParameter(message, "prompt_logprobs")
         for token_ids, param in ((request.token_ids, "prompt"), (request.stopping.stop_token_ids, "stop_token_ids")):
             bad_ids = [token_id for token_id in token_ids or () if not 0 <= token_id < vocab_size]

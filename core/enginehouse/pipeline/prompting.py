@@ -15,7 +15,16 @@ from msgspec.structs import replace
 
 from enginehouse.contract.errors import InvalidRequest, ModelLoadError, RenderError, UnsupportedParameter
 from enginehouse.contract.parsers import ChatFormat
-from enginehouse.contract.types import DecodedImage, GenerateRequest, Message, ModelInfo, ReasoningParams, Segment
+from enginehouse.contract.types import (
+    DecodedAudio,
+    DecodedImage,
+    DecodedMedia,
+    GenerateRequest,
+    Message,
+    ModelInfo,
+    ReasoningParams,
+    Segment,
+)
 from enginehouse.pipeline.answer_parser import AnswerParsing
 from enginehouse.pipeline.chat_formats import ChatFormats, ChatPlan, plan_chat
 from enginehouse.pipeline.prompt.chat_prompt import ChatPrompt, ModelTemplates
@@ -216,39 +225,39 @@ class PromptMaker:
     async def _render(
         self, template: str, plan: ChatPlan, info: ModelInfo, request: GenerateRequest
     ) -> tuple[Segment, ...]:
-        images = {image.param: image for image in _images(plan.messages)}
-        for image in _images(request.messages or ()):
-            if image.param not in images:
-                message = f"{image.param}: the tool parser of this model does not keep images of such messages"
-                raise UnsupportedParameter(message, image.param)
+        media = {one.param: one for one in _media(plan.messages)}
+        for one in _media(request.messages or ()):
+            if one.param not in media:
+                message = f"{one.param}: the tool parser of this model does not keep media of such messages"
+                raise UnsupportedParameter(message, one.param)
         prompt = ChatPrompt.of(
             info,
             template,
-            _without_pixels(plan.messages) if images else plan.messages,
+            _without_data(plan.messages) if media else plan.messages,
             continues=request.continues,
             add_generation_prompt=request.opens_turn,
             extra=plan.variables,
         )
         segments = await self._renderer.render(prompt)
-        if not images:
+        if not media:
             return segments
         return tuple(
-            segment if segment.image is None else replace(segment, image=images[segment.image.param])
+            segment if segment.media is None else replace(segment, media=media[segment.media.param])
             for segment in segments
         )
 
 
-def _images(messages: Sequence[Message]) -> list[DecodedImage]:
-    return [part for message in messages for part in message.parts if isinstance(part, DecodedImage)]
+def _media(messages: Sequence[Message]) -> list[DecodedMedia]:
+    return [part for one in messages for part in one.parts if isinstance(part, DecodedImage | DecodedAudio)]
 
 
-def _without_pixels(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Return messages whose images have no pixels, since a template needs only their places."""
-    return tuple(evolve(message, parts=tuple(map(_without_rgb, message.parts))) for message in messages)
+def _without_data(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Return messages whose media are empty, since a template needs only their places."""
+    return tuple(evolve(one, parts=tuple(map(_emptied, one.parts))) for one in messages)
 
 
-def _without_rgb(part: Any) -> Any:
-    return replace(part, rgb=b"") if isinstance(part, DecodedImage) else part
+def _emptied(part: Any) -> Any:
+    return part.with_data(b"") if isinstance(part, DecodedImage | DecodedAudio) else part
 
 
 def _offers_tools(request: GenerateRequest) -> bool:

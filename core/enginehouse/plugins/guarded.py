@@ -25,7 +25,7 @@ from enginehouse.contract.errors import ConfigError, EnginehouseError, PluginFai
 from enginehouse.contract.exit_policy import ExitPolicy, LayerAccess
 from enginehouse.contract.fleet import PlacesWorkers
 from enginehouse.contract.inspection import Inspectable
-from enginehouse.contract.media import Embedding, MediaRunner
+from enginehouse.contract.media import AudioRunner, Embedding, MediaRunner
 from enginehouse.contract.model_hub import ModelHub
 from enginehouse.contract.parsers import (
     ReasoningFormat,
@@ -64,7 +64,16 @@ _GUARDED: dict[type[Any], tuple[type[Any], ...]] = {
     ReasoningParser: (),
     ReasoningSession: (),
     Router: (ChecksModels, ComparesTexts),
-    Runner: (AdapterKeeper, CheckpointKeeper, CutPlanner, DeviceSampler, LayerAccess, MediaRunner, StateKeeper),
+    Runner: (
+        AdapterKeeper,
+        CheckpointKeeper,
+        CutPlanner,
+        DeviceSampler,
+        LayerAccess,
+        AudioRunner,
+        MediaRunner,
+        StateKeeper,
+    ),
     SamplerPlugin: (),
     StructuredDecoder: (),
     Surface: (),

@@ -232,7 +232,7 @@ def _blame(work: Work) -> Iterator[bytes]:
     """Yield the keys of the part of the work in whose isolation run the worker died."""
     if work.stage == "text":
         texts = _texts(work)
-        if any(segment.image is not None for segment in work.request.segments):
+        if any(segment.media is not None for segment in work.request.segments):
             texts = texts[:1]
         yield from (_text_key(text, work.caller) for text in texts)
     elif work.stage == "constraint":

@@ -1,4 +1,4 @@
-"""``[media]``: images in messages. A part of ``config``."""
+"""``[media]``: images and recordings in messages. A part of ``config``."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ def _check_image_hosts(_: object, attribute: Any, value: tuple[str, ...]) -> Non
 
 @frozen(kw_only=True)
 class MediaSettings:
-    """``[media]``: images in messages, for models that support them.
+    """``[media]``: images and recordings in messages, for models that support them.
 
     Attributes:
         allowed_hosts: hosts from which images may be downloaded, besides ``data:`` URLs: ``images.example``,
             ``.example.org`` for every name below it, ``*`` for all; append ``:8443`` for a port other than the default.
         allow_private: also allow hosts whose addresses are not on the public internet.
-        max_images: maximum number of images per request.
-        max_bytes: maximum size of an image.
+        max_images: maximum number of images and recordings per request.
+        max_bytes: maximum size of an image or a recording.
         max_pixels: maximum number of pixels of an image, according to its header.
+        max_audio_s: maximum duration of the recordings of a request, in seconds.
         max_redirects: maximum number of redirects per download.
         timeout_s: time limit for the download of an image, in seconds.
     """
@@ -37,5 +38,6 @@ class MediaSettings:
     max_images: int = field(default=16, validator=ge(1), metadata=LIVE)
     max_bytes: int = field(default=10 * 1024 * 1024, validator=gt(0), metadata=LIVE)
     max_pixels: int = field(default=40_000_000, validator=gt(0), metadata=LIVE)
+    max_audio_s: float = field(default=300.0, validator=gt(0), metadata=LIVE)
     max_redirects: int = field(default=3, validator=ge(0), metadata=LIVE)
     timeout_s: float = field(default=10.0, validator=gt(0), metadata=LIVE)

@@ -273,8 +273,7 @@ class WorkerHost:
         self._engine = engine
         if self._on_server_gone is not None:  # a process of its own
             _exempt_from_collection()
-        info = engine.info if isinstance(engine, PoolEngine) else model.info
-        self._send(Ready(msgspec.structs.replace(info, engine=engine.capabilities)))
+        self._send(Ready(msgspec.structs.replace(engine.info, engine=engine.capabilities)))
         return engine
 
     def _open(self, message: Load) -> tuple[Runner | Pooler, StepEngine | PoolEngine]:

@@ -226,7 +226,7 @@ class Intake:
 
     def _encode(self, segments: Sequence[Segment], add_special: bool) -> EncodedPrompt:
         layout = self._engine.layout if isinstance(self._engine, PoolEngine) else None
-        prepare = self._engine.prepare_image if isinstance(self._engine, StepEngine) else None
+        prepare = self._engine.preparers if isinstance(self._engine, StepEngine) else {}
         prompt = encode_prompt(self._tokenizer, segments, add_special and layout is None, prepare, self._guard)
         token_ids = prompt.token_ids
         if add_special and layout is not None:
@@ -278,7 +278,7 @@ def _is_long(asked: EngineRequest | PoolingRequest | Tokenize | Detokenize) -> b
         return len(asked.token_ids) > _LONG_CHARACTERS
     if isinstance(asked, PoolingRequest):
         return sum(map(_num_characters, asked.inputs)) > _LONG_CHARACTERS
-    has_images = any(segment.image is not None for segment in asked.segments)
+    has_images = any(segment.media is not None for segment in asked.segments)
     return has_images or sum(len(segment.text) for segment in asked.segments) > _LONG_CHARACTERS
 
 

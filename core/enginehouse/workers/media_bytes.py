@@ -34,7 +34,7 @@ async def sent_media(
         call: number of the pieces, unique on the link.
         segments: the prompt.
     """
-    if all(segment.image is None for segment in segments):
+    if all(segment.media is None for segment in segments):
         yield tuple(segments)
         return
     try:
@@ -49,14 +49,14 @@ async def _send(
 ) -> tuple[Segment, ...]:
     place = 0
     for segment in segments:
-        if segment.image is None:
+        if segment.media is None:
             continue
-        data = segment.image.rgb
+        data = segment.media.data
         for start in range(0, len(data), _PIECE_BYTES):
             connection.send(MediaBytes(call, place, data[start : start + _PIECE_BYTES]))
             await connection.drained()
         place += 1
-    return tuple(one if one.image is None else replace(one, image=replace(one.image, rgb=b"")) for one in segments)
+    return tuple(one if one.media is None else replace(one, media=one.media.with_data(b"")) for one in segments)
 
 
 class ArrivedMedia:
@@ -86,8 +86,6 @@ class ArrivedMedia:
             return tuple(segments)
         found, places = self._of_call.pop(call), itertools.count()
         return tuple(
-            one
-            if one.image is None
-            else replace(one, image=replace(one.image, rgb=bytes(found.pop(next(places), b""))))
+            one if one.media is None else replace(one, media=one.media.with_data(bytes(found.pop(next(places), b""))))
             for one in segments
         )

@@ -64,7 +64,7 @@ def nodes(cluster: Any) -> Iterator[list[Any]]:
 
 @pytest.fixture
 def add_node(cluster: Any, nodes: list[Any]) -> Callable[[], None]:
-    """Function that adds a further one of ``nodes``; blocks."""
+    """Function that adds a further one of ``nodes``; blocks, main thread only."""
     return lambda: nodes.append(_add_place(cluster))
 
 

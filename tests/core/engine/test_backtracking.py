@@ -157,6 +157,8 @@ def test_every_value_is_right_and_the_same_however_it_is_computed(sampling: dict
         (FakeOptions(cache_tokens=70), None),
         (FakeOptions(device_sampling=True), None),
         (FakeOptions(window=4, window_slack=2), None),
+        (FakeOptions(num_checkpoints=4), None),
+        (FakeOptions(num_checkpoints=4, device_sampling=True), Tens()),
     ):
         (result,) = run(engine(options, drafter), [(request(num_choices=3, sampling=sampling), PROMPT)])
         assert result.error is None

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
 
 from enginehouse.contract.backend import Span
-from enginehouse.contract.types import EngineSettings
+from enginehouse.contract.drafter import BoundDrafter
+from enginehouse.contract.errors import ModelLoadError
+from enginehouse.contract.types import EngineSettings, Resume, ResumedChoice
 from enginehouse.engine.checkpoints import INTERVAL_TOKENS, choose_places, last_place, next_place
 from enginehouse.engine.loop import StepEngine
 from enginehouse.engine.prefix_cache import PrefixCache
+from enginehouse.plugins import PluginRegistry
+from enginehouse.settings.config import PluginsSettings
+from enginehouse.workers.messages import DrafterLoad
+from enginehouse.workers.parts import bind_drafters
 from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
 
 from .harness import Result, alone, drive, make_engine, make_request, prompt_of
@@ -127,6 +134,35 @@ def test_a_preempted_sequence_goes_on_with_the_same_text() -> None:
     ask(engine, *(Chat(SYSTEM[:20], prompt_of(seed, 30)) for seed in range(3, 9)))
 
     assert engine.stats().num_preemptions > 0
+
+
+@pytest.mark.parametrize("num_told", [1, 5, 11])
+def test_an_answer_goes_on_in_another_engine(num_told: int) -> None:
+    """After a worker died: its prompt is computed again, or found, and the next turn finds the whole."""
+    chat, request = Chat(SYSTEM, QUESTION), make_request(ANSWER_TOKENS, ignore_eos=True)
+    whole = alone(request, chat.token_ids).token_ids[0]
+    for engine in (make(), holding := make()):
+        if engine is holding:
+            ask(engine, chat)
+        result = Result()
+        engine.add(request, chat.token_ids, Resume((ResumedChoice(0, tuple(whole[:num_told])),)))
+        drive(engine, {request.request_id: result})
+        assert [*whole[:num_told], *result.token_ids[0]] == whole
+        (turn,) = ask(engine, Chat(prompt_of(3, 30), said=(chat, whole)))
+        assert num_cached(turn) == len(chat.token_ids) + ANSWER_TOKENS - 1
+
+
+def test_such_models_use_no_drafters() -> None:
+    """Not even one is looked for, while another model would refuse to load without it."""
+    registry = PluginRegistry.load(PluginsSettings(allow=()))
+    load = DrafterLoad(name="missing", options={}, options_path="models.m.drafters.missing")
+
+    def bind(**options: int) -> Mapping[str, BoundDrafter]:
+        return bind_drafters(registry, [load], FakeRunner(FakeOptions(**options)), 1, lambda share, what: None)
+
+    assert bind(num_checkpoints=1) == {}
+    with pytest.raises(ModelLoadError, match="no drafter 'missing'"):
+        bind()
 
 
 def test_a_failing_checkpoint_is_only_computed_again() -> None:

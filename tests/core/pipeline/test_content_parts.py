@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from enginehouse.contract.errors import RenderError
-from enginehouse.contract.types import DecodedImage, Message, Segment, ToolCall
+from enginehouse.contract.types import DecodedAudio, DecodedImage, Message, Segment, ToolCall
 from enginehouse.pipeline.prompt.chat_prompt import CHATML, GEMMA, ChatPrompt
-from enginehouse.pipeline.prompt.content_parts import image_form, roles_with_parts
+from enginehouse.pipeline.prompt.content_parts import media_form, roles_with_parts
 from enginehouse.pipeline.prompt.sandbox import compile_template
 from enginehouse.pipeline.prompt.templates import render
 
@@ -128,21 +128,21 @@ NUMBERED = (
     ],
 )
 def test_the_text_that_a_template_writes_for_an_image_is_found(template: str, placeholder: str | None) -> None:
-    form = image_form(compile_template(template))
+    form = media_form(compile_template(template), "image")
 
     assert (form.placeholder if form is not None else None) == placeholder
 
 
 def _placed(template: str, *messages: Message) -> str:
-    """The rendered prompt, with the widths of images in braces in place of them."""
+    """The rendered prompt, with the digests of media in braces in place of them."""
     special = ("<|pad|>", "<end>")
     prompt = ChatPrompt(template=template, messages=messages, special_tokens=special, add_generation_prompt=False)
     segments = render(prompt, 1000)
-    return "".join(one.text if one.image is None else f"{{{one.image.width}}}" for one in segments)
+    return "".join(one.text if one.media is None else f"{{{one.media.digest}}}" for one in segments)
 
 
 def _image(width: int) -> DecodedImage:
-    return DecodedImage("", width, 1, b"", param=f"messages[0].content[{width}]")
+    return DecodedImage(str(width), width, 1, b"", param=f"messages[0].content[{width}]")
 
 
 def test_images_stand_where_the_template_writes_them() -> None:
@@ -168,5 +168,26 @@ def test_an_image_that_the_template_leaves_out_is_refused() -> None:
         "<|stop|>", "<|stop|>{% endif %}", 1
     )
     result = Message(role="tool", content="", parts=(_image(2),))
-    with pytest.raises(RenderError, match=r"messages\[0\].content\[2\]: the chat template wrote 1 image placeholders"):
+    with pytest.raises(
+        RenderError, match=r"messages\[0\].content\[2\]: the chat template wrote 1 placeholders for 2 images"
+    ):
         _placed(only_first, Message(role="user", content="", parts=(_image(1),)), result)
+
+
+@pytest.mark.parametrize("template", [CHATML, GEMMA, ITERATES, EITHER], ids=["ChatML", "Gemma", "parts", "either"])
+def test_recordings_are_between_the_texts_of_any_template(template: str) -> None:
+    recordings = [DecodedAudio(name, 8000, b"", param=name) for name in ("first", "second")]
+    asked = Message(role="user", content="a\nb", parts=("a", recordings[0], "b", recordings[1]))
+
+    assert "a\n{first}\nb\n{second}" in _placed(template, asked)
+
+
+def test_images_and_recordings_are_placed_by_their_kinds() -> None:
+    sound = "{% if part['type'] == 'audio' %}<audio>{% endif %}"
+    both = ITERATES.replace("{% endfor %}<end>", sound + "{% endfor %}<end>", 1)
+    recording = DecodedAudio("sound", 8000, b"", param="sound")
+    asked = Message(role="user", content="<audio>", parts=(recording, _image(1), "<audio>", recording))
+
+    for template in (both, ITERATES):
+        written = _placed(template, asked)
+        assert written.index("{sound}") < written.index("{1}") < written.index("<audio>") < written.rindex("{sound}")

@@ -338,4 +338,4 @@ def test_the_engine_thread_gets_no_pixels() -> None:
     intake.close()
 
     assert [placed.chunk.num_tokens for placed in prompt.chunks] == [4]
-    assert not any(segment.image is not None for segment in request.segments)
+    assert not any(segment.media is not None for segment in request.segments)

@@ -113,4 +113,4 @@ def test_dropped_pieces_are_forgotten(call: int) -> None:
     request = EngineRequest(request_id="r", segments=(Segment("", True, DecodedImage("", 1, 1, b"")),))
     (found,) = arrived.complete(Submit(request, None, 7)).request.segments
 
-    assert found.image is not None and found.image.rgb == (b"" if call == 7 else b"abc")
+    assert found.media is not None and found.media.rgb == (b"" if call == 7 else b"abc")

@@ -132,6 +132,13 @@ def test_a_conversation_computes_only_what_is_new(client: Client) -> None:
     assert other == num_first - OPENING - 2 - len("user\n") - len(QUESTION["content"]), "up to the first question"
 
 
+def test_the_model_says_that_it_goes_back_to_checkpoints(server: ServerProcess, client: Client) -> None:
+    with connected(server) as http:
+        shown = http.get(f"/v1/models/{client.options['model']}").json()
+
+    assert shown["metadata"]["truncation"] == "checkpoint"
+
+
 def test_choices_and_concurrent_conversations_share_their_beginning(client: Client) -> None:
     system = {"role": "system", "content": "Say nothing that is not in this document: " + "ab" * 40}
     client.ask(system, QUESTION, n=2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import threading
 import time
@@ -20,19 +19,18 @@ from enginehouse.contract.errors import StateRefused, StepAborted
 from enginehouse.contract.media import DecodedImage, MediaChunk, MediaInput, pseudo_tokens
 from enginehouse_llamacpp.backend import LlamaCppBackend
 from enginehouse_llamacpp.cells import CellMap
-from enginehouse_llamacpp.library import load_library
 from enginehouse_llamacpp.options import LlamaCppOptions
 from enginehouse_llamacpp.runner import LlamaCppRunner
 from enginehouse_llamacpp.sequences import SequenceTable
 from enginehouse_testkit.contract.opening import ModelUnderTest
 from enginehouse_testkit.media_contract import MediaContract
 
+from .media_oracle import Oracle
 from .vision_models import GEMMA3, IDEFICS3, KINDS, LLAVA, QWEN2VL, VisionKind, image, write_projector, write_text_model
 
 pytestmark = pytest.mark.llamacpp
 
 _A, _B, _SPACE = 260, 261, 259
-_MARKER = "<__media__>"
 
 Item = int | str
 """What a prompt of a test is made of: a token id, or the name of an image, which is the number of its seed."""
@@ -86,64 +84,12 @@ def fresh(runner: LlamaCppRunner, items: Sequence[Item]) -> NDArray[np.float32]:
     return row
 
 
-class Oracle:
-    """llama.cpp's own path: mtmd_helper_eval_chunks, then llama_decode of single tokens."""
-
-    def __init__(self, path: Path, type_v: int) -> None:
-        library = load_library()
-        self.llama, self.mtmd = library.bindings, library.mtmd
-        params = self.llama.llama_model_default_params()
-        params.use_extra_bufts = False
-        self.model = self.llama.llama_model_load_from_file(str(path).encode(), params)
-        params = self.llama.llama_context_default_params()
-        params.n_ctx = params.n_batch = params.n_ubatch = 256
-        params.type_v = type_v
-        self.context = self.llama.llama_init_from_model(self.model, params)
-        params = self.mtmd.mtmd_context_params_default()
-        params.n_threads = 1
-        projector = path.with_name("mmproj-F16.gguf")
-        self.projector = self.mtmd.mtmd_init_from_file(str(projector).encode(), self.model, params)
-        assert self.model and self.context and self.projector
-
-    def answer(self, text: str, name: str, num_tokens: int) -> tuple[list[int], NDArray[np.float32]]:
-        """Return the most probable tokens after a text with an image, and the first row."""
-        llama, mtmd, pixels = self.llama, self.mtmd, image(int(name))
-        bitmap = mtmd.mtmd_bitmap_init(64, 64, pixels.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8)))
-        chunks, data = mtmd.mtmd_input_chunks_init(), text.encode()
-        prompt = mtmd.mtmd_input_text(data, len(data), True, True)
-        assert mtmd.mtmd_tokenize(self.projector, chunks, prompt, (ctypes.c_void_p * 1)(bitmap), 1) == 0
-        position, answer, first = ctypes.c_int32(0), list[int](), None
-        done = mtmd.mtmd_helper_eval_chunks(
-            self.projector, self.context, chunks, 0, 0, 256, True, ctypes.byref(position)
-        )
-        assert done == 0
-        vocab_size = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(self.model))
-        batch = llama.llama_batch_init(1, 0, 1)
-        for step in range(num_tokens):
-            row = np.ctypeslib.as_array(llama.llama_get_logits_ith(self.context, -1), (vocab_size,)).copy()
-            first = row if first is None else first
-            answer.append(int(row.argmax()))
-            batch.n_tokens, batch.token[0], batch.pos[0] = 1, answer[-1], position.value + step
-            batch.n_seq_id[0], batch.seq_id[0][0], batch.logits[0] = 1, 0, 1
-            assert llama.llama_decode(self.context, batch) == 0
-        llama.llama_batch_free(batch)
-        mtmd.mtmd_input_chunks_free(chunks)
-        mtmd.mtmd_bitmap_free(bitmap)
-        assert first is not None
-        return answer, first
-
-    def close(self) -> None:
-        self.mtmd.mtmd_free(self.projector)
-        self.llama.llama_free(self.context)
-        self.llama.llama_model_free(self.model)
-
-
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_text_after_an_image_is_llama_cpps_own(tmp_path: Path, kind: VisionKind) -> None:
     """Equal to the bit, tokens of an answer included; another image gives other logits."""
     path = write_model(tmp_path, kind)
     runner, oracle = open_model(path), Oracle(path, type_v=30)
-    expected, first = oracle.answer(f"a b{_MARKER} ab", "1", 12)
+    expected, first = oracle.answer("a b", oracle.image(image(1)), " ab", 12)
     oracle.close()
     sequence = runner.open_sequence()
     prompt: list[Item] = [1, *runner.tokenizer.encode("a b", False), "1", *runner.tokenizer.encode(" ab", False)]

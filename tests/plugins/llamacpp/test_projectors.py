@@ -93,7 +93,7 @@ def _cut(path: Path) -> None:
 
 REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "another width": (lambda path: write_projector(path, IDEFICS3, width=64), r"n_embd = 36.*n_embd = 64"),
-    "a model": (lambda path: write_gguf(path, tiny_values(), tiny_tensors()), "not a projector of images"),
+    "a model": (lambda path: write_gguf(path, tiny_values(), tiny_tensors()), "not a projector"),
     "text": (lambda path: path.write_text("not GGUF"), "magic"),
     "cut": (_cut, "it ends in the tensor"),
     "unknown kind": (lambda path: write_projector(path, IDEFICS3, **{"clip.projector_type": "new"}), "new"),
@@ -159,7 +159,7 @@ def test_a_projector_of_other_media_is_left_aside(tmp_path: Path) -> None:
     runner.close()
 
     assert runner.capabilities.media == ()
-    with pytest.raises(ModelLoadError, match=r"mmproj\.gguf: this projector does not take images"):
+    with pytest.raises(ModelLoadError, match=r"mmproj\.gguf: this projector takes neither images nor recordings"):
         open_tiny(path, mmproj="mmproj.gguf")
 
 
@@ -167,7 +167,7 @@ def test_marks_that_the_vocabulary_lacks_are_refused(tmp_path: Path) -> None:
     """The width fits by chance; llama.cpp itself would fail at the first image."""
     path = write_gguf(tmp_path / "tiny.gguf", tiny_values(), tiny_tensors())
     write_projector(tmp_path / "mmproj.gguf", IDEFICS3, width=32)
-    with pytest.raises(ModelLoadError, match=r"mmproj\.gguf marks images with tokens .* belongs to another model"):
+    with pytest.raises(ModelLoadError, match=r"mmproj\.gguf marks media with tokens .* belongs to another model"):
         open_tiny(path)
 
 

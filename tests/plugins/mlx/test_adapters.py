@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import attrs
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from enginehouse.contract.adapters import AdapterKeeper
-from enginehouse.contract.backend import ModelSource, Runner
+from enginehouse.contract.backend import ModelSource, Runner, Span
 from enginehouse.contract.errors import AdapterRefused
 from enginehouse_mlx.backend import MlxBackend, MlxOptions
 from enginehouse_testkit.adapter_contract import AdaptedModel, AdapterContract
@@ -100,8 +101,8 @@ def update_of(folder: Path, module: str) -> NDArray[np.float32] | None:
     return None if a is None or b is None else (scale * (b @ a)).astype(np.float32)
 
 
-def open_model(model: Path) -> Runner:
-    opened = MlxBackend().open(ModelSource(str(model), model), _OPTIONS, lambda share, what: None)
+def open_model(model: Path, options: MlxOptions = _OPTIONS) -> Runner:
+    opened = MlxBackend().open(ModelSource(str(model), model), options, lambda share, what: None)
     assert isinstance(opened, Runner)
     return opened
 
@@ -257,6 +258,59 @@ def test_damaged_and_missing_files_are_refused(
             file.write_bytes(whole)
 
     runner.unload_adapter(runner.load_adapter(folder))
+
+
+def test_rows_with_none_one_and_two_adapters_share_a_pass(llama: Path, runner: Runner, tmp_path: Path) -> None:
+    """Also where the adapters change different layers."""
+    assert isinstance(runner, AdapterKeeper)
+    weights = weights_of(llama)
+    some = {name: data for name, data in weights.items() if "q_proj" in name or "layers.1." in name}
+    first, second = (
+        runner.load_adapter(folder)
+        for folder in (write_peft(tmp_path / "one", weights, 1), write_own(tmp_path / "two", some, 2))
+    )
+    sets = [((first, 0.7), (second, -0.3)), (), ((second, 1.0),), ((first, 1.0),)]
+    prompts = [np.arange(start, start + 8, dtype=np.int32) for start in (5, 20, 40, 60)]
+
+    def run(chosen: Sequence[int]) -> NDArray[np.float32]:
+        sequences = [runner.open_sequence() for _ in chosen]
+        spans = [
+            Span(sequence, 0, prompts[number], "all", adapter=sets[number])
+            for sequence, number in zip(sequences, chosen, strict=True)
+        ]
+        rows = runner.forward(spans).host().copy()
+        for sequence in sequences:
+            runner.free_sequence(sequence)
+        return rows
+
+    together, alone = run(range(4)), np.concatenate([run([number]) for number in range(4)])
+    for handle in (first, second):
+        runner.unload_adapter(handle)
+
+    assert np.abs(together - alone).max() < 1e-3
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_other_types_of_weights_give_about_the_same_logits(
+    llama: Path, runner: Runner, tmp_path: Path, dtype: Literal["bfloat16", "float16"]
+) -> None:
+    folder = write_peft(tmp_path / "adapter", weights_of(llama), 1)
+    lower = open_model(llama, attrs.evolve(_OPTIONS, dtype=dtype))
+    expected, changed = logits(runner, folder, 1.0), logits(lower, folder, 1.0)
+    lower.close()
+
+    assert np.abs(changed - expected).max() < 0.1 * np.abs(expected - logits(runner, folder, 0.0)).max()
+
+
+def logits(opened: Runner, adapter: Path, scale: float) -> NDArray[np.float32]:
+    """Rows of a short prompt with an adapter."""
+    assert isinstance(opened, AdapterKeeper)
+    handle, sequence = opened.load_adapter(adapter), opened.open_sequence()
+    span = Span(sequence, 0, np.arange(5, 17, dtype=np.int32), "all", adapter=((handle, scale),))
+    rows = opened.forward([span]).host().copy()
+    opened.free_sequence(sequence)
+    opened.unload_adapter(handle)
+    return rows
 
 
 def test_stacked_experts_are_refused_and_their_router_is_not(random_model: Callable[..., Path], tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import hashlib
 import logging
 import re
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from pathlib import Path
 
 from attrs import frozen
@@ -57,13 +58,17 @@ class _File:
     media_type: str
     tag: str
     plain: bytes
-    packed: bytes
+
+    @cached_property
+    def packed(self) -> bytes:
+        """The compressed content; made when it is first asked for, as most servers show no page."""
+        return gzip.compress(self.plain, mtime=0)
 
     @classmethod
     def read(cls, path: Path) -> _File:
         content = path.read_bytes()
         tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
-        return cls(_TYPES[path.suffix], tag, content, gzip.compress(content, mtime=0))
+        return cls(_TYPES[path.suffix], tag, content)
 
 
 class Pages:

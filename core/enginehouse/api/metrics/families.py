@@ -107,8 +107,10 @@ _OF_MODELS = (
     _counter("pooled_texts", "Texts and pairs of texts that a pooling model has computed.", "model"),
     _counter("pooled_tokens", "Tokens of these.", "model"),
     _counter("cached_texts", "Texts whose rows came from the cache of their model (`pooling_cache`).", "model"),
-    _counter("encoded_images", "Images, or parts of large ones, that a model has encoded.", "model"),
-    _counter("reused_images", "Images, or parts of them, whose embedding was kept from before.", "model"),
+    _counter("encoded_images", "Images and recordings, or parts of them, that a model has encoded.", "model"),
+    _counter(
+        "reused_images", "Images and recordings, or parts of them, whose embedding was kept from before.", "model"
+    ),
     _histogram(
         "batch_sequences",
         "Sequences, or texts of a pooling model, in one step.",

@@ -266,7 +266,7 @@ def _tokenized(
     }
     if token_ids and min(token_ids) < 0:
         chunks = find_chunks(token_ids)
-        answer["chunks"] = [{"type": "image", "start": start, "count": count} for start, count in chunks]
+        answer["chunks"] = [{"type": kind, "start": start, "count": count} for kind, start, count in chunks]
     if body.return_token_strs:
         answer["token_strs"] = [token_text(piece) for piece in pieces]
     return answer

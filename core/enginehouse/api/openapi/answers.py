@@ -250,7 +250,7 @@ ANSWER_SCHEMAS: dict[str, JsonSchema] = {
     "Tokens": object_of(
         {
             "token_strs": _list_of(_TEXT),
-            "chunks": _list_of(object_of(type={"const": "image"}, start=_COUNT, count=_COUNT)),
+            "chunks": _list_of(object_of(type={"enum": ["image", "audio"]}, start=_COUNT, count=_COUNT)),
             "details": object_of(
                 cached_tokens=_nullable(_COUNT),
                 segments=_list_of(object_of(text=_TEXT, trusted={"type": "boolean"})),

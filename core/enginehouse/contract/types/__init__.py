@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from enginehouse.contract.types.chats import (
     Chat,
+    DecodedAudio,
     DecodedImage,
+    DecodedMedia,
     Image,
     MediaPart,
     Message,
@@ -68,7 +70,9 @@ __all__ = [
     "ChoiceFinished",
     "Constraint",
     "ConstraintKind",
+    "DecodedAudio",
     "DecodedImage",
+    "DecodedMedia",
     "EngineCapabilities",
     "EngineRequest",
     "EngineSettings",

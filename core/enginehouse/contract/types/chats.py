@@ -6,8 +6,21 @@ from typing import Any, Literal
 
 import msgspec
 from attrs import field, frozen
+from msgspec.structs import replace
 
-__all__ = ["Chat", "DecodedImage", "Image", "MediaPart", "Message", "Thinking", "Tool", "ToolCall", "ToolUse"]
+__all__ = [
+    "Chat",
+    "DecodedAudio",
+    "DecodedImage",
+    "DecodedMedia",
+    "Image",
+    "MediaPart",
+    "Message",
+    "Thinking",
+    "Tool",
+    "ToolCall",
+    "ToolUse",
+]
 
 
 class Chat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -70,6 +83,54 @@ class DecodedImage(msgspec.Struct, frozen=True, tag="pixels"):
     max_tokens: int | None = None
     param: str = ""
 
+    @property
+    def kind(self) -> Literal["image", "audio"]:
+        """Its kind of media."""
+        return "image"
+
+    @property
+    def data(self) -> bytes:
+        """The pixels."""
+        return self.rgb
+
+    def with_data(self, data: bytes) -> DecodedImage:
+        """Return the image with other pixels."""
+        return replace(self, rgb=data)
+
+
+class DecodedAudio(msgspec.Struct, frozen=True, tag="samples"):
+    """A recording as samples of one channel.
+
+    Attributes:
+        digest: SHA-256 of the bytes of its file, in hex.
+        rate: samples of a second.
+        samples: float32 in the byte order of the machine, from -1 to 1.
+        param: path of the recording in the request, for errors.
+    """
+
+    digest: str
+    rate: int
+    samples: bytes
+    param: str = ""
+
+    @property
+    def kind(self) -> Literal["image", "audio"]:
+        """Its kind of media."""
+        return "audio"
+
+    @property
+    def data(self) -> bytes:
+        """The samples."""
+        return self.samples
+
+    def with_data(self, data: bytes) -> DecodedAudio:
+        """Return the recording with other samples."""
+        return replace(self, samples=data)
+
+
+DecodedMedia = DecodedImage | DecodedAudio
+"""What a prompt may contain besides text."""
+
 
 @frozen(kw_only=True)
 class Message:
@@ -87,7 +148,7 @@ class Message:
     role: str
     content: str
     name: str | None = None
-    parts: tuple[str | MediaPart | Image | DecodedImage, ...] = ()
+    parts: tuple[str | MediaPart | Image | DecodedImage | DecodedAudio, ...] = ()
     verbatim: tuple[tuple[int, int], ...] = ()
     reasoning: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()

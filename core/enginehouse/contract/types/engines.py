@@ -40,6 +40,7 @@ class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
         constraint_problem: why it enforces no others.
         media: content types of messages besides text.
         max_image_pixels: pixels to which larger images are shrunk; 0 for an engine that takes messages.
+        audio_rate: samples of a second to which recordings are resampled; 0 for an engine that takes none.
         adapters: how requests with different adapters share its passes.
     """
 
@@ -49,8 +50,9 @@ class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     samplers: tuple[str, ...] | None = None
     constraint_kinds: tuple[ConstraintKind, ...] = ()
     constraint_problem: str = ""
-    media: tuple[Literal["image"], ...] = ()
+    media: tuple[Literal["image", "audio"], ...] = ()
     max_image_pixels: int = 0
+    audio_rate: int = 0
     adapters: AdapterMixing = "none"
 
 

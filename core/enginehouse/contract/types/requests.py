@@ -9,7 +9,7 @@ import msgspec
 from attrs import field, frozen
 
 from enginehouse.contract.adapters import Adapter, cache_key
-from enginehouse.contract.types.chats import Chat, DecodedImage, Message, Thinking, ToolUse
+from enginehouse.contract.types.chats import Chat, DecodedAudio, DecodedImage, Message, Thinking, ToolUse
 from enginehouse.contract.types.events import TokenLogprob
 from enginehouse.contract.types.parameters import (
     Constraint,
@@ -26,17 +26,18 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
     """A piece of a rendered prompt. Control-token strings become control tokens only in trusted text.
 
     Attributes:
-        image: an image instead of text; ``text`` is what the template writes for it, and is not part of the prompt.
+        media: an image or a recording instead of text; ``text`` is what the template writes for it, and is not part of
+            the prompt.
     """
 
     text: str
     trusted: bool = False
-    image: DecodedImage | None = None
+    media: DecodedImage | DecodedAudio | None = None
 
     @property
     def content(self) -> str:
-        """The text, or the hash of the image's file, for comparing prompts."""
-        return self.text if self.image is None else self.image.digest
+        """The text, or the hash of the file of its media, for comparing prompts."""
+        return self.text if self.media is None else self.media.digest
 
 
 @frozen(kw_only=True)

@@ -1,26 +1,42 @@
-"""Encoding of rendered segments with images as token ids and chunks.
+"""Encoding of rendered segments with media as token ids and chunks.
 
-Called in the worker, on its intake threads, for every prompt. Text between images is encoded as without them (see
-``engine.text.segments``); the runner makes tokens and chunks of an image. Does not know templates.
+Called in the worker, on its intake threads, for every prompt. Text between media is encoded as without them (see
+``engine.text.segments``); the runner makes tokens and chunks of each. Does not know templates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from attrs import evolve, field, frozen
 from numpy.typing import NDArray
 
-from enginehouse.contract.backend import Tokenizer
+from enginehouse.contract.backend import Runner, Tokenizer
 from enginehouse.contract.errors import InvalidRequest
-from enginehouse.contract.media import DecodedImage, MediaChunk, pseudo_tokens
-from enginehouse.contract.types import Segment
+from enginehouse.contract.media import AudioRunner, MediaChunk, MediaKind, MediaRunner, pseudo_tokens
+from enginehouse.contract.types import DecodedAudio, DecodedImage, DecodedMedia, Segment
 from enginehouse.engine.text.segments import encode_segments
 from enginehouse.plugins import Guard
 
-Prepare = Callable[[DecodedImage], Sequence[Sequence[int] | MediaChunk]]
-"""Makes tokens and chunks of an image, see :meth:`enginehouse.contract.media.MediaRunner.prepare_image`."""
+Prepare = Callable[[Any], Sequence[Sequence[int] | MediaChunk]]
+"""Makes tokens and chunks of an image or a recording, see :class:`enginehouse.contract.media.MediaRunner`."""
+
+Preparers = Mapping[MediaKind, Prepare]
+"""The methods of a runner, by the kinds of media that it takes."""
+
+_NAMES: Mapping[MediaKind, str] = {"image": "images", "audio": "recordings"}
+
+
+def preparers_of(runner: Runner) -> Preparers:
+    """Return the methods that make parts of a prompt of media, for any thread; empty for a model of text."""
+    kinds, found = runner.capabilities.media, dict[MediaKind, Prepare]()
+    if "image" in kinds and isinstance(runner, MediaRunner):
+        found["image"] = runner.prepare_image
+    if "audio" in kinds and isinstance(runner, AudioRunner):
+        found["audio"] = runner.prepare_audio
+    return found
 
 
 @frozen(eq=False)
@@ -37,7 +53,8 @@ class PlacedChunk:
     token_ids: NDArray[np.int32] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        object.__setattr__(self, "token_ids", pseudo_tokens(self.chunk.key, self.chunk.num_tokens))
+        ids = pseudo_tokens(self.chunk.key, self.chunk.num_tokens, self.chunk.kind)
+        object.__setattr__(self, "token_ids", ids)
 
     @property
     def end(self) -> int:
@@ -59,7 +76,7 @@ def without_media(token_ids: NDArray[np.int32]) -> NDArray[np.int32]:
 
 
 def encode_prompt(
-    tokenizer: Tokenizer, segments: Sequence[Segment], add_special: bool, prepare: Prepare | None, guard: Guard
+    tokenizer: Tokenizer, segments: Sequence[Segment], add_special: bool, prepare: Preparers, guard: Guard
 ) -> EncodedPrompt:
     """Return the ids and chunks of a prompt.
 
@@ -67,19 +84,19 @@ def encode_prompt(
         tokenizer: tokenizer of the model.
         segments: the rendered prompt.
         add_special: as for :func:`enginehouse.engine.text.segments.encode_segments`.
-        prepare: ``prepare_image`` of the model's runner; None if it takes no images.
+        prepare: see :func:`preparers_of`.
         guard: guard of the backend.
 
     Raises:
-        InvalidRequest: the model cannot take an image; the message names it.
+        InvalidRequest: the model cannot take an image or a recording; the message names it.
         PluginFailed: the runner gave other parts than token ids and chunks.
     """
-    if all(segment.image is None for segment in segments):
+    if all(segment.media is None for segment in segments):
         return EncodedPrompt(encode_segments(tokenizer, segments, add_special))
     token_ids: list[int] = []
     chunks: list[PlacedChunk] = []
     for number, run in enumerate(_runs(segments)):
-        if not isinstance(run, DecodedImage):
+        if not isinstance(run, DecodedImage | DecodedAudio):
             token_ids += encode_segments(tokenizer, run, add_special and number == 0)
             continue
         for part in _prepared(run, prepare, tokenizer.vocab_size, guard):
@@ -91,40 +108,46 @@ def encode_prompt(
     return EncodedPrompt(token_ids, tuple(chunks))
 
 
-def _runs(segments: Sequence[Segment]) -> Iterator[Sequence[Segment] | DecodedImage]:
-    """Yield text and images in turn; a prompt begins with text, possibly empty."""
+def _runs(segments: Sequence[Segment]) -> Iterator[Sequence[Segment] | DecodedMedia]:
+    """Yield text and media in turn; a prompt begins with text, possibly empty."""
     text: list[Segment] = []
     for segment in segments:
-        if segment.image is None:
+        if segment.media is None:
             text.append(segment)
         else:
             yield text
-            yield segment.image
+            yield segment.media
             text = []
     yield text
 
 
-def _prepared(
-    image: DecodedImage, prepare: Prepare | None, vocab_size: int, guard: Guard
-) -> list[list[int] | MediaChunk]:
-    """Return the tokens and chunks of an image, the chunks with their keys."""
+def _prepared(media: DecodedMedia, preparers: Preparers, vocab_size: int, guard: Guard) -> list[list[int] | MediaChunk]:
+    """Return the tokens and chunks of an image or a recording, the chunks with their keys."""
+    prepare, param = preparers.get(media.kind), media.param
     if prepare is None:
-        raise InvalidRequest(f"{image.param}: this model takes text only, not images", image.param)
+        taken = " and ".join(("text", *(_NAMES[kind] for kind in preparers))) if preparers else "text only"
+        raise InvalidRequest(f"{param}: this model takes {taken}, not {_NAMES[media.kind]}", param)
     try:
-        parts = prepare(image)
+        parts = prepare(media)
     except InvalidRequest as error:
-        raise InvalidRequest(f"{image.param}: {error.message}", image.param) from error
-    content = f"{image.digest} {image.width}x{image.height} {image.max_tokens}"
+        raise InvalidRequest(f"{param}: {error.message}", param) from error
     found: list[list[int] | MediaChunk] = []
     for number, part in enumerate(parts):
         if isinstance(part, MediaChunk):
-            found.append(evolve(part, key=f"{part.kind} {content} {number}"))
+            found.append(evolve(part, kind=media.kind, key=f"{media.kind} {_content(media)} {number}"))
         else:
             found.append([int(token_id) for token_id in part])
     chunks = [part for part in found if isinstance(part, MediaChunk)]
     text = [token_id for part in found if not isinstance(part, MediaChunk) for token_id in part]
     if not chunks or any(chunk.num_tokens < 1 or chunk.num_positions < 1 for chunk in chunks):
-        raise guard.mistake("prepare_image", "gave no chunk, or one without tokens or positions", prepare)
+        raise guard.mistake(f"prepare_{media.kind}", "gave no chunk, or one without tokens or positions", prepare)
     if not all(0 <= token_id < vocab_size for token_id in text):
-        raise guard.mistake("prepare_image", "gave token ids outside the vocabulary", prepare)
+        raise guard.mistake(f"prepare_{media.kind}", "gave token ids outside the vocabulary", prepare)
     return found
+
+
+def _content(media: DecodedMedia) -> str:
+    """Return a text that is equal for equal content only."""
+    if isinstance(media, DecodedAudio):
+        return f"{media.digest} {media.rate}"
+    return f"{media.digest} {media.width}x{media.height} {media.max_tokens}"

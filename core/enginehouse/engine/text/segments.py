@@ -102,7 +102,7 @@ def min_tokens(tokenizer: Tokenizer, segments: Sequence[Segment]) -> int:
     most = tokenizer.max_bytes_per_token
     if most is None:
         return 0
-    texts = (segment.text.encode(errors="ignore") for segment in segments if segment.image is None)
+    texts = (segment.text.encode(errors="ignore") for segment in segments if segment.media is None)
     return sum(len(text.translate(None, _NOT_COUNTED)) for text in texts) // most
 
 

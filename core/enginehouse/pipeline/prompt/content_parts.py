@@ -2,11 +2,12 @@
 
 Templates of models that also see images often iterate over the parts of a content, or read the text of the first one.
 Given a text, they would write nothing of it. Which roles need parts is found by rendering short chats, once for each
-template. So is the text that a template writes for an image. Runs in the rendering process.
+template. So is the text that a template writes for an image or a recording. Runs in the rendering process.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -69,43 +70,57 @@ def _writes(template: ChatTemplate, role: str, in_parts: frozenset[str]) -> bool
 
 
 @frozen
-class ImageForm:
-    """The form in which a template takes images.
+class MediaForm:
+    """The form in which a template takes images or recordings.
 
     Attributes:
-        part: an image in a content, as the template expects it.
+        part: one of them in a content, as the template expects it.
         placeholder: the text that it writes for each.
     """
 
     part: dict[str, Any]
     placeholder: str
 
+    @property
+    def is_text(self) -> bool:
+        """True if the template takes the placeholder as text, so that it needs no content in parts."""
+        return self.part.get("type") == "text"
 
-_IMAGE_PARTS: tuple[dict[str, Any], ...] = ({"type": "image"}, {"type": "image_url", "image_url": {"url": ""}})
+
+_PARTS: Mapping[str, tuple[dict[str, Any], ...]] = {
+    "image": ({"type": "image"}, {"type": "image_url", "image_url": {"url": ""}}),
+    "audio": ({"type": "audio"}, {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}),
+}
 _AFTER = "wozu_after"
 
 
-@lru_cache(maxsize=32)
-def image_form(template: ChatTemplate) -> ImageForm | None:
-    """Return the form of images; None if the template writes nothing for them, or not the same for each.
+@lru_cache(maxsize=64)
+def media_form(template: ChatTemplate, kind: str) -> MediaForm | None:
+    """Return the form of a kind of media; None if the template writes nothing for it, or not the same for each.
 
     Raises:
         TemplateExhausted: not enough memory.
     """
-    without = _with_images(template, ())
-    for part in _IMAGE_PARTS if without is not None else ():
-        one, two = _with_images(template, (part,)), _with_images(template, (part, part))
-        if one is None or two is None or "'type'" in one:  # the list itself is not its image
+    without = _with_media(template, ())
+    for part in _PARTS[kind] if without is not None else ():
+        one, two = _with_media(template, (part,)), _with_media(template, (part, part))
+        if one is None or two is None or "'type'" in one:  # the list itself is not its media
             continue
         for placeholder in _inserted(without or "", one):
             if (one.count(placeholder), two.count(placeholder)) == (1, 2):
-                return ImageForm(part, placeholder)
+                return MediaForm(part, placeholder)
     return None
 
 
-def _with_images(template: ChatTemplate, images: Sequence[dict[str, Any]]) -> str | None:
-    """Return a message of a user with images between two texts, rendered; None if the template refuses it."""
-    content = [*as_parts(_TEXT), *images, *as_parts(_AFTER)]
+def text_form() -> MediaForm:
+    """Return the form for a template without one: a text that no client can have written, between the others."""
+    placeholder = f"[{secrets.token_hex(16)}]"
+    return MediaForm({"type": "text", "text": placeholder}, placeholder)
+
+
+def _with_media(template: ChatTemplate, media: Sequence[dict[str, Any]]) -> str | None:
+    """Return a message of a user with media between two texts, rendered; None if the template refuses it."""
+    content = [*as_parts(_TEXT), *media, *as_parts(_AFTER)]
     variables = {**_PLAIN, "messages": [{"role": "user", "content": content}]}
     try:
         return template.render(variables, ["messages"], _MAX_CHARS)

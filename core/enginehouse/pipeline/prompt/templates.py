@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import attrs
 
 from enginehouse.contract.errors import RenderError
-from enginehouse.contract.types import DecodedImage, Message, Segment, ToolCall
+from enginehouse.contract.types import DecodedAudio, DecodedImage, DecodedMedia, Message, Segment, ToolCall
 from enginehouse.engine.text.segments import ControlStrings, control_strings
 from enginehouse.pipeline.prompt.chat_prompt import ChatPrompt
-from enginehouse.pipeline.prompt.content_parts import ImageForm, as_parts, image_form, roles_with_parts
+from enginehouse.pipeline.prompt.content_parts import MediaForm, as_parts, media_form, roles_with_parts, text_form
 from enginehouse.pipeline.prompt.markers import Markers, RequestList
 from enginehouse.pipeline.prompt.sandbox import ChatTemplate, TemplateExhausted, compile_template
 
@@ -137,14 +138,15 @@ def _render(
     *,
     calls_as_text: bool = False,
 ) -> tuple[Segment, ...]:
-    images = [part for message in messages for part in message.parts if isinstance(part, DecodedImage)]
-    form = _form_of(template, images[0]) if images else None
-    # A client's text that equals the placeholder of an image is marked like a control-token string.
-    control = control_strings((*prompt.special_tokens, form.placeholder) if form else prompt.special_tokens)
-    plain = [_plain(message, form) for message in messages]
+    media = [part for message in messages for part in message.parts if isinstance(part, _MEDIA)]
+    forms = _forms_of(template, media)
+    # A client's text that equals the placeholder of media is marked like a control-token string.
+    placeholders = tuple(form.placeholder for form in forms.values() if not form.is_text)
+    control = control_strings((*prompt.special_tokens, *placeholders))
+    plain = [_plain(message, forms) for message in messages]
     markers = Markers(control, [plain, prompt.extra])
     # In practice reasoning tags, never the ends of turns.
-    visible = _inspected_tags(template, control) - {prompt.bos_token, prompt.eos_token, form and form.placeholder}
+    visible = _inspected_tags(template, control) - {prompt.bos_token, prompt.eos_token, *placeholders}
     marked = RequestList(_marked(message, markers, visible, calls_as_text) for message in plain)
     end = markers.new("") if _continues(prompt, messages) else ""
     if end:
@@ -172,42 +174,51 @@ def _render(
         param = None if error.param is None else markers.restore(error.param)
         raise RenderError(markers.restore(error.message), param) from None
     segments = markers.split(_up_to(end, text) if end else text)
-    return segments if form is None else _placed(segments, form, images, messages)
+    return _placed(segments, forms, media, messages) if media else segments
 
 
-def _form_of(template: ChatTemplate, image: DecodedImage) -> ImageForm:
-    """Return the form in which the template takes images; ``image`` is the first one."""
-    form = image_form(template)
-    if form is None:
-        reason = "the model's chat template has no place for images; set chat_template to a file that writes them"
-        raise RenderError(f"{image.param}: {reason}", image.param)
-    return form
+_MEDIA = DecodedImage | DecodedAudio
+
+_Forms = Mapping[str, MediaForm]
+"""The forms of the kinds of media in a chat."""
+
+
+def _forms_of(template: ChatTemplate, media: Sequence[DecodedMedia]) -> _Forms:
+    """Return the forms in which the template takes media; recordings may be between texts in every template."""
+    forms: dict[str, MediaForm] = {}
+    for one in media:
+        form = forms.get(one.kind) or media_form(template, one.kind) or (text_form() if one.kind == "audio" else None)
+        if form is None:
+            reason = "the model's chat template has no place for images; set chat_template to a file that writes them"
+            raise RenderError(f"{one.param}: {reason}", one.param)
+        forms[one.kind] = form
+    return forms
 
 
 def _placed(
-    segments: Sequence[Segment], form: ImageForm, images: Sequence[DecodedImage], messages: Sequence[Message]
+    segments: Sequence[Segment], forms: _Forms, media: Sequence[DecodedMedia], messages: Sequence[Message]
 ) -> tuple[Segment, ...]:
-    """Return the segments with the images in place of their placeholders."""
+    """Return the segments with the media in place of their placeholders."""
     placed: list[Segment] = []
+    left: dict[str, deque[DecodedMedia]] = {form.placeholder: deque() for form in forms.values()}
+    for one in media:
+        left[forms[one.kind].placeholder].append(one)
     num_places = 0
+    pattern = f"({'|'.join(map(re.escape, left))})"
     for segment in segments:
-        for number, text in enumerate(segment.text.split(form.placeholder) if segment.trusted else [segment.text]):
-            if number:
-                if num_places < len(images):
-                    placed.append(Segment(form.placeholder, True, images[num_places]))
+        for text in re.split(pattern, segment.text) if segment.trusted else (segment.text,):
+            if segment.trusted and text in left:
                 num_places += 1
-            if text:
+                if left[text]:
+                    placed.append(Segment(text, True, left[text].popleft()))
+            elif text:
                 placed.append(Segment(text, segment.trusted))
-    if num_places != len(images):
-        # Templates that write images of users only are the usual reason.
-        of_others = [
-            part
-            for message in messages
-            for part in message.parts
-            if message.role != "user" and isinstance(part, DecodedImage)
-        ]
-        param = (of_others or images)[0].param
-        reason = f"the chat template wrote {num_places} image placeholders for {len(images)} images"
+    if num_places != len(media) or any(left.values()):
+        # Templates that write media of users only are the usual reason.
+        of_others = [part for one in messages if one.role != "user" for part in one.parts if isinstance(part, _MEDIA)]
+        param = (of_others or media)[0].param
+        what = " and ".join("images" if kind == "image" else "recordings" for kind in forms)
+        reason = f"the chat template wrote {num_places} placeholders for {len(media)} {what}"
         raise RenderError(f"{param}: {reason}, so they cannot be assigned", param)
     return tuple(placed)
 
@@ -229,11 +240,11 @@ def _continues(prompt: ChatPrompt, messages: Sequence[Message]) -> bool:
     return is_open and prompt.add_generation_prompt
 
 
-def _plain(message: Message, form: ImageForm | None = None) -> dict[str, Any]:
+def _plain(message: Message, forms: _Forms) -> dict[str, Any]:
     """Return the message in the form that templates expect; members that do not apply are omitted."""
     plain = {
         "role": message.role,
-        "content": message.content if form is None else _content(message, form),
+        "content": _content(message, forms),
         "name": message.name,
         "tool_call_id": message.tool_call_id,
         "reasoning_content": message.reasoning,
@@ -242,19 +253,31 @@ def _plain(message: Message, form: ImageForm | None = None) -> dict[str, Any]:
     return {name: value for name, value in plain.items() if value is not None}
 
 
-def _content(message: Message, form: ImageForm) -> str | list[dict[str, Any]]:
-    """Return the content in parts if it has images; text that was added around the original one stays around it."""
-    if not any(isinstance(part, DecodedImage) for part in message.parts):
+def _content(message: Message, forms: _Forms) -> str | list[dict[str, Any]]:
+    """Return the content in parts if it has media; text that was added around the original one stays around it."""
+    own = [forms[part.kind] for part in message.parts if isinstance(part, _MEDIA)]
+    if not own:
         return message.content
     texts = [part for part in message.parts if isinstance(part, str)]
     found = re.search(r"\s*".join(map(re.escape, texts)), message.content) if texts else None
     if texts and found is None:
-        raise RenderError(f"{message.param}: a content with images cannot be rewritten for this model", message.param)
+        raise RenderError(f"{message.param}: a content with media cannot be rewritten for this model", message.param)
     before, after = (message.content[: found.start()], message.content[found.end() :]) if found else ("", "")
     if not texts:
         before = message.content
-    parts = [part if isinstance(part, str) else form.part for part in (before, *message.parts, after) if part]
-    return [{"type": "text", "text": part} if isinstance(part, str) else dict(part) for part in parts]
+    if all(form.is_text for form in own):
+        inner = "\n".join(part if isinstance(part, str) else forms[part.kind].placeholder for part in _known(message))
+        return before + inner + after
+    return [
+        {"type": "text", "text": part} if isinstance(part, str) else dict(forms[part.kind].part)
+        for part in (before, *_known(message), after)
+        if part
+    ]
+
+
+def _known(message: Message) -> list[str | DecodedMedia]:
+    """Return texts and media of a message; there are no other parts once its media are read."""
+    return [part for part in message.parts if isinstance(part, str | _MEDIA)]
 
 
 def _plain_call(call: ToolCall) -> dict[str, Any]:
