@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -258,6 +258,36 @@ def test_damaged_and_missing_files_are_refused(
             file.write_bytes(whole)
 
     runner.unload_adapter(runner.load_adapter(folder))
+
+
+def test_rows_with_none_one_and_two_adapters_share_a_pass(llama: Path, runner: Runner, tmp_path: Path) -> None:
+    """Also where the adapters change different layers."""
+    assert isinstance(runner, AdapterKeeper)
+    weights = weights_of(llama)
+    some = {name: data for name, data in weights.items() if "q_proj" in name or "layers.1." in name}
+    first, second = (
+        runner.load_adapter(folder)
+        for folder in (write_peft(tmp_path / "one", weights, 1), write_own(tmp_path / "two", some, 2))
+    )
+    sets = [((first, 0.7), (second, -0.3)), (), ((second, 1.0),), ((first, 1.0),)]
+    prompts = [np.arange(start, start + 8, dtype=np.int32) for start in (5, 20, 40, 60)]
+
+    def run(chosen: Sequence[int]) -> NDArray[np.float32]:
+        sequences = [runner.open_sequence() for _ in chosen]
+        spans = [
+            Span(sequence, 0, prompts[number], "all", adapter=sets[number])
+            for sequence, number in zip(sequences, chosen, strict=True)
+        ]
+        rows = runner.forward(spans).host().copy()
+        for sequence in sequences:
+            runner.free_sequence(sequence)
+        return rows
+
+    together, alone = run(range(4)), np.concatenate([run([number]) for number in range(4)])
+    for handle in (first, second):
+        runner.unload_adapter(handle)
+
+    assert np.abs(together - alone).max() < 1e-3
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
