@@ -39,6 +39,8 @@ _CACHE_NAMES = ("cache", "cache_params", "past_key_values")
 
 _ARGUMENTS = frozenset({"hidden_states", "attention_mask", "kwargs"})
 
+_MIN_CHUNK_TOKENS = 16
+
 _MOST_DIFFERENCE = 1e-3
 """Relative difference of outputs and states that rounding can explain in float32."""
 
@@ -87,15 +89,24 @@ class _LayerCache:
 
 @frozen(eq=False)
 class _Mixer:
-    """One recurrent module: its own ``forward``, how that calls its cache, and whether it continues states."""
+    """One recurrent module: its own ``forward``, how that calls its cache, and whether it continues states.
 
+    Attributes:
+        chunk_size: tokens of a chunk of its scan; None if it does not say. It pads its input to a multiple of them.
+    """
+
+    module: nn.Module
     layer: int
     forward: Callable[..., Tensor]
     cache_name: str
     continues: bool
+    chunk_size: int | None
 
     def run(self, hidden: Tensor, cache: _LayerCache) -> Tensor:
         """Append tokens, (N, T, hidden_size), to N states; returns (N, T, hidden_size)."""
+        if self.chunk_size is not None:  # a few tokens would be padded to 256: five times the time
+            fitting = max(_MIN_CHUNK_TOKENS, 1 << (hidden.shape[1] - 1).bit_length())
+            self.module.chunk_size = min(self.chunk_size, fitting)
         if self.continues or hidden.shape[1] == 1 or not cache.states:
             return self.forward(hidden, **{self.cache_name: cache})
         return torch.cat([self.forward(one, **{self.cache_name: cache}) for one in hidden.split(1, 1)], 1)
@@ -122,7 +133,10 @@ class Mixers:
             for name, module, cache_name in _find(model):
                 if type(module) not in continues:
                     continues[type(module)] = _continues(module, cache_name, model.config.get_text_config().hidden_size)
-                mixer = _Mixer(module.layer_idx, module.forward, cache_name, continues[type(module)])
+                chunk_size = getattr(module, "chunk_size", None)
+                mixer = _Mixer(
+                    module, module.layer_idx, module.forward, cache_name, continues[type(module)], chunk_size
+                )
                 module.forward = self._replacement(mixer)
                 self.names |= {name}
                 self.layers |= {mixer.layer}

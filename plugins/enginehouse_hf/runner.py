@@ -39,6 +39,9 @@ from enginehouse_hf.tokenizer import ModelText
 
 __all__ = ["ExitRows", "HfRunner", "LogitsRows", "run_model"]
 
+_NUM_SAVED = 4
+"""Checkpoints of a saved sequence, the last ones."""
+
 
 class LogitsRows:
     """Logits of one forward pass; ``logits`` is (num_rows, vocab_size) on the model's device."""
@@ -194,7 +197,7 @@ class HfRunner:
         before = b"" if self._reader is None else self._chunks_of(sequence).to_bytes()
         states = []
         if facts.states:
-            kept = self._checkpoints.all(sequence)
+            kept = self._checkpoints.all(sequence)[-_NUM_SAVED:]
             before += pack_lengths([length for length, _ in kept])
             states = [self._mixers.state(sequence), *(state for _, state in kept)]
         parts = (state[form.key] for state in states for form in facts.states)

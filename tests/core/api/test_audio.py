@@ -91,6 +91,7 @@ def test_recordings_and_texts_keep_their_order(client: httpx.Client, name: str) 
 
 
 def test_images_and_recordings_in_one_message(client: httpx.Client) -> None:
+    pytest.importorskip("PIL")
     said, details = answer(client, audio(1), image(1), text("a"), image(2))
     other, _ = answer(client, image(1), audio(1), text("a"), image(2))
 

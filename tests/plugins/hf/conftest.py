@@ -30,7 +30,7 @@ _DELTA: dict[str, Any] = {
     "linear_num_value_heads": 4,
     "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
 }
-_MAMBA2: dict[str, Any] = {"mamba_d_state": 16, "mamba_n_groups": 2, "mamba_chunk_size": 8}
+_MAMBA2: dict[str, Any] = {"mamba_d_state": 16, "mamba_n_groups": 2, "mamba_chunk_size": 32}
 _GEMMA: dict[str, Any] = {
     **_SIZES,
     "head_dim": 16,
@@ -84,7 +84,7 @@ _CONFIGS: dict[str, dict[str, Any]] = {
         "head_dim": 16,
         "state_size": 16,
         "n_groups": 2,
-        "chunk_size": 8,
+        "chunk_size": 32,
     },
     "qwen3_next": {
         **_SIZES,
@@ -95,6 +95,16 @@ _CONFIGS: dict[str, dict[str, Any]] = {
         "shared_expert_intermediate_size": 32,
     },
     "qwen3_5_text": {**_SIZES, **_DELTA, "head_dim": 16},
+    "qwen3_5": {  # the model that also reads images
+        "text_config": {**_SIZES, **_DELTA, "head_dim": 16},
+        "vision_config": {
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "depth": 1,
+            "num_heads": 2,
+            "out_hidden_size": 64,
+        },
+    },
     "bamba": {**_SIZES, **_MAMBA2, "mamba_n_heads": 8, "mamba_d_head": 16, "attn_layer_indices": [1, 3]},
     "granitemoehybrid": {
         **_SIZES,
@@ -112,7 +122,7 @@ _CONFIGS: dict[str, dict[str, Any]] = {
         "mamba_head_dim": 16,
         "ssm_state_size": 16,
         "n_groups": 2,
-        "chunk_size": 8,
+        "chunk_size": 32,
         "num_hidden_layers": None,
         "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp", "linear_attention"],
         "n_routed_experts": 4,
@@ -124,7 +134,7 @@ _CONFIGS: dict[str, dict[str, Any]] = {
         "mamba_d_state": 16,
         "mamba_ngroups": 2,
         "n_mamba_heads": 8,
-        "chunk_size": 8,
+        "chunk_size": 32,
         "num_mem_blocks": 1,
         "layers_block_type": ["linear_attention", "hybrid"] * 2,
         "adapter_rank": 4,

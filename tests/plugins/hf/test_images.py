@@ -230,9 +230,12 @@ def test_models_whose_images_would_be_wrong_take_text_only(vision_model: Callabl
 
 def test_models_that_need_the_cpu_are_refused_elsewhere(vision_model: Callable[[str], Path]) -> None:
     """Gemma 3 has a class for text, and takes it only."""
-    with pytest.raises(ModelLoadError, match=r'llava only with device = "cpu".*not with device_map = "auto"'):
-        open_model(vision_model("llava"), device_map="auto")
-    runner = open_model(vision_model("gemma3"), device_map="auto")
+    path = vision_model("llava")
+    for options in (HfOptions(device="cuda:0"), HfOptions(device="cpu", device_map="cpu")):
+        named = f'device = "{options.device}"' if options.device_map is None else f'device_map = "{options.device_map}"'
+        with pytest.raises(ModelLoadError, match=f'llava only with device = "cpu".*not with {named}'):
+            HfBackend().open(ModelSource(str(path), path), options, lambda _share, _what: None)
+    runner = open_model(vision_model("gemma3"), device_map="cpu")
     assert runner.capabilities.media == ()
     assert runner.info.metadata["images"].startswith('none: hf reads images only with device = "cpu"')
     assert len(answer(runner, [5, 6, 7], 2)) == 2

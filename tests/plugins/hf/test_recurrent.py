@@ -36,7 +36,18 @@ _TEXTS = (
     "1, 2, 3, 4,",
 )
 _KINDS = ("qwen3_5_text", "jamba", "nemotron_h", "lfm2")
-_MORE = ("qwen3_next", "mamba", "mamba2", "bamba", "granitemoehybrid", "zamba2", "falcon_h1", "lfm2_moe", "olmo_hybrid")
+_MORE = (
+    "qwen3_next",
+    "qwen3_5",
+    "mamba",
+    "mamba2",
+    "bamba",
+    "granitemoehybrid",
+    "zamba2",
+    "falcon_h1",
+    "lfm2_moe",
+    "olmo_hybrid",
+)
 
 
 def _source(path: Path) -> ModelSource:

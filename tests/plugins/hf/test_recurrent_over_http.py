@@ -1,4 +1,4 @@
-"""A hybrid model through the whole server: conversations and choices begin at checkpoints."""
+"""A hybrid model through the whole server: conversations and choices begin at checkpoints, also after a restart."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from enginehouse.settings.config import ModelSettings, Settings
 from enginehouse_testkit.served import served
 
-pytestmark = [pytest.mark.hf, pytest.mark.slow]  # starting a server takes 17 s
+pytestmark = [pytest.mark.hf, pytest.mark.slow, pytest.mark.timeout(400)]  # starting a server takes 17 s
 
 _TEMPLATE = (
     "{% for message in messages %}<start_of_turn>{{ message['role'] }}\n{{ message['content'] }}<end_of_turn>\n"
@@ -44,10 +44,10 @@ def _cached(answer: dict[str, Any]) -> int:
 def test_a_conversation_begins_at_checkpoints(random_model: Callable[[str], Path], tmp_path: Path) -> None:
     folder = Path(shutil.copytree(random_model("qwen3_5_text"), tmp_path / "hybrid"))
     (folder / "chat_template.jinja").write_text(_TEMPLATE, encoding="utf-8")
-    model = ModelSettings(
-        source=str(folder), backend="hf", context=512, slots=4, options={"device": "cpu", "threads": 1},
-    )  # fmt: skip
-    settings = Settings(models={"hybrid": model})
+    options = {"device": "cpu", "threads": 1}
+    (tmp_path / "kept").mkdir()
+    shape: dict[str, Any] = {"context": 512, "slots": 4, "prefix_cache_dir": str(tmp_path / "kept")}
+    settings = Settings(models={"hybrid": ModelSettings(source=str(folder), backend="hf", options=options, **shape)})
     with served(settings, timeout=60) as client:
         first = _ask(client, _QUESTION, cache_prompt=False)
         assert _cached(first) == 0
@@ -63,3 +63,6 @@ def test_a_conversation_begins_at_checkpoints(random_model: Callable[[str], Path
         assert 16 <= _cached(other) < _cached(again)
         fresh = _ask(client, _QUESTION, said, "And the second largest?", cache_prompt=False)
         assert _cached(fresh) == 0 and _said(fresh) == _said(more)
+    with served(settings, timeout=60) as client:
+        restarted = _ask(client, _QUESTION, said, "And the second largest?")
+        assert _cached(restarted) > 40 and _said(restarted) == _said(more)

@@ -27,9 +27,10 @@ def recording(seed: int, seconds: float = 1.0) -> NDArray[np.float32]:
     return (np.sum(tones, axis=0) / 10).astype(np.float32)
 
 
-def write_audio_projector(path: Path, width: int = 36, **more: Any) -> Path:
-    """The projector for text models of ``width``."""
+def audio_values(width: int) -> dict[str, Any]:
+    """The sizes of the encoder, and of its projector for text models of ``width``."""
     sizes = {
+        "projector_type": "ultravox",
         "num_mel_bins": _BINS,
         "embedding_length": _WIDTH,
         "feed_forward_length": _INNER,
@@ -39,18 +40,19 @@ def write_audio_projector(path: Path, width: int = 36, **more: Any) -> Path:
         "attention.layer_norm_epsilon": 1e-5,
         "projector.stack_factor": _STACK,
     }
-    values = {
-        "general.architecture": "clip",
-        "general.type": "mmproj",
-        "clip.has_audio_encoder": True,
-        "clip.projector_type": "ultravox",
-        **{f"clip.audio.{key}": item for key, item in sizes.items()},
-    }
-    kernels = dict.fromkeys(("a.conv1d.1.weight", "a.conv1d.2.weight"), "f16")
-    return write_gguf(path, {**values, **more}, _tensors(width, np.random.default_rng(5)), kernels)  # type: ignore[arg-type]
+    return {"clip.has_audio_encoder": True, **{f"clip.audio.{key}": item for key, item in sizes.items()}}
 
 
-def _tensors(width: int, rng: np.random.Generator) -> dict[str, NDArray[np.float32]]:
+def write_audio_projector(path: Path, width: int = 36, **more: Any) -> Path:
+    """The projector for text models of ``width``."""
+    values = {"general.architecture": "clip", "general.type": "mmproj", **audio_values(width)}
+    return write_gguf(path, {**values, **more}, audio_tensors(width))
+
+
+def audio_tensors(width: int) -> dict[str, NDArray[np.float32]]:
+    """The weights of the encoder and of its projector."""
+    rng = np.random.default_rng(5)
+
     def random(*shape: int) -> NDArray[np.float32]:
         return (rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
 

@@ -14,7 +14,7 @@ import pytest
 
 from enginehouse.contract.backend import ModelSource, Span
 from enginehouse.contract.errors import ModelLoadError
-from enginehouse.contract.media import DecodedAudio, MediaChunk, MediaInput, pseudo_tokens
+from enginehouse.contract.media import DecodedAudio, DecodedImage, MediaChunk, MediaInput, pseudo_tokens
 from enginehouse.contract.types import DecodedMedia
 from enginehouse.settings.config import ModelSettings, Settings
 from enginehouse_llamacpp.backend import LlamaCppBackend
@@ -24,16 +24,17 @@ from enginehouse_testkit.contract.opening import ModelUnderTest
 from enginehouse_testkit.media_contract import MediaContract
 from enginehouse_testkit.served import served
 
-from .audio_models import NUM_TOKENS, RATE, recording, write_audio_projector
+from .audio_models import NUM_TOKENS, RATE, audio_tensors, audio_values, recording, write_audio_projector
 from .media_oracle import Oracle
-from .vision_models import IDEFICS3, write_projector, write_text_model
+from .vision_models import IDEFICS3, QWEN2VL, VisionKind, write_projector, write_text_model
 
 pytestmark = pytest.mark.llamacpp
 
 
-def write_model(folder: Path) -> Path:
+def write_model(folder: Path, kind: VisionKind = IDEFICS3) -> Path:
+    """A text model of a kind, with a projector of recordings."""
     write_audio_projector(folder / "mmproj-F16.gguf")
-    return write_text_model(folder / "tiny-F32.gguf", IDEFICS3)
+    return write_text_model(folder / "tiny-F32.gguf", kind)
 
 
 def audio(seed: int, seconds: float = 1.0) -> DecodedAudio:
@@ -51,7 +52,7 @@ def open_model(path: Path, **more: Any) -> LlamaCppRunner:
 class TestRecordings(MediaContract):
     """Equal to the bit."""
 
-    num_image_steps = 100
+    num_image_steps = 40
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -66,9 +67,10 @@ class TestRecordings(MediaContract):
         return audio(1), audio(2)
 
 
-def test_text_after_a_recording_is_llama_cpps_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [IDEFICS3, QWEN2VL], ids=["plain", "M-RoPE"])
+def test_text_after_a_recording_is_llama_cpps_own(tmp_path: Path, kind: VisionKind) -> None:
     """Equal to the bit, tokens of an answer included."""
-    path = write_model(tmp_path)
+    path = write_model(tmp_path, kind)
     runner, oracle = open_model(path), Oracle(path, type_v=30)
     expected, first = oracle.answer("a b", oracle.recording(recording(1)), " ab", 12)
     oracle.close()
@@ -141,7 +143,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
         r"a\.conv1d\.1\.weight has the shape 3 x 16 x 32, not ... x 80",
     ),
     "a voice for speech": (
-        lambda path: write_audio_projector(path, **{"clip.projector_type": "qwen3tts_spkenc"}),
+        lambda path: write_audio_projector(path, **{"clip.audio.projector_type": "qwen3tts_spkenc"}),
         "takes neither images nor recordings",
     ),
 }
@@ -155,6 +157,23 @@ def test_projectors_that_do_not_fit_are_refused(tmp_path: Path, make: Callable[[
         open_model(path, mmproj="mmproj.gguf")
 
     assert "mmproj.gguf" in caught.value.message
+
+
+def test_a_projector_of_both_kinds_takes_both(tmp_path: Path) -> None:
+    path = write_text_model(tmp_path / "tiny.gguf", IDEFICS3)
+    kinds = {"clip.projector_type": "", "clip.vision.projector_type": "idefics3"}
+    write_projector(tmp_path / "mmproj.gguf", IDEFICS3, tensors=audio_tensors(36), **audio_values(36), **kinds)
+    runner = open_model(path)
+    image = DecodedImage("", 64, 64, bytes(3 * 64 * 64))
+    parts = [*runner.prepare_image(image), *runner.prepare_audio(audio(1))]
+    chunks = [part for part in parts if isinstance(part, MediaChunk)]
+    embeddings = [runner.encode(chunk) for chunk in chunks]
+    runner.close()
+
+    assert runner.capabilities.media == ("image", "audio")
+    assert list(dict.fromkeys(chunk.kind for chunk in chunks)) == ["image", "audio"]
+    assert all(chunk.num_bytes > 0 for chunk in chunks)
+    assert all(np.isfinite(embedding).all() and embedding.any() for embedding in embeddings)
 
 
 def test_a_projector_of_images_takes_no_recordings(tmp_path: Path) -> None:
