@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 
 from attrs import field, frozen
 
-__all__ = ["AutomatonError", "Expression", "restricted"]
+__all__ = ["AutomatonError", "Expression", "NothingMatches", "restricted"]
 
 _Ranges = tuple[tuple[int, int], ...]  # of code points, both ends inclusive
 _State = tuple[frozenset[int], ...]
@@ -35,6 +35,10 @@ class AutomatonError(ValueError):
     """An expression is too large, or outside the supported dialect."""
 
 
+class NothingMatches(AutomatonError):
+    """No text satisfies all conditions."""
+
+
 def restricted(text: str, conditions: Sequence[tuple[str, bool]]) -> str:
     """Return an expression for what matches ``text`` and each condition, or does not match a negated one.
 
@@ -42,7 +46,8 @@ def restricted(text: str, conditions: Sequence[tuple[str, bool]]) -> str:
         conditions: expressions of whole texts, and True for those that are negated.
 
     Raises:
-        AutomatonError: nothing matches, or there are too many states.
+        NothingMatches: no text satisfies the conditions.
+        AutomatonError: there are too many states.
     """
     machines = [_Machine.of(expression) for expression in (text, *(expression for expression, _ in conditions))]
     wanted = (True, *(not is_negated for _, is_negated in conditions))
@@ -197,6 +202,9 @@ class _Machine:
             return ((char, char),)
         found: list[tuple[int, int]] = []
         while (item := self.tokens.pop()) != "]":
+            if item.startswith("["):
+                found += self._ranges(item)
+                continue
             low = high = _char(item)
             if self.tokens[-1] == "-" and self.tokens[-2] != "]":
                 self.tokens.pop()
@@ -288,7 +296,7 @@ def _minimized(product: _Product) -> _Product:
     while new := {state for state in states if state not in alive and not alive.isdisjoint(table[state])}:
         alive |= new
     if 0 not in alive:
-        raise AutomatonError("no text satisfies the look-ahead")
+        raise NothingMatches("no text satisfies the look-ahead")
     blocks = [int(state in product.accepting) if state in alive else _DEAD for state in states]
     num_blocks = 0
     while num_blocks < len(set(blocks)):

@@ -39,12 +39,18 @@ _ESCAPED_STYLE = {**_JSON_STYLE, "json_allowed_escapes": 'nrbtf\\"u'}  # "u" is 
 _MAX_LOCATED_PARTS = 200
 _LEXER_FUEL = 300_000  # an expression that needs more takes over a second to start; 20,000 choices need far less
 _STEP_FUEL = 2_000_000  # a token after which 100,000 remainders are told apart needs over 1,000,000: 0.1 s
+_MAX_ROW = 4000  # items after a token, which take 7 ms; nested alternatives exceed 2000, the library's own limit
 _WORDS_OF_SIZE = ("too large", "too big")  # in the library's messages
+_MANY_NAMES = 500  # of an object; 1000 that may be absent exceed a row
 _MAX_FORCED_ROUNDS = 4  # one round yields up to about 20,000 tokens
 
 
 class _Refused(ValueError):
     """The library refuses a grammar."""
+
+
+class _TooWide(_Refused):
+    """Its beginning cannot be followed: more may come next than a row holds."""
 
 
 class LlguidanceCompiler:
@@ -61,7 +67,12 @@ class LlguidanceCompiler:
         self._text_tokens = _text_tokens(tokenizer)
         self._tokens = TokenTexts(tokenizer.token_bytes, tokenizer.control_token_ids, tokenizer.end_token_ids)
         self._options = options
-        self._limits = LLParserLimits(verbose_errors=False, initial_lexer_fuel=_LEXER_FUEL, step_lexer_fuel=_STEP_FUEL)
+        self._limits = LLParserLimits(
+            max_items_in_row=_MAX_ROW,
+            initial_lexer_fuel=_LEXER_FUEL,
+            step_lexer_fuel=_STEP_FUEL,
+            verbose_errors=False,
+        )
         self._kept = KeptGrammars(options.max_cached, options.max_cached_bytes)
 
     def compile(self, constraint: Constraint) -> LlguidanceGrammar:
@@ -117,10 +128,23 @@ class LlguidanceCompiler:
                     pass  # the exact one tells the place
             raise SchemaProblem(self._locate(prepared), str(error)) from error
 
+    def _check_large(self, prepared: PreparedSchema) -> None:
+        """Refuse a schema that has a value with more names than can be followed: reached later, it ends the answer."""
+        for pointer, part in prepared.parts:
+            if isinstance(part, dict) and len(part.get("properties", ())) > _MANY_NAMES:
+                try:
+                    self._start(_grammar_of_schema({**part, "type": "object"}))
+                except _TooWide as error:
+                    raise SchemaProblem(pointer, str(error)) from error
+                except _Refused:
+                    pass  # by itself, as it has other constants or types: no object is written there
+
     def _start_schema(self, prepared: PreparedSchema) -> LlguidanceGrammar:
         value = Value(prepared.rules or NO_RULES)
         follower = Follower((value,)) if prepared.rules is not None else None
-        return self._start(_grammar_of_prepared(prepared), None, self._tokens, follower=follower, value=value)
+        grammar = self._start(_grammar_of_prepared(prepared), None, self._tokens, follower=follower, value=value)
+        self._check_large(prepared)
+        return grammar
 
     def _locate(self, prepared: PreparedSchema) -> str:
         """Return the pointer of the innermost subschema refused by itself, or "" if only the combination is refused."""
@@ -209,7 +233,10 @@ def _check_forced(matcher: LLMatcher) -> None:
             break
         probe.consume_tokens(forced)
     if probe.is_error():
-        raise _Refused(f"its text is endless, or too long where it leaves no choice: {_first_line(probe.get_error())}")
+        reason = _first_line(probe.get_error())
+        if "Current row" in reason:
+            raise _TooWide(f"more may follow a token than is allowed; ask for fewer optional members ({reason})")
+        raise _Refused(f"its text is endless, or too long where it leaves no choice: {reason}")
 
 
 def _text_tokens(tokenizer: Tokenizer) -> NDArray[np.int32]:

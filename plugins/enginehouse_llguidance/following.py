@@ -181,7 +181,8 @@ def _after_string(state: JsonState, text: bytearray, index: int, rules: Rules) -
         return _complete(state, text, begin, index + 1, rules)
     top = state.open[-1]
     name = json.loads(text[begin : index + 1])
-    if top.differs and name in top.keys:
+    is_repeated = top.differs and name in top.keys
+    if is_repeated or not all(rules.validator.allows_name(one, name) for one in top.places & rules.checked):
         raise WrongValue(bytes(text[: index + 1]))
     return _with_top(state, name=name, expects_name=False, keys=top.keys | {name} if top.differs else top.keys)
 

@@ -6,7 +6,7 @@ leap seconds, host names stay below their maximum length. They match fewer texts
 
 from __future__ import annotations
 
-__all__ = ["STRING_FORMATS"]
+__all__ = ["FOREIGN_TEXTS", "STRING_FORMATS"]
 
 _YEAR = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"  # excludes 0000
 _LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
@@ -77,3 +77,28 @@ STRING_FORMATS: dict[str, str] = {
     "uuid": f"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}",
 }
 """Expression of each format name. Other formats have no effect."""
+
+FOREIGN_TEXTS: dict[str, str] = {
+    "date": "^$|[^-0-9W]",
+    "date-time": "^[^:]*$|[^-+0-9:.,tTzZ_ ]",
+    "duration": "^[^Pp]*$",
+    "email": "^[^@]*$",
+    "hostname": "^$|[ -,/:-@\\[-^`{-~]",
+    "idn-email": "^[^@]*$",
+    "idn-hostname": "^$|[ -,/:-@\\[-^`{-~]",
+    "ipv4": "^[^.]*$|[^0-9.]",
+    "ipv6": "^[^:]*$",
+    "iri": "^[^:]*$",
+    "iri-reference": '[ "<>\\\\^`{|}]',
+    "json-pointer": "^[^/#]",
+    "regex": "^[*+?]",
+    "relative-json-pointer": "^$|^[^0-9]",
+    "time": "^[^:]*$|[^-+0-9:.,zZ]",
+    "uri": "^[^:]*$",
+    "uri-reference": '[ "<>\\\\^`{|}]',
+    "uri-template": "[{][^}]*$",
+    "uuid": "^[^-]*$|[^-0-9A-Fa-f]",
+}
+"""Pattern of JSON Schema for texts that no validator takes for the format: fewer than those that are not of it. Without
+``byte``, on which validators differ altogether.
+"""

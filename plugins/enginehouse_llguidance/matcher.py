@@ -12,7 +12,11 @@ from enginehouse.contract.errors import GenerationFailed
 from enginehouse_llguidance.digits import DigitLimit
 from enginehouse_llguidance.tokens import TokenTexts
 
-__all__ = ["LlguidanceMatcher"]
+__all__ = ["LlguidanceMatcher", "TooMuchWork"]
+
+
+class TooMuchWork(ValueError):
+    """A token takes more work than the library is allowed, so that no text can follow."""
 
 
 class LlguidanceMatcher:
@@ -76,4 +80,5 @@ class LlguidanceMatcher:
     def _check(self) -> None:
         if self._matcher.is_error():
             reason = self._matcher.get_error().split("\n", 1)[0][:200]
-            raise GenerationFailed(f"The constraint cannot be followed any further: {reason}", "llguidance")
+            message = f"The constraint cannot be followed any further: {reason}"
+            raise GenerationFailed(message, "llguidance") from TooMuchWork(reason)

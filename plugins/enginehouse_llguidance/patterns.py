@@ -36,9 +36,16 @@ _WIDE = {
 _DOT = "[^\\n\\r\\x{2028}\\x{2029}]"
 _CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f", "v": "\v"}
 _CATEGORIES = {
-    *("L", "Lu", "Ll", "Lt", "Lm", "Lo", "M", "Mn", "Mc", "Me", "N", "Nd", "Nl", "No", "P", "Pc", "Pd", "Ps", "Pe"),
-    *("Pi", "Pf", "Po", "S", "Sm", "Sc", "Sk", "So", "Z", "Zs", "Zl", "Zp"),
+    **{"Letter": "L", "Uppercase_Letter": "Lu", "Lowercase_Letter": "Ll", "Titlecase_Letter": "Lt"},
+    **{"Modifier_Letter": "Lm", "Other_Letter": "Lo", "Mark": "M", "Nonspacing_Mark": "Mn", "Spacing_Mark": "Mc"},
+    **{"Enclosing_Mark": "Me", "Number": "N", "Decimal_Number": "Nd", "digit": "Nd", "Letter_Number": "Nl"},
+    **{"Other_Number": "No", "Punctuation": "P", "punct": "P", "Connector_Punctuation": "Pc", "Dash_Punctuation": "Pd"},
+    **{"Open_Punctuation": "Ps", "Close_Punctuation": "Pe", "Initial_Punctuation": "Pi", "Final_Punctuation": "Pf"},
+    **{"Other_Punctuation": "Po", "Symbol": "S", "Math_Symbol": "Sm", "Currency_Symbol": "Sc", "Modifier_Symbol": "Sk"},
+    **{"Other_Symbol": "So", "Separator": "Z", "Space_Separator": "Zs", "Line_Separator": "Zl"},
+    **{"Paragraph_Separator": "Zp"},
 }
+"""Long names of the general categories, in ECMAScript, and their short ones."""
 _MAX_REPETITIONS = 100_000
 _MAX_OPTIONS = 10_000
 _NOT_ASCII = "\\x{80}-\\x{10ffff}"
@@ -73,16 +80,17 @@ class Pattern:
     is_finite: bool
 
 
-def translate_pattern(pattern: str, *, search: bool, max_depth: int = 64) -> Pattern:
+def translate_pattern(pattern: str, *, search: bool, max_depth: int = 64, is_widened: bool = False) -> Pattern:
     """Translate an expression.
 
     Args:
         search: it may match anywhere in the text (JSON Schema); otherwise it must match the whole text.
+        is_widened: match what either dialect may match, except before a final line break.
 
     Raises:
         PatternError: the expression is malformed or not supported.
     """
-    parser = _Parser(pattern, max_depth)
+    parser = _Parser(pattern, max_depth, is_widened=is_widened)
     alternatives = parser.read_alternatives(0)
     if parser.position < len(pattern):
         raise parser.error("unbalanced ')'")
@@ -382,7 +390,8 @@ class _Parser:
     def _read_category(self) -> str:
         end = self.text.find("}", self.position)
         name = self.text[self.position + 1 : max(end, 0)]
-        if self.peek() != "{" or name not in _CATEGORIES:
+        name = _CATEGORIES.get(name, name)
+        if self.peek() != "{" or name not in _CATEGORIES.values():
             raise self.error("only general categories such as \\p{Lu} are supported")
         self.position = end + 1
         return name

@@ -9,6 +9,7 @@ import numpy as np
 from enginehouse.contract.errors import GenerationFailed
 from enginehouse.contract.structured import BacktrackingMatcher, Matcher
 from enginehouse_llguidance.compiled import LlguidanceGrammar
+from enginehouse_llguidance.matcher import TooMuchWork
 from enginehouse_llguidance.schemas.problems import SchemaProblem
 from enginehouse_llguidance.schemas.validation import TooLarge
 from enginehouse_llguidance.tokens import TokenTexts, bits_of, to_bits
@@ -26,7 +27,8 @@ def check_has_value(grammar: LlguidanceGrammar, tokens: TokenTexts, end_ids: fro
     """Write values until one is found; each trial begins with another byte, as far as there is a choice.
 
     Raises:
-        SchemaProblem: none is found within a limited number of steps, or a value is too large to be checked.
+        SchemaProblem: none is found within a limited number of steps, a value is too large to be checked, or a token
+            takes more work than is allowed.
     """
     trials = _Trials(tokens, end_ids)
     for number, (most, likes_closing) in enumerate(_TRIALS):
@@ -34,7 +36,7 @@ def check_has_value(grammar: LlguidanceGrammar, tokens: TokenTexts, end_ids: fro
             if trials.finds_value(grammar.start(), number, most, likes_closing):
                 return
         except GenerationFailed as error:
-            if isinstance(error.__cause__, TooLarge):
+            if isinstance(error.__cause__, TooLarge | TooMuchWork):
                 raise SchemaProblem("", str(error.__cause__)) from error
         if trials.num_left <= 0:
             break

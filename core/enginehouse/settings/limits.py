@@ -102,7 +102,7 @@ class LimitsSettings:
         max_header_bytes: maximum size of a request line and its headers.
         max_headers: maximum number of headers of a request.
         max_client_bytes: memory for the buffered data of all clients together: request heads, bodies until they are
-            answered, their decoded images, pipelined requests, rows of pooling requests, and unread responses. Data
+            answered, their decoded media, pipelined requests, rows of pooling requests, and unread responses. Data
             beyond it is refused.
         max_client_bytes_per_key: part of this that one key may use, and also all connections together whose callers are
             not identified yet; unset is half. Without keys, one client may use all of it.

@@ -14,9 +14,11 @@ from urllib.parse import unquote, urldefrag, urljoin
 from enginehouse.contract.schema_keywords import SUBSCHEMAS
 from enginehouse_llguidance.schemas.problems import NotExpressible, SchemaProblem, join_pointer
 
-__all__ = ["COMPLEX", "REFERENCES", "Document", "Pointer", "inner_schemas"]
+__all__ = ["COMPLEX", "RECURSIVE", "REFERENCES", "Document", "Pointer", "inner_schemas"]
 
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+RECURSIVE = "#"
+"""Name of ``$recursiveAnchor`` among the dynamic anchors: no other name has this character."""
 COMPLEX = frozenset({*SUBSCHEMAS, *REFERENCES, "$id"}) - {"$defs", "definitions"}
 """Keywords whose meaning depends on the place of the schema."""
 
@@ -52,7 +54,6 @@ class Document:
         self._anchors: dict[tuple[str, str], str] = {}
         self.dynamic_anchors: dict[str, list[str]] = {}
         self._bases: dict[str, str] = {"": ""}  # pointer of a resource to its URI
-        self._recursive: list[str] = []
         self._has_dynamic = False
         waiting: list[tuple[Any, str, str]] = [(root, "", "")]
         while waiting:
@@ -74,14 +75,14 @@ class Document:
                 self._anchors.setdefault((base, schema[key]), pointer)
         if isinstance(schema.get("$dynamicAnchor"), str):
             self.dynamic_anchors.setdefault(schema["$dynamicAnchor"], []).append(pointer)
-        self._has_dynamic = self._has_dynamic or "$dynamicRef" in schema
-        if schema.get("$recursiveAnchor") is True:
-            self._recursive.append(pointer)
+        self._has_dynamic = self._has_dynamic or "$dynamicRef" in schema or "$recursiveRef" in schema
+        if schema.get("$recursiveAnchor") is True and pointer in self._bases:  # has an effect at a resource's root only
+            self.dynamic_anchors.setdefault(RECURSIVE, []).append(pointer)
         return base
 
     @property
     def depends_on_paths(self) -> bool:
-        """True if a ``$dynamicRef`` may refer to several schemas, depending on the path to it."""
+        """True if a ``$dynamicRef`` or ``$recursiveRef`` may refer to several schemas, depending on the path to it."""
         return self._has_dynamic and any(
             len(pointers) > 1 and len(self._of_root(pointers)) != 1 for pointers in self.dynamic_anchors.values()
         )
@@ -107,14 +108,23 @@ class Document:
         if not isinstance(reference, str):
             raise SchemaProblem(place, "must be a string")
         found = self.find(reference, pointer, place)
-        if key == "$dynamicRef":
-            name = unquote(urldefrag(reference)[1])
-            value = self.at(found, place)
-            if isinstance(value, dict) and value.get("$dynamicAnchor") == name:
-                found = self._outermost(self.dynamic_anchors[name], place)
-        elif key == "$recursiveRef" and found in self._recursive:
-            found = self._outermost(self._recursive, place)
+        name = self.dynamic_name(key, reference, found)
+        if name is not None:
+            found = self._outermost(self.dynamic_anchors[name], place)
         return found, self.at(found, place)
+
+    def dynamic_name(self, key: str, reference: str, found: str) -> str | None:
+        """Return the name of the dynamic anchors of which a reference means the outermost; None if there is none.
+
+        Args:
+            key: its keyword.
+            found: the pointer that the reference has where it is written.
+        """
+        if key == "$recursiveRef" and found in self.dynamic_anchors.get(RECURSIVE, ()):
+            return RECURSIVE
+        name = unquote(urldefrag(reference)[1])
+        value = self.at(found) if key == "$dynamicRef" else None
+        return name if isinstance(value, dict) and value.get("$dynamicAnchor") == name else None
 
     def once(self, subject: str, pointer: str, derive: Callable[[], _Derived]) -> _Derived:
         """Return ``derive()``, which is called once for a subject and a pointer.

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections import deque
 from typing import Any
-from urllib.parse import unquote, urldefrag
 
 from attrs import define, field, frozen
 
 from enginehouse.contract.schema_keywords import SUBSCHEMAS
-from enginehouse_llguidance.schemas.document import Document
+from enginehouse_llguidance.schemas.document import REFERENCES, Document
 from enginehouse_llguidance.schemas.problems import SchemaProblem, join_pointer
 
 __all__ = ["StaticSchema", "static_schema"]
@@ -21,7 +20,7 @@ __all__ = ["StaticSchema", "static_schema"]
 _Anchors = int
 """Number of a set of dynamic anchors in force; 0 is none."""
 
-_LEFT_OUT = frozenset({"$defs", "definitions", "$id", "$anchor", "$dynamicAnchor", "contentSchema"})
+_LEFT_OUT = frozenset({"$defs", "definitions", "$id", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "contentSchema"})
 
 
 @frozen
@@ -94,10 +93,8 @@ class _Copier:
 
     def _copy_member(self, key: str, value: Any, pointer: str, anchors: _Anchors) -> Any:
         place = join_pointer(pointer, [key])
-        if key in ("$ref", "$dynamicRef"):
+        if key in REFERENCES:
             return self._reference(key, value, pointer, anchors)
-        if key == "$recursiveRef":
-            raise SchemaProblem(place, "is not supported beside a $dynamicRef that depends on the path to it")
         if key not in SUBSCHEMAS:
             return value
         if isinstance(value, list):
@@ -111,10 +108,8 @@ class _Copier:
         if not isinstance(reference, str):
             raise SchemaProblem(place, "must be a string")
         target = self.document.find(reference, pointer, place)
-        if key == "$dynamicRef":
-            name, value = unquote(urldefrag(reference)[1]), self.document.at(target, place)
-            if isinstance(value, dict) and value.get("$dynamicAnchor") == name:
-                target = self.sets[anchors].get(name, target)
+        if (name := self.document.dynamic_name(key, reference, target)) is not None:
+            target = self.sets[anchors].get(name, target)
         copy = (target, self._entered(target, anchors))
         if copy not in self.names:
             self.names[copy] = f"p{len(self.names)}"

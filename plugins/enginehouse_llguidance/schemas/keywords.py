@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from attrs import frozen
 
-__all__ = ["KEYWORDS", "TYPES", "Keyword"]
+__all__ = ["KEYWORDS", "TYPES", "Keyword", "allows_nothing"]
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 
@@ -47,21 +47,18 @@ KEYWORDS: dict[str, Keyword] = {
     "$vocabulary": Keyword("annotation"),
     "$comment": Keyword("annotation"),
     "$dynamicRef": Keyword("enforced"),
-    "$recursiveRef": Keyword("enforced", "where every path to it leads to the same anchor"),
+    "$recursiveRef": Keyword("enforced"),
     # Any type
     "type": Keyword("enforced"),
-    "enum": Keyword(
-        "enforced",
-        "numbers of 15 digits or integers that a float holds",
-    ),
+    "enum": Keyword("enforced", "numbers of 15 digits or integers that a float holds"),
     "const": Keyword("enforced", "as `enum`"),
     "allOf": Keyword("enforced"),
     "anyOf": Keyword("enforced"),
     "oneOf": Keyword("enforced", "checked where a value may match two of the schemas without a complement (see `not`)"),
     "not": Keyword(
         "enforced",
-        "of types, constants, bounds, lengths, patterns, `required`, properties, items, `contains` and what joins them;"
-        " of others it is checked",
+        "of types, constants, bounds, lengths, patterns, formats, `required`, properties, items, `contains` and what"
+        " joins them; of others it is checked",
     ),
     "if": Keyword("enforced", "checked where it has no complement (see `not`)"),
     "then": Keyword("enforced", "has no effect without `if`"),
@@ -73,14 +70,16 @@ KEYWORDS: dict[str, Keyword] = {
     "exclusiveMaximum": Keyword("enforced", _BOUND),
     "multipleOf": Keyword(
         "enforced",
-        "decimals such as 0.01 and values above 10000 are checked, where one number in 1000 or more is a multiple",
+        "decimals such as 0.01 and values above 10000 are checked; where fewer than one number in 1000 is, only"
+        " about 1000 multiples are allowed, those next to zero or to the bounds",
     ),
     # Strings
     "minLength": Keyword("enforced"),
     "maxLength": Keyword("enforced"),
     "pattern": Keyword(
         "enforced",
-        "look-ahead only where its rest reaches to the end; no look-behind, back-references, word boundaries, flags",
+        "`^` and `$` at the edges of an alternative; look-ahead only where its rest reaches to the end; no look-behind,"
+        " back-references, word boundaries, flags",
     ),
     "format": Keyword("enforced", "see below; others have no effect"),
     "contentEncoding": Keyword("annotation"),
@@ -107,11 +106,11 @@ KEYWORDS: dict[str, Keyword] = {
         "enforced", "up to 4 that overlap; only ASCII names beside classes on which dialects differ"
     ),
     "propertyNames": Keyword(
-        "enforced", "one of `pattern`, `format`, `enum`, `const`, lengths; without `properties` and `patternProperties`"
+        "enforced", "checked where others than patterns, formats, lengths, constants and `anyOf` restrict names"
     ),
-    "minProperties": Keyword("enforced"),
+    "minProperties": Keyword("enforced", "checked beside `properties` and free names"),
     "maxProperties": Keyword(
-        "enforced", "up to 1, of free names, among up to 64 choices of `properties`, or where all are required"
+        "enforced", "checked beside `properties` and free names, and among more than 64 choices of `properties`"
     ),
     "dependentRequired": Keyword("enforced"),
     "dependentSchemas": Keyword("enforced"),
@@ -128,3 +127,15 @@ KEYWORDS: dict[str, Keyword] = {
     "disallow": Keyword("refused"),
 }
 """An unlisted keyword is an annotation, as in the standard; core lists it as ignored."""
+
+
+def allows_nothing(schema: Any) -> bool:
+    """Return True for ``false``, and for ``{"not": {}}`` as generators write it."""
+    if not isinstance(schema, dict) or "$ref" in schema:
+        return schema is False
+    excluded = schema.get("not")
+    return excluded is True or (isinstance(excluded, dict) and all(map(_is_annotation, excluded)))
+
+
+def _is_annotation(name: str) -> bool:
+    return name not in KEYWORDS or KEYWORDS[name].status == "annotation"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["CHECKED", "UNIQUE", "UNIQUE_NAMES"]
+__all__ = ["CHECKED", "LISTED", "UNIQUE", "UNIQUE_NAMES"]
 
 UNIQUE = "x-unique"
 """The items of the array differ."""
@@ -12,3 +12,6 @@ UNIQUE_NAMES = "x-unique-names"
 
 CHECKED = "x-checked"
 """Complete values are evaluated with the request's own schema, because of the keyword at this pointer."""
+
+LISTED = "x-listed"
+"""The only numbers that are allowed."""

@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterator
 from itertools import combinations, pairwise
 from typing import Any, TypeVar
 
+from enginehouse_llguidance.formats import FOREIGN_TEXTS, STRING_FORMATS
 from enginehouse_llguidance.schemas.document import COMPLEX, REFERENCES, Document, Pointer
-from enginehouse_llguidance.schemas.numbers import is_number
+from enginehouse_llguidance.schemas.numbers import NUMBER_FORMATS, is_number
 from enginehouse_llguidance.schemas.problems import NotExpressible, SchemaProblem, join_pointer
+from enginehouse_llguidance.schemas.strings import read_pattern
 
 __all__ = ["conjunction", "disjunction", "negated", "same"]
 
@@ -80,7 +82,7 @@ def _negated(document: Document, pointer: str) -> Any:
 
 
 _WITHOUT_COMPLEMENT = {
-    *("additionalItems", "additionalProperties", "format", "multipleOf", "patternProperties", "propertyNames"),
+    *("additionalItems", "additionalProperties", "multipleOf", "patternProperties", "propertyNames"),
     *("unevaluatedItems", "unevaluatedProperties", "uniqueItems"),
 }
 
@@ -139,10 +141,22 @@ def _pattern(document: Document, pointer: str, schema: dict[str, Any]) -> list[A
     if not isinstance(pattern, str):
         raise SchemaProblem(join_pointer(pointer, ["pattern"]), "must be a string")
     if "^" not in pattern:
-        return [{"type": "string", "pattern": f"^(?![\\s\\S]*(?:{pattern}))"}]
-    if pattern.startswith("^") and "|" not in pattern:
-        return [{"type": "string", "pattern": f"^(?!{pattern[1:]})"}]
-    raise NotExpressible(join_pointer(pointer, ["pattern"]), "has no expressible complement")
+        other = f"^(?![\\s\\S]*(?:{pattern}))"
+    elif pattern.startswith("^") and "|" not in pattern:
+        other = f"^(?!{pattern[1:]})"
+    else:
+        raise NotExpressible(join_pointer(pointer, ["pattern"]), "has no expressible complement")
+    read_pattern(other, join_pointer(pointer, ["pattern"]))
+    return [{"type": "string", "pattern": other}]
+
+
+def _format(document: Document, pointer: str, schema: dict[str, Any]) -> list[Any]:
+    name = schema["format"]
+    if name in FOREIGN_TEXTS:
+        return [{"type": "string", "pattern": FOREIGN_TEXTS[name]}]
+    if name in STRING_FORMATS or name in NUMBER_FORMATS:
+        raise NotExpressible(join_pointer(pointer, ["format"]), "has no expressible complement")
+    return []  # an annotation
 
 
 def _bound(kind: str, other: str) -> _Rule:
@@ -298,6 +312,7 @@ _RULES: dict[str, _Rule] = {
     "minLength": _fewer("minLength", "maxLength", "string"),
     "maxLength": _more("maxLength", "minLength", "string"),
     "pattern": _pattern,
+    "format": _format,
     "minItems": _fewer("minItems", "maxItems", "array"),
     "maxItems": _more("maxItems", "minItems", "array"),
     "prefixItems": _prefix,

@@ -14,10 +14,18 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
 from typing import Any
 
-from enginehouse_llguidance.schemas.markers import CHECKED
+from enginehouse_llguidance.schemas.markers import CHECKED, LISTED
 from enginehouse_llguidance.schemas.problems import SchemaProblem, join_pointer
 
-__all__ = ["ANY_INTEGER", "EXACT_DIGITS", "NUMBER_FORMATS", "is_exact_integer", "is_number", "number_keywords"]
+__all__ = [
+    "ANY_INTEGER",
+    "EXACT_DIGITS",
+    "NUMBER_FORMATS",
+    "is_exact_integer",
+    "is_multiple",
+    "is_number",
+    "number_keywords",
+]
 
 NUMBER_FORMATS: dict[str, tuple[int, int] | None] = {
     **{f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32, 64)},
@@ -30,7 +38,8 @@ NUMBER_FORMATS: dict[str, tuple[int, int] | None] = {
 """Number formats written by schema generators, with their bounds."""
 
 _MAX_MULTIPLE = 10_000  # the library's automaton has one state per remainder
-_MAX_SCATTERED = 1000  # numbers that are not multiples are drawn again
+_MAX_SCATTERED = 1000  # numbers that are not multiples are drawn again; multiples further apart are listed
+_MAX_LISTED = 1000
 _MAX_INTEGER = 2**63 - 1024  # the library uses 64-bit integers
 _MAX_DECIMAL = 9 * 10**18
 _USUAL_INTEGER = 10**18  # bound if the schema sets none; limits the number of digits
@@ -63,7 +72,7 @@ def number_keywords(schema: Mapping[str, Any], pointer: str, *, integer: bool, e
         if key in schema and not (is_number(schema[key]) and math.isfinite(schema[key])):
             raise SchemaProblem(join_pointer(pointer, [key]), "must be a finite number")
     low, high = _bounds(schema, integer)
-    multiple, is_checked = _multiple_of(schema, pointer, integer)
+    multiple, is_checked, is_listed = _multiple_of(schema, pointer, integer)
     if not integer and low is None and high is None and multiple is None:
         return {}  # any number, including exponents
     if integer:
@@ -80,7 +89,9 @@ def number_keywords(schema: Mapping[str, Any], pointer: str, *, integer: bool, e
         keywords["minimum"] = write(low, up=True, pointer=join_pointer(pointer, ["minimum"]))
     if high is not None:
         keywords["maximum"] = write(high, up=False, pointer=join_pointer(pointer, ["maximum"]))
-    if multiple is not None:
+    if is_listed:
+        keywords[LISTED] = _multiples(keywords, schema["multipleOf"], integer)
+    elif multiple is not None:
         keywords["multipleOf"] = multiple
         if is_checked:
             keywords[CHECKED] = join_pointer(pointer, ["multipleOf"])
@@ -116,11 +127,11 @@ def _next(bound: float, direction: int, integer: bool) -> Fraction:
     return exact + direction * max(scale * _STEP, _STEP)
 
 
-def _multiple_of(schema: Mapping[str, Any], pointer: str, integer: bool) -> tuple[float | int | None, bool]:
-    """Return the ``multipleOf`` of the grammar, and True if complete values are checked besides."""
+def _multiple_of(schema: Mapping[str, Any], pointer: str, integer: bool) -> tuple[float | int | None, bool, bool]:
+    """Return the ``multipleOf`` of the grammar; True if values are checked besides; True if they are listed instead."""
     value = schema.get("multipleOf")
     if value is None:
-        return None, False
+        return None, False, False
     if value <= 0:
         raise SchemaProblem(join_pointer(pointer, ["multipleOf"]), "must be above 0")
     is_binary = _is_binary(value)
@@ -135,10 +146,27 @@ def _multiple_of(schema: Mapping[str, Any], pointer: str, integer: bool) -> tupl
     else:
         number = exact.numerator
         written = unit * next(one for one in range(min(number, _MAX_MULTIPLE), 0, -1) if number % one == 0)
-    if exact / written > _MAX_SCATTERED:
-        message = f"is not supported: only one number in {float(exact / written):.0f} is a multiple"
-        raise SchemaProblem(join_pointer(pointer, ["multipleOf"]), message)
-    return int(written) if written.denominator == 1 else float(written), written != exact or not is_binary
+    is_listed = exact / written > _MAX_SCATTERED
+    return int(written) if written.denominator == 1 else float(written), written != exact or not is_binary, is_listed
+
+
+def _multiples(bounds: Mapping[str, Any], divisor: float, integer: bool) -> list[float | int]:
+    """Return the multiples within bounds that are closest to zero, in their order."""
+    exact = Fraction(str(divisor))
+    step = Fraction(exact.numerator) if integer else exact
+    low, high = math.ceil(Fraction(bounds["minimum"]) / step), math.floor(Fraction(bounds["maximum"]) / step)
+    first = min(max(low, -_MAX_LISTED // 2), max(low, high - _MAX_LISTED))
+    numbers = (step * count for count in range(first, min(high, first + _MAX_LISTED) + 1))
+    values = (int(one) if one.denominator == 1 else float(one) for one in numbers)
+    return [
+        one for one in values if is_multiple(one, divisor) and len(Decimal(repr(one)).as_tuple().digits) <= EXACT_DIGITS
+    ]
+
+
+def is_multiple(value: float, divisor: float) -> bool:
+    """Return True if exact arithmetic and the division of floats agree that the quotient is a whole number."""
+    quotient = value / divisor
+    return math.isfinite(quotient) and quotient == int(quotient) and Fraction(str(value)) % Fraction(str(divisor)) == 0
 
 
 def _is_read_exactly(value: float) -> bool:

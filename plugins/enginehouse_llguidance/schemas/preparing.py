@@ -20,12 +20,12 @@ from attrs import define, evolve, field, frozen
 from enginehouse_llguidance.options import LlguidanceOptions
 from enginehouse_llguidance.schemas.arrays import array_keywords
 from enginehouse_llguidance.schemas.derived import derived_schemas, exclusive_options, loosened
-from enginehouse_llguidance.schemas.document import REFERENCES, Document, inner_schemas
+from enginehouse_llguidance.schemas.document import COMPLEX, REFERENCES, Document, inner_schemas
 from enginehouse_llguidance.schemas.dynamic import static_schema
 from enginehouse_llguidance.schemas.finite import find_endless
 from enginehouse_llguidance.schemas.joins import Joins
-from enginehouse_llguidance.schemas.keywords import KEYWORDS, TYPES
-from enginehouse_llguidance.schemas.markers import CHECKED, UNIQUE, UNIQUE_NAMES
+from enginehouse_llguidance.schemas.keywords import KEYWORDS, TYPES, allows_nothing
+from enginehouse_llguidance.schemas.markers import CHECKED, LISTED, UNIQUE, UNIQUE_NAMES
 from enginehouse_llguidance.schemas.numbers import (
     ANY_INTEGER,
     EXACT_DIGITS,
@@ -38,7 +38,8 @@ from enginehouse_llguidance.schemas.places import Place, ValuePath
 from enginehouse_llguidance.schemas.problems import NotExpressible, SchemaProblem, join_pointer
 from enginehouse_llguidance.schemas.references import find_cycle
 from enginehouse_llguidance.schemas.strings import check_text, has_control_characters, string_keywords
-from enginehouse_llguidance.schemas.validation import Rules, Validator, find_uncertain
+from enginehouse_llguidance.schemas.texts import Texts
+from enginehouse_llguidance.schemas.validation import Rules, Validator, find_branches
 from enginehouse_llguidance.schemas.values import key_of
 
 __all__ = ["PreparedSchema", "prepare_schema", "read_schema"]
@@ -183,11 +184,12 @@ class _Preparer:
             checked.setdefault(place, what)
         # What is derived is not part of the document, but the schema that it is derived from is above.
         checked = {place: what for place, what in checked.items() if self.document.has(place)}
-        asked_of = [(place, what, False) for place, what in checked.items()]
-        for place, what, is_left_out in [*asked_of, *((place, what, True) for place, what in self.left_out.items())]:
-            if (found := find_uncertain(self.document, place, in_branch=is_left_out)) is not None:
-                raise SchemaProblem(what, f"is not supported in a branch beside {found!r}, which is not evaluated")
-        validator = Validator(self.document)
+        texts, branches = Texts(), set[str]()
+        for place in checked:
+            branches |= find_branches(self.document, place, texts, in_branch=False)
+        for place in self.left_out:
+            branches |= find_branches(self.document, place, texts, in_branch=True)
+        validator = Validator(self.document, texts, frozenset(branches))
         names, scarce = frozenset(self.counted), frozenset(self.scarce | self.counted)
         return Rules(validator, validator.always([""]), frozenset(checked), frozenset(self.unique), names, scarce)
 
@@ -257,6 +259,13 @@ class _Preparer:
             self.unique.add(place.pointer)
         if prepared.pop(UNIQUE_NAMES, False):
             self.counted.add(place.pointer)
+        if (listed := prepared.pop(LISTED, None)) is not None:
+            others = [name for name in types if name not in ("integer", "number")]
+            numbers = {"enum": listed} if listed else False
+            prepared["allOf"] = [
+                *prepared.get("allOf", []),
+                {"anyOf": [{"type": others}, numbers]} if others else numbers,
+            ]
         if what := prepared.pop(CHECKED, None):
             self.checked[place.pointer] = what
         if not _SCARCE.isdisjoint(schema) or schema.get("minItems", 0) > 1:
@@ -337,8 +346,17 @@ class _Preparer:
         if "array" in types:
             keywords |= array_keywords(schema, own, prepare)
         if "object" in types:
-            keywords |= object_keywords(schema, own, prepare)
+            keywords |= object_keywords(self._with_names(schema, own), own, prepare)
         return keywords
+
+    def _with_names(self, schema: dict[str, Any], place: Place) -> dict[str, Any]:
+        """Return a schema with the names themselves, where ``propertyNames`` is a reference to them."""
+        names = schema.get("propertyNames")
+        if not isinstance(names, dict) or names.keys() != {"$ref"}:
+            return schema
+        value = self.document.target(names, place.at("propertyNames"))[1]
+        is_same = not isinstance(value, dict) or COMPLEX.isdisjoint(value)  # at any place
+        return {**schema, "propertyNames": value} if is_same else schema
 
     def _constants(self, schema: dict[str, Any], place: Place) -> dict[str, Any]:
         prepared = {}
@@ -364,7 +382,7 @@ class _Preparer:
         """Add the schemas that apply to the same value."""
         if branches[0] in REFERENCES:
             target, value = self.document.target(schema, place.pointer)
-            if value is False:  # as a definition, it would be refused also where no value is needed
+            if allows_nothing(value):  # as a definition, it would be refused also where no value is needed
                 prepared["allOf"] = [False]
             elif reference := self._reference(target, value, place):
                 prepared["$ref"] = reference

@@ -1,26 +1,26 @@
 """Evaluates the request's own schemas on complete values: for what the grammar does not say.
 
-Called while an answer is written, for the places that :mod:`enginehouse_llguidance.schemas.preparing` names. Formats of
-strings are taken as met: :func:`find_uncertain` tells where that does not suffice.
+Called while an answer is written, for the places that :mod:`enginehouse_llguidance.schemas.preparing` names. Patterns
+and formats that always apply are in the grammar. In branches they are evaluated, and a value is wrong if it takes a
+string on which validators disagree to find out.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from fractions import Fraction
 from typing import Any
 
 from attrs import define, field, frozen
 
-from enginehouse_llguidance.automata import AutomatonError, Expression
-from enginehouse_llguidance.formats import STRING_FORMATS
+from enginehouse_llguidance.automata import AutomatonError
 from enginehouse_llguidance.schemas.document import REFERENCES, Document, inner_schemas
+from enginehouse_llguidance.schemas.numbers import is_multiple
 from enginehouse_llguidance.schemas.problems import SchemaProblem, join_pointer
-from enginehouse_llguidance.schemas.strings import read_pattern
+from enginehouse_llguidance.schemas.texts import Texts, Undecided
 from enginehouse_llguidance.schemas.values import key_of
 
-__all__ = ["NO_RULES", "Rules", "TooLarge", "Validator", "find_uncertain", "is_multiple"]
+__all__ = ["NO_RULES", "Rules", "TooLarge", "Validator", "find_branches"]
 
 _CONDITIONAL = frozenset(
     {"anyOf", "oneOf", "not", "if", "then", "else", "contains", "dependentSchemas", "dependencies"}
@@ -34,19 +34,14 @@ class TooLarge(ValueError):
     """A value has too many parts, and too many schemas apply to them, to be evaluated."""
 
 
-def is_multiple(value: float, divisor: float) -> bool:
-    """Return True if exact arithmetic and the division of floats agree that the quotient is a whole number."""
-    quotient = value / divisor
-    return math.isfinite(quotient) and quotient == int(quotient) and Fraction(str(value)) % Fraction(str(divisor)) == 0
-
-
-def find_uncertain(document: Document, pointer: str, *, in_branch: bool) -> str | None:
-    """Return the pointer of a keyword below a schema on which validators disagree, or that is not evaluated; or None.
-
-    What always applies to a value is enforced by the grammar, so only formats and patterns in branches count.
+def find_branches(document: Document, pointer: str, texts: Texts, *, in_branch: bool) -> set[str]:
+    """Return the pointers of the schemas below one that need not apply, so that the grammar does not enforce them.
 
     Args:
         in_branch: the schema itself is in a branch, or left out of the grammar.
+
+    Raises:
+        SchemaProblem: the pattern of one cannot be evaluated.
     """
     seen: set[tuple[str, bool]] = set()
     waiting = [(pointer, in_branch)]
@@ -56,32 +51,24 @@ def find_uncertain(document: Document, pointer: str, *, in_branch: bool) -> str 
         if (one, in_branch) in seen or not isinstance(schema, dict):
             continue
         seen.add((one, in_branch))
-        if in_branch and (found := _uncertain_keyword(schema, one)) is not None:
-            return found
+        if in_branch:
+            _read_patterns(schema, one, texts)
         for name in REFERENCES:
             if name in schema:
                 waiting.append((document.target({name: schema[name]}, one)[0], in_branch))
         for inner, _ in inner_schemas(schema, one):
             key = inner[len(one) + 1 :].split("/", 1)[0]
-            waiting.append((inner, in_branch or key in _CONDITIONAL))
-    return None
+            waiting.append((inner, in_branch or key in _CONDITIONAL or key == "propertyNames"))
+    return {one for one, in_branch in seen if in_branch}
 
 
-def _uncertain_keyword(schema: dict[str, Any], pointer: str) -> str | None:
-    if schema.get("format") in STRING_FORMATS:
-        return join_pointer(pointer, ["format"])
-    patterns = [("pattern",)] if "pattern" in schema else []
-    for steps in (*patterns, *(("patternProperties", name) for name in schema.get("patternProperties", ()))):
-        place = join_pointer(pointer, steps)
-        text = schema["pattern"] if steps == ("pattern",) else steps[-1]
+def _read_patterns(schema: dict[str, Any], pointer: str, texts: Texts) -> None:
+    steps = [("pattern",)] if "pattern" in schema else []
+    for place in (*steps, *(("patternProperties", name) for name in schema.get("patternProperties", ()))):
         try:
-            translated = read_pattern(text, place)
-            if translated.depends_on_dialect:
-                return place
-            Expression(translated.regex)
-        except (SchemaProblem, AutomatonError):
-            return place
-    return None
+            texts.read(schema["pattern"] if place == ("pattern",) else place[-1], join_pointer(pointer, place))
+        except AutomatonError as error:
+            raise SchemaProblem(join_pointer(pointer, place), f"is too large in a branch: {error}") from error
 
 
 @define(eq=False)
@@ -89,23 +76,34 @@ class Validator:
     """Evaluates the schemas of one document, referred to by pointer.
 
     Attributes:
+        branches: schemas that the grammar does not enforce.
         known: results for the value that is being evaluated, by pointer and identity of a part of it.
     """
 
     document: Document
+    texts: Texts = field(factory=Texts)
+    branches: frozenset[str] = frozenset()
     known: dict[tuple[str, int], set[Any] | None] = field(factory=dict)
-    expressions: dict[str, Expression] = field(factory=dict)
     steps: dict[tuple[frozenset[str], str | int], frozenset[str]] = field(factory=dict)
 
     def is_valid(self, pointer: str, value: Any) -> bool:
-        """Return True if a value satisfies a schema.
+        """Return True if a value satisfies a schema by all validators.
 
         Raises:
             TooLarge: too many schemas apply to its parts.
             RecursionError: it is nested too deeply.
         """
         self.known.clear()
-        return self._is_valid(pointer, value)
+        try:
+            return self._is_valid(pointer, value)
+        except Undecided:
+            return False
+
+    def allows_name(self, pointer: str, name: str) -> bool:
+        """Return True if a name may be one of the object to which a schema applies."""
+        schema = self.document.at(pointer)
+        is_asked = isinstance(schema, dict) and "propertyNames" in self._read(schema)
+        return not is_asked or self.is_valid(f"{pointer}/propertyNames", name)
 
     # -- places ------------------------------------------------------------------------------------
 
@@ -143,14 +141,16 @@ class Validator:
                 yield self.document.target({name: schema[name]}, pointer)[0]
         yield from (join_pointer(pointer, ["allOf", index]) for index in range(len(schema.get("allOf", ()))))
 
-    def _of_name(self, schema: dict[str, Any], pointer: str, name: str) -> list[str]:
+    def _of_name(self, schema: dict[str, Any], pointer: str, name: str, *, is_evaluated: bool = False) -> list[str]:
         found = [join_pointer(pointer, ["properties", name])] if name in schema.get("properties", ()) else []
         is_unknown = False
         for pattern in schema.get("patternProperties", ()):
             try:
-                matches = self._finds(pattern, name)
+                matches = self.texts.matches(pattern, name)
             except (SchemaProblem, AutomatonError):
                 matches = is_unknown = True  # both what it asks for and what it excludes
+            if matches is None and is_evaluated and pointer in self.branches:
+                raise Undecided
             if matches:
                 found.append(join_pointer(pointer, ["patternProperties", pattern]))
         if not found or is_unknown:
@@ -163,11 +163,6 @@ class Validator:
         if index < len(schema.get(first, ())):
             return [join_pointer(pointer, [first, index])]
         return [join_pointer(pointer, [key]) for key in _rest_of(schema, rest)]
-
-    def _finds(self, pattern: str, text: str) -> bool:
-        if pattern not in self.expressions:
-            self.expressions[pattern] = Expression(read_pattern(pattern, "").regex)
-        return self.expressions[pattern].matches(text)
 
     # -- values ------------------------------------------------------------------------------------
 
@@ -194,7 +189,7 @@ class Validator:
         if not _holds(schema, value):
             return None
         parts = [self._of_branches(schema, pointer, value)]
-        if isinstance(value, str) and "pattern" in schema and not self._matches(schema["pattern"], pointer, value):
+        if isinstance(value, str) and pointer in self.branches and not self._has_text(schema, value):
             return None
         if isinstance(value, dict):
             parts.append(self._of_object(schema, pointer, value))
@@ -211,11 +206,12 @@ class Validator:
             seen.update(members)
         return seen
 
-    def _matches(self, pattern: str, pointer: str, text: str) -> bool:
-        try:
-            return self._finds(pattern, text)
-        except (SchemaProblem, AutomatonError):
-            return True  # in the grammar, or find_uncertain would have told
+    def _has_text(self, schema: dict[str, Any], text: str) -> bool:
+        found = [self.texts.matches(schema["pattern"], text)] if "pattern" in schema else []
+        found += [self.texts.has_format(schema["format"], text)] if "format" in schema else []
+        if None in found and False not in found:
+            raise Undecided
+        return all(found)
 
     def _of_branches(self, schema: dict[str, Any], pointer: str, value: Any) -> set[Any] | None:
         found = [self._evaluated(one, value) for one in self._beside(schema, pointer)]
@@ -250,7 +246,7 @@ class Validator:
         for name, one in value.items():
             if "propertyNames" in schema and not self._is_valid(f"{pointer}/propertyNames", name):
                 return None
-            places = self._of_name(schema, pointer, name)
+            places = self._of_name(schema, pointer, name, is_evaluated=True)
             if not all(self._is_valid(place, one) for place in places):
                 return None
             seen |= {name} if places else set()

@@ -71,12 +71,13 @@ class _Hybrid(RunnerContract):
     """Sequences with a state, which go back to checkpoints."""
 
     kind: ClassVar[str]
+    options: ClassVar[dict[str, int]] = {}
     adds_space = True
 
     @pytest.fixture(scope="class")
     @classmethod
     def model(cls, tmp_path_factory: pytest.TempPathFactory) -> ModelUnderTest:
-        return small(write_hybrid(tmp_path_factory.mktemp("hybrid"), cls.kind))
+        return small(write_hybrid(tmp_path_factory.mktemp("hybrid"), cls.kind), **cls.options)
 
 
 class TestShortConvolutions(_Hybrid):
@@ -90,7 +91,10 @@ class TestShortConvolutionsAtLength(_Hybrid, EngineContract):
 
 
 class TestGatedDeltaNet(_Hybrid):
+    """With long passes in many parts, after each of which one may be aborted."""
+
     kind = "qwen35"
+    options = {"context": 512, "cache_tokens": 1536, "n_batch": 512, "n_ubatch": 32}
 
 
 @pytest.mark.slow

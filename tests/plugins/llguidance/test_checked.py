@@ -120,6 +120,37 @@ NAMES = [
     {"properties": {"a": {"type": "null"}}, "additionalProperties": {"type": "null"}, "minProperties": 2},
     {"properties": {f"p{number}": {"type": "null"} for number in range(20)}, "minProperties": 4},
     {"patternProperties": {"a*": {"type": "integer"}, "aa": {"maximum": 20}}, "additionalProperties": False},
+    {"propertyNames": {"not": {"enum": ["a", "b"]}, "maxLength": 1}, "additionalProperties": {"type": "null"}},
+    {"propertyNames": {"anyOf": [{"const": "a"}, {"pattern": "^b"}]}, "minProperties": 2},
+    {"propertyNames": {"$ref": "#/$defs/n"}, "$defs": {"n": {"pattern": "^[ab]$"}}, "required": ["a"]},
+    {
+        "properties": {"a": {"type": "null"}, "b": {}},
+        **{"propertyNames": {"pattern": "^a"}, "additionalProperties": {"type": "integer"}},
+    },
+    {"patternProperties": {"b": {"type": "null"}}, "propertyNames": {"maxLength": 2}, "minProperties": 1},
+    {"propertyNames": {"maxLength": 3, "enum": ["a", "bbbbb"]}, "minProperties": 1},
+    {"propertyNames": {"enum": ["a", "b"], "const": "b"}, "minProperties": 1},
+    {"patternProperties": {"^b$": {"type": "null"}}, "properties": {"b\n": {"type": "integer"}}, "minProperties": 1},
+    {"patternProperties": {"^[ab]$": {"enum": [1, 2]}, "^(a|b)$": {"enum": [2, 3]}}, "minProperties": 1},
+    {"patternProperties": {"^\\w$": {"enum": [1, 2]}, "^[A-Za-z0-9_]$": {"enum": [2, 3]}}, "additionalProperties": {}},
+    {"patternProperties": {"^[a-z]{2}$": {"type": "null"}}, "properties": {"a": {"const": 1}}, "required": ["en"]},
+    {
+        "patternProperties": {".": {"type": "null"}, "b": {}},
+        "propertyNames": {"pattern": "^ab?$"},
+        "required": ["ab", "a"],
+    },
+    {"properties": {"a": {}, "b": {}}, "additionalProperties": {"type": "null"}, "minProperties": 1},
+    {"properties": {"a": {}, "b": {}}, "additionalProperties": {"type": "null"}, "required": ["a"], "maxProperties": 2},
+    {"properties": {"a": {}}, "patternProperties": {"^x": {"type": "null"}}, "minProperties": 1, "maxProperties": 2},
+    {"patternProperties": {"^é": {"type": "null"}, "^\\w$": {"minimum": 3}}, "additionalProperties": {"const": 1}},
+    {"patternProperties": {"": {"type": "null"}, "^a": {}}, "minProperties": 1},
+    {"patternProperties": {"^b$": {"type": "null"}}, "properties": {"a": {}, "b": {}}, "required": ["b"]},
+    {"patternProperties": {"^(b|c d)$": {"type": "null"}}, "required": ["b"], "additionalProperties": {"const": 1}},
+    {
+        "properties": {"é": {"minimum": 1}, "ü.": {"type": "null"}},
+        **{"patternProperties": {"^a.": {}, "[^a-z]$": {"maximum": 3}, "^.{2,}$": {"const": None}}},
+        "required": ["é"],
+    },
     {"patternProperties": {"[ab]": {"enum": [1, 2, 3]}, "b": {"minimum": 2}}, "maxProperties": 1},
 ]
 
@@ -174,6 +205,10 @@ MULTIPLES = [
     {"anyOf": [{"type": "number", "multipleOf": 0.07}, {"type": "boolean"}]},
     {"type": "array", "items": {"multipleOf": 0.05, "type": "number"}, "uniqueItems": True, "minItems": 2},
     {"if": {"required": ["a"]}, "then": {"properties": {"a": {"type": "number", "multipleOf": 0.01}}}},
+    *({"type": "integer", "multipleOf": value} for value in (0.123456789, 123_456_789)),
+    {"type": ["number", "null"], "multipleOf": 0.123456, "minimum": 7, "maximum": 1000},
+    {"type": "array", "items": {"multipleOf": 98765.4321, "type": "number"}, "uniqueItems": True, "minItems": 3},
+    {"allOf": [{"type": "number", "multipleOf": 0.123456}, {"exclusiveMinimum": 3}]},
 ]
 
 
@@ -258,6 +293,21 @@ LEFT_OUT = {
         },
         "minProperties": 1,
     },
+    "a format": {"type": "string", "not": {"format": "date-time"}, "maxLength": 30},
+    "formats of which one": {"type": ["string", "null"], "oneOf": [{"format": "ipv4"}, {"format": "hostname"}]},
+    "a format where another keyword is checked": {
+        "oneOf": [{"type": "number", "multipleOf": 0.01}, {"type": "string", "format": "date"}, {"uniqueItems": True}],
+        "type": ["number", "string"],
+    },
+    "formats in items": {
+        "items": {"anyOf": [{"format": "ipv4"}, {"enum": ["a", "b"]}]},
+        **{"contains": {"format": "ipv4"}, "maxContains": 1, "type": "array", "not": {"uniqueItems": True}},
+    },
+    "a pattern that depends on the dialect": {
+        "type": "string",
+        "maxLength": 2,
+        "oneOf": [{"pattern": "^[\\W\\d]$"}, {"uniqueItems": True}],
+    },
     "control characters": {"enum": ["a\x00b", {"b": ["\x7f\x1f"]}]},
 }
 """What a grammar does not say, or not at a reasonable size."""
@@ -270,7 +320,28 @@ def test_what_the_grammar_leaves_out_is_checked(compiler: GrammarCompiler, token
 
     assert any(texts)
     for text in filter(None, texts):
-        Draft202012Validator(schema).validate(json.loads(text))
+        Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER).validate(json.loads(text))
+
+
+@pytest.mark.parametrize(
+    ("condition", "texts"),
+    [({"format": "ipv4"}, ("1.2.3.4", "localhost", "1.2.3.04")), ({"pattern": "^\\p{Lu}"}, ("AB", "ab", "\xc9b"))],
+)
+def test_strings_on_which_validators_disagree_are_not_written_where_a_branch_depends_on_them(
+    compiler: GrammarCompiler, tokenizer: FakeTokenizer, condition: Any, texts: tuple[str, ...]
+) -> None:
+    """Beside a keyword without complement; the last text is one of which they disagree."""
+
+    def writes(schema: Any, text: str) -> bool:
+        try:
+            return not refuses(started(compiler, schema), tokenizer, json.dumps(text, ensure_ascii=False))
+        except GenerationFailed:  # by the grammar
+            return False
+
+    wanted = {"type": "string", "oneOf": [condition, {"uniqueItems": True, "maxLength": 0}]}
+    excluded = {"type": "string", "oneOf": [condition, {"uniqueItems": True}]}
+    assert [writes(wanted, text) for text in texts] == [True, False, False]
+    assert [writes(excluded, text) for text in texts] == [False, True, False]
 
 
 CALL = InOrder(

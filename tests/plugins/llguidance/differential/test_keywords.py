@@ -14,7 +14,7 @@ from enginehouse.contract.errors import InvalidRequest
 from enginehouse.contract.schema_keywords import FORMAT_NAMES, KEYWORD_NAMES
 from enginehouse.contract.structured import GrammarCompiler
 from enginehouse.contract.types import Constraint
-from enginehouse_llguidance.formats import STRING_FORMATS
+from enginehouse_llguidance.formats import FOREIGN_TEXTS, STRING_FORMATS
 from enginehouse_llguidance.schemas.keywords import KEYWORDS
 from enginehouse_llguidance.schemas.numbers import NUMBER_FORMATS
 from enginehouse_testkit.fake_tokenizer import FakeTokenizer
@@ -126,3 +126,15 @@ def test_formats_are_enforced(compiler: GrammarCompiler, tokenizer: FakeTokenize
     assert may_write(compiler, tokenizer, schema, good)
     assert not may_write(compiler, tokenizer, schema, bad)
     assert Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER).is_valid(good)
+
+
+@pytest.mark.parametrize("name", FOREIGN_TEXTS)
+def test_complements_of_formats_are_enforced(compiler: GrammarCompiler, tokenizer: FakeTokenizer, name: str) -> None:
+    schema, (good, _) = {"type": "string", "not": {"format": name}}, FORMATS[name]
+    grammar = compiler.compile(Constraint(kind="json_schema", text=json.dumps(schema)))
+    texts = {walk(grammar, tokenizer, random.Random(seed), 100) for seed in range(20)} - {None}
+
+    assert not takes(grammar, tokenizer, json.dumps(good))
+    assert texts
+    for text in texts:
+        assert not Draft202012Validator.FORMAT_CHECKER.conforms(json.loads(text), name), text

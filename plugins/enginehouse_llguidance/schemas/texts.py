@@ -1,0 +1,96 @@
+"""Decides whether strings have a pattern or a format, as far as all validators agree."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from contextlib import suppress
+
+from attrs import define, field, frozen
+
+from enginehouse_llguidance.automata import Expression
+from enginehouse_llguidance.formats import FOREIGN_TEXTS, STRING_FORMATS
+from enginehouse_llguidance.patterns import PatternError, translate_pattern
+from enginehouse_llguidance.schemas.strings import read_pattern
+
+__all__ = ["Texts", "Undecided", "in_ascii"]
+
+_CATEGORY = re.compile(r"\\([pP])\{(\w+)\}")
+_FORMATS = {name: re.compile(expression) for name, expression in STRING_FORMATS.items()}
+
+
+class Undecided(Exception):
+    """Validators disagree on a string, so that no answer may depend on it."""
+
+
+@frozen(eq=False)
+class _Known:
+    """A pattern: what all validators match, and what any of them may match; None if it is not known."""
+
+    narrow: _Reading
+    wide: _Reading | None
+    is_agreed: bool  # on all texts; otherwise on printable ASCII
+
+
+@frozen(eq=False)
+class _Reading:
+    expression: Expression
+    has_categories: bool  # known in ASCII only
+
+    @classmethod
+    def of(cls, regex: str) -> _Reading:
+        return cls(Expression(in_ascii(regex)), _CATEGORY.search(regex) is not None)
+
+    def matches(self, text: str) -> bool | None:
+        return self.expression.matches(text) if text.isascii() or not self.has_categories else None
+
+
+@define(eq=False)
+class Texts:
+    """Patterns and formats, read when they are first asked for."""
+
+    known: dict[str, _Known] = field(factory=dict)
+
+    def read(self, pattern: str, pointer: str = "") -> _Known:
+        """Translate a pattern.
+
+        Raises:
+            SchemaProblem: it is malformed or not supported.
+            AutomatonError: it is too large.
+        """
+        if pattern not in self.known:
+            translated = read_pattern(pattern, pointer)
+            narrow, wide = _Reading.of(translated.regex), None
+            is_agreed = not translated.depends_on_dialect and not narrow.has_categories
+            if not is_agreed:
+                with suppress(PatternError):
+                    wide = _Reading.of(translate_pattern(pattern, search=True, is_widened=True).regex)
+            self.known[pattern] = _Known(narrow, wide, is_agreed)
+        return self.known[pattern]
+
+    def matches(self, pattern: str, text: str) -> bool | None:
+        """Return True if a pattern is found in a text, None if that depends on the dialect. Raises as :meth:`read`."""
+        known = self.read(pattern)
+        found = known.narrow.matches(text)
+        if found or known.is_agreed or (text.isascii() and text.isprintable()):
+            return found
+        is_foreign = known.wide is not None and "\n" not in text and known.wide.matches(text) is False
+        return False if is_foreign else None
+
+    def has_format(self, name: str, text: str) -> bool | None:
+        """Return True if a text is of a format, None if that depends on the validator; unknown formats allow all."""
+        if name not in _FORMATS or _FORMATS[name].fullmatch(text):
+            return True
+        return False if name in FOREIGN_TEXTS and self.matches(FOREIGN_TEXTS[name], text) else None
+
+
+def in_ascii(regex: str) -> str:
+    """Return an expression without general categories, which matches the same texts of ASCII characters."""
+    return _CATEGORY.sub(_ascii_members, regex)
+
+
+def _ascii_members(category: re.Match[str]) -> str:
+    """Return the members of a set that are in a general category, or outside it, and in ASCII."""
+    is_inside = category[1] == "p"
+    found = (code for code in range(128) if unicodedata.category(chr(code)).startswith(category[2]) == is_inside)
+    return "".join(f"\\x{{{code:x}}}" for code in found)
