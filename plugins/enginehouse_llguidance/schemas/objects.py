@@ -123,13 +123,14 @@ def _without_listing(patterns: dict[str, Any], keywords: dict[str, Any], prepare
     name even if all of a pattern are taken. In Python, the end also matches before a final line break.
     """
     listing = {pattern: found for pattern in patterns if (found := _LISTING.fullmatch(pattern))}
+    is_open = keywords.get("additionalProperties") is not False or len(listing) < len(patterns)
     for pattern, found in listing.items():
         value = prepare(patterns[pattern], "patternProperties", pattern)
         properties = keywords.setdefault("properties", {})
         for name in (found[1] or found[2]).split("|"):
             properties[name] = {"allOf": [properties[name], value]} if name in properties else value
-            if keywords.get("additionalProperties") is not False:
-                properties.setdefault(f"{name}\n", False)
+            if is_open or f"{name}\n" in properties:
+                properties[f"{name}\n"] = False
     return {pattern: value for pattern, value in patterns.items() if pattern not in listing}
 
 
