@@ -237,19 +237,19 @@ async def test_other_bombs_fail_without_losing_a_process(patient: Renderer, temp
 
 
 @pytest.mark.parametrize("size", [1000, 100_000])
-async def test_templates_that_nest_deeply_fail_at_load(renderer: Renderer, size: int) -> None:
+async def test_templates_that_nest_deeply_fail_at_load(patient: Renderer, size: int) -> None:
     for template in (
         "{{ " + "(" * size + "1" + ")" * size + " }}",
         "{{ " + "-" * size + "1 }}",
         "{{ 1" + "+1" * size + " }}",
     ):
         with pytest.raises(RenderError):
-            await renderer.check(template)
+            await patient.check(template)
 
-    assert await still_serves(renderer)
+    assert await still_serves(patient)
 
 
-async def test_no_file_is_created_and_nothing_is_executed(renderer: Renderer, tmp_path: Path) -> None:
+async def test_no_file_is_created_and_nothing_is_executed(patient: Renderer, tmp_path: Path) -> None:
     target = tmp_path / "file"
     for template in (
         f"{{{{ cycler.__init__.__globals__.os.system('touch {target}') }}}}",
@@ -257,61 +257,61 @@ async def test_no_file_is_created_and_nothing_is_executed(renderer: Renderer, tm
         f"{{{{ ''.__class__.__base__.__subclasses__()[0].__init__.__globals__['open']('{target}', 'w') }}}}",
     ):
         with pytest.raises(RenderError):
-            await renderer.render(prompt(template))
+            await patient.render(prompt(template))
 
     assert not target.exists()
 
 
-async def test_changed_inputs_do_not_reach_later_requests(renderer: Renderer) -> None:
+async def test_changed_inputs_do_not_reach_later_requests(patient: Renderer) -> None:
     for template in ("{{ messages.append(1) }}", "{{ messages[0].update(content='x') }}", "{{ messages[0].clear() }}"):
         with pytest.raises(RenderError, match="not allowed"):
-            await renderer.render(prompt(template))
-    await renderer.render(prompt("{% set messages = [] %}{% set m = 1 %}"))
+            await patient.render(prompt(template))
+    await patient.render(prompt("{% set messages = [] %}{% set m = 1 %}"))
 
-    assert await still_serves(renderer)
+    assert await still_serves(patient)
 
 
 @linux
 @pytest.mark.parametrize("name", ["tools", "kwargs"])
 @pytest.mark.parametrize("value", [2**64, -(2**63) - 1, [{"x": [1, 10**300]}]])
-async def test_what_cannot_be_sent_costs_no_process(renderer: Renderer, name: str, value: object) -> None:
+async def test_what_cannot_be_sent_costs_no_process(patient: Renderer, name: str, value: object) -> None:
     before = children_of(os.getpid())
     wide = msgspec.structs.replace(prompt(ECHO), extra={name: value})
     for _ in range(3):
         with pytest.raises(InvalidRequest, match="does not fit into 64 bits") as raised:
-            await renderer.render(wide)
+            await patient.render(wide)
         assert raised.value.param == ("tools" if name == "tools" else f"chat_template_kwargs.{name}")
 
-    assert await still_serves(renderer)
+    assert await still_serves(patient)
     assert children_of(os.getpid()) == before
 
 
 @linux
-async def test_a_template_first_seen_with_what_cannot_be_sent_is_rendered_later(renderer: Renderer) -> None:
+async def test_a_template_first_seen_with_what_cannot_be_sent_is_rendered_later(patient: Renderer) -> None:
     before = children_of(os.getpid())
     templates = [f"{index}{ECHO}" for index in range(70)]  # more than a process remembers
     for template in templates:
         with pytest.raises(InvalidRequest):
-            await renderer.render(msgspec.structs.replace(prompt(template), extra={"x": 2**64}))
-        assert (await renderer.render(prompt(template)))[0].text.endswith("[user:hi]")
+            await patient.render(msgspec.structs.replace(prompt(template), extra={"x": 2**64}))
+        assert (await patient.render(prompt(template)))[0].text.endswith("[user:hi]")
 
     assert children_of(os.getpid()) == before
 
 
-async def test_deep_values_are_refused_and_cost_no_process(renderer: Renderer) -> None:
+async def test_deep_values_are_refused_and_cost_no_process(patient: Renderer) -> None:
     deep: list[object] = []
     for _ in range(100_000):
         deep = [deep]
     with pytest.raises(InvalidRequest, match="nested too deeply"):
-        await renderer.render(msgspec.structs.replace(prompt(ECHO), extra={"x": deep}))
+        await patient.render(msgspec.structs.replace(prompt(ECHO), extra={"x": deep}))
 
-    assert await still_serves(renderer)
+    assert await still_serves(patient)
 
 
-async def test_numbers_of_64_bits_are_rendered(renderer: Renderer) -> None:
+async def test_numbers_of_64_bits_are_rendered(patient: Renderer) -> None:
     numbers = msgspec.structs.replace(prompt("{{ x }} {{ y }}"), extra={"x": 2**64 - 1, "y": -(2**63)})
 
-    assert (await renderer.render(numbers))[0].text == f"{2**64 - 1} {-(2**63)}"
+    assert (await patient.render(numbers))[0].text == f"{2**64 - 1} {-(2**63)}"
 
 
 # --- processes -------------------------------------------------------------------------------------
