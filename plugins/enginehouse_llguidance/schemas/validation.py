@@ -148,9 +148,11 @@ class Validator:
             try:
                 matches = self.texts.matches(pattern, name)
             except (SchemaProblem, AutomatonError):
+                matches = None
+            if matches is None:
+                if is_evaluated and pointer in self.branches:
+                    raise Undecided
                 matches = is_unknown = True  # both what it asks for and what it excludes
-            if matches is None and is_evaluated and pointer in self.branches:
-                raise Undecided
             if matches:
                 found.append(join_pointer(pointer, ["patternProperties", pattern]))
         if not found or is_unknown:

@@ -130,6 +130,7 @@ NAMES = [
     {"patternProperties": {"b": {"type": "null"}}, "propertyNames": {"maxLength": 2}, "minProperties": 1},
     {"propertyNames": {"maxLength": 3, "enum": ["a", "bbbbb"]}, "minProperties": 1},
     {"propertyNames": {"enum": ["a", "b"], "const": "b"}, "minProperties": 1},
+    {"patternProperties": {"^[^\\W\\d]": {"type": "number", "multipleOf": 0.07}}, "minProperties": 1},
     {"patternProperties": {"^b$": {"type": "null"}}, "properties": {"b\n": {"type": "integer"}}, "minProperties": 1},
     {"patternProperties": {"^[ab]$": {"enum": [1, 2]}, "^(a|b)$": {"enum": [2, 3]}}, "minProperties": 1},
     {"patternProperties": {"^\\w$": {"enum": [1, 2]}, "^[A-Za-z0-9_]$": {"enum": [2, 3]}}, "additionalProperties": {}},
