@@ -248,6 +248,12 @@ class Step:
         return self._masks[key]
 
 
+_OF_OTHER_KERNELS = frozenset(
+    {"position_ids", "cache_position", "token_type_ids", "mm_token_type_ids", "cu_seq_lens_q", "cu_seq_lens_k"}
+)
+"""Tensors that models pass on to every attention function, without effect on the result here."""
+
+
 def slot_attention(
     module: torch.nn.Module,
     query: Tensor,
@@ -260,18 +266,21 @@ def slot_attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    **_ignored: Any,
+    **others: Any,
 ) -> tuple[Tensor, None]:
     """Attention function that transformers calls in each layer, with its signature.
 
     Raises:
-        UnsupportedAttention: masks made by the model, or attention that is not causal.
+        UnsupportedAttention: masks made by the model, attention that is not causal, or a tensor of unknown meaning.
         ForwardAborted: the step was aborted.
     """
     if attention_mask is not None:
         raise UnsupportedAttention("a mask of the model's own")
     if not getattr(module, "is_causal", True):
         raise UnsupportedAttention("attention that is not causal")
+    for name, other in others.items():
+        if isinstance(other, Tensor) and name not in _OF_OTHER_KERNELS:
+            raise UnsupportedAttention(f"attention with the argument {name!r}")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     index = int(module.layer_idx)  # type: ignore[arg-type]
     output = enginehouse_step.attend(

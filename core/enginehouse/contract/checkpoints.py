@@ -23,7 +23,7 @@ class CheckpointKeeper(CutPlanner, Protocol):
     ``enginehouse_backendkit`` does so); they take no KV positions. The contract suite needs room for eight.
 
     Calls:
-        keep_checkpoint: at the borders of messages, at regular distances, and where a cached prefix ends; worker,
+        keep_checkpoint: at the boundaries of messages, at regular distances, and where a cached prefix ends; worker,
             engine thread; milliseconds.
     """
 

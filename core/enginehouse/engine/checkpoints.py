@@ -1,7 +1,7 @@
 """Places of checkpoints: the lengths at which a model whose state cannot be cut keeps a copy of it.
 
 Used by the scheduler, which ends a span at each place. A checkpoint serves requests that begin alike: the next turn,
-another choice or another question diverges at the border of a message. Does not know runners or templates.
+another choice or another question diverges at the boundary of a message. Does not know runners or templates.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from enginehouse.contract.backend import Tokenizer
 __all__ = ["INTERVAL_TOKENS", "choose_places", "last_place", "next_place"]
 
 INTERVAL_TOKENS = 2048
-"""Distance of the checkpoints in long texts without borders."""
+"""Distance of the checkpoints in long texts without boundaries."""
 
 _MAX_OPENING_TOKENS = 32
 _MIN_TOKENS = 16
@@ -35,15 +35,15 @@ def choose_places(prompt: NDArray[np.int32], tokenizer: Tokenizer) -> tuple[int,
         prompt: (num_prompt_tokens,) int32; ids of images are negative.
         tokenizer: tokenizer of the model.
     """
-    borders = 1 + np.flatnonzero(np.isin(prompt, list(tokenizer.end_token_ids)))
-    if not len(borders):
-        borders = np.flatnonzero(np.isin(prompt, list(tokenizer.control_token_ids)))[1:]
-    if not len(borders) or not len(prompt) - _MAX_OPENING_TOKENS <= borders[-1] < len(prompt):
-        borders = np.append(borders[borders < len(prompt) - 1], len(prompt) - 1)
+    boundaries = 1 + np.flatnonzero(np.isin(prompt, list(tokenizer.end_token_ids)))
+    if not len(boundaries):
+        boundaries = np.flatnonzero(np.isin(prompt, list(tokenizer.control_token_ids)))[1:]
+    if not len(boundaries) or not len(prompt) - _MAX_OPENING_TOKENS <= boundaries[-1] < len(prompt):
+        boundaries = np.append(boundaries[boundaries < len(prompt) - 1], len(prompt) - 1)
     places: list[int] = []
-    for border in borders[::-1].tolist():
-        if border >= _MIN_TOKENS and (not places or places[-1] - border >= _MIN_TOKENS):
-            places.append(border)
+    for boundary in boundaries[::-1].tolist():
+        if boundary >= _MIN_TOKENS and (not places or places[-1] - boundary >= _MIN_TOKENS):
+            places.append(boundary)
     return tuple(places[::-1]) if len(places) <= 3 else (places[-1], places[1], places[0])
 
 

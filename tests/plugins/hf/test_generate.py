@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from enginehouse.contract.backend import ModelSource, Runner, Span
 from enginehouse.contract.errors import ModelLoadError
+from enginehouse_hf.attention import KvMemory, Step, UnsupportedAttention, slot_attention
 from enginehouse_hf.backend import HfBackend, HfOptions
 
 pytestmark = pytest.mark.hf
@@ -142,6 +145,13 @@ def test_greedy_after_going_back_equals_generate(random_model: Callable[[str], P
 def test_a_model_that_cannot_run_packed_is_refused(random_model: Callable[[str], Path], name: str, reason: str) -> None:
     with pytest.raises(ModelLoadError, match=reason):
         _open(random_model(name), context=128)
+
+
+def test_a_tensor_that_a_model_adds_to_its_attention_is_refused() -> None:
+    """Such as sinks under another name, or a bias by position: without it the model would answer wrongly."""
+    states, step = torch.zeros(1, 1, 1, 4), Step(KvMemory(1, 8), (), threading.Event())
+    with pytest.raises(UnsupportedAttention, match="'position_bias'"):
+        slot_attention(torch.nn.Module(), states, states, states, None, enginehouse_step=step, position_bias=states)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma2", "gemma3"])
