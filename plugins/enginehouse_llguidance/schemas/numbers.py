@@ -163,10 +163,12 @@ def _multiples(bounds: Mapping[str, Any], divisor: float, integer: bool) -> list
     ]
 
 
-def is_multiple(value: float, divisor: float) -> bool:
-    """Return True if exact arithmetic and the division of floats agree that the quotient is a whole number."""
+def is_multiple(value: float, divisor: float) -> bool | None:
+    """Return True if a quotient is a whole number; None if exact arithmetic and the division of floats disagree."""
     quotient = value / divisor
-    return math.isfinite(quotient) and quotient == int(quotient) and Fraction(str(value)) % Fraction(str(divisor)) == 0
+    by_floats = math.isfinite(quotient) and quotient == int(quotient)
+    is_exact = Fraction(str(value)) % Fraction(str(divisor)) == 0
+    return is_exact if is_exact == by_floats else None
 
 
 def _is_read_exactly(value: float) -> bool:

@@ -314,6 +314,8 @@ def _body_of_names(names: Any, asked: set[str], pointer: str) -> str | None:
     for part in (found, *found.get("allOf", ())):
         if "pattern" in part:
             parts.append(part["pattern"].removeprefix("^").removesuffix("$"))
+    if found.get("minLength", 0) > found.get("maxLength", math.inf):
+        raise NothingMatches("no name has such a length")
     if {"minLength", "maxLength"} & found.keys() or not parts:
         parts.append(f"(?s:.){{{found.get('minLength', 0)},{found.get('maxLength', '')}}}")
     return restricted(parts[0], [(part, False) for part in parts[1:]]) if len(parts) > 1 else parts[0]

@@ -313,8 +313,15 @@ def _number_holds(schema: dict[str, Any], value: float) -> bool:
         schema.get("minimum", -math.inf) <= value <= schema.get("maximum", math.inf)
         and ("exclusiveMinimum" not in schema or value > schema["exclusiveMinimum"])
         and ("exclusiveMaximum" not in schema or value < schema["exclusiveMaximum"])
-        and ("multipleOf" not in schema or is_multiple(value, schema["multipleOf"]))
+        and ("multipleOf" not in schema or _is_multiple(value, schema["multipleOf"]))
     )
+
+
+def _is_multiple(value: float, divisor: float) -> bool:
+    found = is_multiple(value, divisor)
+    if found is None:
+        raise Undecided
+    return found
 
 
 def _is_within(schema: dict[str, Any], of: str, value: Any) -> bool:

@@ -118,6 +118,7 @@ REFUSED: list[tuple[Any, str]] = [
     ),
     ({"patternProperties": {"": {}}, "additionalProperties": {"type": "null"}}, "validators differ"),
     ({"type": "object", "propertyNames": False, "maxProperties": 2, "minProperties": 1}, "Unsatisfiable schema"),
+    ({"type": "object", "propertyNames": {"minLength": 2, "maxLength": 1}, "minProperties": 1}, "Unsatisfiable schema"),
     ({"type": "object", "propertyNames": {"enum": ["a"], "const": "b"}, "minProperties": 1}, "Unsatisfiable schema"),
     ({"patternProperties": {"^[ab]$": {}}, "required": ["a", "b"]}, "list them in properties"),
     (
