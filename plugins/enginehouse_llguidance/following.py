@@ -165,14 +165,24 @@ def _outside(state: JsonState, text: bytearray, index: int, byte: int, rules: Ru
         if top.value >= 0:
             state = _complete(state, text, top.value, index, rules)
         if byte == 0x2C:
+            _check_room(state.open[-1], text, index, rules)
             return _with_top(state, end=index, expects_name=not top.is_array)
         state = state._replace(open=state.open[:-1])
         begin = state.open[-1].value if state.open else state.root
         return _complete(state, text, begin, index + 1, rules)
     if byte == 0x22:
         is_name = bool(state.open) and state.open[-1].expects_name
+        if is_name:
+            _check_room(state.open[-1], text, index, rules)
         return (state if is_name else _begin(state, index))._replace(string=index)
     return state if byte in b" :\t\r\n" else _begin(state, index)
+
+
+def _check_room(top: _Open, text: bytearray, index: int, rules: Rules) -> None:
+    """Raise WrongValue if the byte at ``index`` begins one member more than an object may have."""
+    asked = () if top.is_array else top.places & rules.checked
+    if any(top.index >= rules.validator.most_members(one) for one in asked):
+        raise WrongValue(bytes(text[: index + 1]))
 
 
 def _after_string(state: JsonState, text: bytearray, index: int, rules: Rules) -> JsonState:

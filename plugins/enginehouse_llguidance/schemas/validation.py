@@ -105,6 +105,12 @@ class Validator:
         is_asked = isinstance(schema, dict) and "propertyNames" in self._read(schema)
         return not is_asked or self.is_valid(f"{pointer}/propertyNames", name)
 
+    def most_members(self, pointer: str) -> float:
+        """Return the largest number of members of an object to which a schema applies."""
+        schema = self.document.at(pointer)
+        high: float = self._read(schema).get("maxProperties", math.inf) if isinstance(schema, dict) else math.inf
+        return high
+
     # -- places ------------------------------------------------------------------------------------
 
     def always(self, pointers: Iterable[str]) -> frozenset[str]:

@@ -168,6 +168,34 @@ def test_names_that_are_counted_never_repeat(
         Draft202012Validator(schema).validate(json.loads(text))
 
 
+OTHERS = {"propertyNames": {"maxLength": 2}, "additionalProperties": {"type": "null"}}
+LETTERS = {name: {"type": "null"} for name in "abcdefghij"}
+FEW = [
+    ({"properties": LETTERS, **OTHERS, "maxProperties": 1}, '{"a": null,'),
+    (
+        {"properties": LETTERS, "additionalProperties": False, "maxProperties": 4},
+        '{"a": null, "b": null, "c": null, "e": null,',
+    ),
+    (
+        {"properties": LETTERS, **OTHERS, "required": ["i", "j"], "maxProperties": 3},
+        '{"a": null, "i": null, "j": null,',
+    ),
+]
+
+
+@pytest.mark.parametrize(("keywords", "beginning"), FEW, ids=str)
+def test_an_object_that_is_full_is_closed(
+    compiler: GrammarCompiler, tokenizer: FakeTokenizer, keywords: Any, beginning: str
+) -> None:
+    """A member too many is not written to its end, so that every text ends."""
+    schema = {"type": "object", **keywords}
+    assert refuses(started(compiler, schema), tokenizer, beginning)
+    texts = [written(started(compiler, schema), tokenizer, random.Random(seed)) for seed in range(20)]
+    assert all(texts)
+    for text in filter(None, texts):
+        Draft202012Validator(schema).validate(json.loads(text))
+
+
 @pytest.mark.parametrize(
     ("schema", "text"),
     [
