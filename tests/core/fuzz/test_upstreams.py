@@ -147,11 +147,11 @@ async def _serving() -> AsyncIterator[_Server]:
 
 
 _OPTIONS = RemoteOptions(
-    start_timeout_s=0.01, connect_timeout_s=0.5, first_token_timeout_s=0.5, idle_timeout_s=0.5, health_interval_s=60.0
+    start_timeout_s=1e-6, connect_timeout_s=0.5, first_token_timeout_s=0.5, idle_timeout_s=0.5, health_interval_s=60.0
 )
 
 
-async def _open(url: str, start_timeout_s: float = 0.01) -> RemoteEngine:
+async def _open(url: str, start_timeout_s: float = 1e-6) -> RemoteEngine:
     options = attrs.evolve(_OPTIONS, start_timeout_s=start_timeout_s)
     return await asyncio.to_thread(RemoteBackend().open, ModelSource(url), options, lambda share, text: None)
 
