@@ -58,11 +58,17 @@ class FrontDoor:
     async def __init__(self, pickled: bytes) -> None:  # type: ignore[misc]
         settings: Settings = pickle.loads(pickled)
         self._opened = contextlib.AsyncExitStack()
-        self._app = await self._opened.enter_async_context(application(settings, PluginRegistry.for_settings(settings)))
+        running = application(settings, PluginRegistry.for_settings(settings))
+        self._app, self._manager = await self._opened.enter_async_context(running)
 
     async def __del__(self) -> None:
         """End the server; Ray Serve awaits it."""
         await self._opened.aclose()
+
+    async def check_health(self) -> None:
+        """Raise an error if no model can be served: Ray Serve then starts the server again."""
+        if {status.state for status in self._manager.statuses()} == {"failed"}:
+            raise RuntimeError("every model has failed to load")
 
     def __serve_build_asgi_app__(self) -> Any:
         """Return the ASGI application; called by Ray Serve, which takes a bound method for one of ASGI 2."""

@@ -162,16 +162,22 @@ def scale(model: str, num_replicas: int) -> None:
 
 
 def undeploy(models: Sequence[str], address: str) -> list[str]:
-    """Stop the replicas of models; those of all models and the front door if none is named. Return what was stopped."""
+    """Stop the replicas of models; those of all models, and the server, if none is named.
+
+    Returns:
+        The names of what was stopped; that of the server is :data:`FRONT_DOOR`.
+    """
     connect(address)
     prefix = app_name("")
-    running = serve.status().applications
-    stopped = {app.removeprefix(prefix): app for app in running if app.startswith(prefix) or app == FRONT_DOOR}
+    running = list(serve.status().applications)
+    stopped = [(app.removeprefix(prefix), app) for app in running if app.startswith(prefix)]
     if models:
-        stopped = {model: app for model, app in stopped.items() if model in models}
-    for app in stopped.values():
+        stopped = [(model, app) for model, app in stopped if model in models]
+    elif FRONT_DOOR in running:
+        stopped.insert(0, (FRONT_DOOR, FRONT_DOOR))
+    for _, app in stopped:
         serve.delete(app)
-    return list(stopped)
+    return [name for name, _ in stopped]
 
 
 class RayPlacement:

@@ -144,6 +144,9 @@ async def test_server_behind_the_proxies_of_ray(
         code, output = await _command(cluster.address, "deploy", "ray", "--config", str(config), "--http", "own")
         assert code == 0, output
         assert await _models(client) == 200, "deploying the replicas ended the server"
+        code, output = await _command(cluster.address, "undeploy", "ray", "enginehouse")
+        assert "stopped" not in output, "no model has that name"
+        assert await _models(client) == 200
         code, output = await _command(cluster.address, "undeploy", "ray")
         assert code == 0
         assert "enginehouse: stopped" in output

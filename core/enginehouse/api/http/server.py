@@ -149,22 +149,18 @@ async def serve(
 
 
 @contextlib.asynccontextmanager
-async def application(settings: Settings, registry: PluginRegistry) -> AsyncIterator[ASGIApp]:
-    """Run the server without a port, for an HTTP server of another project; yields the ASGI application.
+async def application(settings: Settings, registry: PluginRegistry) -> AsyncIterator[tuple[ASGIApp, ModelManager]]:
+    """Run the server without a port, for an HTTP server of another project; yields the ASGI application and its models.
 
     Addresses, TLS, the size of a request's head and the time in which a request must arrive are that server's. It also
-    lets requests finish before the block ends: those that still run then are ended with an error.
+    lets requests finish before the block ends.
 
     Raises:
         ConfigError: the settings of a model are invalid.
     """
     async with _opened(settings, registry) as (app, state, starting):
         await starting
-        try:
-            yield app
-        finally:
-            state.exchanges.stopping = True
-            state.exchanges.end_all(_stopping())
+        yield app, state.manager
 
 
 @contextlib.asynccontextmanager
@@ -266,7 +262,7 @@ async def _shut_down(
     try:
         await asyncio.wait({serving, hurried}, timeout=finish_s, return_when=asyncio.FIRST_COMPLETED)
         if not serving.done():
-            exchanges.end_all(_stopping())
+            exchanges.end_all(ServerStopping("The server is shutting down and had to end this request."))
             told_s = (shutdown_s - finish_s) / 2
             await asyncio.wait({serving, hurried}, timeout=told_s, return_when=asyncio.FIRST_COMPLETED)
         if hurried.done():
@@ -276,10 +272,6 @@ async def _shut_down(
     for connection in list(server.server_state.connections):
         # A client that does not read its response would keep its connection, and the server, open indefinitely.
         connection.transport.abort()
-
-
-def _stopping() -> ServerStopping:
-    return ServerStopping("The server is shutting down and had to end this request.")
 
 
 def _uvicorn_config(app: ASGIApp, bounds: WireBounds) -> uvicorn.Config:
