@@ -21,6 +21,9 @@ _MAX_RATE, _MAX_CHANNELS = 384_000, 8
 _NO_SIZE = (0, 0xFFFFFFFF)
 """Sizes that programs write that do not know the length before the end."""
 
+_MAX_CHUNKS = 1000
+"""Chunks before the samples; programs write a few."""
+
 _HALF_WIDTH = 16
 """Zero crossings of the resampling filter on each side."""
 
@@ -88,7 +91,9 @@ def read_wav(data: bytes) -> WavFile:
 def _chunks(data: bytes) -> tuple[bytes, int, int]:
     """Return the format, and the begin and the end of the samples."""
     position, form = 12, b""
-    while position + 8 <= len(data):
+    for _ in range(_MAX_CHUNKS):
+        if position + 8 > len(data):
+            raise NoAudio("it ends before its samples")
         name, size = struct.unpack_from("<4sI", data, position)
         begin, end = position + 8, position + 8 + size
         if name == b"data" and size in _NO_SIZE:
@@ -101,7 +106,7 @@ def _chunks(data: bytes) -> tuple[bytes, int, int]:
             return form, begin, end
         form = data[begin:end] if name == b"fmt " else form
         position = end + size % 2
-    raise NoAudio("it ends before its samples")
+    raise NoAudio(f"it has {_MAX_CHUNKS} chunks or more before its samples")
 
 
 def samples_of(file: WavFile, rate: int) -> NDArray[np.float32]:

@@ -137,8 +137,7 @@ class MediaReader:
             where = f"{part.param}.input_audio"
             encoded = _read_audio(part.value, where)
             with _explaining(part):
-                data = await asyncio.to_thread(_base64, encoded, self._settings.max_bytes, NoAudio)
-                found.append(_Recording(part, read_wav(data), data))
+                found.append(await asyncio.to_thread(_recording, part, encoded, self._settings.max_bytes))
                 if (seconds := sum(one.file.seconds for one in found)) > most_s:
                     raise NoAudio(
                         f"the recordings of one request take {seconds:.1f} s, more than {most_s:g} s "
@@ -210,6 +209,11 @@ def _pixel_bytes(files: Sequence[_File], target_pixels: int) -> int:
         message = f"messages: the images have more than {_MAX_PIXEL_BYTES // 3} pixels together; send smaller ones"
         raise InvalidRequest(message, "messages")
     return num_bytes
+
+
+def _recording(part: MediaPart, encoded: str, max_bytes: int) -> _Recording:
+    data = _base64(encoded, max_bytes, NoAudio)
+    return _Recording(part, read_wav(data), data)
 
 
 def _decoded_audio(recording: _Recording, rate: int) -> DecodedAudio:

@@ -77,6 +77,7 @@ BROKEN = {
     "cut": (FORMS["16 bits"][:-7], "ends too early"),
     "no samples": (wav(b""), "no samples"),
     "no data": (FORMS["16 bits"][:36], "ends before its samples"),
+    "many chunks": (FORMS["16 bits"][:12] + 1000 * (b"LIST" + bytes(4)) + FORMS["16 bits"][12:], "1000 chunks or more"),
     "compressed": (wav(bytes(100), 4, 0x11), "encoding 17 with 4 bits"),
     "no rate": (wav(bytes(100), rate=0), "0 samples a second"),
     "many channels": (wav(bytes(200), channels=100), "100 channels"),
