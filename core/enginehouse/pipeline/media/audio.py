@@ -28,7 +28,7 @@ _HALF_WIDTH = 16
 """Zero crossings of the resampling filter on each side."""
 
 _MAX_NUMBERS = 2**20
-"""Numbers of the arrays of the resampling, which bounds its memory."""
+"""Numbers of the arrays of one step of the resampling, which bounds its memory."""
 
 
 class NoAudio(ValueError):
@@ -149,19 +149,17 @@ def _resampled(samples: NDArray[np.float32], old_rate: int, rate: int) -> NDArra
     padded = np.pad(samples, (reach, 2 * reach + 1))
     resampled = np.empty(count, np.float32)
     taps = np.arange(-reach, reach + 1)
-
-    def weights(phases: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return the filters of phases in ``up``-ths of an old sample, (num_phases, num_taps)."""
+    # The filters repeat after ``up`` samples. Together they have about 32 * max(up, down) numbers; rates have a limit.
+    table = np.empty((min(up, count), len(taps)), np.float32)
+    num_rows = max(1, _MAX_NUMBERS // len(taps))
+    for first in range(0, len(table), num_rows):
+        phases = np.arange(first, min(first + num_rows, len(table))) * down % up
         distances = taps - phases[:, np.newaxis] / up
         window = np.cos(np.pi / 2 * np.clip(distances / (reach + 1), -1, 1)) ** 2
         filters = np.sinc(cutoff * distances) * window
-        return np.asarray(filters / filters.sum(axis=1, keepdims=True), np.float32)
-
-    known = weights(np.arange(up)) if up * len(taps) <= _MAX_NUMBERS else None
-    num_rows = max(1, _MAX_NUMBERS // len(taps))
+        table[first : first + len(phases)] = filters / filters.sum(axis=1, keepdims=True)
     for first in range(0, count, num_rows):
-        places = np.arange(first, min(first + num_rows, count)) * down
-        filters = weights(places % up) if known is None else known[places % up]
-        old = padded[(places // up)[:, np.newaxis] + taps + reach]
-        resampled[first : first + len(places)] = np.einsum("ij,ij->i", old, filters)
+        numbers = np.arange(first, min(first + num_rows, count))
+        old = padded[(numbers * down // up)[:, np.newaxis] + taps + reach]
+        resampled[first : first + len(numbers)] = np.einsum("ij,ij->i", old, table[numbers % up])
     return resampled

@@ -28,6 +28,7 @@ def tone(frequency: float, rate: int, seconds: float = 0.5) -> NDArray[np.float6
     return 0.5 * np.sin(2 * np.pi * frequency * np.arange(int(rate * seconds)) / rate)
 
 
+SINC = np.sinc
 TONE = tone(440, 16000)
 _SUBFORMAT = struct.pack("<HHIH", 22, 16, 0, 1) + bytes(14)
 FORMS = {
@@ -64,6 +65,19 @@ def test_resampling_keeps_tones_and_removes_those_above_half_the_rate(rate: int)
     if rate > 32000:
         high = samples_of(read_wav(wav(tone(12000, rate).astype("<f4").tobytes(), 32, 3, rate=rate)), 16000)
         assert np.abs(high)[inner].max() < 1e-3
+
+
+def test_filters_are_computed_once_for_any_pair_of_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def sinc(places: NDArray[np.float64]) -> NDArray[np.float64]:
+        sizes.append(places.size)
+        return SINC(places)
+
+    monkeypatch.setattr(np, "sinc", sinc)
+    samples = samples_of(read_wav(wav(tone(440, 44101, 4).astype("<f4").tobytes(), 32, 3, rate=44101)), 16000)
+
+    assert len(samples) == 64000 and sum(sizes) < 16000 * 100
 
 
 def test_the_fake_recording_is_its_file() -> None:
