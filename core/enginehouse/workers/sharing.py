@@ -313,7 +313,10 @@ class ServerLink:
                 self._worker.send(replace(message, request=request, media_call=media_call))
             case MediaBytes():
                 media_call = self._call_in_worker(message.call)
-                self._media_calls.add(media_call)
+                if message.data:
+                    self._media_calls.add(media_call)
+                else:
+                    self._media_calls.discard(media_call)
                 self._worker.send(replace(message, call=media_call))
             case Cancel():
                 self._worker.send(Cancel(self._in_worker(message.request_id)))

@@ -74,6 +74,14 @@ def test_answers_depend_on_the_recordings_and_their_places(client: httpx.Client)
     assert answer(client, *chats[0])[1]["cached_tokens"] > _TOKENS  # the recording is found in the prefix cache
 
 
+def test_unknown_parts_are_refused_with_the_types_that_are_known(client: httpx.Client) -> None:
+    response = ask(client, text("hear"), {"type": "input_video"})
+
+    assert response.status_code == 400
+    message = response.json()["error"]["message"]
+    assert message == "messages[0].content[1].type: must be 'text', 'image_url' or 'input_audio'"
+
+
 @pytest.mark.parametrize("name", ["fake", "texts"])
 def test_recordings_and_texts_keep_their_order(client: httpx.Client, name: str) -> None:
     """Also with a template that knows no recordings: they are between the texts."""

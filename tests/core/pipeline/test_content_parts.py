@@ -163,6 +163,28 @@ def test_text_added_to_a_content_stays_around_its_images() -> None:
     assert _placed(no_system, system, asked) == "user: Be brief.\n\n{1}What?<end>\n"
 
 
+@pytest.mark.parametrize(
+    ("content", "texts", "expected"),
+    [
+        ("\n".join([" "] * 200), [" "] * 200, " " * 200),
+        ("<a>\n" + "\n".join([" "] * 200) + "\n</a>", ["<a>\n", *[" "] * 200, "\n</a>"], f"<a>\n{' ' * 200}\n</a>"),
+        ("Be\tbrief.\n\nx y  z ", ["x y", "z "], "Be\tbrief.\n\nx yz "),
+        ("x x", ["x"], "x x"),
+    ],
+    ids=["spaces", "spaces in a result", "another separator", "twice"],
+)
+def test_texts_are_found_in_a_content_whatever_is_between_them(content: str, texts: list[str], expected: str) -> None:
+    asked = Message(role="user", content=content, parts=(*texts, _image(1)))
+
+    assert _placed(ITERATES, asked).replace("{1}", "") == f"user: {expected}<end>\n"
+
+
+@pytest.mark.parametrize("content", ["xy", "x y", "z"])
+def test_content_without_the_texts_of_its_parts_is_refused(content: str) -> None:
+    with pytest.raises(RenderError, match=r"^m: a content with media cannot be rewritten for this model$"):
+        _placed(ITERATES, Message(role="user", content=content, parts=("xy", " ", "z", _image(1)), param="m"))
+
+
 def test_an_image_that_the_template_leaves_out_is_refused() -> None:
     only_first = WRAPPED.replace("'image' in part %}", "'image' in part %}{% if m.role == 'user' %}", 1).replace(
         "<|stop|>", "<|stop|>{% endif %}", 1

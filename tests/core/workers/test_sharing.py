@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from enginehouse.contract.types import EngineSettings
 from enginehouse.settings.config import PluginsSettings
 from enginehouse.workers.ipc import FrameCutter, frame
-from enginehouse.workers.messages import Hello, Load, LoadFailed, Ready, decode_from_worker, encode
+from enginehouse.workers.messages import Hello, Load, LoadFailed, MediaBytes, Ready, decode_from_worker, encode
 from enginehouse.workers.sharing import ServerLink, SharedWorker
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="worker processes need POSIX")
@@ -45,3 +45,26 @@ async def test_server_that_wants_other_settings_is_refused_and_is_never_told_tha
         assert "other settings of this model (engine); deploy them again" in str(failed.failure)
     finally:
         await worker.close()
+
+
+class _Noting(SharedWorker):
+    """Notes what it is sent, without a process."""
+
+    def __init__(self) -> None:
+        super().__init__(encode(_LOAD))
+        self.sent: list[Any] = []
+
+    def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+
+async def test_media_of_a_lost_server_are_dropped_unless_it_has_dropped_them() -> None:
+    worker = _Noting()
+    link = worker.link()
+    for call, data in [(1, b"abc"), (2, b"abc"), (1, b"")]:
+        link.feed(frame(encode(MediaBytes(call, 0, data))))
+    first, second, dropped = worker.sent
+    link.drop()
+
+    assert (dropped, second.data) == (replace(first, data=b""), b"abc")
+    assert worker.sent[3:] == [replace(second, data=b"")]

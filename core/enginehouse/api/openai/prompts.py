@@ -186,7 +186,7 @@ def _read_part(part: Any, path: str) -> str | MediaPart:
     if kind in _MEDIA:
         return MediaPart(kind=kind, value=part.get(kind), param=path)
     if kind not in ("text", "refusal"):
-        raise InvalidRequest(f"{path}.type: must be 'text' or 'image_url'", f"{path}.type")
+        raise InvalidRequest(f"{path}.type: must be 'text', 'image_url' or 'input_audio'", f"{path}.type")
     text = part.get(kind)
     if not isinstance(text, str):
         raise InvalidRequest(f"{path}.{kind}: must be a string", f"{path}.{kind}")

@@ -21,11 +21,14 @@ _MAX_RATE, _MAX_CHANNELS = 384_000, 8
 _NO_SIZE = (0, 0xFFFFFFFF)
 """Sizes that programs write that do not know the length before the end."""
 
+_MAX_CHUNKS = 1000
+"""Chunks before the samples; programs write a few."""
+
 _HALF_WIDTH = 16
 """Zero crossings of the resampling filter on each side."""
 
 _MAX_NUMBERS = 2**20
-"""Numbers of the arrays of the resampling, which bounds its memory."""
+"""Numbers of the arrays of one step of the resampling, which bounds its memory."""
 
 
 class NoAudio(ValueError):
@@ -88,7 +91,9 @@ def read_wav(data: bytes) -> WavFile:
 def _chunks(data: bytes) -> tuple[bytes, int, int]:
     """Return the format, and the begin and the end of the samples."""
     position, form = 12, b""
-    while position + 8 <= len(data):
+    for _ in range(_MAX_CHUNKS):
+        if position + 8 > len(data):
+            raise NoAudio("it ends before its samples")
         name, size = struct.unpack_from("<4sI", data, position)
         begin, end = position + 8, position + 8 + size
         if name == b"data" and size in _NO_SIZE:
@@ -101,7 +106,7 @@ def _chunks(data: bytes) -> tuple[bytes, int, int]:
             return form, begin, end
         form = data[begin:end] if name == b"fmt " else form
         position = end + size % 2
-    raise NoAudio("it ends before its samples")
+    raise NoAudio(f"it has {_MAX_CHUNKS} chunks or more before its samples")
 
 
 def samples_of(file: WavFile, rate: int) -> NDArray[np.float32]:
@@ -144,19 +149,17 @@ def _resampled(samples: NDArray[np.float32], old_rate: int, rate: int) -> NDArra
     padded = np.pad(samples, (reach, 2 * reach + 1))
     resampled = np.empty(count, np.float32)
     taps = np.arange(-reach, reach + 1)
-
-    def weights(phases: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return the filters of phases in ``up``-ths of an old sample, (num_phases, num_taps)."""
+    # The filters repeat after ``up`` samples. Together they have about 32 * max(up, down) numbers; rates have a limit.
+    table = np.empty((min(up, count), len(taps)), np.float32)
+    num_rows = max(1, _MAX_NUMBERS // len(taps))
+    for first in range(0, len(table), num_rows):
+        phases = np.arange(first, min(first + num_rows, len(table))) * down % up
         distances = taps - phases[:, np.newaxis] / up
         window = np.cos(np.pi / 2 * np.clip(distances / (reach + 1), -1, 1)) ** 2
         filters = np.sinc(cutoff * distances) * window
-        return np.asarray(filters / filters.sum(axis=1, keepdims=True), np.float32)
-
-    known = weights(np.arange(up)) if up * len(taps) <= _MAX_NUMBERS else None
-    num_rows = max(1, _MAX_NUMBERS // len(taps))
+        table[first : first + len(phases)] = filters / filters.sum(axis=1, keepdims=True)
     for first in range(0, count, num_rows):
-        places = np.arange(first, min(first + num_rows, count)) * down
-        filters = weights(places % up) if known is None else known[places % up]
-        old = padded[(places // up)[:, np.newaxis] + taps + reach]
-        resampled[first : first + len(places)] = np.einsum("ij,ij->i", old, filters)
+        numbers = np.arange(first, min(first + num_rows, count))
+        old = padded[(numbers * down // up)[:, np.newaxis] + taps + reach]
+        resampled[first : first + len(numbers)] = np.einsum("ij,ij->i", old, table[numbers % up])
     return resampled

@@ -9,6 +9,7 @@ import asyncio
 import binascii
 import hashlib
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Literal, cast
 
@@ -93,6 +94,8 @@ class MediaReader:
         self._renderer = renderer
         # Images are decoded in turn, one of each request, and the wait for a turn does not use up their time.
         self._turn = asyncio.Lock()
+        # Recordings are decoded in turn too. A thread goes on when its request is cancelled; the next waits for it.
+        self._audio_thread = ThreadPoolExecutor(1, "read-audio")
         self._fetcher = ImageFetcher(settings, resolve)
 
     async def read(
@@ -126,8 +129,10 @@ class MediaReader:
         if files or recordings:
             hold(pixel_bytes + 4 * sum(num_samples(one.file, engine.audio_rate) for one in recordings))
         found = await self._decode_all(files, engine.max_image_pixels)
+        loop = asyncio.get_running_loop()
         for one in recordings:
-            found[one.part.param] = await asyncio.to_thread(_decoded_audio, one, engine.audio_rate)
+            decoding = loop.run_in_executor(self._audio_thread, _decoded_audio, one, engine.audio_rate)
+            found[one.part.param] = await decoding
         return _with_media(messages, found)
 
     async def _recordings(self, parts: Sequence[MediaPart]) -> list[_Recording]:
@@ -137,8 +142,7 @@ class MediaReader:
             where = f"{part.param}.input_audio"
             encoded = _read_audio(part.value, where)
             with _explaining(part):
-                data = await asyncio.to_thread(_base64, encoded, self._settings.max_bytes, NoAudio)
-                found.append(_Recording(part, read_wav(data), data))
+                found.append(await asyncio.to_thread(_recording, part, encoded, self._settings.max_bytes))
                 if (seconds := sum(one.file.seconds for one in found)) > most_s:
                     raise NoAudio(
                         f"the recordings of one request take {seconds:.1f} s, more than {most_s:g} s "
@@ -210,6 +214,11 @@ def _pixel_bytes(files: Sequence[_File], target_pixels: int) -> int:
         message = f"messages: the images have more than {_MAX_PIXEL_BYTES // 3} pixels together; send smaller ones"
         raise InvalidRequest(message, "messages")
     return num_bytes
+
+
+def _recording(part: MediaPart, encoded: str, max_bytes: int) -> _Recording:
+    data = _base64(encoded, max_bytes, NoAudio)
+    return _Recording(part, read_wav(data), data)
 
 
 def _decoded_audio(recording: _Recording, rate: int) -> DecodedAudio:

@@ -24,6 +24,8 @@ from enginehouse.pipeline.prompt.sandbox import ChatTemplate, TemplateExhausted,
 
 _DAMAGED = "invalid_arguments"
 
+_SPACE = re.compile(r"\s*")
+
 
 class Arguments(dict[str, Any]):
     """An object that renders as the JSON text from which it was parsed, also when joined to strings."""
@@ -259,10 +261,10 @@ def _content(message: Message, forms: _Forms) -> str | list[dict[str, Any]]:
     if not own:
         return message.content
     texts = [part for part in message.parts if isinstance(part, str)]
-    found = re.search(r"\s*".join(map(re.escape, texts)), message.content) if texts else None
+    found = _span(message.content, texts) if texts else None
     if texts and found is None:
         raise RenderError(f"{message.param}: a content with media cannot be rewritten for this model", message.param)
-    before, after = (message.content[: found.start()], message.content[found.end() :]) if found else ("", "")
+    before, after = (message.content[: found[0]], message.content[found[1] :]) if found else ("", "")
     if not texts:
         before = message.content
     if all(form.is_text for form in own):
@@ -273,6 +275,33 @@ def _content(message: Message, forms: _Forms) -> str | list[dict[str, Any]]:
         for part in (before, *_known(message), after)
         if part
     ]
+
+
+def _span(content: str, texts: Sequence[str]) -> tuple[int, int] | None:
+    """Return where texts with only white space between them begin and end in a content, in linear time."""
+    joined = "\n".join(texts)
+    begin = content.find(joined)
+    if begin >= 0:
+        return begin, begin + len(joined)
+    words = "".join(joined.split())
+    num_before = "".join(content.split()).find(words)
+    if not words or num_before < 0:
+        return None
+    for word in re.finditer(r"\S+", content):
+        begin = word.start() + num_before
+        if begin < word.end():
+            break
+        num_before -= len(word[0])
+    end = begin
+    for text in filter(None, map(str.strip, texts)):
+        space = _SPACE.match(content, end)
+        end = space.end() if space is not None else end
+        if not content.startswith(text, end):
+            return None
+        end += len(text)
+    before, after = joined[: -len(joined.lstrip())], joined[len(joined.rstrip()) :]
+    begin -= len(before) if content.endswith(before, 0, begin) else 0
+    return begin, end + len(after) if content.startswith(after, end) else end
 
 
 def _known(message: Message) -> list[str | DecodedMedia]:

@@ -28,6 +28,7 @@ def tone(frequency: float, rate: int, seconds: float = 0.5) -> NDArray[np.float6
     return 0.5 * np.sin(2 * np.pi * frequency * np.arange(int(rate * seconds)) / rate)
 
 
+SINC = np.sinc
 TONE = tone(440, 16000)
 _SUBFORMAT = struct.pack("<HHIH", 22, 16, 0, 1) + bytes(14)
 FORMS = {
@@ -66,6 +67,19 @@ def test_resampling_keeps_tones_and_removes_those_above_half_the_rate(rate: int)
         assert np.abs(high)[inner].max() < 1e-3
 
 
+def test_filters_are_computed_once_for_any_pair_of_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def sinc(places: NDArray[np.float64]) -> NDArray[np.float64]:
+        sizes.append(places.size)
+        return SINC(places)
+
+    monkeypatch.setattr(np, "sinc", sinc)
+    samples = samples_of(read_wav(wav(tone(440, 44101, 4).astype("<f4").tobytes(), 32, 3, rate=44101)), 16000)
+
+    assert len(samples) == 64000 and sum(sizes) < 16000 * 100
+
+
 def test_the_fake_recording_is_its_file() -> None:
     audio = fake_audio(3)
     assert samples_of(read_wav(fake_audio_file(3)), audio.rate).tobytes() == audio.samples
@@ -77,6 +91,7 @@ BROKEN = {
     "cut": (FORMS["16 bits"][:-7], "ends too early"),
     "no samples": (wav(b""), "no samples"),
     "no data": (FORMS["16 bits"][:36], "ends before its samples"),
+    "many chunks": (FORMS["16 bits"][:12] + 1000 * (b"LIST" + bytes(4)) + FORMS["16 bits"][12:], "1000 chunks or more"),
     "compressed": (wav(bytes(100), 4, 0x11), "encoding 17 with 4 bits"),
     "no rate": (wav(bytes(100), rate=0), "0 samples a second"),
     "many channels": (wav(bytes(200), channels=100), "100 channels"),
