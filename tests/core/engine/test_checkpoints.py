@@ -104,6 +104,15 @@ def test_another_last_message_goes_back_to_a_border(message: list[int], border: 
     assert num_cached(ask(engine, chat)[0]) == chat.ends[-1], "the first one is there as before"
 
 
+def test_a_chat_whose_checkpoints_were_dropped_gets_new_ones() -> None:
+    engine, chat = make(num_checkpoints=4), Chat(SYSTEM, QUESTION)
+    ask(engine, chat)
+    for seed in range(3, 7):
+        ask(engine, Chat(prompt_of(seed, 60), QUESTION))
+
+    assert [num_cached(ask(engine, chat)[0]) for _ in range(3)] == [0, *[chat.ends[-1]] * 2]
+
+
 def test_choices_share_their_prompt() -> None:
     """The prompt is computed once; the other choices compute the opening of the answer again."""
     engine = make()
