@@ -97,9 +97,12 @@ class PrefixReuse:
         return may_share and mine.cache_namespace == its.cache_namespace
 
     def _soon_shared(self, sequence: Sequence, other: Sequence) -> int:
-        """Return the number of tokens that this sequence can fork of another one after its prefill."""
+        """Return the number of tokens that this sequence can fork of another one after its prefill, but not yet."""
         shared = common_prefix_length(sequence.token_ids[:-1], other.token_ids)
-        return shared if self._truncation.keeper is None else last_place(other.owner.places, shared)
+        if self._truncation.keeper is None:
+            return shared
+        place = last_place(other.owner.places, shared)
+        return place if place > other.num_computed else 0  # what there is of earlier ones can be forked now
 
     def _live_length(self, sequence: Sequence, other: Sequence) -> int:
         """Return the number of tokens of a running sequence that this one could fork now."""

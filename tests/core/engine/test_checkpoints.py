@@ -130,6 +130,24 @@ def test_conversations_at_the_same_time_compute_their_system_prompt_once() -> No
     assert [num_cached(result) for result in results] == [0, *[chats[0].ends[0]] * 3]
 
 
+def test_nothing_waits_for_a_checkpoint_that_was_dropped() -> None:
+    """A long prompt has passed the place that a short one shares, and its only checkpoint is at a later one."""
+    engine, results = make(num_checkpoints=1, max_batch_tokens=32), [Result(), Result()]
+    long, short = Chat(SYSTEM, QUESTION, prompt_of(3, 1500)), Chat(SYSTEM, prompt_of(4, 40))
+    requests = [make_request(1), make_request(1)]
+    by_id = {request.request_id: result for request, result in zip(requests, results, strict=True)}
+    engine.add(requests[0], long.token_ids)
+    for _ in range(10):
+        assert not engine.step()
+    engine.add(requests[1], short.token_ids)
+    while results[1].summary is None:
+        for request_id, event in engine.step():
+            by_id[request_id].take(event)
+
+    assert results[0].summary is None, "the short one does not wait for the end of the long one"
+    drive(engine, by_id)
+
+
 def test_a_prompt_without_messages_is_shared_up_to_its_last_token() -> None:
     engine, prompt = make(), Chat()
     prompt.token_ids = prompt_of(3, 100)
