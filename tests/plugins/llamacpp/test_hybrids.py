@@ -182,7 +182,7 @@ def test_the_estimate_has_the_states(folder: Path, open_runner: OpenRunner, kind
     def total_bytes(**options: int) -> int:
         return backend.estimate(ModelSource(str(path), path), LlamaCppOptions(slots=2, **options)).total_bytes
 
-    state_bytes = total_bytes(checkpoints=1) - total_bytes(checkpoints=0)
+    state_bytes = total_bytes(checkpoints=2) - total_bytes(checkpoints=1)
     runner = open_runner(path, slots=2, context=64, threads=1)
     sequence = runner.open_sequence()
     sizes = []
