@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from enginehouse.contract.backend import CutPlanner, Runner
 from enginehouse.contract.checkpoints import CheckpointKeeper
-from enginehouse.contract.errors import PluginFailed
+from enginehouse.contract.errors import PluginFailed, RunnerError
 from enginehouse.contract.inspection import PrefixView
 from enginehouse.contract.media import whole_chunks
 
@@ -242,7 +242,7 @@ class PrefixCache:
 
         Raises:
             CacheFull: no space for a fork.
-            PluginFailed: the runner failed.
+            PluginFailed, RunnerError: the runner failed.
         """
         node, fork = match.node, self._runner.capabilities.fork
         assert node.handle is not None
@@ -254,7 +254,7 @@ class PrefixCache:
             return handle, match.length
         try:
             return handle, self._runner.truncate(handle, match.length)
-        except PluginFailed:
+        except (PluginFailed, RunnerError):
             free(self._runner, handle)
             raise
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence as Neighbours
 from attrs import frozen
 
 from enginehouse.contract.backend import Runner
-from enginehouse.contract.errors import CacheFull, PluginFailed
+from enginehouse.contract.errors import CacheFull, PluginFailed, RunnerError
 from enginehouse.contract.media import whole_chunks
 from enginehouse.engine.checkpoints import last_place
 from enginehouse.engine.prefix_cache import PrefixCache, PrefixMatch, Truncation, common_prefix_length
@@ -84,7 +84,7 @@ class PrefixReuse:
                 return self._runner.fork(source.donor.handle, source.length)
         except CacheFull:
             self._cache.clear()
-        except PluginFailed:
+        except (PluginFailed, RunnerError):
             _log.warning("a computed prefix cannot be used, so it is computed again")
         return self._runner.open_sequence(), 0
 

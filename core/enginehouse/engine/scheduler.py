@@ -268,7 +268,7 @@ class Scheduler:
         """Keep the state of a sequence that has reached a place, or that starts from a cached prefix."""
         assert sequence.handle is not None
         if sequence.num_computed:
-            with contextlib.suppress(PluginFailed):  # what it would save is computed again
+            with contextlib.suppress(EnginehouseError):  # what it would save is computed again
                 keeper.keep_checkpoint(sequence.handle)
         sequence.next_checkpoint = next_place(sequence.owner.places, sequence.num_computed)
 

@@ -10,7 +10,7 @@ import pytest
 
 from enginehouse.contract.backend import Span
 from enginehouse.contract.drafter import BoundDrafter
-from enginehouse.contract.errors import ModelLoadError
+from enginehouse.contract.errors import ModelLoadError, RunnerError
 from enginehouse.contract.types import EngineSettings, Resume, ResumedChoice
 from enginehouse.engine.checkpoints import INTERVAL_TOKENS, choose_places, last_place, next_place
 from enginehouse.engine.loop import StepEngine
@@ -192,10 +192,11 @@ def test_such_models_use_no_drafters() -> None:
         bind()
 
 
-def test_a_failing_checkpoint_is_only_computed_again() -> None:
+@pytest.mark.parametrize("error", [RuntimeError("no memory for it"), RunnerError("no memory for it")], ids=repr)
+def test_a_failing_checkpoint_is_only_computed_again(error: Exception) -> None:
     class Failing(FakeRunner):
         def keep_checkpoint(self, sequence: int) -> None:
-            raise RuntimeError("no memory for it")
+            raise error
 
     engine = StepEngine(Failing(FakeOptions(num_checkpoints=8)), EngineSettings(), {})
     assert [num_cached(ask(engine, Chat(SYSTEM, QUESTION))[0]) for _ in range(2)] == [0, 0]
