@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
 
-from enginehouse.contract.backend import Span
+from enginehouse.contract.backend import ForwardOutput, Span
 from enginehouse.contract.drafter import BoundDrafter
-from enginehouse.contract.errors import ModelLoadError, RunnerError
+from enginehouse.contract.errors import ModelLoadError, RunnerError, StepAborted
 from enginehouse.contract.types import EngineSettings, Resume, ResumedChoice
 from enginehouse.engine.checkpoints import INTERVAL_TOKENS, choose_places, last_place, next_place
 from enginehouse.engine.loop import StepEngine
@@ -190,6 +190,25 @@ def test_such_models_use_no_drafters() -> None:
     assert bind(num_checkpoints=1) == {}
     with pytest.raises(ModelLoadError, match="no drafter 'missing'"):
         bind()
+
+
+def test_what_is_computed_again_gets_its_checkpoints_again() -> None:
+    class Losing(FakeRunner):
+        """Loses the state of a sequence when its second pass is aborted."""
+
+        num_passes = 0
+
+        def forward(self, spans: Sequence[Span]) -> ForwardOutput:
+            self.num_passes += 1
+            if self.num_passes == 2:
+                self.truncate(spans[0].sequence, 0)
+                raise StepAborted({spans[0].sequence: 0})
+            return super().forward(spans)
+
+    engine, chat = StepEngine(Losing(FakeOptions(num_checkpoints=8)), EngineSettings(), {}), Chat(SYSTEM, QUESTION)
+    ask(engine, chat)
+    assert num_cached(ask(engine, chat)[0]) == chat.ends[-1]
+    assert num_cached(ask(engine, Chat(SYSTEM, prompt_of(3, 40)))[0]) == chat.ends[0]
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no memory for it"), RunnerError("no memory for it")], ids=repr)
