@@ -13,6 +13,8 @@ from typing import Generic, TypeVar
 
 from attrs import define, field
 
+from enginehouse.contract.checkpoints import NUM_SAVED_CHECKPOINTS
+
 __all__ = ["Checkpoints"]
 
 _State = TypeVar("_State")
@@ -80,6 +82,13 @@ class Checkpoints(Generic[_State]):
     def all(self, sequence: int) -> Sequence[tuple[int, _State]]:
         """Return the lengths and states of a sequence, by length."""
         return [(one.length, one.state) for one in self._of.get(sequence, ())]
+
+    def saved(self, sequence: int, length: int) -> Sequence[tuple[int, _State]]:
+        """Return the lengths and states to save with a sequence of ``length`` tokens, by length.
+
+        One at its end is not saved: it is the state of the sequence itself.
+        """
+        return [one for one in self.all(sequence) if one[0] < length][-NUM_SAVED_CHECKPOINTS:]
 
     def cut(self, sequence: int, length: int) -> None:
         """Drop the checkpoints of a sequence beyond ``length``."""

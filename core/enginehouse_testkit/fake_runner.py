@@ -246,7 +246,7 @@ class FakeRunner:
     def save(self, sequence: int) -> memoryview:
         """See :class:`enginehouse.contract.backend.StateKeeper`."""
         cells = [(cell.token_id, cell.state, cell.num_layers) for cell in self._cells(sequence)]
-        return pack_cells(cells, [length for length, _ in self._checkpoints.all(sequence)])
+        return pack_cells(cells, [length for length, _ in self._checkpoints.saved(sequence, len(cells))])
 
     def load(self, data: memoryview) -> int:
         """See :class:`enginehouse.contract.backend.StateKeeper`."""

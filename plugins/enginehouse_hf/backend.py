@@ -74,7 +74,7 @@ class HfOptions:
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     threads: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
     cache_tokens: int | None = field(default=None, validator=validators.optional(validators.ge(2)))
-    checkpoints: int = field(default=32, validator=validators.ge(0))
+    checkpoints: int = field(default=32, validator=validators.ge(1))
     memory_share: float = field(default=0.9, validator=[validators.gt(0.0), validators.le(1.0)])
     cuda_graphs: bool = True
     fused: bool = True

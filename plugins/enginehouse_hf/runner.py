@@ -39,9 +39,6 @@ from enginehouse_hf.tokenizer import ModelText
 
 __all__ = ["ExitRows", "HfRunner", "LogitsRows", "run_model"]
 
-_NUM_SAVED = 4
-"""Checkpoints of a saved sequence, the last ones."""
-
 
 class LogitsRows:
     """Logits of one forward pass; ``logits`` is (num_rows, vocab_size) on the model's device."""
@@ -197,7 +194,7 @@ class HfRunner:
         before = b"" if self._reader is None else self._chunks_of(sequence).to_bytes()
         states = []
         if facts.states:
-            kept = self._checkpoints.all(sequence)[-_NUM_SAVED:]
+            kept = self._checkpoints.saved(sequence, length)
             before += pack_lengths([length for length, _ in kept])
             states = [self._mixers.state(sequence), *(state for _, state in kept)]
         parts = (state[form.key] for state in states for form in facts.states)

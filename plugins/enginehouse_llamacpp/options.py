@@ -131,7 +131,7 @@ class LlamaCppOptions:
     batch_invariant: bool = True
     type_k: KvType = "f16"
     type_v: KvType | None = None
-    checkpoints: int = field(default=32, validator=[validators.ge(0), validators.le(4096)])
+    checkpoints: int = field(default=32, validator=[validators.ge(1), validators.le(4096)])
     use_mmap: bool = True
     use_mlock: bool = False
     extra_buffers: bool | None = None

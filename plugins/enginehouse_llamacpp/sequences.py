@@ -173,7 +173,7 @@ class SequenceTable:
             raise InvalidSpan(f"sequence {sequence} holds nothing that could be saved")
         more = held.chunks.to_bytes()
         if self._memory.is_recurrent:
-            more += pack_checkpoints(self._checkpoints.all(sequence))
+            more += pack_checkpoints(self._checkpoints.saved(sequence, held.length))
         begin = HEAD_BYTES + len(more)
         data = memoryview(self._memory.save(sequence, begin)).cast("B")
         data[HEAD_BYTES:begin] = more

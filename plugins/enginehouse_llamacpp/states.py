@@ -16,9 +16,6 @@ from enginehouse_llamacpp.memory import State
 __all__ = ["num_checked_bytes", "pack_checkpoints", "state_array", "unpack_checkpoints"]
 
 _COUNT, _ENTRY = struct.Struct("<I"), struct.Struct("<IQ")
-_NUM_SAVED = 4
-"""Checkpoints that are saved with a sequence, the last ones: a state may be as large as thousands of tokens."""
-
 _FIRST_BYTES = 64
 _CELL_BYTES = 32
 """llama.cpp writes 12 bytes per cell before the keys and values, and a few more for some models."""
@@ -38,10 +35,9 @@ def state_array(data: memoryview, begin: int) -> State:
 
 
 def pack_checkpoints(checkpoints: Sequence[tuple[int, State]]) -> bytes:
-    """Return the last checkpoints, each with its length, as bytes."""
-    saved = checkpoints[-_NUM_SAVED:]
-    parts = [_COUNT.pack(len(saved))]
-    for length, state in saved:
+    """Return checkpoints, each with its length, as bytes."""
+    parts = [_COUNT.pack(len(checkpoints))]
+    for length, state in checkpoints:
         parts += _ENTRY.pack(length, len(state)), bytes(state)
     return b"".join(parts)
 

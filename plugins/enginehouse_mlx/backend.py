@@ -34,7 +34,7 @@ class MlxOptions:
     slots: int = field(default=8, validator=validators.ge(1))
     max_batch_tokens: int = field(default=2048, validator=validators.ge(1))
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    checkpoints: int = field(default=32, validator=validators.ge(0))
+    checkpoints: int = field(default=32, validator=validators.ge(1))
     draws: Literal["mlx", "core"] | None = None
 
 

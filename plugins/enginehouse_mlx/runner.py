@@ -115,7 +115,7 @@ class MlxRunner:
     def save(self, sequence: int) -> memoryview:
         """See :class:`enginehouse.contract.backend.StateKeeper`."""
         length = self._table.saved_length(sequence)
-        return pack_sequence(self._memory, sequence, length, self._history.saved(sequence), self.state_format)
+        return pack_sequence(self._memory, sequence, length, self._history.saved(sequence, length), self.state_format)
 
     def load(self, data: memoryview) -> int:
         """See :class:`enginehouse.contract.backend.StateKeeper`."""

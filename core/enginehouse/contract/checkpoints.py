@@ -6,7 +6,10 @@ from typing import Protocol, runtime_checkable
 
 from enginehouse.contract.backend import CutPlanner
 
-__all__ = ["CheckpointKeeper"]
+__all__ = ["NUM_SAVED_CHECKPOINTS", "CheckpointKeeper"]
+
+NUM_SAVED_CHECKPOINTS = 4
+"""Checkpoints that are saved with a sequence: the last ones before its end. A state may be as large as many tokens."""
 
 
 @runtime_checkable

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from enginehouse.contract.backend import CutPlanner, Runner
 from enginehouse.contract.checkpoints import CheckpointKeeper
-from enginehouse.contract.errors import PluginFailed
+from enginehouse.contract.errors import PluginFailed, RunnerError
 from enginehouse.contract.inspection import PrefixView
 from enginehouse.contract.media import whole_chunks
 
@@ -242,7 +242,7 @@ class PrefixCache:
 
         Raises:
             CacheFull: no space for a fork.
-            PluginFailed: the runner failed.
+            PluginFailed, RunnerError: the runner failed.
         """
         node, fork = match.node, self._runner.capabilities.fork
         assert node.handle is not None
@@ -254,7 +254,7 @@ class PrefixCache:
             return handle, match.length
         try:
             return handle, self._runner.truncate(handle, match.length)
-        except PluginFailed:
+        except (PluginFailed, RunnerError):
             free(self._runner, handle)
             raise
 
@@ -274,12 +274,16 @@ class PrefixCache:
             free(self._runner, handle)
             return
         node = self._insert(token_ids.copy(), namespace)
-        if node.handle is not None or any(self._replaces(holder, node) for holder in node.walk()):
+        # With checkpoints the newer one is kept: those of the old one may have been dropped.
+        old = node.handle if self._truncation.keeper is not None else None
+        holders = [one for one in node.walk() if one.handle is not None and one.handle != old]
+        if any(holder is node or self._replaces(holder, node) for holder in holders):
             free(self._runner, handle)
-            for holder in node.walk():
-                if holder.handle is not None:
-                    self._touch(holder)
+            for holder in holders:
+                self._touch(holder)
             return
+        if old is not None:
+            free(self._runner, old)
         node.handle, node.is_saved = handle, is_saved
         self._holders.add(node)
         self._touch(node)

@@ -12,7 +12,7 @@ from collections.abc import Sequence as Neighbours
 from attrs import frozen
 
 from enginehouse.contract.backend import Runner
-from enginehouse.contract.errors import CacheFull, PluginFailed
+from enginehouse.contract.errors import CacheFull, PluginFailed, RunnerError
 from enginehouse.contract.media import whole_chunks
 from enginehouse.engine.checkpoints import last_place
 from enginehouse.engine.prefix_cache import PrefixCache, PrefixMatch, Truncation, common_prefix_length
@@ -84,7 +84,7 @@ class PrefixReuse:
                 return self._runner.fork(source.donor.handle, source.length)
         except CacheFull:
             self._cache.clear()
-        except PluginFailed:
+        except (PluginFailed, RunnerError):
             _log.warning("a computed prefix cannot be used, so it is computed again")
         return self._runner.open_sequence(), 0
 
@@ -97,9 +97,12 @@ class PrefixReuse:
         return may_share and mine.cache_namespace == its.cache_namespace
 
     def _soon_shared(self, sequence: Sequence, other: Sequence) -> int:
-        """Return the number of tokens that this sequence can fork of another one after its prefill."""
+        """Return the number of tokens that this sequence can fork of another one after its prefill, but not yet."""
         shared = common_prefix_length(sequence.token_ids[:-1], other.token_ids)
-        return shared if self._truncation.keeper is None else last_place(other.owner.places, shared)
+        if self._truncation.keeper is None:
+            return shared
+        place = last_place(other.owner.places, shared)
+        return place if place > other.num_computed else 0  # what there is of earlier ones can be forked now
 
     def _live_length(self, sequence: Sequence, other: Sequence) -> int:
         """Return the number of tokens of a running sequence that this one could fork now."""

@@ -268,9 +268,15 @@ class Scheduler:
         """Keep the state of a sequence that has reached a place, or that starts from a cached prefix."""
         assert sequence.handle is not None
         if sequence.num_computed:
-            with contextlib.suppress(PluginFailed):  # what it would save is computed again
+            with contextlib.suppress(EnginehouseError):  # what it would save is computed again
                 keeper.keep_checkpoint(sequence.handle)
         sequence.next_checkpoint = next_place(sequence.owner.places, sequence.num_computed)
+
+    def _repeat_checkpoints(self, sequence: Sequence) -> None:
+        """Keep checkpoints again at the places before which a sequence has gone back."""
+        if self._keeper is not None:
+            again = next_place(sequence.owner.places, sequence.num_computed)
+            sequence.next_checkpoint = min(sequence.next_checkpoint, again)
 
     def _schedule_chunk(self) -> Batch | None:
         """Plan a step for one chunk of an image: to encode it, then to compute it in a pass of its own.
@@ -414,6 +420,7 @@ class Scheduler:
         sequence.num_computed = min(sequence.num_computed, sequence.length - 1)
         if sequence.handle is not None:
             sequence.num_computed = self.runner.truncate(sequence.handle, sequence.num_computed)
+            self._repeat_checkpoints(sequence)
 
     def _drop_surplus(self, sequence: Sequence, handle: int) -> None:
         if sequence.num_surplus:
@@ -454,6 +461,7 @@ class Scheduler:
             sequence.num_computed = min(sequence.num_computed, sequence.num_scored)
         if num_held > sequence.num_computed:
             sequence.num_computed = self.runner.truncate(sequence.handle, sequence.num_computed)
+        self._repeat_checkpoints(sequence)
 
     def drop(self, request: ActiveRequest, keep: bool) -> None:
         """Remove every sequence of a request that has not ended."""

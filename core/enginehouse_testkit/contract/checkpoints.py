@@ -7,7 +7,7 @@ import random
 import pytest
 
 from enginehouse.contract.backend import Runner, StateKeeper
-from enginehouse.contract.checkpoints import CheckpointKeeper
+from enginehouse.contract.checkpoints import NUM_SAVED_CHECKPOINTS, CheckpointKeeper
 from enginehouse_testkit.contract.base import ContractBase
 from enginehouse_testkit.contract.driver import RunnerDriver, repeated
 
@@ -146,6 +146,27 @@ class CheckpointContract(ContractBase):
             kept = keeper.truncate(loaded, wanted)
             assert least <= kept <= wanted
             self.assert_replays(driver, loaded, prompts[0][:kept] + prompts[2][:4])
+
+    def test_the_last_checkpoints_are_saved(
+        self, keeper: CheckpointKeeper, driver: RunnerDriver, prompts: list[list[int]]
+    ) -> None:
+        """Those before the end: the file is as large as without the earlier ones, and without one at the end."""
+        if not (keeper.capabilities.states and isinstance(keeper, StateKeeper)):
+            pytest.skip("optional: the runner saves no sequences (capabilities.states)")
+        token_ids, last = prompts[0][:14], (5, 7, 9, 12)
+        assert len(last) == NUM_SAVED_CHECKPOINTS
+        sequence = self._holding(keeper, driver, token_ids, last)
+        num_bytes = keeper.save(sequence).nbytes
+        driver.free(sequence)
+        sequence = self._holding(keeper, driver, token_ids, (3, *last, 14))
+        data = keeper.save(sequence)
+        driver.free(sequence)
+
+        assert data.nbytes == num_bytes
+        loaded = driver.adopt(keeper.load(data))
+        assert [keeper.kept_length(loaded, length) for length in last] == list(last)
+        assert keeper.truncate(loaded, last[0]) == last[0]
+        self.assert_replays(driver, loaded, token_ids[: last[0]] + prompts[2][:4])
 
     def test_random_walk_with_checkpoints(
         self, keeper: CheckpointKeeper, driver: RunnerDriver, prompts: list[list[int]]

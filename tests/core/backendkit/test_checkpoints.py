@@ -17,6 +17,7 @@ def test_the_last_checkpoint_before_a_length_is_found():
     assert [checkpoints.last_length(1, length) for length in (3, 4, 8, 9, 11, 12, 99)] == [0, 4, 4, 9, 9, 12, 12]
     assert checkpoints.last_length(2, 99) == 0
     assert checkpoints.all(1) == [(4, "at 4"), (9, "at 9"), (12, "at 12")]
+    assert checkpoints.saved(1, 12) == [(4, "at 4"), (9, "at 9")], "the state at the end is saved anyway"
     assert checkpoints.state(1, 9) == "at 9"
     with pytest.raises(KeyError, match="no checkpoint at 8"):
         checkpoints.state(1, 8)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
 
-from enginehouse.contract.backend import Span
+from enginehouse.contract.backend import ForwardOutput, Span
 from enginehouse.contract.drafter import BoundDrafter
-from enginehouse.contract.errors import ModelLoadError
+from enginehouse.contract.errors import ModelLoadError, RunnerError, StepAborted
 from enginehouse.contract.types import EngineSettings, Resume, ResumedChoice
 from enginehouse.engine.checkpoints import INTERVAL_TOKENS, choose_places, last_place, next_place
 from enginehouse.engine.loop import StepEngine
@@ -104,12 +104,21 @@ def test_another_last_message_goes_back_to_a_border(message: list[int], border: 
     assert num_cached(ask(engine, chat)[0]) == chat.ends[-1], "the first one is there as before"
 
 
+def test_a_chat_whose_checkpoints_were_dropped_gets_new_ones() -> None:
+    engine, chat = make(num_checkpoints=4), Chat(SYSTEM, QUESTION)
+    ask(engine, chat)
+    for seed in range(3, 7):
+        ask(engine, Chat(prompt_of(seed, 60), QUESTION))
+
+    assert [num_cached(ask(engine, chat)[0]) for _ in range(3)] == [0, *[chat.ends[-1]] * 2]
+
+
 def test_choices_share_their_prompt() -> None:
     """The prompt is computed once; the other choices compute the opening of the answer again."""
     engine = make()
     ask(engine, Chat(SYSTEM, QUESTION), num_choices=3)
 
-    assert engine.stats().num_steps <= 4 + 2 * ANSWER_TOKENS
+    assert engine.stats().num_steps <= 3 + ANSWER_TOKENS, "one more for each message, and for the openings"
 
 
 def test_conversations_at_the_same_time_compute_their_system_prompt_once() -> None:
@@ -119,6 +128,24 @@ def test_conversations_at_the_same_time_compute_their_system_prompt_once() -> No
     results = ask(engine, *chats)
 
     assert [num_cached(result) for result in results] == [0, *[chats[0].ends[0]] * 3]
+
+
+def test_nothing_waits_for_a_checkpoint_that_was_dropped() -> None:
+    """A long prompt has passed the place that a short one shares, and its only checkpoint is at a later one."""
+    engine, results = make(num_checkpoints=1, max_batch_tokens=32), [Result(), Result()]
+    long, short = Chat(SYSTEM, QUESTION, prompt_of(3, 1500)), Chat(SYSTEM, prompt_of(4, 40))
+    requests = [make_request(1), make_request(1)]
+    by_id = {request.request_id: result for request, result in zip(requests, results, strict=True)}
+    engine.add(requests[0], long.token_ids)
+    for _ in range(10):
+        assert not engine.step()
+    engine.add(requests[1], short.token_ids)
+    while results[1].summary is None:
+        for request_id, event in engine.step():
+            by_id[request_id].take(event)
+
+    assert results[0].summary is None, "the short one does not wait for the end of the long one"
+    drive(engine, by_id)
 
 
 def test_a_prompt_without_messages_is_shared_up_to_its_last_token() -> None:
@@ -165,10 +192,30 @@ def test_such_models_use_no_drafters() -> None:
         bind()
 
 
-def test_a_failing_checkpoint_is_only_computed_again() -> None:
+def test_what_is_computed_again_gets_its_checkpoints_again() -> None:
+    class Losing(FakeRunner):
+        """Loses the state of a sequence when its second pass is aborted."""
+
+        num_passes = 0
+
+        def forward(self, spans: Sequence[Span]) -> ForwardOutput:
+            self.num_passes += 1
+            if self.num_passes == 2:
+                self.truncate(spans[0].sequence, 0)
+                raise StepAborted({spans[0].sequence: 0})
+            return super().forward(spans)
+
+    engine, chat = StepEngine(Losing(FakeOptions(num_checkpoints=8)), EngineSettings(), {}), Chat(SYSTEM, QUESTION)
+    ask(engine, chat)
+    assert num_cached(ask(engine, chat)[0]) == chat.ends[-1]
+    assert num_cached(ask(engine, Chat(SYSTEM, prompt_of(3, 40)))[0]) == chat.ends[0]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no memory for it"), RunnerError("no memory for it")], ids=repr)
+def test_a_failing_checkpoint_is_only_computed_again(error: Exception) -> None:
     class Failing(FakeRunner):
         def keep_checkpoint(self, sequence: int) -> None:
-            raise RuntimeError("no memory for it")
+            raise error
 
     engine = StepEngine(Failing(FakeOptions(num_checkpoints=8)), EngineSettings(), {})
     assert [num_cached(ask(engine, Chat(SYSTEM, QUESTION))[0]) for _ in range(2)] == [0, 0]

@@ -12,12 +12,12 @@ import pytest
 from attrs import field, frozen
 
 from enginehouse.contract.drafter import Draft, DraftTask
-from enginehouse.contract.errors import PluginFailed
+from enginehouse.contract.errors import PluginFailed, RunnerError
 from enginehouse.contract.types import EngineSettings
 from enginehouse.engine.loop import StepEngine
 from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
 
-from .harness import Result, alone, make_request, prompt_of, run
+from .harness import Result, WatchedClose, alone, make_request, prompt_of, run
 
 LONG = prompt_of(1, 60)
 
@@ -109,6 +109,24 @@ def break_method(runner: FakeRunner, broken: Broken, monkeypatch: pytest.MonkeyP
 
 def ask(engine: StepEngine, prompt: Sequence[int]) -> Result:
     return run(engine, [(make_request(max_tokens=12, ignore_eos=True), list(prompt))])[0]
+
+
+@pytest.mark.parametrize(("method", "fork"), [("fork", "share"), ("truncate", "none")])
+def test_a_prefix_that_the_runner_cannot_open_is_computed_again(
+    method: str, fork: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if it says so by an error of the contract."""
+    broken = Broken(method, RunnerError("its state cannot be restored"), False, FakeOptions(fork=fork))
+    runner = WatchedClose(broken.options)
+    engine = engine_of(broken, runner)
+    ask(engine, LONG)
+    with monkeypatch.context() as patch:
+        break_method(runner, broken, patch)
+        result = ask(engine, LONG[:40])
+
+    assert result.text == alone(make_request(max_tokens=12, ignore_eos=True), LONG[:40], broken.options).text
+    engine.close()
+    assert runner.num_left == 0, "a sequence that is only half opened is freed"
 
 
 @pytest.mark.parametrize("broken", METHODS, ids=str)

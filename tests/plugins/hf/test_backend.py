@@ -45,7 +45,7 @@ def test_estimate_counts_what_a_gguf_file_becomes(smollm2_gguf: Path) -> None:
 
 
 def test_options_are_checked() -> None:
-    for wrong in ({"slots": 0}, {"context": 1}, {"threads": 0}, {"max_batch_tokens": 0}):
+    for wrong in ({"slots": 0}, {"context": 1}, {"threads": 0}, {"max_batch_tokens": 0}, {"checkpoints": 0}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             HfOptions(**wrong)
 

@@ -182,17 +182,20 @@ def test_the_estimate_has_the_states(folder: Path, open_runner: OpenRunner, kind
     def total_bytes(**options: int) -> int:
         return backend.estimate(ModelSource(str(path), path), LlamaCppOptions(slots=2, **options)).total_bytes
 
-    state_bytes = total_bytes(checkpoints=1) - total_bytes(checkpoints=0)
+    state_bytes = total_bytes(checkpoints=2) - total_bytes(checkpoints=1)
     runner = open_runner(path, slots=2, context=64, threads=1)
-    sequence = runner.open_sequence()
     sizes = []
-    for token_ids in ([5, 6, 7], [8]):
-        runner.forward([Span(sequence, runner.length(sequence), np.array(token_ids, np.int32))])
-        before = len(runner.save(sequence))
-        runner.keep_checkpoint(sequence)
-        sizes.append(len(runner.save(sequence)) - before)
+    for places in ((), (1,), (1, 4)):
+        sequence = runner.open_sequence()
+        for start in range(5):
+            runner.forward([Span(sequence, start, np.array([5 + start], np.int32))])
+            if start in places:
+                runner.keep_checkpoint(sequence)
+        sizes.append(len(runner.save(sequence)))
+        runner.free_sequence(sequence)
 
-    assert state_bytes <= sizes[0] == sizes[1] < state_bytes + 200
+    assert state_bytes <= sizes[1] - sizes[0] < state_bytes + 200
+    assert sizes[1] == sizes[2], "that at the end is the state of the sequence"
     assert runner.capabilities.max_sequences == 4
     runner.close()
 

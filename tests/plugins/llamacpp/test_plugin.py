@@ -81,9 +81,17 @@ def test_open_without_a_file_is_a_load_error() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"slots": 0}, {"context": 1}, {"threads": 0}, {"n_gpu_layers": -2}, {"n_batch": 1}, {"max_sequences": 255}],
+    [
+        {"slots": 0},
+        {"context": 1},
+        {"threads": 0},
+        {"n_gpu_layers": -2},
+        {"n_batch": 1},
+        {"max_sequences": 255},
+        {"checkpoints": 0},
+    ],
 )
-def test_options_refuse_what_llama_cpp_would_abort_on(wrong: dict[str, int]) -> None:
+def test_options_out_of_range_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         LlamaCppOptions(**wrong)  # type: ignore[arg-type]
 

@@ -54,6 +54,12 @@ def test_pooling_models_are_left_to_other_backends(tiny_model: TinyModel, tmp_pa
             _open(folder)
 
 
+@pytest.mark.parametrize("name", ["slots", "max_batch_tokens", "checkpoints"])
+def test_options_are_at_least_one(name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        MlxOptions(**{name: 0})  # type: ignore[arg-type]
+
+
 def test_estimate_needs_a_model(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError):
         MlxBackend().estimate(_source(tmp_path), MlxOptions())

@@ -18,6 +18,7 @@ from attrs import define, field
 from numpy.typing import NDArray
 
 from enginehouse.contract.backend import Runner, StateKeeper
+from enginehouse.contract.checkpoints import NUM_SAVED_CHECKPOINTS
 from enginehouse.contract.errors import CacheFull, EnginehouseError
 from enginehouse.engine.disk.state_folder import MIN_SAVED_TOKENS, SavedState, StateFolder
 from enginehouse.engine.prefix_cache import PrefixCache, Truncation, free
@@ -70,8 +71,6 @@ _REST_S = 1.0
 _CLOSE_S = 5.0
 _MAX_PENDING_BYTES = 256 * 2**20
 _MIN_MEASURED_TOKENS = 32
-_MAX_CUTS = 4
-"""Checkpoints of a sequence that its file names: a runner saves the last ones."""
 
 _log = logging.getLogger(__name__)
 
@@ -164,10 +163,10 @@ class DiskTier:
         return True
 
     def _cuts(self, handle: int, num_tokens: int) -> tuple[int, ...]:
-        """Return the lengths of the last checkpoints of a sequence, ascending."""
+        """Return the lengths of the checkpoints that are saved with a sequence, ascending."""
         cuts: list[int] = []
         length = num_tokens
-        while len(cuts) < _MAX_CUTS and (length := self._truncation.kept(handle, num_tokens, length - 1)):
+        while len(cuts) < NUM_SAVED_CHECKPOINTS and (length := self._truncation.kept(handle, num_tokens, length - 1)):
             cuts.append(length)
         return tuple(reversed(cuts))
 

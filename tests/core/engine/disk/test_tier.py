@@ -181,6 +181,20 @@ def test_a_sequence_with_a_state_goes_back_to_a_saved_checkpoint(server: Server,
     assert server.ask((*other, *tokens[:-1], 1))[1].usage.loaded_prompt_tokens == len(other) + len(tokens) - 1
 
 
+def test_what_is_loaded_replaces_a_sequence_whose_checkpoints_were_dropped(server: Server) -> None:
+    """It is loaded once: later requests find it in memory."""
+    server.restart(num_checkpoints=4)
+    server.ask(PROMPT)
+    server.disk.flush_when_idle()
+    server.disk.flush()
+    for first in range(4):
+        server.ask((first + 1, *PROMPT[:60]))
+    usages = [server.ask(PROMPT)[1].usage for _ in range(3)]
+
+    assert [usage.cached_tokens for usage in usages] == 3 * [len(PROMPT) - 1]
+    assert [usage.loaded_prompt_tokens for usage in usages] == [len(PROMPT) - 1, 0, 0]
+
+
 def test_namespaces_do_not_share_the_disk(server: Server) -> None:
     server.ask(PROMPT, namespace="alice")
     server.restart()
