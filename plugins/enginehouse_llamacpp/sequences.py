@@ -190,7 +190,7 @@ class SequenceTable:
         chunks, num_more_bytes = Chunks.from_bytes(state_body(data), num_tokens)
         checkpoints: Sequence[tuple[int, State]] = ()
         if self._memory.is_recurrent:
-            checkpoints, num_bytes = unpack_checkpoints(state_body(data)[num_more_bytes:])
+            checkpoints, num_bytes = unpack_checkpoints(state_body(data)[num_more_bytes:], num_tokens)
             num_more_bytes += num_bytes
         if num_tokens > self.num_free_tokens:
             raise CacheFull(num_tokens, self.num_free_tokens)
