@@ -73,7 +73,8 @@ def state_size(config: Mapping[str, Any], size: _Size) -> int:
         return values * size("linear_key_head_dim") + (2 * keys + values) * size("linear_conv_kernel_dim", 4)
     if "conv_L_cache" in config:
         return size("hidden_size") * size("conv_L_cache")
-    inner = size("hidden_size") * (size("mamba_expand", 0) or size("expand", 2))
+    inner = size("mamba_d_ssm", 0) or size("mamba_num_heads", 0) * size("mamba_head_dim", 0)  # Falcon-H1, Nemotron-H
+    inner = inner or size("hidden_size") * (size("mamba_expand", 0) or size("expand", 2))
     width = max(size(key, 0) for key in ("mamba_d_state", "ssm_state_size", "state_size"))
     groups = max(size(key, 0) for key in ("mamba_n_groups", "mamba_ngroups", "n_groups"))
     return inner * width + (inner + 2 * groups * width) * max(size("mamba_d_conv", 0), size("conv_kernel", 4))

@@ -32,7 +32,7 @@ from enginehouse_hf.facts import ModelFacts
 from enginehouse_hf.images.opening import ImageSupport, find_support
 from enginehouse_hf.images.reader import ImageReader
 from enginehouse_hf.packed import num_packed
-from enginehouse_hf.recurrent import Mixers
+from enginehouse_hf.recurrent import Mixers, recurrent_layers
 from enginehouse_hf.runner import HfRunner, run_model
 from enginehouse_hf.tokenizer import ModelFiles, load_text
 from enginehouse_hf.weights import load_weights, mapped_errors
@@ -162,13 +162,13 @@ def _build(files: ModelFiles, model: Any, options: HfOptions, progress: Progress
 
 def _find_mixers(files: ModelFiles, model: Any, options: HfOptions) -> Mixers:
     """Take over the recurrent layers of a model. Raises ModelLoadError where these are not computed."""
-    mixers = Mixers(model)
-    if mixers.layers and not (options.device == "cpu" and options.device_map is None and options.quantization is None):
+    layers = recurrent_layers(model)
+    if layers and not (options.device == "cpu" and options.device_map is None and options.quantization is None):
         raise ModelLoadError(
-            f"{files.folder}: hf computes recurrent layers, such as its layer {min(mixers.layers)}, on the CPU only, "
+            f"{files.folder}: hf computes recurrent layers, such as its layer {min(layers)}, on the CPU only, "
             'without device_map and quantization; set device = "cpu"'
         )
-    return mixers
+    return Mixers(model)  # runs the modules
 
 
 def _state_format(metadata: Mapping[str, str], facts: ModelFacts, options: HfOptions) -> str:

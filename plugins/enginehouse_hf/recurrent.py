@@ -29,7 +29,7 @@ from torch.nn.functional import pad
 from enginehouse_hf.attention import ForwardAborted, Segment, Step, UnsupportedAttention
 from enginehouse_hf.facts import StateForm, StateKey
 
-__all__ = ["Mixers", "SequenceState"]
+__all__ = ["Mixers", "SequenceState", "recurrent_layers"]
 
 SequenceState = Mapping[StateKey, Tensor]
 """The state of one sequence in all layers; each tensor is (1, ...)."""
@@ -112,6 +112,11 @@ class _Mixer:
         return torch.cat([self.forward(one, **{self.cache_name: cache}) for one in hidden.split(1, 1)], 1)
 
 
+def recurrent_layers(model: nn.Module) -> frozenset[int]:
+    """Return the layers that have a recurrent module. Raises UnsupportedAttention as :class:`Mixers`."""
+    return frozenset(int(module.layer_idx) for _, module, _ in _find(model))
+
+
 class Mixers:
     """The recurrent modules of a model, and the states of all sequences.
 
@@ -127,7 +132,6 @@ class Mixers:
         self._new: dict[int, dict[StateKey, Tensor]] = {}
         self._step: Step | None = None
         self.names: frozenset[str] = frozenset()
-        self.layers: frozenset[int] = frozenset()
         continues: dict[type[nn.Module], bool] = {}
         with torch.inference_mode():
             for name, module, cache_name in _find(model):
@@ -139,7 +143,6 @@ class Mixers:
                 )
                 module.forward = self._replacement(mixer)
                 self.names |= {name}
-                self.layers |= {mixer.layer}
 
     def state(self, slot: int) -> SequenceState:
         """Return the state of a sequence; empty at its beginning."""

@@ -47,6 +47,9 @@ _SHRINK_STEP = 0.9
 _LEAST_SIDE = 16
 """Images are not made smaller than this, in pixels."""
 
+_LEAST_SECONDS = 0.5
+"""Recordings are filled up with silence to this: mtmd ends the process for some that are shorter than a few frames."""
+
 
 @frozen(eq=False)
 class _Chunk:
@@ -177,6 +180,8 @@ class Projector:
             found = f"{len(audio.samples)} bytes at {audio.rate} samples a second"
             raise InvalidRequest(f"the recording has {found}, not float32 at {self.audio_rate}", audio.param or None)
         samples = np.frombuffer(audio.samples, np.float32)
+        if (missing := int(_LEAST_SECONDS * audio.rate) - len(samples)) > 0:
+            samples = np.pad(samples, (0, missing))
         address = samples.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
         with self._chunks(self._mtmd.mtmd_bitmap_init_from_audio(len(samples), address), audio.param) as chunks:
             return self._parts(chunks, audio.param)

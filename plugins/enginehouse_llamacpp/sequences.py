@@ -153,15 +153,19 @@ class SequenceTable:
         held = self.held(source)
         length = self.kept_length(source, length)
         target = self.open()
-        if length > held.length:
-            self._wake(source, held)
-        if length:
-            self._memory.share(source, target, 0, held.chunks.position(length))
-            self._open[target] = self._cells.share(held, length)
-            self._open[target].last_pass = self._num_passes
-            self._checkpoints.share(source, target, length)
-            if length < held.num_tokens:
-                self._go_back(source, target, length)
+        try:
+            if length > held.length:
+                self._wake(source, held)
+            if length:
+                self._memory.share(source, target, 0, held.chunks.position(length))
+                self._open[target] = self._cells.share(held, length)
+                self._open[target].last_pass = self._num_passes
+                self._checkpoints.share(source, target, length)
+                if length < held.num_tokens:
+                    self._go_back(source, target, length)
+        except BaseException:
+            self.free(target)
+            raise
         return target, length
 
     def save(self, sequence: int) -> memoryview:
@@ -186,7 +190,7 @@ class SequenceTable:
         chunks, num_more_bytes = Chunks.from_bytes(state_body(data), num_tokens)
         checkpoints: Sequence[tuple[int, State]] = ()
         if self._memory.is_recurrent:
-            checkpoints, num_bytes = unpack_checkpoints(state_body(data)[num_more_bytes:])
+            checkpoints, num_bytes = unpack_checkpoints(state_body(data)[num_more_bytes:], num_tokens)
             num_more_bytes += num_bytes
         if num_tokens > self.num_free_tokens:
             raise CacheFull(num_tokens, self.num_free_tokens)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Sequence
+from itertools import pairwise
 
 from enginehouse.contract.errors import StateRefused
 from enginehouse_llamacpp.memory import State
@@ -42,8 +43,12 @@ def pack_checkpoints(checkpoints: Sequence[tuple[int, State]]) -> bytes:
     return b"".join(parts)
 
 
-def unpack_checkpoints(data: memoryview) -> tuple[list[tuple[int, State]], int]:
-    """Return the checkpoints at the beginning of ``data``, and their size in bytes. Raises StateRefused if damaged."""
+def unpack_checkpoints(data: memoryview, num_tokens: int) -> tuple[list[tuple[int, State]], int]:
+    """Return the checkpoints at the beginning of ``data``, and their size in bytes.
+
+    Raises:
+        StateRefused: they are damaged, or do not fit a sequence of ``num_tokens`` tokens.
+    """
     found: list[tuple[int, State]] = []
     try:
         (num_saved,) = _COUNT.unpack_from(data)
@@ -53,6 +58,9 @@ def unpack_checkpoints(data: memoryview) -> tuple[list[tuple[int, State]], int]:
             start += _ENTRY.size
             found.append((length, (ctypes.c_uint8 * num_bytes).from_buffer_copy(data, start)))
             start += num_bytes
-    except (struct.error, ValueError) as error:
+    except (struct.error, ValueError, OverflowError) as error:
         raise StateRefused("its checkpoints are damaged") from error
+    lengths = [length for length, _ in found]
+    if not all(before < after for before, after in pairwise([0, *lengths, num_tokens + 1])):
+        raise StateRefused("the lengths of its checkpoints do not fit the sequence")
     return found, start

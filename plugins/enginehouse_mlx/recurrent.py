@@ -33,7 +33,7 @@ class StateCache:
     Attributes:
         lengths, left_padding: None: no row is padded.
         forms: form of each state of one sequence; None until the layer has set it.
-        parked: copies of rows made in this pass, which may not be evaluated yet.
+        parked: copies of rows made since the pass began, which may not be evaluated yet.
     """
 
     lengths = None
@@ -95,17 +95,21 @@ class StateCache:
 
     def read(self, slot: int) -> States:
         """Return the states of a sequence; they may not be evaluated yet."""
-        if slot in self._slots:
-            self._park()
+        self._leave(slot)
         return self._others.get(slot, (None,) * len(self.forms))
 
     def write(self, slot: int, states: States | None) -> None:
         """Replace the states of a sequence; None: it is empty."""
-        if slot in self._slots:
-            self._park()
+        self._leave(slot)
         self._others.pop(slot, None)
         if states is not None:
             self._others[slot] = states
+
+    def _leave(self, slot: int) -> None:
+        """End the batch of the last call if a sequence is in it, and compute the copies, which need the whole batch."""
+        if slot in self._slots:
+            self._park()
+            mx.async_eval(self.parked)
 
     def _park(self) -> None:
         """Give each sequence of the last call its own arrays, so that none keeps those of the others alive."""

@@ -21,6 +21,8 @@ _DELTA = {
 _DELTA_SIZE = 4 * 8 * 16 + (2 * 2 * 16 + 4 * 8) * 4
 _MAMBA = {"mamba_expand": 2, "mamba_d_state": 8, "mamba_d_conv": 4}
 _MAMBA_SIZE = 128 * 8 + 128 * 4
+_OWN_WIDTH_SIZE = 96 * 8 + 96 * 4
+_NEMOTRON = {"hybrid_override_pattern": "M-M*-", "ssm_state_size": 8}
 
 
 @pytest.mark.parametrize(
@@ -35,9 +37,26 @@ _MAMBA_SIZE = 128 * 8 + 128 * 4
         ({**_MAMBA, "num_hidden_layers": 4, "attn_layer_indices": [2]}, 1, 3, _MAMBA_SIZE),
         ({**_MAMBA, "layers_block_type": ["mamba", "hybrid", "mamba"]}, 1, 3, _MAMBA_SIZE),
         ({**_MAMBA, "num_hidden_layers": 2, "mamba_n_groups": 2}, 2, 2, _MAMBA_SIZE + 2 * 2 * 8 * 4),
-        ({"hybrid_override_pattern": "M-M*-", "ssm_state_size": 8, "expand": 2}, 1, 2, _MAMBA_SIZE),
+        ({**_MAMBA, "num_hidden_layers": 2, "mamba_d_ssm": 96}, 2, 2, _OWN_WIDTH_SIZE),
+        ({**_MAMBA, "num_hidden_layers": 2, "mamba_d_ssm": None}, 2, 2, _MAMBA_SIZE),
+        ({**_NEMOTRON, "expand": 2}, 1, 2, _MAMBA_SIZE),
+        ({**_NEMOTRON, "expand": 2, "mamba_num_heads": 6, "mamba_head_dim": 16}, 1, 2, _OWN_WIDTH_SIZE),
     ],
-    ids=["plain", "windows", "qwen3-next", "qwen3.5", "lfm2", "jamba", "bamba", "zamba2", "falcon-h1", "nemotron-h"],
+    ids=[
+        "plain",
+        "windows",
+        "qwen3-next",
+        "qwen3.5",
+        "lfm2",
+        "jamba",
+        "bamba",
+        "zamba2",
+        "falcon-h1",
+        "falcon-h1 of its own width",
+        "falcon-h1 of the usual width",
+        "nemotron-h",
+        "nemotron-h of its own width",
+    ],
 )
 def test_an_estimate_counts_each_kind(
     config: dict[str, Any], num_attention: int, num_recurrent: int, size: int, tmp_path: Path
@@ -55,7 +74,9 @@ def test_a_model_without_attention_needs_no_keys(tmp_path: Path) -> None:
     assert ModelFolder(tmp_path, config).estimate(10, "float32").kv_bytes_per_token == 0
 
 
-@pytest.mark.parametrize("wrong", [{"attn_layer_period": "8"}, {"mamba_d_state": -1}, {"mamba_expand": []}], ids=str)
+@pytest.mark.parametrize(
+    "wrong", [{"attn_layer_period": "8"}, {"mamba_d_state": -1}, {"mamba_expand": []}, {"mamba_d_ssm": "96"}], ids=str
+)
 def test_a_wrong_size_is_refused(wrong: dict[str, Any], tmp_path: Path) -> None:
     folder = ModelFolder(tmp_path, {**_HEADS, **_MAMBA, "num_hidden_layers": 8, **wrong})
     with pytest.raises(ModelLoadError, match="invalid size"):

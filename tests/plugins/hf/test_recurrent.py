@@ -147,9 +147,15 @@ def test_the_estimate_counts_states(random_model: RandomModel, name: str) -> Non
     assert few.total_bytes == few.weights_bytes + sequences
 
 
-def test_recurrent_layers_run_on_the_cpu_with_plain_weights_only(random_model: RandomModel) -> None:
-    with pytest.raises(ModelLoadError, match="recurrent layers, such as its layer 0, on the CPU only"):
-        _open(random_model("lfm2"), device_map="cpu")
+@pytest.mark.parametrize("options", [{"device_map": "cpu"}, {"device": "meta"}], ids=str)
+def test_recurrent_layers_run_on_the_cpu_with_plain_weights_only(
+    random_model: RandomModel, options: dict[str, str]
+) -> None:
+    """The device "meta" computes nothing, and exists everywhere."""
+    with pytest.raises(
+        ModelLoadError, match=r"recurrent layers, such as its layer 0, on the CPU only.* device = \"cpu\""
+    ):
+        _open(random_model("lfm2"), **options)
 
 
 def test_an_exit_policy_is_refused(random_model: RandomModel) -> None:

@@ -106,6 +106,19 @@ def test_a_long_recording_has_a_chunk_for_each_half_minute(tmp_path: Path) -> No
     assert [part.num_tokens for part in parts if isinstance(part, MediaChunk)] == [NUM_TOKENS] * 3
 
 
+@pytest.mark.parametrize("num_samples", [1, 2, 161])
+def test_a_recording_of_a_few_samples_is_read(tmp_path: Path, num_samples: int) -> None:
+    """mtmd ends the process for one sample."""
+    runner = open_model(write_model(tmp_path))
+    (chunk,) = runner.prepare_audio(DecodedAudio("", RATE, recording(1)[:num_samples].tobytes()))
+    assert isinstance(chunk, MediaChunk)
+    embedding = runner.encode(chunk)
+    runner.close()
+
+    assert chunk.num_tokens == NUM_TOKENS
+    assert np.isfinite(embedding).all() and embedding.any()
+
+
 def test_chats_with_recordings_over_http(tmp_path: Path) -> None:
     """The model's template knows no recordings."""
     samples = (recording(1) * 32767).astype("<i2").tobytes()

@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 
 from enginehouse.contract.backend import Span
-from enginehouse.contract.errors import CacheFull
+from enginehouse.contract.errors import CacheFull, RunnerError
 from enginehouse_llamacpp import sequences
 from enginehouse_llamacpp.compaction import Compactor
+from enginehouse_llamacpp.memory import SequenceMemory
 from enginehouse_llamacpp.runner import LlamaCppRunner
+
+from .hybrid_models import write_hybrid
 
 pytestmark = pytest.mark.llamacpp
 
@@ -144,3 +147,28 @@ def test_parked_tokens_count_and_come_back(busy: LlamaCppRunner) -> None:
     for handle in (idle, active, copy):
         busy.free_sequence(handle)
     assert busy.free_tokens() == busy.capabilities.cache_tokens
+
+
+def test_a_fork_that_fails_leaves_nothing(tmp_path: Path, open_runner: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a handle nor cells, when llama.cpp cannot restore the checkpoint."""
+    runner = open_runner(write_hybrid(tmp_path, "qwen35"), context=64, slots=1, max_sequences=2, threads=1)
+    source = runner.open_sequence()
+    for start in (0, 8):
+        runner.forward([Span(source, start, np.arange(5, 13, dtype=np.int32), "none")])
+        runner.keep_checkpoint(source)
+    free_tokens = runner.free_tokens()
+
+    def fail(*_: object) -> None:
+        raise RunnerError("llama.cpp could not restore the state of a sequence")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SequenceMemory, "restore_state", fail)
+        with pytest.raises(RunnerError, match="could not restore"):
+            runner.fork(source, 8)
+    copy, shared = runner.fork(source, 8)
+
+    assert (shared, runner.length(copy), runner.length(source)) == (8, 8, 16)
+    for handle in (source, copy):
+        runner.free_sequence(handle)
+    assert runner.free_tokens() == free_tokens + 16
+    runner.close()

@@ -12,7 +12,9 @@ from enginehouse.contract.backend import Outputs, Span
 from enginehouse.contract.errors import CacheFull, InvalidSpan, StateRefused
 from enginehouse_backendkit.saved_states import HEAD_BYTES, write_head
 from enginehouse_llamacpp.runner import LlamaCppRunner
-from enginehouse_llamacpp.states import num_checked_bytes, state_array
+from enginehouse_llamacpp.states import num_checked_bytes, pack_checkpoints, state_array, unpack_checkpoints
+
+from .hybrid_models import write_hybrid
 
 pytestmark = pytest.mark.llamacpp
 
@@ -158,3 +160,43 @@ def test_data_that_may_not_be_written_to_is_copied() -> None:
 def test_what_is_checked_grows_with_the_tokens() -> None:
     """Positions come before keys and values: 12 bytes for each, as llama.cpp writes them today."""
     assert num_checked_bytes(40) - num_checked_bytes(0) >= 12 * 40
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory, open_runner: Open) -> Iterator[tuple[LlamaCppRunner, bytes]]:
+    """A runner, and a sequence of 12 tokens that it saved, with checkpoints at 4 and 9."""
+    runner = open_runner(write_hybrid(tmp_path_factory.mktemp("hybrid"), "qwen35"), context=64, slots=2, threads=1)
+    sequence = runner.open_sequence()
+    for count in (4, 5, 3):
+        feed(runner, sequence, list(range(5, 5 + count)), "none")
+        if count != 3:
+            runner.keep_checkpoint(sequence)
+    yield runner, bytes(runner.save(sequence))
+    runner.close()
+
+
+@pytest.mark.parametrize("lengths", [(0, 9), (9, 4), (4, 4), (4, 13), (2**32 - 1, 9)], ids=str)
+def test_wrong_lengths_of_checkpoints_are_refused(
+    hybrid: tuple[LlamaCppRunner, bytes], lengths: tuple[int, int]
+) -> None:
+    runner, data = hybrid[0], bytearray(hybrid[1])
+    first = HEAD_BYTES + 8  # after the numbers of images and of checkpoints
+    num_bytes = int.from_bytes(data[first + 4 : first + 12], "little")
+    for place, length, before in zip((first, first + 12 + num_bytes), lengths, (4, 9), strict=True):
+        assert int.from_bytes(data[place : place + 4], "little") == before
+        data[place : place + 4] = length.to_bytes(4, "little")
+    write_head(memoryview(data), runner.state_format, 12)
+    free_tokens = runner.free_tokens()
+    with pytest.raises(StateRefused, match="lengths"):
+        runner.load(memoryview(data))
+
+    assert runner.free_tokens() == free_tokens
+
+
+@pytest.mark.parametrize("num_bytes", [6, 2**31, 2**63, 2**64 - 1])
+def test_a_wrong_size_of_a_checkpoint_is_refused(num_bytes: int) -> None:
+    data = bytearray(pack_checkpoints([(4, state_array(memoryview(b"state"), 0))]))
+    assert unpack_checkpoints(memoryview(data), 12)[1] == len(data)
+    data[8:16] = num_bytes.to_bytes(8, "little")
+    with pytest.raises(StateRefused, match="damaged"):
+        unpack_checkpoints(memoryview(data), 12)

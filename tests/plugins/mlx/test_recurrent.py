@@ -167,6 +167,26 @@ def test_another_number_of_checkpoints_is_refused(saved: tuple[Any, bytes], num_
         runner.load(memoryview(data))
 
 
+def test_an_idle_sequence_keeps_no_states_of_others() -> None:
+    """Nor does one that was in a batch with them until one of them was freed."""
+    import mlx.core as mx
+
+    from enginehouse_mlx.batch import Batch
+    from enginehouse_mlx.recurrent import StateCache
+
+    cache, before = StateCache(1), mx.get_active_memory()
+    for slots, start in ((tuple(range(20)), 0), ((19,), 1)):
+        cache.begin_pass()
+        cache.begin(Batch(slots, (start,) * len(slots), 1))
+        cache[0] = mx.ones((20, 65536)) if cache[0] is None else cache[0] + 1
+        mx.eval(cache.arrays)
+        for slot in range(16):
+            cache.write(slot, None)
+    mx.synchronize()
+
+    assert mx.get_active_memory() - before < 5 * 4 * 65536, "there are 4 sequences"
+
+
 def test_exits_are_refused_with_their_reason(random_model: RandomModel) -> None:
     runner = _open(random_model("lfm2"), draws="core")
     assert runner.capabilities.exit_layers == ()
