@@ -62,7 +62,7 @@ class History:
         self._checkpoints.free(sequence)
 
     def saved(self, sequence: int, held: int) -> list[tuple[int, Sequence[States]]]:
-        """Return the checkpoints to save of a sequence of ``held`` tokens by length, then its states with the length 0."""
+        """Return the checkpoints to save of a sequence of ``held`` tokens, then its states with the length 0."""
         return [*self._checkpoints.saved(sequence, held), (0, self._read(sequence))] if self._layers else []
 
     def restore(self, sequence: int, saved: Sequence[tuple[int, Sequence[States]]]) -> None:

@@ -486,7 +486,7 @@ class StateKeeper(Runner, Protocol):
     state_format: str
 
     def save(self, sequence: int) -> memoryview:
-        """Return a copy of all that the sequence holds, with its last four checkpoints before the end; it is not changed."""
+        """Return a copy of the sequence, with its last four checkpoints before the end; it is not changed."""
 
     def load(self, data: memoryview) -> int:
         """Open a new sequence that continues as the saved one would have.
