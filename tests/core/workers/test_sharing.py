@@ -47,20 +47,22 @@ async def test_server_that_wants_other_settings_is_refused_and_is_never_told_tha
         await worker.close()
 
 
-class _Noting(SharedWorker):
-    """Notes what it is sent, without a process."""
+class _Noting:
+    """Notes what a worker is sent, without a process."""
 
     def __init__(self) -> None:
-        super().__init__(encode(_LOAD))
         self.sent: list[Any] = []
 
     def send(self, message: Any) -> None:
         self.sent.append(message)
 
+    def forget(self, link: ServerLink) -> None:
+        pass
+
 
 async def test_media_of_a_lost_server_are_dropped_unless_it_has_dropped_them() -> None:
-    worker = _Noting()
-    link = worker.link()
+    worker: Any = _Noting()
+    link = ServerLink(worker, 1)
     for call, data in [(1, b"abc"), (2, b"abc"), (1, b"")]:
         link.feed(frame(encode(MediaBytes(call, 0, data))))
     first, second, dropped = worker.sent
