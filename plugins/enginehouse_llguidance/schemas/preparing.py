@@ -268,7 +268,7 @@ class _Preparer:
             ]
         if what := prepared.pop(CHECKED, None):
             self.checked[place.pointer] = what
-        if not _SCARCE.isdisjoint(schema) or schema.get("minItems", 0) > 1:
+        if not _SCARCE.isdisjoint(schema) or ("array" in types and schema.get("minItems", 0) > 1):
             self.scarce.add(place.pointer)
         if branches:
             is_only = len(branches) == 1 and not prepared and not derived

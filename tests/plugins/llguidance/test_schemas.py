@@ -178,6 +178,7 @@ def test_what_cannot_be_enforced_is_refused_by_name(compiler: GrammarCompiler, s
 
 
 ACCEPTED = [
+    {"type": "string", "minItems": "3"},
     {"title": "t", "description": "d", "default": 1, "examples": [1], "deprecated": True, "$comment": ""},
     {"x-anything": {"not": 1}, "discriminator": {"propertyName": "a"}, "nullable": True, "example": 3, "xml": {}},
     {"maxLenght": 3, "items": {"minimun": 3}, "readonly": True, "_format": "a", "any_of": [{"not": 1}]},  # annotations
