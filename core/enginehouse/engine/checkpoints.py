@@ -17,8 +17,12 @@ from enginehouse.contract.backend import Tokenizer
 __all__ = ["INTERVAL_TOKENS", "choose_places", "last_place", "next_place"]
 
 INTERVAL_TOKENS = 2048
-"""Distance of the checkpoints in long texts without boundaries."""
+"""Distance of the checkpoints in texts without boundaries; it is doubled until a prompt has at most eight of them.
 
+All sequences share the memory of checkpoints, and a long prompt would take that of all others.
+"""
+
+_MAX_AT_INTERVALS = 8
 _MAX_OPENING_TOKENS = 32
 _MIN_TOKENS = 16
 """Tokens that a checkpoint saves at least: a span more takes about as long as computing so many."""
@@ -47,15 +51,24 @@ def choose_places(prompt: NDArray[np.int32], tokenizer: Tokenizer) -> tuple[int,
     return tuple(places[::-1]) if len(places) <= 3 else (places[-1], places[1], places[0])
 
 
-def next_place(places: Sequence[int], length: int) -> int:
-    """Return the first place after ``length``."""
-    at_interval = (length // INTERVAL_TOKENS + 1) * INTERVAL_TOKENS
+def _interval_of(num_prompt_tokens: int) -> int:
+    interval = INTERVAL_TOKENS
+    while num_prompt_tokens // interval > _MAX_AT_INTERVALS:
+        interval *= 2
+    return interval
+
+
+def next_place(places: Sequence[int], length: int, num_prompt_tokens: int) -> int:
+    """Return the first place after ``length``, in a prompt of ``num_prompt_tokens`` tokens or the answer to it."""
+    interval = _interval_of(num_prompt_tokens)
+    at_interval = (length // interval + 1) * interval
     index = bisect_right(places, length)
     return min(places[index], at_interval) if index < len(places) else at_interval
 
 
-def last_place(places: Sequence[int], length: int) -> int:
-    """Return the last place at or before ``length``; 0 if there is none."""
-    at_interval = length // INTERVAL_TOKENS * INTERVAL_TOKENS
+def last_place(places: Sequence[int], length: int, num_prompt_tokens: int) -> int:
+    """Return the last place at or before ``length``, see :func:`next_place`; 0 if there is none."""
+    interval = _interval_of(num_prompt_tokens)
+    at_interval = length // interval * interval
     index = bisect_right(places, length)
     return max(places[index - 1], at_interval) if index else at_interval

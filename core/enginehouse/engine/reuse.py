@@ -101,7 +101,7 @@ class PrefixReuse:
         shared = common_prefix_length(sequence.token_ids[:-1], other.token_ids)
         if self._truncation.keeper is None:
             return shared
-        place = last_place(other.owner.places, shared)
+        place = last_place(other.owner.places, shared, len(other.owner.prompt))
         return place if place > other.num_computed else 0  # what there is of earlier ones can be forked now
 
     def _live_length(self, sequence: Sequence, other: Sequence) -> int:

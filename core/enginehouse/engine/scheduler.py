@@ -263,20 +263,23 @@ class Scheduler:
             tuple(self._span(sequence, num_tokens) for sequence, num_tokens in plan),
         )
 
-    @staticmethod
-    def _keep_checkpoint(keeper: CheckpointKeeper, sequence: Sequence) -> None:
+    def _keep_checkpoint(self, keeper: CheckpointKeeper, sequence: Sequence) -> None:
         """Keep the state of a sequence that has reached a place, or that starts from a cached prefix."""
         assert sequence.handle is not None
         if sequence.num_computed:
             with contextlib.suppress(EnginehouseError):  # what it would save is computed again
                 keeper.keep_checkpoint(sequence.handle)
-        sequence.next_checkpoint = next_place(sequence.owner.places, sequence.num_computed)
+        sequence.next_checkpoint = self._next_place(sequence)
 
     def _repeat_checkpoints(self, sequence: Sequence) -> None:
         """Keep checkpoints again at the places before which a sequence has gone back."""
         if self._keeper is not None:
-            again = next_place(sequence.owner.places, sequence.num_computed)
-            sequence.next_checkpoint = min(sequence.next_checkpoint, again)
+            sequence.next_checkpoint = min(sequence.next_checkpoint, self._next_place(sequence))
+
+    @staticmethod
+    def _next_place(sequence: Sequence) -> int:
+        owner = sequence.owner
+        return next_place(owner.places, sequence.num_computed, len(owner.prompt))
 
     def _schedule_chunk(self) -> Batch | None:
         """Plan a step for one chunk of an image: to encode it, then to compute it in a pass of its own.

@@ -285,17 +285,44 @@ def test_places_in_a_prompt(prompt: list[int], expected: tuple[int, ...]) -> Non
 def test_places_between_borders_are_at_intervals() -> None:
     places = (62, INTERVAL_TOKENS + 5)
 
-    assert [next_place(places, length) for length in (0, 61, 62, INTERVAL_TOKENS, 3 * INTERVAL_TOKENS - 1)] == [
+    assert [next_place(places, length, 100) for length in (0, 61, 62, INTERVAL_TOKENS, 3 * INTERVAL_TOKENS - 1)] == [
         62,
         62,
         INTERVAL_TOKENS,
         INTERVAL_TOKENS + 5,
         3 * INTERVAL_TOKENS,
     ]
-    assert [last_place(places, length) for length in (0, 61, 62, INTERVAL_TOKENS, 2 * INTERVAL_TOKENS - 1)] == [
+    assert [last_place(places, length, 100) for length in (0, 61, 62, INTERVAL_TOKENS, 2 * INTERVAL_TOKENS - 1)] == [
         0,
         0,
         62,
         INTERVAL_TOKENS,
         INTERVAL_TOKENS + 5,
     ]
+
+
+@pytest.mark.parametrize(
+    ("num_intervals", "distance"), [(1, 1), (8, 1), (9, 2), (17, 2), (18, 4), (33, 4), (35, 4), (36, 8), (500, 64)]
+)
+def test_a_long_prompt_has_eight_places_at_intervals(num_intervals: int, distance: int) -> None:
+    """More in its answer, at the same distance."""
+    num_tokens, length, found = num_intervals * INTERVAL_TOKENS + 9, 0, list[int]()
+    while (length := next_place((), length, num_tokens)) < 2 * num_tokens:
+        found.append(length)
+        assert last_place((), length + 1, num_tokens) == last_place((), length, num_tokens) == length
+        assert last_place((), length - 1, num_tokens) == length - distance * INTERVAL_TOKENS
+
+    assert found[0] == distance * INTERVAL_TOKENS
+    assert sum(length <= num_tokens for length in found) == num_intervals // distance <= 8
+
+
+def test_a_long_prompt_leaves_the_checkpoints_of_others() -> None:
+    engine = make(num_checkpoints=16, cache_tokens=10**5, context=10**5)
+    chats = [Chat(SYSTEM, QUESTION), Chat(QUESTION, SYSTEM)]
+    for chat in chats:
+        ask(engine, chat)
+    request, long = make_request(1), Chat(prompt_of(3, 18 * INTERVAL_TOKENS))
+    engine.add(request, long.token_ids)
+    drive(engine, {request.request_id: Result()})
+
+    assert [num_cached(ask(engine, chat)[0]) for chat in chats] == [chat.ends[-1] for chat in chats]
