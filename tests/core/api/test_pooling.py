@@ -123,8 +123,8 @@ def serving(models: dict[str, ModelSettings], **fields: Any) -> Iterator[httpx.C
 
 @contextlib.contextmanager
 def served_as_it_is(models: dict[str, ModelSettings]) -> Iterator[httpx.Client]:
-    """Serve models that need not become ready."""
-    settings = Settings(models=models, plugins=PluginsSettings(allow=()))
+    """Serve models that need not become ready, and one that does: a server whose models have all failed ends."""
+    settings = Settings(models={**models, "other": pooler()}, plugins=PluginsSettings(allow=()))
     with server_thread(settings) as running, httpx.Client(base_url=running.url, timeout=60) as client:
         yield client
 
