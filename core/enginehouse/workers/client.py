@@ -38,7 +38,7 @@ from enginehouse.plugins.call_notes import NotedCall
 from enginehouse.settings.limits import LimitsSettings
 from enginehouse.workers.health import LoadWatch, Watchdog, lost_request, with_failures
 from enginehouse.workers.launch import Worker, check_hello, explain, start_worker
-from enginehouse.workers.media_bytes import sent_media
+from enginehouse.workers.media_bytes import MediaSender
 from enginehouse.workers.messages import (
     Accepted,
     CallFailed,
@@ -100,7 +100,6 @@ _HELLO_S = 60.0  # time limit for Hello, which a worker sends as soon as it has 
 # Limit of unsent bytes for a worker that does not read; new requests are refused to bound the memory.
 _MAX_UNSENT_BYTES = 64 * 1024 * 1024
 
-
 UNBLAMED = frozenset({"sampler", "logits processor", "drafter", "exit policy"})
 """Kinds of plugin objects whose calls do not depend on what clients wrote, as prompts and constraints do."""
 
@@ -130,8 +129,7 @@ class WorkerEngine:
         self._connection = Connection(pack, decode_from_worker, self._handle, self._on_lost)
         self.metrics = EngineMetrics()
         self.died: asyncio.Future[EngineDead] = self._loop.create_future()
-        self.is_killed_from_outside = False
-        self.has_died_working = False
+        self.is_killed_from_outside = self.has_died_working = False
         self.ended_by: NotedCall | None = None
         self.ended_in: NotedCall | None = None
         self._greeted: asyncio.Future[Hello] = self._loop.create_future()
@@ -140,6 +138,7 @@ class WorkerEngine:
         self._requests = RequestTable(self.request_queue)
         self._calls = Calls()
         self._pools = PoolCalls(self._calls, request_queue, self._connection.send)
+        self._media = MediaSender(self._connection, self._begin_sending)
         self._reason: str | None = None  # exit reason reported by the worker
         self._step_watchdog = Watchdog(
             step_timeout_s,
@@ -149,12 +148,11 @@ class WorkerEngine:
         )
         self._intake_watchdog = Watchdog(
             step_timeout_s,
-            lambda: bool(self._calls) or not all(stream.is_accepted for stream in self._requests),
+            lambda: bool(self._calls or self._media.num_open or not all(one.is_accepted for one in self._requests)),
             lambda: self._connection.send(Detokenize(NO_CALL, ())),
             lambda: self._end_hung(f"tokenizing took longer than {step_timeout_s:g} s"),
         )
-        self._is_ready = False
-        self._is_closing = False
+        self._is_ready = self._is_closing = False
         self._close_s = _CLOSE_S
         worker.ended.add_done_callback(lambda _: self._loop.call_later(_EXIT_STATUS_GRACE_S, self._on_exit))
 
@@ -344,7 +342,7 @@ class WorkerEngine:
         link_id = self._requests.link_id(request_id, is_resumed=resume is not None)
         stream = WorkerStream(request_id, self._loop, lambda: self._cancel(link_id), observer)
         media_call = self._calls.next_number()
-        async with sent_media(self._connection, media_call, request.segments) as segments:
+        async with self._media.sent(media_call, request.segments) as segments:
             self._check_room(is_returning=resume is not None)
             if resume is None and request_id not in self.request_queue:
                 self.request_queue.check(request.caller, request.priority)
@@ -383,6 +381,10 @@ class WorkerEngine:
         self._step_watchdog.begin()
         self._intake_watchdog.begin()
 
+    def _begin_sending(self) -> None:
+        self._check_room(is_returning=True)
+        self._intake_watchdog.begin()
+
     async def pool(self, request: PoolingRequest, observer: WorkObserver | None = None) -> PoolingResult:
         """Return the rows of a request, see :meth:`PoolCalls.answer_to`."""
         self._check_room()
@@ -393,7 +395,7 @@ class WorkerEngine:
     ) -> list[int]:
         """Return the token ids of a prompt, exactly as ``submit`` would encode it."""
         number = self._calls.next_number()
-        async with sent_media(self._connection, number, segments) as rest:
+        async with self._media.sent(number, segments) as rest:
             self._check_room()
             self._connection.send(Tokenize(number, rest, add_special))
         self._begin_watch()

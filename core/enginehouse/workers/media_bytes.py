@@ -7,7 +7,7 @@ the event loop of the server, and by the worker's reader thread. Does not know w
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
@@ -23,40 +23,54 @@ _Message = TypeVar("_Message", Submit | Pool, Tokenize | Detokenize)
 _PIECE_BYTES = 256 * 1024
 
 
-@asynccontextmanager
-async def sent_media(
-    connection: Connection[ToWorker, FromWorker], call: int, segments: Sequence[Segment]
-) -> AsyncIterator[tuple[Segment, ...]]:
-    """Send the media of a prompt, and give the rest, which the block sends; if it does not, the worker drops them.
+class MediaSender:
+    """Sends the media of prompts on a link. Used on the event loop.
 
     Args:
         connection: the link; a lost one drops the pieces.
-        call: number of the pieces, unique on the link.
-        segments: the prompt.
+        on_begin: called before media are sent; it may raise an error.
+
+    Attributes:
+        num_open: number of prompts whose media are being sent.
     """
-    if all(segment.media is None for segment in segments):
-        yield tuple(segments)
-        return
-    try:
-        yield await _send(connection, call, segments)
-    except BaseException:
-        connection.send(MediaBytes(call, 0, b""))
-        raise
 
+    def __init__(self, connection: Connection[ToWorker, FromWorker], on_begin: Callable[[], None]) -> None:
+        self._connection = connection
+        self._on_begin = on_begin
+        self.num_open = 0
 
-async def _send(
-    connection: Connection[ToWorker, FromWorker], call: int, segments: Sequence[Segment]
-) -> tuple[Segment, ...]:
-    place = 0
-    for segment in segments:
-        if segment.media is None:
-            continue
-        data = segment.media.data
-        for start in range(0, len(data), _PIECE_BYTES):
-            connection.send(MediaBytes(call, place, data[start : start + _PIECE_BYTES]))
-            await connection.drained()
-        place += 1
-    return tuple(one if one.media is None else replace(one, media=one.media.with_data(b"")) for one in segments)
+    @asynccontextmanager
+    async def sent(self, call: int, segments: Sequence[Segment]) -> AsyncIterator[tuple[Segment, ...]]:
+        """Send the media of a prompt, and give the rest, which the block sends; if it does not, the worker drops them.
+
+        Args:
+            call: number of the pieces, unique on the link.
+            segments: the prompt.
+        """
+        if all(segment.media is None for segment in segments):
+            yield tuple(segments)
+            return
+        self._on_begin()
+        self.num_open += 1
+        try:
+            yield await self._send(call, segments)
+        except BaseException:
+            self._connection.send(MediaBytes(call, 0, b""))
+            raise
+        finally:
+            self.num_open -= 1
+
+    async def _send(self, call: int, segments: Sequence[Segment]) -> tuple[Segment, ...]:
+        place = 0
+        for segment in segments:
+            if segment.media is None:
+                continue
+            data = segment.media.data
+            for start in range(0, len(data), _PIECE_BYTES):
+                self._connection.send(MediaBytes(call, place, data[start : start + _PIECE_BYTES]))
+                await self._connection.drained()
+            place += 1
+        return tuple(one if one.media is None else replace(one, media=one.media.with_data(b"")) for one in segments)
 
 
 class ArrivedMedia:

@@ -18,9 +18,18 @@ from typing import Any
 
 import msgspec
 import pytest
+from attrs import evolve
 
 from enginehouse.contract.errors import EngineDead, ModelLoadError, WorkerDied
-from enginehouse.contract.types import EngineRequest, EngineSettings, SamplingParams, Segment, StopParams, TextDelta
+from enginehouse.contract.types import (
+    DecodedImage,
+    EngineRequest,
+    EngineSettings,
+    SamplingParams,
+    Segment,
+    StopParams,
+    TextDelta,
+)
 from enginehouse.settings.config import PluginsSettings
 from enginehouse.workers.client import WorkerEngine
 from enginehouse.workers.ipc import frame, socket_pair
@@ -277,6 +286,19 @@ async def test_worker_that_hangs_is_noticed_though_its_client_has_left(tmp_path)
 
         assert "a step took longer than 0.8 s" in died.message
         assert not engine.is_killed_from_outside, "the server has killed it"
+
+
+async def test_worker_that_hangs_while_it_is_sent_media_is_noticed():
+    side = 2048
+    picture = Segment("", True, DecodedImage("", side, side, bytes(3 * side * side)))
+    async with open_engine(step_timeout_s=0.8) as engine:
+        os.kill(pid_of(engine), signal.SIGSTOP)
+        sent = engine.tokenize([picture], False), engine.submit(evolve(make_request(), segments=(picture,)))
+        async with asyncio.timeout(60):
+            results = await asyncio.gather(*sent, return_exceptions=True)
+
+        assert [type(result) for result in results] == [WorkerDied] * 2
+        assert "tokenizing took longer than 0.8 s" in (await engine.died).message
 
 
 async def test_load_that_does_not_get_on_is_refused_and_its_worker_killed():

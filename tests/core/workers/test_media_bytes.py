@@ -10,7 +10,7 @@ import pytest
 
 from enginehouse.contract.types import DecodedImage, EngineRequest, Segment
 from enginehouse.workers.ipc import Link, socket_pair
-from enginehouse.workers.media_bytes import ArrivedMedia, sent_media
+from enginehouse.workers.media_bytes import ArrivedMedia, MediaSender
 from enginehouse.workers.messages import (
     Detokenize,
     FromWorker,
@@ -69,7 +69,7 @@ async def linked() -> AsyncIterator[tuple[Connection[ToWorker, FromWorker], Link
 
 async def send(connection: Connection[ToWorker, FromWorker]) -> None:
     """Send the prompt, as a server does."""
-    async with sent_media(connection, 7, PROMPT) as rest:
+    async with MediaSender(connection, lambda: None).sent(7, PROMPT) as rest:
         connection.send(Tokenize(7, rest, False))
 
 
