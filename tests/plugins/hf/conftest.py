@@ -360,3 +360,25 @@ def _write_vision_model(name: str, tokenizer: Path, folder: Path) -> Path:
     model.save_pretrained(folder)
     getattr(transformers, processor)(**sizes).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def generate() -> Callable[[Path, list[list[int]], int], list[list[int]]]:
+    """What transformers itself generates in float32, prompt by prompt, with its own attention and caches."""
+    return _generate
+
+
+def _generate(folder: Path, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    model.generation_config.eos_token_id = None
+    answers = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        whole = model.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=num_tokens, pad_token_id=0
+        )
+        answers.append(whole[0, len(prompt) :].tolist())
+    return answers

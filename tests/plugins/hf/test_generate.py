@@ -19,6 +19,7 @@ from enginehouse_hf.backend import HfBackend, HfOptions
 pytestmark = pytest.mark.hf
 
 Greedy = Callable[..., list[list[int]]]
+Generate = Callable[[Path, list[list[int]], int], list[list[int]]]
 
 _TEXTS = (
     "The capital of France is",
@@ -42,23 +43,6 @@ def _open(path: Path, **options: Any) -> Runner:
     runner = HfBackend().open(ModelSource(str(path), path), settings, lambda _share, _what: None)
     assert isinstance(runner, Runner)
     return runner
-
-
-def _generate(folder: Path, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
-    """What transformers itself generates, prompt by prompt, with its own attention and caches."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
-    model.generation_config.eos_token_id = None
-    answers = []
-    for prompt in prompts:
-        ids = torch.tensor([prompt])
-        whole = model.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=num_tokens, pad_token_id=0
-        )
-        answers.append(whole[0, len(prompt) :].tolist())
-    return answers
 
 
 def _reference_rows(folder: Path, token_ids: list[int]) -> np.ndarray:
@@ -90,12 +74,12 @@ def smollm2(smollm2_gguf: Path) -> Iterator[Runner]:
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma2", "gemma3"])
 def test_greedy_equals_generate_alone_batched_and_chunked(
-    tiny_model: Callable[[str], Path], greedy: Greedy, architecture: str
+    tiny_model: Callable[[str], Path], greedy: Greedy, architecture: str, generate: Generate
 ) -> None:
     folder = tiny_model(architecture)
     runner = _open(folder, context=128)
     prompts = [[*runner.tokenizer.prefix_token_ids, *runner.tokenizer.encode(text, False)] for text in _TEXTS]
-    expected = _generate(folder, prompts, 24)
+    expected = generate(folder, prompts, 24)
 
     assert [greedy(runner, [prompt], 24, chunk_tokens=128)[0] for prompt in prompts] == expected
     assert greedy(runner, prompts, 24, chunk_tokens=128) == expected
@@ -110,11 +94,13 @@ def test_greedy_equals_generate_alone_batched_and_chunked(
         "gpt_neox", "gpt_oss",
     ],
 )  # fmt: skip
-def test_greedy_of_any_model_equals_generate(random_model: Callable[[str], Path], greedy: Greedy, name: str) -> None:
+def test_greedy_of_any_model_equals_generate(
+    random_model: Callable[[str], Path], greedy: Greedy, name: str, generate: Generate
+) -> None:
     """Windows of 8, rotary positions for half of each head, experts: alone, batched and in chunks of 5."""
     runner = _open(random_model(name), context=128)
     prompts = [runner.tokenizer.encode(text, False) for text in (*_TEXTS, *_MORE_TEXTS)]
-    expected = _generate(random_model(name), prompts, 12)
+    expected = generate(random_model(name), prompts, 12)
 
     assert [greedy(runner, [prompt], 12, chunk_tokens=128)[0] for prompt in prompts[:4]] == expected[:4]
     assert greedy(runner, prompts[:8], 12, chunk_tokens=128) == expected[:8]
@@ -123,11 +109,13 @@ def test_greedy_of_any_model_equals_generate(random_model: Callable[[str], Path]
     runner.close()
 
 
-def test_greedy_after_going_back_equals_generate(random_model: Callable[[str], Path], greedy: Greedy) -> None:
+def test_greedy_after_going_back_equals_generate(
+    random_model: Callable[[str], Path], greedy: Greedy, generate: Generate
+) -> None:
     """A fork in the middle of an answer and a truncated sequence both continue as if nothing had followed."""
     runner = _open(random_model("gpt_oss"), context=128)
     prompt = runner.tokenizer.encode(_TEXTS[2], False)
-    (expected,) = _generate(random_model("gpt_oss"), [prompt], 24)
+    (expected,) = generate(random_model("gpt_oss"), [prompt], 24)
     whole = np.array(prompt + expected, np.int32)
     sequence, back = runner.open_sequence(), len(prompt) + 12
     runner.forward([Span(sequence, 0, whole, "none")])
@@ -171,12 +159,12 @@ def test_logits_equal_those_of_transformers(tiny_model: Callable[[str], Path], a
 @pytest.mark.timeout(400)  # the first user of ``smollm2`` waits while two GGUF files are read in pure Python
 @pytest.mark.parametrize(("num_prompts", "num_tokens"), [(6, 6), pytest.param(10, 12, marks=pytest.mark.slow)])
 def test_smollm2_equals_generate(
-    smollm2: Runner, smollm2_folder: Path, greedy: Greedy, num_prompts: int, num_tokens: int
+    *, smollm2: Runner, smollm2_folder: Path, greedy: Greedy, num_prompts: int, num_tokens: int, generate: Generate
 ) -> None:
     """The GGUF file through our attention against its float32 copy through transformers alone."""
     texts = (*_TEXTS, *_MORE_TEXTS)[:num_prompts]
     prompts = [smollm2.tokenizer.encode(text, False) for text in texts]
-    expected = _generate(smollm2_folder, prompts, num_tokens)
+    expected = generate(smollm2_folder, prompts, num_tokens)
 
     assert [greedy(smollm2, [prompt], num_tokens, chunk_tokens=128)[0] for prompt in prompts] == expected
     assert greedy(smollm2, prompts[:-2], num_tokens, chunk_tokens=6) == expected[:-2]

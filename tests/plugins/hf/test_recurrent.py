@@ -13,7 +13,7 @@ import torch
 from attrs import evolve
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from enginehouse.contract.backend import ModelSource, Runner, Span
 from enginehouse.contract.checkpoints import CheckpointKeeper
@@ -27,6 +27,7 @@ pytestmark = pytest.mark.hf
 
 RandomModel = Callable[[str], Path]
 Greedy = Callable[..., list[list[int]]]
+Generate = Callable[[Path, list[list[int]], int], list[list[int]]]
 
 _OPTIONS = HfOptions(device="cpu", threads=1, slots=4, context=128)
 _TEXTS = (
@@ -60,20 +61,6 @@ def _open(path: Path, **options: Any) -> Any:
     return runner
 
 
-def _generate(folder: Path, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
-    """What transformers itself generates, prompt by prompt, with its own attention and caches."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
-    model.generation_config.eos_token_id = None
-    answers = []
-    for prompt in prompts:
-        ids = torch.tensor([prompt])
-        whole = model.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=num_tokens, pad_token_id=0
-        )
-        answers.append(whole[0, len(prompt) :].tolist())
-    return answers
-
-
 def _feed(runner: Runner, sequence: int, token_ids: list[int]) -> np.ndarray:
     """(num_tokens, vocab_size) logits of tokens that are appended in one span."""
     span = Span(sequence, runner.length(sequence), np.array(token_ids, np.int32), "all")
@@ -88,11 +75,11 @@ def _go_on(runner: Runner, sequence: int, token_id: int, num_tokens: int) -> lis
 
 
 @pytest.mark.parametrize("name", [*_KINDS, *(pytest.param(name, marks=pytest.mark.slow) for name in _MORE)])
-def test_greedy_equals_generate(random_model: RandomModel, greedy: Greedy, name: str) -> None:
+def test_greedy_equals_generate(random_model: RandomModel, greedy: Greedy, name: str, generate: Generate) -> None:
     """Alone, in a batch, with prompts in chunks, and after going back to a checkpoint, with a fork of it."""
     runner = _open(random_model(name))
     prompts = [runner.tokenizer.encode(text, False) for text in _TEXTS]
-    expected = _generate(random_model(name), prompts, 12)
+    expected = generate(random_model(name), prompts, 12)
 
     assert [greedy(runner, [prompt], 12, chunk_tokens=128)[0] for prompt in prompts] == expected
     assert greedy(runner, prompts, 12, chunk_tokens=128) == expected

@@ -127,16 +127,13 @@ def quantised(model: Path, folder: Path) -> tuple[Path, Path]:
 
 
 class _MlxAdapters(AdapterContract):
-    """One adapter of each format: their ranks and scales differ, PEFT's ranks between layers as well."""
+    """One adapter of each format: their ranks and scales differ, PEFT's ranks between layers as well.
+
+    A class that is collected has a fixture ``models``: the model under test, and one with the same weights unpacked.
+    """
 
     max_logit_difference = 2e-3
     num_adapter_steps = 40
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def models(cls, random_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-        """The model under test, and one with the same weights unpacked."""
-        raise NotImplementedError
 
     @pytest.fixture(scope="class")
     @classmethod

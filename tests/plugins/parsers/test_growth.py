@@ -104,7 +104,11 @@ def test_calls_of_every_format(format_name: str) -> None:
 
 @pytest.mark.parametrize(
     ("is_open", "opening"),
-    [(False, ""), (False, "<think>"), (False, "<think>a</think>"), (True, ""), (True, "a</think>")],
+    [
+        *[(False, ""), (False, "<think>"), (False, "<think>a</think>"), (True, ""), (True, "a</think>")],
+        *(pytest.param(is_open, "<think>a", marks=pytest.mark.slow) for is_open in (False, True)),
+        pytest.param(True, "<think>", marks=pytest.mark.slow),
+    ],
 )
 def test_reasoning(is_open: bool, opening: str) -> None:
     parsing = AnswerParsing(reasoning=THINK, reasoning_is_open=is_open, tool_format=FORMATS["hermes"], tools=TOOLS)
