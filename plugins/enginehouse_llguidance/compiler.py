@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import numpy as np
+from attrs import evolve
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
@@ -19,8 +21,16 @@ from enginehouse_llguidance.compositions import grammar_of_composition
 from enginehouse_llguidance.grammars import GrammarProblem, lark_of_gbnf, read_lark
 from enginehouse_llguidance.kept import KeptGrammars
 from enginehouse_llguidance.options import LlguidanceOptions
-from enginehouse_llguidance.patterns import PatternError, escape_text, translate_pattern
-from enginehouse_llguidance.schemas import PreparedSchema, SchemaProblem, prepare_schema, read_schema
+from enginehouse_llguidance.patterns import Pattern, PatternError, escape_text, translate_pattern
+from enginehouse_llguidance.schemas import (
+    Loosening,
+    PreparedSchema,
+    SchemaProblem,
+    TooManySubschemas,
+    prepare_schema,
+    read_schema,
+)
+from enginehouse_llguidance.schemas.pruning import without_definition
 from enginehouse_llguidance.schemas.validation import NO_RULES
 from enginehouse_llguidance.tokens import TokenTexts
 from enginehouse_llguidance.trial import check_has_value
@@ -40,13 +50,25 @@ _MAX_LOCATED_PARTS = 200
 _LEXER_FUEL = 300_000  # an expression that needs more takes over a second to start; 20,000 choices need far less
 _STEP_FUEL = 2_000_000  # a token after which 100,000 remainders are told apart needs over 1,000,000: 0.1 s
 _MAX_ROW = 4000  # items after a token, which take 7 ms; nested alternatives exceed 2000, the library's own limit
-_WORDS_OF_SIZE = ("too large", "too big")  # in the library's messages
+_WORDS_THAT_LOOSEN = ("too large", "too big", "Unsatisfiable")  # in the library's messages
+"""No value satisfies a grammar that allows fewer than its schema, but some may satisfy the schema."""
+
+_UNSATISFIED = re.compile(r"Unsatisfiable schema:[\s\S]*? while processing json-schema:///#/\$defs/(\w+)")
+_MAX_PRUNED = 50  # definitions that no value satisfies; each costs a compilation
 _MANY_NAMES = 500  # of an object; 1000 that may be absent exceed a row
 _MAX_FORCED_ROUNDS = 4  # one round yields up to about 20,000 tokens
 
 
 class _Refused(ValueError):
-    """The library refuses a grammar."""
+    """The library refuses a grammar.
+
+    Attributes:
+        definition: name of a definition that no value satisfies, if that is the reason.
+    """
+
+    def __init__(self, message: str, definition: str | None = None) -> None:
+        super().__init__(message)
+        self.definition = definition
 
 
 class _TooWide(_Refused):
@@ -116,17 +138,23 @@ class LlguidanceCompiler:
     def _started(self, text: str) -> tuple[PreparedSchema, LlguidanceGrammar]:
         """Prepare a schema and build its grammar: a loose one if the exact one is too large."""
         schema = read_schema(text)
-        prepared = prepare_schema(schema, self._options)
-        try:
-            return prepared, self._start_schema(prepared)
-        except _Refused as error:
-            if any(word in str(error) for word in _WORDS_OF_SIZE):
-                try:
-                    loose = prepare_schema(schema, self._options, is_loose=True)
-                    return loose, self._start_schema(loose)
-                except (SchemaProblem, _Refused):
-                    pass  # the exact one tells the place
-            raise SchemaProblem(self._locate(prepared), str(error)) from error
+        loosened: frozenset[Loosening] = frozenset()
+        problem: SchemaProblem | None = None
+        while True:
+            kind: Loosening | None
+            try:
+                prepared = prepare_schema(schema, self._options, loosened)
+                return self._start_schema(prepared)
+            except TooManySubschemas as error:
+                problem, kind = problem or error, "derived"
+            except SchemaProblem as error:
+                raise problem or error from error
+            except _Refused as error:
+                problem = problem or SchemaProblem(self._locate(prepared), str(error))
+                kind = _loosening_for(str(error))
+            if kind is None or kind in loosened:
+                raise problem  # of the exact one, which tells the place
+            loosened |= {kind}
 
     def _check_large(self, prepared: PreparedSchema) -> None:
         """Refuse a schema that has a value with more names than can be followed: reached later, it ends the answer."""
@@ -139,12 +167,24 @@ class LlguidanceCompiler:
                 except _Refused:
                     pass  # by itself, as it has other constants or types: no object is written there
 
-    def _start_schema(self, prepared: PreparedSchema) -> LlguidanceGrammar:
+    def _start_schema(self, prepared: PreparedSchema) -> tuple[PreparedSchema, LlguidanceGrammar]:
+        """Build the grammar; return it with the schema, without definitions that no value satisfies."""
         value = Value(prepared.rules or NO_RULES)
         follower = Follower((value,)) if prepared.rules is not None else None
-        grammar = self._start(_grammar_of_prepared(prepared), None, self._tokens, follower=follower, value=value)
+        for _ in range(_MAX_PRUNED):
+            try:
+                grammar = self._start(
+                    _grammar_of_prepared(prepared), None, self._tokens, follower=follower, value=value
+                )
+                break
+            except _Refused as error:
+                if error.definition is None:
+                    raise
+                prepared = evolve(prepared, schema=without_definition(prepared.schema, error.definition))
+        else:
+            raise _Refused(f"more than {_MAX_PRUNED} definitions are satisfied by no value")
         self._check_large(prepared)
-        return grammar
+        return prepared, grammar
 
     def _locate(self, prepared: PreparedSchema) -> str:
         """Return the pointer of the innermost subschema refused by itself, or "" if only the combination is refused."""
@@ -165,7 +205,7 @@ class LlguidanceCompiler:
                 grammar = _grammar_of_prepared(self._started(text)[0])
             case "regex":
                 pattern = translate_pattern(text, search=False, max_depth=self._options.max_depth)
-                grammar = LLMatcher.grammar_from_regex(pattern.regex)
+                grammar = _grammar_of_expressions(pattern)
             case "choice":
                 grammar = LLMatcher.grammar_from_regex(self._choice(text))
             case "lark" | "gbnf":
@@ -218,11 +258,21 @@ class LlguidanceCompiler:
         if not matcher.is_error():
             matcher.unsafe_compute_mask_ptr(bitmask.ctypes.data, bitmask.nbytes)
         if matcher.is_error() and not matcher.get_error().startswith("NoExtension"):
-            raise _Refused(_first_line(matcher.get_error()))
+            unsatisfied = _UNSATISFIED.match(matcher.get_error())
+            raise _Refused(_first_line(matcher.get_error()), unsatisfied and unsatisfied[1])
         if not bitmask.any() or (matcher.is_stopped() and not matcher.is_accepting()):
             raise _Refused("no text satisfies this constraint")
         _check_forced(matcher)
         return LlguidanceGrammar(matcher, self._vocabulary, allowed, tokens, follower=follower, value=value)
+
+
+def _loosening_for(message: str) -> Loosening | None:
+    """Return what to leave out of a grammar that the library refuses because of its size."""
+    if "Unable to determine if regex is empty" in message:
+        return "texts"
+    if "are not disjoint" in message:
+        return "names"
+    return "derived" if any(word in message for word in _WORDS_THAT_LOOSEN) else None
 
 
 def _check_forced(matcher: LLMatcher) -> None:
@@ -245,6 +295,16 @@ def _text_tokens(tokenizer: Tokenizer) -> NDArray[np.int32]:
     bits[: tokenizer.vocab_size] = 1
     bits[list(tokenizer.control_token_ids | tokenizer.end_token_ids)] = 0
     return np.packbits(bits, bitorder="little").view(np.int32)
+
+
+def _grammar_of_expressions(pattern: Pattern) -> str:
+    if not pattern.is_exact:
+        raise _Refused("what the expression asserts is too large; bound its repetitions or leave out assertions")
+    expressions = (pattern.regex, *pattern.conditions)
+    if len(expressions) == 1:
+        return LLMatcher.grammar_from_regex(pattern.regex)
+    text = " & ".join(f"/{one}/" for one in expressions)  # slashes are escaped in them
+    return LLMatcher.grammar_from_lark(f"start: TEXT\nTEXT: {text}\n")
 
 
 def _grammar_of_prepared(prepared: PreparedSchema) -> str:

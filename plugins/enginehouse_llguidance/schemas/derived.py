@@ -11,16 +11,16 @@ from functools import partial
 from itertools import combinations, product
 from typing import Any
 
-from enginehouse_llguidance.schemas.disjoint import find_overlaps
+from enginehouse_llguidance.schemas.counted import absent_names, counts_of_names
+from enginehouse_llguidance.schemas.disjoint import ObjectNames, find_overlaps, names_of
 from enginehouse_llguidance.schemas.document import Document
 from enginehouse_llguidance.schemas.evaluated import BRANCHING, close_items, close_properties
 from enginehouse_llguidance.schemas.keywords import TYPES
 from enginehouse_llguidance.schemas.negation import conjunction, disjunction, negated, same
-from enginehouse_llguidance.schemas.objects import absent_names, counts_of_names
 from enginehouse_llguidance.schemas.problems import NotExpressible, SchemaProblem, join_pointer
 from enginehouse_llguidance.schemas.strings import length
 
-__all__ = ["derived_schemas", "exclusive_options", "loosened"]
+__all__ = ["derived_schemas", "exclusive_options", "without"]
 
 _NUM_PLACES = 8  # of the first item that ``contains`` asks for
 _NUM_COUNTED = 4  # items at the beginning among which the number of contained ones is settled
@@ -56,8 +56,8 @@ def derived_schemas(
         yield "unevaluatedItems", partial(close_items, document, pointer)
 
 
-def loosened(document: Document, schema: dict[str, Any], pointer: str, key: str) -> Any:
-    """Return a schema that all values allow which the keyword of the schema at a pointer allows."""
+def without(document: Document, schema: dict[str, Any], pointer: str, key: str) -> Any:
+    """Return what the grammar says instead of a keyword of the schema at a pointer, and values may be checked for."""
     if key == "if":
         return disjunction([_branch(document, schema, pointer, "then"), _branch(document, schema, pointer, "else")])
     if key == "contains":
@@ -76,6 +76,7 @@ def exclusive_options(document: Document, schema: dict[str, Any], pointer: str) 
     overlaps = find_overlaps(document, options, schema)
     if not overlaps:
         return None
+    names = [names_of(document, option) for option in options]
     if len(options) > _MAX_OPTIONS:
         first = next(iter(overlaps))
         message = f"more than {_MAX_OPTIONS} schemas are only supported where no value matches two of them; {first} may"
@@ -85,11 +86,24 @@ def exclusive_options(document: Document, schema: dict[str, Any], pointer: str) 
     for index, one in enumerate(places):
         others = [other for other in range(len(options)) if (min(index, other), max(index, other)) in overlaps]
         try:
-            found.append(conjunction([same(document, one), *(negated(document, places[other]) for other in others)]))
+            excluded = [_excluded(document, places[other], names[index], names[other]) for other in others]
+            found.append(conjunction([same(document, one), *excluded]))
         except NotExpressible as error:
             pair = (min(index, others[0]), max(index, others[0]))
             raise NotExpressible(place, f"a value may match two of the schemas, {pair}, and {error}") from error
     return found
+
+
+def _excluded(document: Document, pointer: str, own: ObjectNames, of_other: ObjectNames) -> Any:
+    """Return a schema for what does not satisfy another option, as having a property that the other has not."""
+    further = [name for name in own.names if name not in of_other.names] if of_other.is_closed else []
+    having = [{"type": "object", "required": [name]} for name in further]
+    try:
+        return disjunction([*having, negated(document, pointer)])
+    except NotExpressible:
+        if not having:
+            raise
+        return disjunction(having)
 
 
 def _conditional(document: Document, schema: dict[str, Any], pointer: str) -> Any:

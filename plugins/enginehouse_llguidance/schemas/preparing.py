@@ -13,19 +13,19 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
-from typing import Any
+from typing import Any, Literal
 
 from attrs import define, evolve, field, frozen
 
 from enginehouse_llguidance.options import LlguidanceOptions
 from enginehouse_llguidance.schemas.arrays import array_keywords
-from enginehouse_llguidance.schemas.derived import derived_schemas, exclusive_options, loosened
+from enginehouse_llguidance.schemas.derived import derived_schemas, exclusive_options, without
 from enginehouse_llguidance.schemas.document import COMPLEX, REFERENCES, Document, inner_schemas
 from enginehouse_llguidance.schemas.dynamic import static_schema
 from enginehouse_llguidance.schemas.finite import find_endless
 from enginehouse_llguidance.schemas.joins import Joins
 from enginehouse_llguidance.schemas.keywords import KEYWORDS, TYPES, allows_nothing
-from enginehouse_llguidance.schemas.markers import CHECKED, LISTED, UNIQUE, UNIQUE_NAMES
+from enginehouse_llguidance.schemas.markers import CHECKED, LISTED, MATCHED, UNIQUE, UNIQUE_NAMES
 from enginehouse_llguidance.schemas.numbers import (
     ANY_INTEGER,
     EXACT_DIGITS,
@@ -35,14 +35,14 @@ from enginehouse_llguidance.schemas.numbers import (
 )
 from enginehouse_llguidance.schemas.objects import is_closed_beside, object_keywords
 from enginehouse_llguidance.schemas.places import Place, ValuePath
-from enginehouse_llguidance.schemas.problems import NotExpressible, SchemaProblem, join_pointer
+from enginehouse_llguidance.schemas.problems import NotExpressible, SchemaProblem, TooManySubschemas, join_pointer
 from enginehouse_llguidance.schemas.references import find_cycle
 from enginehouse_llguidance.schemas.strings import check_text, has_control_characters, string_keywords
 from enginehouse_llguidance.schemas.texts import Texts
 from enginehouse_llguidance.schemas.validation import Rules, Validator, find_branches
 from enginehouse_llguidance.schemas.values import key_of
 
-__all__ = ["PreparedSchema", "prepare_schema", "read_schema"]
+__all__ = ["Loosening", "PreparedSchema", "prepare_schema", "read_schema"]
 
 _BRANCHES = (*REFERENCES, "allOf", "anyOf", "oneOf")
 _MAX_CONSTANT_DECIMALS = 22  # up to here a decimal is read as the closest float by every division
@@ -102,21 +102,26 @@ def _check_depth(schema: Any) -> None:
     raise SchemaProblem("", f"the JSON of the schema is nested deeper than {_MAX_JSON_DEPTH} levels")
 
 
-def prepare_schema(root: Any, options: LlguidanceOptions, *, is_loose: bool = False) -> PreparedSchema:
-    """Check and rewrite a schema.
+Loosening = Literal["derived", "names", "texts"]
+"""What is left out of the grammar, so that values are checked when they are complete: keywords that would be expressed by
+others; expressions for names, where schemas are joined; what strings have to match besides one expression.
+"""
 
-    Args:
-        is_loose: keywords that would be expressed by others are left out, and values checked when complete.
+
+def prepare_schema(
+    root: Any, options: LlguidanceOptions, loosened: frozenset[Loosening] = frozenset()
+) -> PreparedSchema:
+    """Check and rewrite a schema.
 
     Raises:
         SchemaProblem: something cannot be enforced; includes its location.
     """
     document = Document(root)
     if not document.depends_on_paths:
-        return _Preparer(document, options, is_loose).run()
+        return _Preparer(document, options, loosened).run()
     static = static_schema(document, options.max_subschemas)
     try:
-        prepared = _Preparer(Document(static.root), options, is_loose).run()
+        prepared = _Preparer(Document(static.root), options, loosened).run()
     except SchemaProblem as error:
         raise SchemaProblem(static.origin(error.pointer), error.reason) from error
     return evolve(prepared, parts=tuple((static.origin(pointer), part) for pointer, part in prepared.parts))
@@ -128,13 +133,13 @@ class _Preparer:
 
     document: Document
     options: LlguidanceOptions
-    is_loose: bool
+    loosened: frozenset[Loosening]
     parts: list[tuple[str, Any]] = field(factory=list)
     names: dict[tuple[str, ValuePath | None], str] = field(factory=dict)
     waiting: deque[tuple[str, Any, Place]] = field(factory=deque)
     edges: dict[str, list[str]] = field(factory=lambda: defaultdict(list))
     same_value: dict[str, list[str]] = field(factory=lambda: defaultdict(list))
-    joins: Joins = field(factory=Joins)
+    joins: Joins = field(init=False)
     conditional: dict[str, list[str]] = field(factory=lambda: defaultdict(list))
     checked: dict[str, str] = field(factory=dict)  # pointers of schemas, and what is checked
     left_out: dict[str, str] = field(factory=dict)  # schemas that the grammar does not say, and why
@@ -143,6 +148,9 @@ class _Preparer:
     scarce: set[str] = field(factory=set)
     escaped: str | None = None  # pointer of a constant with control characters
     uses_any_integer: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        self.joins = Joins(1) if "texts" in self.loosened else Joins()
 
     def run(self) -> PreparedSchema:
         """Traverse the schema, then check the references as a whole."""
@@ -154,7 +162,6 @@ class _Preparer:
         if self.uses_any_integer:
             definitions["integer"] = ANY_INTEGER
         self._check_references()
-        self.joins.check()
         endless = find_endless(self.parts, definitions)
         if endless is not None:
             raise SchemaProblem(endless, "every value that satisfies the schema would have to contain another one")
@@ -187,7 +194,7 @@ class _Preparer:
         texts, branches = Texts(), set[str]()
         for place in checked:
             branches |= find_branches(self.document, place, texts, in_branch=False)
-        for place in self.left_out:
+        for place in filter(self.document.has, self.left_out):
             branches |= find_branches(self.document, place, texts, in_branch=True)
         validator = Validator(self.document, texts, frozenset(branches))
         names, scarce = frozenset(self.counted), frozenset(self.scarce | self.counted)
@@ -225,7 +232,8 @@ class _Preparer:
         if place.depth > self.options.max_depth:
             raise SchemaProblem(place.pointer, f"the schema is nested deeper than {self.options.max_depth} levels")
         if len(self.parts) >= self.options.max_subschemas:
-            raise SchemaProblem(place.pointer, f"the schema has more than {self.options.max_subschemas} subschemas")
+            message = f"the schema has more than {self.options.max_subschemas} subschemas"
+            raise TooManySubschemas(place.pointer, message)
         self._check_keywords(value, place)
         prepared = self._rewrite(value, place)
         if prepared == ANY_INTEGER:  # shared, because its automaton is large
@@ -268,6 +276,8 @@ class _Preparer:
             ]
         if what := prepared.pop(CHECKED, None):
             self.checked[place.pointer] = what
+        if what := prepared.pop(MATCHED, None):
+            self.checked[place.pointer] = self.left_out[place.pointer] = what
         if not _SCARCE.isdisjoint(schema) or ("array" in types and schema.get("minItems", 0) > 1):
             self.scarce.add(place.pointer)
         if branches:
@@ -287,12 +297,12 @@ class _Preparer:
         for key, derive in derived_schemas(self.document, schema, place.pointer):
             try:
                 one = derive()
-                is_said = not self.is_loose or key in ("minProperties", "maxProperties")
+                is_said = "derived" not in self.loosened or key in ("minProperties", "maxProperties")
             except NotExpressible:
                 is_said = False
             if not is_said:
                 self._check_later(schema, place, key)
-                one = loosened(self.document, schema, place.pointer, key)
+                one = without(self.document, schema, place.pointer, key)
             if one is not True:
                 found.append((key, one))
             if is_said and (one is True or key.startswith("unevaluated")):  # its own schema may be without effect
@@ -337,17 +347,26 @@ class _Preparer:
         if "number" in types or "integer" in types:
             exact = "enum" in schema or "const" in schema or not own.is_alone
             keywords |= number_keywords(schema, own.pointer, integer="number" not in types, exact=exact)
-            if own.joined is not None and "multipleOf" in keywords:
-                self.joins.add_multiple(own.joined, keywords["multipleOf"])
+            multiple = keywords.get("multipleOf")
+            if multiple is not None and own.joined is not None and not self.joins.adds_multiple(own.joined, multiple):
+                del keywords["multipleOf"]
+                keywords[CHECKED] = own.at("multipleOf")
         if "string" in types:
-            keywords |= string_keywords(schema, own.pointer)
-            if own.joined is not None and "pattern" in keywords:
-                self.joins.add_pattern(own.joined, keywords["pattern"])
+            keywords |= self._of_strings(schema, own)
         if "array" in types:
             keywords |= array_keywords(schema, own, prepare)
         if "object" in types:
-            keywords |= object_keywords(self._with_names(schema, own), own, prepare)
+            is_loose = "names" in self.loosened
+            keywords |= object_keywords(self._with_names(schema, own), own, prepare, has_loose_names=is_loose)
         return keywords
+
+    def _of_strings(self, schema: dict[str, Any], own: Place) -> dict[str, Any]:
+        found = string_keywords(schema, own.pointer, is_loose="texts" in self.loosened)
+        patterns = {one["pattern"] for one in (found, *found.get("allOf", ())) if "pattern" in one}
+        if patterns and own.joined is not None and not self.joins.adds_patterns(own.joined, patterns):
+            found = {key: value for key, value in found.items() if key not in ("pattern", "allOf")}
+            found[MATCHED] = own.at("pattern" if "pattern" in schema else "format")
+        return found
 
     def _with_names(self, schema: dict[str, Any], place: Place) -> dict[str, Any]:
         """Return a schema with the names themselves, where ``propertyNames`` is a reference to them."""
@@ -414,7 +433,7 @@ class _Preparer:
             exclusive = exclusive_options(self.document, schema, place.pointer)
             if exclusive is None:
                 return schema["oneOf"], ()
-            if not self.is_loose:
+            if "derived" not in self.loosened:
                 return exclusive, ("*",)
         except NotExpressible:
             pass

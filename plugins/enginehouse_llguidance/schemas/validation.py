@@ -13,11 +13,11 @@ from typing import Any
 
 from attrs import define, field, frozen
 
-from enginehouse_llguidance.automata import AutomatonError
+from enginehouse_llguidance.patterns import AutomatonError
 from enginehouse_llguidance.schemas.document import REFERENCES, Document, inner_schemas
 from enginehouse_llguidance.schemas.numbers import is_multiple
 from enginehouse_llguidance.schemas.problems import SchemaProblem, join_pointer
-from enginehouse_llguidance.schemas.texts import Texts, Undecided
+from enginehouse_llguidance.schemas.texts import Texts, TooLarge, Undecided
 from enginehouse_llguidance.schemas.values import key_of
 
 __all__ = ["NO_RULES", "Rules", "TooLarge", "Validator", "find_branches"]
@@ -28,10 +28,6 @@ _CONDITIONAL = frozenset(
 _EVALUATING = frozenset({*_CONDITIONAL, *REFERENCES, "allOf"})
 _NUMBERS = (int, float)
 _MAX_EVALUATED = 50_000  # a tenth of a second
-
-
-class TooLarge(ValueError):
-    """A value has too many parts, and too many schemas apply to them, to be evaluated."""
 
 
 def find_branches(document: Document, pointer: str, texts: Texts, *, in_branch: bool) -> set[str]:
@@ -102,8 +98,16 @@ class Validator:
     def allows_name(self, pointer: str, name: str) -> bool:
         """Return True if a name may be one of the object to which a schema applies."""
         schema = self.document.at(pointer)
-        is_asked = isinstance(schema, dict) and "propertyNames" in self._read(schema)
-        return not is_asked or self.is_valid(f"{pointer}/propertyNames", name)
+        if not isinstance(schema, dict):
+            return True
+        schema = self._read(schema)
+        if "propertyNames" in schema and not self.is_valid(f"{pointer}/propertyNames", name):
+            return False
+        try:
+            places = self._of_name(schema, pointer, name, is_evaluated=True)
+        except Undecided:
+            return False
+        return all(self.document.at(one) is not False for one in places)
 
     def most_members(self, pointer: str) -> float:
         """Return the largest number of members of an object to which a schema applies."""
