@@ -55,6 +55,7 @@ _WORDS_THAT_LOOSEN = ("too large", "too big", "Unsatisfiable")  # in the library
 
 _UNSATISFIED = re.compile(r"Unsatisfiable schema:[\s\S]*? while processing json-schema:///#/\$defs/(\w+)")
 _MAX_PRUNED = 50  # definitions that no value satisfies; each costs a compilation
+_WIDE = "more may follow a token than is allowed"
 _MANY_NAMES = 500  # of an object; 1000 that may be absent exceed a row
 _MAX_FORCED_ROUNDS = 4  # one round yields up to about 20,000 tokens
 
@@ -64,11 +65,12 @@ class _Refused(ValueError):
 
     Attributes:
         definition: name of a definition that no value satisfies, if that is the reason.
+        pointer: of the part of a schema, if it is known.
     """
 
-    def __init__(self, message: str, definition: str | None = None) -> None:
+    def __init__(self, message: str, definition: str | None = None, pointer: str | None = None) -> None:
         super().__init__(message)
-        self.definition = definition
+        self.definition, self.pointer = definition, pointer
 
 
 class _TooWide(_Refused):
@@ -150,7 +152,8 @@ class LlguidanceCompiler:
             except SchemaProblem as error:
                 raise problem or error from error
             except _Refused as error:
-                problem = problem or SchemaProblem(self._locate(prepared), str(error))
+                place = error.pointer if error.pointer is not None else self._locate(prepared)
+                problem = problem or SchemaProblem(place, str(error))
                 kind = _loosening_for(str(error))
             if kind is None or kind in loosened:
                 raise problem  # of the exact one, which tells the place
@@ -163,7 +166,7 @@ class LlguidanceCompiler:
                 try:
                     self._start(_grammar_of_schema({**part, "type": "object"}))
                 except _TooWide as error:
-                    raise SchemaProblem(pointer, str(error)) from error
+                    raise _TooWide(str(error), pointer=pointer) from error
                 except _Refused:
                     pass  # by itself, as it has other constants or types: no object is written there
 
@@ -272,6 +275,8 @@ def _loosening_for(message: str) -> Loosening | None:
         return "texts"
     if "are not disjoint" in message:
         return "names"
+    if _WIDE in message:
+        return "properties"
     return "derived" if any(word in message for word in _WORDS_THAT_LOOSEN) else None
 
 
@@ -285,7 +290,7 @@ def _check_forced(matcher: LLMatcher) -> None:
     if probe.is_error():
         reason = _first_line(probe.get_error())
         if "Current row" in reason:
-            raise _TooWide(f"more may follow a token than is allowed; ask for fewer optional members ({reason})")
+            raise _TooWide(f"{_WIDE}; ask for fewer optional members ({reason})")
         raise _Refused(f"its text is endless, or too long where it leaves no choice: {reason}")
 
 

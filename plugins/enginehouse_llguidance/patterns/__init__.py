@@ -1,4 +1,4 @@
-"""Regular expressions: those of requests, translated to the library's dialect, and automata that combine and match them."""
+"""Regular expressions: those of requests, translated to the library's dialect, and automata of both."""
 
 from __future__ import annotations
 

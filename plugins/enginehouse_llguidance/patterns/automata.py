@@ -4,8 +4,8 @@ Reads the dialect that ``translating`` writes: the library's, besides ``^`` and 
 look-around. Called where values are evaluated, and by ``intersections``.
 
 Source: Thompson's construction; look-around in linear time from Barriere and Pit-Claudel, "Linear Matching of
-JavaScript Regular Expressions" (2024): assertions are evaluated at all places of a text, inner ones first, and those that
-look ahead from the end of the text.
+JavaScript Regular Expressions" (2024): assertions are evaluated at all places of a text, inner ones first, and those
+that look ahead from the end of the text.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 r"""Classes of characters in regular expressions: ``\d``, ``\p{Lu}`` and the like.
 
-ECMAScript and Python disagree on the members of ``\d``, ``\w`` and ``\s``. Each has a narrow form, which both match, and
-a wide one, which either may match.
+ECMAScript and Python disagree on the members of ``\d``, ``\w`` and ``\s``. Each has a narrow form, which both match,
+and a wide one, which either may match.
 """
 
 from __future__ import annotations

@@ -327,7 +327,9 @@ class Reader:
         kept = complement((*complement(tuple(ranges)), *SURROGATES))
         return "".join(_written(first, last) for first, last in kept)
 
-    def _read_escape(self, *, in_set: bool = False, is_negated: bool = False) -> str | _Class:
+    def _read_escape(  # noqa: PLR0911 - one per kind
+        self, *, in_set: bool = False, is_negated: bool = False
+    ) -> str | _Class:
         char = self._take()
         if char in "dDwWsS":
             self.depends_on_dialect = True

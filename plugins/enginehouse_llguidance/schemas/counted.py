@@ -37,7 +37,7 @@ def count_names(schema: dict[str, Any], keywords: dict[str, Any], required: list
             keywords[CHECKED] = place.at("maxProperties")
         elif not is_derived:
             keywords["maxProperties"] = high
-    if keywords.get("minProperties", 0) > 1:
+    if keywords.get("minProperties", 0) > 1 or CHECKED in keywords:
         keywords[UNIQUE_NAMES] = True
 
 

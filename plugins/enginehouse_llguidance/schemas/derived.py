@@ -24,6 +24,7 @@ __all__ = ["derived_schemas", "exclusive_options", "without"]
 
 _NUM_PLACES = 8  # of the first item that ``contains`` asks for
 _NUM_COUNTED = 4  # items at the beginning among which the number of contained ones is settled
+_MAX_FIRST = 1000  # items that are all asked for
 _MAX_OPTIONS = 12
 
 
@@ -146,9 +147,11 @@ def _contains(document: Document, schema: dict[str, Any], pointer: str) -> Any:
     high = length(schema, "maxContains", pointer) if "maxContains" in schema else None
     place = join_pointer(pointer, ["contains"])
     wanted = same(document, place)
+    if low > _MAX_FIRST:
+        raise NotExpressible(join_pointer(pointer, ["minContains"]), f"more than {_MAX_FIRST} is not supported")
     if high is None:
         if low > _NUM_PLACES:
-            raise NotExpressible(join_pointer(pointer, ["minContains"]), f"more than {_NUM_PLACES} is not supported")
+            return {"prefixItems": [wanted] * low, "minItems": low}
         if low == 0:
             return True
         chosen = combinations(range(_NUM_PLACES), low) if low == 1 else combinations(range(low + 2), low)
@@ -160,9 +163,9 @@ def _contains(document: Document, schema: dict[str, Any], pointer: str) -> Any:
         )
     if low > high:
         return {"type": [name for name in TYPES if name != "array"]}
-    if low > _NUM_COUNTED:
-        raise NotExpressible(place, f"with maxContains, minContains must be at most {_NUM_COUNTED}")
     other = negated(document, place)
+    if low > _NUM_COUNTED:
+        return {"prefixItems": [wanted] * low, "items": other, "minItems": low}
     options: list[Any] = []
     for row in product((False, True), repeat=_NUM_COUNTED):
         if low <= sum(row) <= high:

@@ -17,10 +17,10 @@ class Keyword:
 
     Attributes:
         status: ``annotation``: no constraint, as defined by the standard.
-        note: limits of the enforcement, or the reason for the refusal.
+        note: limits of the enforcement.
     """
 
-    status: Literal["enforced", "annotation", "refused"]
+    status: Literal["enforced", "annotation"]
     note: str = ""
 
 
@@ -42,14 +42,14 @@ KEYWORDS: dict[str, Keyword] = {
     "$dynamicAnchor": Keyword("annotation", "a reference may name it"),
     "$recursiveAnchor": Keyword("annotation", "as `$dynamicAnchor`"),
     "$id": Keyword("annotation", "the base of references below it"),
-    "id": Keyword("annotation"),
+    "id": Keyword("annotation", "as `$id` in drafts 3 and 4"),
     "$schema": Keyword("annotation", "2020-12 is what is enforced, with the array forms of earlier drafts"),
     "$vocabulary": Keyword("annotation"),
     "$comment": Keyword("annotation"),
     "$dynamicRef": Keyword("enforced"),
     "$recursiveRef": Keyword("enforced"),
     # Any type
-    "type": Keyword("enforced"),
+    "type": Keyword("enforced", "also `any` and schemas, as in draft 3"),
     "enum": Keyword("enforced", "numbers of 15 digits or integers that a float holds"),
     "const": Keyword("enforced", "as `enum`"),
     "allOf": Keyword("enforced"),
@@ -66,8 +66,8 @@ KEYWORDS: dict[str, Keyword] = {
     # Numbers
     "minimum": Keyword("enforced", _BOUND),
     "maximum": Keyword("enforced", _BOUND),
-    "exclusiveMinimum": Keyword("enforced", _BOUND),
-    "exclusiveMaximum": Keyword("enforced", _BOUND),
+    "exclusiveMinimum": Keyword("enforced", f"{_BOUND}; also as a flag beside `minimum`, as in draft 4"),
+    "exclusiveMaximum": Keyword("enforced", "as `exclusiveMinimum`"),
     "multipleOf": Keyword(
         "enforced",
         "decimals such as 0.01 and values above 10000 are checked; where fewer than one number in 1000 is, only"
@@ -98,7 +98,7 @@ KEYWORDS: dict[str, Keyword] = {
     "unevaluatedItems": Keyword("enforced", "what one combination of branches evaluates; checked if there are many"),
     # Objects
     "properties": Keyword("enforced", "in the order of the schema"),
-    "required": Keyword("enforced"),
+    "required": Keyword("enforced", "also as a flag of a property, as in draft 3"),
     "additionalProperties": Keyword(
         "enforced", "read as `false` if it is absent and no other schema applies to the object"
     ),
@@ -122,9 +122,9 @@ KEYWORDS: dict[str, Keyword] = {
     **_annotations("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"),
     **_annotations("discriminator", "example", "externalDocs", "nullable", "xml"),  # OpenAPI
     # Earlier drafts
-    "divisibleBy": Keyword("refused", "use `multipleOf`"),
-    "extends": Keyword("refused", "use `allOf`"),
-    "disallow": Keyword("refused"),
+    "divisibleBy": Keyword("enforced", "of draft 3, as `multipleOf`"),
+    "extends": Keyword("enforced", "of draft 3, as `allOf`"),
+    "disallow": Keyword("enforced", "of draft 3, as `not`"),
 }
 """An unlisted keyword is an annotation, as in the standard; core lists it as ignored."""
 

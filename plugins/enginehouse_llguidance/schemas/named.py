@@ -26,7 +26,7 @@ from enginehouse_llguidance.schemas.keywords import KEYWORDS
 from enginehouse_llguidance.schemas.markers import CHECKED, MATCHED
 from enginehouse_llguidance.schemas.places import Place, Prepare
 from enginehouse_llguidance.schemas.problems import SchemaProblem, join_pointer
-from enginehouse_llguidance.schemas.strings import read_pattern, string_keywords
+from enginehouse_llguidance.schemas.strings import is_text, read_pattern, string_keywords
 from enginehouse_llguidance.schemas.texts import Texts, in_ascii
 
 __all__ = ["add_pattern_properties", "restrict_names"]
@@ -300,7 +300,8 @@ def _allowed(names: dict[str, Any], pointer: str) -> dict[str, None]:
     allowed = names["enum"] if "enum" in names else [names["const"]]
     if not isinstance(allowed, list):
         raise SchemaProblem(join_pointer(pointer, ["enum"]), "must be a list with at least one value")
-    return dict.fromkeys(name for name in allowed if isinstance(name, str) and names.get("const", name) == name)
+    texts = (name for name in allowed if isinstance(name, str) and is_text(name))
+    return dict.fromkeys(name for name in texts if names.get("const", name) == name)
 
 
 def _body_of_names(names: Any, asked: set[str], pointer: str) -> str | None:

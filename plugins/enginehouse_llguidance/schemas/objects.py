@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from typing import Any
 
+from enginehouse_llguidance.patterns import escape_text
 from enginehouse_llguidance.schemas.counted import count_names
 from enginehouse_llguidance.schemas.document import REFERENCES, Document, Pointer
 from enginehouse_llguidance.schemas.evaluated import BRANCHING
+from enginehouse_llguidance.schemas.markers import MATCHED, UNIQUE_NAMES
 from enginehouse_llguidance.schemas.named import add_pattern_properties, restrict_names
 from enginehouse_llguidance.schemas.places import Place, Prepare
 from enginehouse_llguidance.schemas.problems import SchemaProblem
-from enginehouse_llguidance.schemas.strings import length
+from enginehouse_llguidance.schemas.strings import is_text, length
 
 __all__ = ["is_closed_beside", "object_keywords"]
 
+_MAX_OPTIONAL = 500  # properties that may be absent; 1000 exceed what the decoder allows after one token
+_MAX_VALUES = 50
 _FURTHER = frozenset({*REFERENCES, "dependencies", "dependentRequired", "dependentSchemas", "minProperties"}) - {"$ref"}
 
 
 def object_keywords(
-    schema: dict[str, Any], place: Place, prepare: Prepare, *, has_loose_names: bool = False
+    schema: dict[str, Any],
+    place: Place,
+    prepare: Prepare,
+    *,
+    has_loose_names: bool = False,
+    has_few_properties: bool = False,
 ) -> dict[str, Any]:
     """Return the keywords that enforce the object keywords of ``schema``.
 
@@ -28,12 +38,14 @@ def object_keywords(
         prepare: prepares subschemas.
         has_loose_names: names that match expressions are left to the check of complete values, if another schema
             restricts the same object.
+        has_few_properties: more than 500 that may be absent are left to that check.
     """
     is_loose = has_loose_names and not place.is_alone
     keywords: dict[str, Any] = {}
     properties = _mapping(schema, "properties", place)
     if properties:
-        keywords["properties"] = {name: prepare(value, "properties", name) for name, value in properties.items()}
+        prepared = {name: prepare(value, "properties", name) for name, value in properties.items()}
+        keywords["properties"] = {name: value for name, value in prepared.items() if is_text(name)}
     patterns = _mapping(schema, "patternProperties", place)
     required = _required(schema, place)
     if "additionalProperties" in schema:
@@ -49,7 +61,23 @@ def object_keywords(
     count_names(schema, keywords, required, place)
     if required:
         keywords["required"] = required
+    if has_few_properties:
+        _shorten(keywords, required, place)
     return keywords
+
+
+def _shorten(keywords: dict[str, Any], required: list[str], place: Place) -> None:
+    """Leave the last of many properties to one pattern with the values of all of them."""
+    properties = keywords.get("properties", {})
+    optional = [name for name, value in properties.items() if name not in required and value is not False]
+    if len(optional) <= _MAX_OPTIONAL or "patternProperties" in keywords:
+        return
+    last = dict.fromkeys(optional[_MAX_OPTIONAL:])
+    values = {json.dumps(properties[name]): properties[name] for name in last}
+    value = {"anyOf": list(values.values())} if len(values) <= _MAX_VALUES else True
+    keywords["patternProperties"] = {f"^(?:{'|'.join(map(escape_text, last))})$": value}
+    keywords["properties"] = {name: one for name, one in properties.items() if name not in last}
+    keywords |= {MATCHED: place.at("properties"), UNIQUE_NAMES: True}
 
 
 def is_closed_beside(document: Document, schema: dict[str, Any], derived: Iterable[Any], place: Place) -> bool:
@@ -91,6 +119,8 @@ def _required(schema: dict[str, Any], place: Place) -> list[str]:
     names = schema.get("required", [])
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise SchemaProblem(place.at("required"), "must be a list of strings")
+    if not all(map(is_text, names)):
+        raise SchemaProblem(place.at("required"), "a lone surrogate is not a character")
     return list(dict.fromkeys(names))
 
 

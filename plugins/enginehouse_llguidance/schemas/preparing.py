@@ -9,43 +9,38 @@ This module walks the schema; the modules next to it handle the keywords.
 from __future__ import annotations
 
 import json
-import math
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
-from decimal import Decimal
 from typing import Any, Literal
 
 from attrs import define, evolve, field, frozen
 
 from enginehouse_llguidance.options import LlguidanceOptions
 from enginehouse_llguidance.schemas.arrays import array_keywords
+from enginehouse_llguidance.schemas.constants import read_constants, requires_unique
 from enginehouse_llguidance.schemas.derived import derived_schemas, exclusive_options, without
 from enginehouse_llguidance.schemas.document import COMPLEX, REFERENCES, Document, inner_schemas
 from enginehouse_llguidance.schemas.dynamic import static_schema
+from enginehouse_llguidance.schemas.early import MALFORMED, modernized
 from enginehouse_llguidance.schemas.finite import find_endless
 from enginehouse_llguidance.schemas.joins import Joins
-from enginehouse_llguidance.schemas.keywords import KEYWORDS, TYPES, allows_nothing
+from enginehouse_llguidance.schemas.keywords import TYPES, allows_nothing
 from enginehouse_llguidance.schemas.markers import CHECKED, LISTED, MATCHED, UNIQUE, UNIQUE_NAMES
 from enginehouse_llguidance.schemas.numbers import (
     ANY_INTEGER,
-    EXACT_DIGITS,
-    is_exact_integer,
-    is_number,
     number_keywords,
 )
 from enginehouse_llguidance.schemas.objects import is_closed_beside, object_keywords
 from enginehouse_llguidance.schemas.places import Place, ValuePath
-from enginehouse_llguidance.schemas.problems import NotExpressible, SchemaProblem, TooManySubschemas, join_pointer
+from enginehouse_llguidance.schemas.problems import NotExpressible, SchemaProblem, TooManySubschemas
 from enginehouse_llguidance.schemas.references import find_cycle
-from enginehouse_llguidance.schemas.strings import check_text, has_control_characters, string_keywords
+from enginehouse_llguidance.schemas.strings import string_keywords
 from enginehouse_llguidance.schemas.texts import Texts
 from enginehouse_llguidance.schemas.validation import Rules, Validator, find_branches
-from enginehouse_llguidance.schemas.values import key_of
 
 __all__ = ["Loosening", "PreparedSchema", "prepare_schema", "read_schema"]
 
 _BRANCHES = (*REFERENCES, "allOf", "anyOf", "oneOf")
-_MAX_CONSTANT_DECIMALS = 22  # up to here a decimal is read as the closest float by every division
 _MAX_JSON_DEPTH = 120  # the library reads 128 levels
 _SCARCE = frozenset({"prefixItems", "contains", "anyOf", "oneOf", "not", "if", "unevaluatedItems"})
 """Keywords of arrays that may run out of different items."""
@@ -69,7 +64,7 @@ class PreparedSchema:
 
 
 def read_schema(text: str) -> Any:
-    """Parse the JSON of a schema.
+    """Parse the JSON of a schema; forms of drafts 3 and 4 are rewritten.
 
     Raises:
         SchemaProblem: it is not valid JSON, or nested too deeply.
@@ -85,7 +80,7 @@ def read_schema(text: str) -> Any:
     except ValueError as error:
         raise SchemaProblem("", f"the schema is not valid JSON: {error}") from error
     _check_depth(schema)
-    return schema
+    return modernized(schema)
 
 
 def _check_depth(schema: Any) -> None:
@@ -102,9 +97,10 @@ def _check_depth(schema: Any) -> None:
     raise SchemaProblem("", f"the JSON of the schema is nested deeper than {_MAX_JSON_DEPTH} levels")
 
 
-Loosening = Literal["derived", "names", "texts"]
-"""What is left out of the grammar, so that values are checked when they are complete: keywords that would be expressed by
-others; expressions for names, where schemas are joined; what strings have to match besides one expression.
+Loosening = Literal["derived", "names", "properties", "texts"]
+"""What is left out of the grammar, so that values are checked when they are complete: keywords that would be expressed
+by others; expressions for names, where schemas are joined; properties beyond 500 that may be absent; what strings have
+to match besides one expression.
 """
 
 
@@ -146,6 +142,7 @@ class _Preparer:
     unique: set[str] = field(factory=set)
     counted: set[str] = field(factory=set)  # objects whose names are counted
     scarce: set[str] = field(factory=set)
+    numbers: dict[str, frozenset[bytes]] = field(factory=dict)  # texts of the only numbers of a schema
     escaped: str | None = None  # pointer of a constant with control characters
     uses_any_integer: bool = False
 
@@ -167,16 +164,16 @@ class _Preparer:
             raise SchemaProblem(endless, "every value that satisfies the schema would have to contain another one")
         parts = tuple((pointer, _with_definitions(part, definitions)) for pointer, part in self.parts)
         if self.escaped is not None:
-            self._check_names(self.escaped)
+            self._count_ambiguous_names(self.escaped)
         whole = _with_definitions(schema, definitions)
         return PreparedSchema(whole, parts, self._rules(), self.escaped is not None)
 
-    def _check_names(self, pointer: str) -> None:
-        """Refuse names that could be written in two ways: the library takes the second one for another name."""
-        names = (name for _, part in self.parts if isinstance(part, dict) for name in part.get("properties", ()))
-        if any(min(name, default=" ") < " " for name in names):
-            message = "a control character is not supported in a constant beside one in the name of a property"
-            raise SchemaProblem(pointer, message)
+    def _count_ambiguous_names(self, pointer: str) -> None:
+        """Check all of a value if a name may be written in two ways: the library takes one for another name."""
+        for place, part in self.parts:
+            if isinstance(part, dict) and any(min(name, default=" ") < " " for name in part.get("properties", ())):
+                self.checked[""] = pointer
+                self.counted.add(place)
 
     def _rules(self) -> Rules | None:
         """Return what is enforced while the answer is written, by the schemas that always apply to a value.
@@ -198,7 +195,8 @@ class _Preparer:
             branches |= find_branches(self.document, place, texts, in_branch=True)
         validator = Validator(self.document, texts, frozenset(branches))
         names, scarce = frozenset(self.counted), frozenset(self.scarce | self.counted)
-        return Rules(validator, validator.always([""]), frozenset(checked), frozenset(self.unique), names, scarce)
+        unique = frozenset(self.unique)
+        return Rules(validator, validator.always([""]), frozenset(checked), unique, names, scarce, self.numbers)
 
     def _above(self, asked: set[str]) -> Iterator[tuple[str, str]]:
         """Yield the schemas one of whose branches leads to one of these, and to which."""
@@ -234,21 +232,13 @@ class _Preparer:
         if len(self.parts) >= self.options.max_subschemas:
             message = f"the schema has more than {self.options.max_subschemas} subschemas"
             raise TooManySubschemas(place.pointer, message)
-        self._check_keywords(value, place)
+        for name in MALFORMED.keys() & value.keys():
+            raise SchemaProblem(place.at(name), MALFORMED[name])
         prepared = self._rewrite(value, place)
         if prepared == ANY_INTEGER:  # shared, because its automaton is large
             self.uses_any_integer, prepared = True, {"$ref": "#/$defs/integer"}
         self.parts.append((place.pointer, prepared))
         return prepared
-
-    def _check_keywords(self, schema: Mapping[str, Any], place: Place) -> None:
-        for name in schema:
-            keyword = KEYWORDS.get(name)
-            if keyword is None:
-                continue  # an annotation
-            if keyword.status == "refused":
-                reason = f": {keyword.note}" if keyword.note else ""
-                raise SchemaProblem(place.at(name), f"the keyword {name!r} is not supported{reason}")
 
     def _rewrite(self, schema: dict[str, Any], place: Place) -> dict[str, Any]:
         if self.document.is_early and "$ref" in schema:
@@ -262,8 +252,8 @@ class _Preparer:
         if "type" in schema:
             prepared["type"] = types[0] if len(types) == 1 else types
         prepared |= self._of_types(schema, types, own)
-        prepared |= self._constants(schema, place)
-        if prepared.pop(UNIQUE, False) and _require_unique(prepared):
+        self._add_constants(schema, prepared, place)
+        if prepared.pop(UNIQUE, False) and requires_unique(prepared):
             self.unique.add(place.pointer)
         if prepared.pop(UNIQUE_NAMES, False):
             self.counted.add(place.pointer)
@@ -356,8 +346,13 @@ class _Preparer:
         if "array" in types:
             keywords |= array_keywords(schema, own, prepare)
         if "object" in types:
-            is_loose = "names" in self.loosened
-            keywords |= object_keywords(self._with_names(schema, own), own, prepare, has_loose_names=is_loose)
+            keywords |= object_keywords(
+                self._with_names(schema, own),
+                own,
+                prepare,
+                has_loose_names="names" in self.loosened,
+                has_few_properties="properties" in self.loosened,
+            )
         return keywords
 
     def _of_strings(self, schema: dict[str, Any], own: Place) -> dict[str, Any]:
@@ -377,23 +372,14 @@ class _Preparer:
         is_same = not isinstance(value, dict) or COMPLEX.isdisjoint(value)  # at any place
         return {**schema, "propertyNames": value} if is_same else schema
 
-    def _constants(self, schema: dict[str, Any], place: Place) -> dict[str, Any]:
-        prepared = {}
-        if "enum" in schema:
-            values = schema["enum"]
-            if not isinstance(values, list) or not values:
-                raise SchemaProblem(place.at("enum"), "must be a list with at least one value")
-            if len(values) > self.options.max_choices:
-                raise SchemaProblem(place.at("enum"), f"has more than {self.options.max_choices} values")
-            prepared["enum"] = [self._constant(value, place.at("enum", index)) for index, value in enumerate(values)]
-        if "const" in schema:
-            prepared["const"] = self._constant(schema["const"], place.at("const"))
-        return prepared
-
-    def _constant(self, value: Any, pointer: str) -> Any:
-        if self.escaped is None and _is_escaped(value):
-            self.escaped = pointer
-        return _constant(value, pointer)
+    def _add_constants(self, schema: dict[str, Any], prepared: dict[str, Any], place: Place) -> None:
+        constants = read_constants(schema, place, self.options.max_choices)
+        prepared |= constants.keywords
+        if constants.near:
+            prepared["allOf"] = [*prepared.get("allOf", []), {"anyOf": list(constants.near)}]
+            self.checked[place.pointer] = place.at("const" if "const" in schema else "enum")
+            self.numbers[place.pointer] = constants.numbers
+        self.escaped = self.escaped or constants.escaped
 
     def _add_branches(
         self, schema: dict[str, Any], branches: list[str], prepared: dict[str, Any], place: Place
@@ -459,19 +445,6 @@ def _with_definitions(schema: Any, definitions: dict[str, Any]) -> Any:
     return {**schema, "$defs": definitions} if definitions and isinstance(schema, dict) else schema
 
 
-def _require_unique(prepared: dict[str, Any]) -> bool:
-    """Enforce ``uniqueItems`` on constants; True if it is to be enforced while an array is written."""
-    if "const" in prepared and not _has_unique_items(prepared["const"]):
-        prepared["enum"] = []
-    elif "enum" in prepared:
-        prepared["enum"] = [value for value in prepared["enum"] if _has_unique_items(value)]
-    return "const" not in prepared and "enum" not in prepared
-
-
-def _has_unique_items(value: Any) -> bool:
-    return not isinstance(value, list) or len(set(map(key_of, value))) == len(value)
-
-
 def _types(schema: Mapping[str, Any], place: Place) -> list[str]:
     """Return the allowed types; an integer counts as a number."""
     named = schema.get("type", list(TYPES))
@@ -483,32 +456,3 @@ def _types(schema: Mapping[str, Any], place: Place) -> list[str]:
             shown = repr(name)[:60]
             raise SchemaProblem(place.at("type"), f"{shown} is not a type; the types are {', '.join(TYPES)}")
     return [name for name in dict.fromkeys(names) if name != "integer" or "number" not in names]
-
-
-def _is_escaped(value: Any) -> bool:
-    if isinstance(value, str):
-        return has_control_characters(value)
-    inner = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return any(map(_is_escaped, inner))
-
-
-def _constant(value: Any, pointer: str) -> Any:
-    """Return a constant that the library writes back as the same value."""
-    if isinstance(value, str):
-        check_text(value, pointer)
-    elif isinstance(value, list):
-        return [_constant(item, join_pointer(pointer, [index])) for index, item in enumerate(value)]
-    elif isinstance(value, dict):
-        return {name: _constant(item, join_pointer(pointer, [name])) for name, item in value.items()}
-    elif is_number(value):
-        if not math.isfinite(value):
-            raise SchemaProblem(pointer, "must be finite")
-        if value == int(value):
-            if not is_exact_integer(value):
-                raise SchemaProblem(pointer, "an integer that no float holds exactly is not supported as a constant")
-            return int(value)
-        _, digits, exponent = Decimal(repr(value)).as_tuple()
-        if len(digits) > EXACT_DIGITS or int(exponent) < -_MAX_CONSTANT_DECIMALS:
-            limit = f"{EXACT_DIGITS} digits, {_MAX_CONSTANT_DECIMALS} of them after the point"
-            raise SchemaProblem(pointer, f"numbers of more than {limit}, are not supported as constants")
-    return value

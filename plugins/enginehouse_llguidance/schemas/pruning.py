@@ -1,5 +1,5 @@
-"""Takes definitions that no value satisfies out of a prepared schema: the library refuses schemas that refer to one, also
-where no value is needed.
+"""Takes definitions that no value satisfies out of a prepared schema: the library refuses schemas that refer to one,
+also where no value is needed.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from enginehouse_llguidance.patterns import Pattern, PatternError, translate_pat
 from enginehouse_llguidance.schemas.markers import MATCHED
 from enginehouse_llguidance.schemas.problems import SchemaProblem, join_pointer
 
-__all__ = ["MAX_PATTERNS", "check_text", "has_control_characters", "length", "read_pattern", "string_keywords"]
+__all__ = ["MAX_PATTERNS", "has_control_characters", "is_text", "length", "read_pattern", "string_keywords"]
 
 _ESCAPED = frozenset("\b\t\n\f\r")
 MAX_PATTERNS = 5
@@ -64,10 +64,9 @@ def length(schema: Mapping[str, Any], key: str, pointer: str) -> int:
     return int(value)
 
 
-def check_text(text: str, pointer: str) -> None:
-    """Refuse a constant string that is not text."""
-    if any("\ud800" <= char <= "\udfff" for char in text):
-        raise SchemaProblem(pointer, "a lone surrogate is not a character")
+def is_text(value: str) -> bool:
+    """Return False for a string with a lone surrogate, which is not a character."""
+    return not any("\ud800" <= char <= "\udfff" for char in value)
 
 
 def has_control_characters(text: str) -> bool:

@@ -8,7 +8,7 @@ string on which validators disagree to find out.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from attrs import define, field, frozen
@@ -114,6 +114,27 @@ class Validator:
         schema = self.document.at(pointer)
         high: float = self._read(schema).get("maxProperties", math.inf) if isinstance(schema, dict) else math.inf
         return high
+
+    def has_room(self, pointers: frozenset[str], names: frozenset[str], name: str) -> bool:
+        """Return False if a further name of an object leaves too little room for those that are required, or too few
+        for ``minProperties`` after it.
+
+        Args:
+            pointers: schemas that always apply to the object.
+        """
+        schemas = [self._read(schema) for one in pointers if isinstance(schema := self.document.at(one), dict)]
+        missing = {other for schema in schemas for other in schema.get("required", ())} - names - {name}
+        size = len(names) + 1
+        for schema in schemas:
+            if size + len(missing) > schema.get("maxProperties", math.inf):
+                return False
+            is_closed = schema.get("additionalProperties") is False and "patternProperties" not in schema
+            if is_closed and size < schema.get("minProperties", 0):
+                properties = list(schema.get("properties", ()))
+                num_later = len(properties) - properties.index(name) - 1 if name in properties else 0
+                if size + num_later < schema["minProperties"]:
+                    return False
+        return True
 
     # -- places ------------------------------------------------------------------------------------
 
@@ -358,6 +379,7 @@ class Rules:
         unique: arrays without equal items.
         names: objects without equal names.
         scarce: those of the arrays and objects that may run out of different items or names.
+        numbers: texts of the only numbers of a schema.
     """
 
     validator: Validator
@@ -366,6 +388,7 @@ class Rules:
     unique: frozenset[str] = frozenset()
     names: frozenset[str] = frozenset()
     scarce: frozenset[str] = frozenset()
+    numbers: Mapping[str, frozenset[bytes]] = field(factory=dict)
 
 
 NO_RULES = Rules(Validator(Document(True)), frozenset())
