@@ -15,17 +15,18 @@ from enginehouse_llguidance.schemas.counted import absent_names, counts_of_names
 from enginehouse_llguidance.schemas.disjoint import ObjectNames, find_overlaps, names_of
 from enginehouse_llguidance.schemas.document import Document
 from enginehouse_llguidance.schemas.evaluated import BRANCHING, close_items, close_properties
-from enginehouse_llguidance.schemas.keywords import TYPES
+from enginehouse_llguidance.schemas.keywords import TYPES, is_enforced
 from enginehouse_llguidance.schemas.negation import conjunction, disjunction, negated, same
 from enginehouse_llguidance.schemas.problems import NotExpressible, SchemaProblem, join_pointer
 from enginehouse_llguidance.schemas.strings import length
 
-__all__ = ["derived_schemas", "exclusive_options", "without"]
+__all__ = ["derived_schemas", "exclusive_conditions", "exclusive_options", "without"]
 
 _NUM_PLACES = 8  # of the first item that ``contains`` asks for
 _NUM_COUNTED = 4  # items at the beginning among which the number of contained ones is settled
 _MAX_FIRST = 1000  # items that are all asked for
 _MAX_OPTIONS = 12
+_MIN_CONDITIONS = 3
 
 
 def derived_schemas(
@@ -93,6 +94,36 @@ def exclusive_options(document: Document, schema: dict[str, Any], pointer: str) 
             pair = (min(index, others[0]), max(index, others[0]))
             raise NotExpressible(place, f"a value may match two of the schemas, {pair}, and {error}") from error
     return found
+
+
+def exclusive_conditions(document: Document, schema: dict[str, Any], pointer: str) -> tuple[list[int], Any]:
+    """Return the indexes of members of ``allOf`` with conditions that exclude each other, and a schema for them: one
+    alternative for each, where the product of their own ones would be too large.
+
+    Such are the forms of an object that has its kind in a property. Nothing is returned if there are fewer than three.
+    """
+    members = schema["allOf"] if isinstance(schema["allOf"], list) else []
+    found = [index for index, one in enumerate(members) if isinstance(one, dict) and _is_conditional(one)]
+    if len(found) < _MIN_CONDITIONS:
+        return [], True
+    parent = {key: value for key, value in schema.items() if key != "allOf"}
+    if find_overlaps(document, [members[index]["if"] for index in found], parent):
+        return [], True
+    places = [join_pointer(pointer, ["allOf", index]) for index in found]
+    conditions = [join_pointer(place, ["if"]) for place in places]
+    try:
+        others = conjunction([negated(document, condition) for condition in conditions])
+    except NotExpressible:
+        return [], True
+    cases = [
+        conjunction([same(document, condition), _branch(document, members[index], place, "then")])
+        for index, place, condition in zip(found, places, conditions, strict=True)
+    ]
+    return found, disjunction([*cases, others])
+
+
+def _is_conditional(schema: dict[str, Any]) -> bool:
+    return "$id" not in schema and {key for key in schema if is_enforced(key)} == {"if", "then"}
 
 
 def _excluded(document: Document, pointer: str, own: ObjectNames, of_other: ObjectNames) -> Any:

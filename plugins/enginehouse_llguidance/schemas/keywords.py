@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from attrs import frozen
 
-__all__ = ["KEYWORDS", "TYPES", "Keyword", "allows_nothing"]
+__all__ = ["KEYWORDS", "TYPES", "Keyword", "allows_nothing", "is_enforced"]
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 
@@ -129,13 +129,14 @@ KEYWORDS: dict[str, Keyword] = {
 """An unlisted keyword is an annotation, as in the standard; core lists it as ignored."""
 
 
+def is_enforced(name: str) -> bool:
+    """Return True for a keyword that is not an annotation."""
+    return name in KEYWORDS and KEYWORDS[name].status == "enforced"
+
+
 def allows_nothing(schema: Any) -> bool:
     """Return True for ``false``, and for ``{"not": {}}`` as generators write it."""
     if not isinstance(schema, dict) or "$ref" in schema:
         return schema is False
     excluded = schema.get("not")
-    return excluded is True or (isinstance(excluded, dict) and all(map(_is_annotation, excluded)))
-
-
-def _is_annotation(name: str) -> bool:
-    return name not in KEYWORDS or KEYWORDS[name].status == "annotation"
+    return excluded is True or (isinstance(excluded, dict) and not any(map(is_enforced, excluded)))

@@ -22,8 +22,8 @@ from enginehouse_llguidance.patterns import (
     listed,
     restricted,
 )
-from enginehouse_llguidance.schemas.keywords import KEYWORDS
-from enginehouse_llguidance.schemas.markers import CHECKED, MATCHED
+from enginehouse_llguidance.schemas.keywords import is_enforced
+from enginehouse_llguidance.schemas.markers import CHECKED, ESCAPED, MATCHED
 from enginehouse_llguidance.schemas.places import Place, Prepare
 from enginehouse_llguidance.schemas.problems import SchemaProblem, join_pointer
 from enginehouse_llguidance.schemas.strings import is_text, read_pattern, string_keywords
@@ -329,7 +329,7 @@ def _body_of_names(names: Any, asked: set[str], pointer: str) -> str | None:
             return None
         parts.append(f"(?:{'|'.join(map(str, bodies))})")
     found = string_keywords(names, pointer)
-    if MATCHED in found:
+    if not found.keys().isdisjoint({ESCAPED, MATCHED}):
         return None
     for part in (found, *found.get("allOf", ())):
         if "pattern" in part:
@@ -345,7 +345,7 @@ def _asked(names: Any) -> set[str]:
     """Return the keywords with an effect on names."""
     if not isinstance(names, dict):
         return set()
-    return {key for key in names if key != "type" and getattr(KEYWORDS.get(key), "status", "annotation") == "enforced"}
+    return {key for key in names if key != "type" and is_enforced(key)}
 
 
 def _only_matching(body: str, required: list[str], keywords: dict[str, Any]) -> None:

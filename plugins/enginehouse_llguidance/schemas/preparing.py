@@ -18,14 +18,14 @@ from attrs import define, evolve, field, frozen
 from enginehouse_llguidance.options import LlguidanceOptions
 from enginehouse_llguidance.schemas.arrays import array_keywords
 from enginehouse_llguidance.schemas.constants import read_constants, requires_unique
-from enginehouse_llguidance.schemas.derived import derived_schemas, exclusive_options, without
+from enginehouse_llguidance.schemas.derived import derived_schemas, exclusive_conditions, exclusive_options, without
 from enginehouse_llguidance.schemas.document import COMPLEX, REFERENCES, Document, inner_schemas
 from enginehouse_llguidance.schemas.dynamic import static_schema
 from enginehouse_llguidance.schemas.early import MALFORMED, modernized
 from enginehouse_llguidance.schemas.finite import find_endless
 from enginehouse_llguidance.schemas.joins import Joins
 from enginehouse_llguidance.schemas.keywords import TYPES, allows_nothing
-from enginehouse_llguidance.schemas.markers import CHECKED, LISTED, MATCHED, UNIQUE, UNIQUE_NAMES
+from enginehouse_llguidance.schemas.markers import CHECKED, ESCAPED, LISTED, MATCHED, UNIQUE, UNIQUE_NAMES
 from enginehouse_llguidance.schemas.numbers import (
     ANY_INTEGER,
     number_keywords,
@@ -143,7 +143,7 @@ class _Preparer:
     counted: set[str] = field(factory=set)  # objects whose names are counted
     scarce: set[str] = field(factory=set)
     numbers: dict[str, frozenset[bytes]] = field(factory=dict)  # texts of the only numbers of a schema
-    escaped: str | None = None  # pointer of a constant with control characters
+    escaped: str | None = None  # pointer of a constant or pattern with control characters
     uses_any_integer: bool = False
 
     def __attrs_post_init__(self) -> None:
@@ -246,6 +246,10 @@ class _Preparer:
         types = _types(schema, place)
         branches = [key for key in _BRANCHES if key in schema]
         derived = self._derived(schema, place)
+        grouped: list[int] = []
+        if "allOf" in schema and "derived" not in self.loosened:
+            grouped, one = exclusive_conditions(self.document, schema, place.pointer)
+            derived += [("allOf", one)] if grouped else []
         is_alone = not branches and not derived and place.pointer not in self.checked
         own = place if is_alone else place.beside()
         prepared: dict[str, Any] = {}
@@ -272,7 +276,7 @@ class _Preparer:
             self.scarce.add(place.pointer)
         if branches:
             is_only = len(branches) == 1 and not prepared and not derived
-            self._add_branches(schema, branches, prepared, place if is_only else place.beside())
+            self._add_branches(schema, branches, prepared, place if is_only else place.beside(), grouped)
         if derived and not branches and is_closed_beside(self.document, schema, [one for _, one in derived], place):
             prepared["additionalProperties"] = False
         for key, one in derived:
@@ -343,6 +347,7 @@ class _Preparer:
                 keywords[CHECKED] = own.at("multipleOf")
         if "string" in types:
             keywords |= self._of_strings(schema, own)
+            self.escaped = self.escaped or keywords.pop(ESCAPED, None)
         if "array" in types:
             keywords |= array_keywords(schema, own, prepare)
         if "object" in types:
@@ -382,9 +387,9 @@ class _Preparer:
         self.escaped = self.escaped or constants.escaped
 
     def _add_branches(
-        self, schema: dict[str, Any], branches: list[str], prepared: dict[str, Any], place: Place
+        self, schema: dict[str, Any], branches: list[str], prepared: dict[str, Any], place: Place, grouped: list[int]
     ) -> None:
-        """Add the schemas that apply to the same value."""
+        """Add the schemas that apply to the same value, without the members of ``allOf`` that are grouped."""
         if branches[0] in REFERENCES:
             target, value = self.document.target(schema, place.pointer)
             if allows_nothing(value):  # as a definition, it would be refused also where no value is needed
@@ -403,6 +408,8 @@ class _Preparer:
             around = place.beside() if key == "allOf" and len(options) > 1 else place
             found = []
             for index, option in enumerate(options):
+                if key == "allOf" and index in grouped:
+                    continue
                 branch = around.of_branch(key, index, *suffix)
                 self._note_branch(place, branch, is_conditional=key != "allOf")
                 found.append(self.prepare(option, branch))

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from enginehouse_llguidance.formats import STRING_FORMATS
-from enginehouse_llguidance.patterns import Pattern, PatternError, translate_pattern
-from enginehouse_llguidance.schemas.markers import MATCHED
+from enginehouse_llguidance.patterns import (
+    AutomatonError,
+    NothingMatches,
+    Pattern,
+    PatternError,
+    restricted,
+    translate_pattern,
+)
+from enginehouse_llguidance.schemas.markers import ESCAPED, MATCHED
 from enginehouse_llguidance.schemas.problems import SchemaProblem, join_pointer
 
 __all__ = ["MAX_PATTERNS", "has_control_characters", "is_text", "length", "read_pattern", "string_keywords"]
 
+_CONTROLS = re.compile(
+    r"\\(?:c|x[017]|u00[017]|0|v|p\{C)|[\x00-\x1f\x7f]"
+)  # an expression may need a control character
 _ESCAPED = frozenset("\b\t\n\f\r")
 MAX_PATTERNS = 5
 """Maximum number of expressions for one string: the library intersects their automata. 10 take 0.2 s, 12 take 3 s."""
@@ -32,11 +43,13 @@ def string_keywords(schema: Mapping[str, Any], pointer: str, *, is_loose: bool =
         found = read_pattern(schema["pattern"], join_pointer(pointer, ["pattern"]))
         patterns += [found.regex, *found.conditions]
         is_exact = found.is_exact
+        if _CONTROLS.search(schema["pattern"]) and _needs_controls(found.regex):
+            keywords[ESCAPED] = join_pointer(pointer, ["pattern"])
     if "format" in schema and (regex := _format(schema["format"], join_pointer(pointer, ["format"]))):
         patterns.insert(1, regex)
     if patterns and is_loose:
-        is_exact = is_exact and len(patterns) == 1 and not keywords
-        patterns, keywords = patterns[:1], {}
+        is_exact = is_exact and len(patterns) == 1 and keywords.keys() <= {ESCAPED}
+        patterns, keywords = patterns[:1], {key: value for key, value in keywords.items() if key == ESCAPED}
     if patterns:
         keywords["pattern"] = f"^(?:{patterns[0]})$"
     if len(patterns) > 1:
@@ -54,6 +67,17 @@ def read_pattern(value: Any, pointer: str) -> Pattern:
         return translate_pattern(value, search=True)
     except PatternError as error:
         raise SchemaProblem(pointer, str(error)) from error
+
+
+def _needs_controls(regex: str) -> bool:
+    """Return True if all texts that match an expression contain characters that are only written with escapes."""
+    try:
+        restricted(regex, [("[\\x{8}-\\x{a}\\x{c}-\\x{d}\\x{20}-\\x{7e}\\x{80}-\\x{10ffff}]*", False)])
+    except NothingMatches:
+        return True
+    except AutomatonError:
+        pass
+    return False
 
 
 def length(schema: Mapping[str, Any], key: str, pointer: str) -> int:
