@@ -32,6 +32,7 @@ ANY_TEXT = f"{EVERY}*"
 NO_TEXT = "[^\\x{0}-\\x{10ffff}]"
 """An expression that matches nothing."""
 
+_ANY = Group([[ANY_TEXT]])
 _MAX_OPTIONS = 10_000
 
 
@@ -153,12 +154,23 @@ def _asserts(items: Sequence) -> bool:
 
 
 def _without_anchors(option: Sequence, search: bool) -> _Option:
-    start, end = 0, len(option)
-    while start < end and option[start] == START:
-        start += 1
-    while end > start and option[end - 1] == END:
-        end -= 1
-    return _Option(option[start:end], bool(start) or not search, end < len(option) or not search)
+    items = list(option)
+    for place in range(len(items) - 1, 0, -1):  # any text before the start is empty, as one after the end
+        if items[place - 1] == _ANY and items[place] == START:
+            del items[place - 1]
+        elif items[place - 1] == END and items[place] == _ANY:
+            del items[place]
+    first = _num_assertions(items)
+    begin, items = items[:first], items[first:]
+    last = len(items) - _num_assertions(items[::-1])
+    items, end = items[:last], items[last:]
+    kept = [*(item for item in begin if item != START), *items, *(item for item in end if item != END)]
+    return _Option(kept, START in begin or not search, END in [*begin, *end] or not search)
+
+
+def _num_assertions(items: Sequence) -> int:
+    """Return the number of assertions that a sequence begins with."""
+    return next((place for place, item in enumerate(items) if not isinstance(item, Look | Anchor)), len(items))
 
 
 def _split_off(options: list[_Option]) -> tuple[list[Sequence], list[_Option]]:

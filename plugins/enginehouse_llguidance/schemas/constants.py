@@ -126,9 +126,7 @@ def _written(value: Any, pointer: str) -> Any:
             raise SchemaProblem(pointer, "must be finite")
         if value == int(value):
             if not is_exact_integer(value):
-                raise NotExpressible(
-                    pointer, "an integer beyond 64 bits cannot be written, since decoders take it for a float"
-                )
+                raise NotExpressible(pointer, "an integer of more than 63 bits cannot be written exactly")
             return int(value)
         _, digits, exponent = Decimal(repr(value)).as_tuple()
         if len(digits) > EXACT_DIGITS or int(exponent) < -_MAX_DECIMALS:

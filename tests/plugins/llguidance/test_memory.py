@@ -47,7 +47,8 @@ def bombs(seed: int) -> Iterator[dict[str, Any]]:
             for index in range(800)
         ]
     }
-    yield {"type": "object", "properties": {f"k{seed}_{index}": {"type": "string"} for index in range(3000)}}
+    properties = {f"k{seed}_{index}": {"type": "string"} for index in range(3000)}
+    yield {"type": "object", "properties": properties, "patternProperties": {"^x": {}}}
 
 
 def small(seed: int) -> dict[str, Any]:
