@@ -308,8 +308,8 @@ def _grammar_of_expressions(pattern: Pattern) -> str:
     expressions = (pattern.regex, *pattern.conditions)
     if len(expressions) == 1:
         return LLMatcher.grammar_from_regex(pattern.regex)
-    text = " & ".join(f"/{one}/" for one in expressions)  # slashes are escaped in them
-    return LLMatcher.grammar_from_lark(f"start: TEXT\nTEXT: {text}\n")
+    text = " & ".join(f"/(?:{one})/" for one in expressions)  # slashes are escaped in them
+    return json.dumps({"grammars": [{"lark_grammar": f"start: TEXT\nTEXT: {text}\n"}]})
 
 
 def _grammar_of_prepared(prepared: PreparedSchema) -> str:

@@ -22,34 +22,52 @@ MALFORMED = {
 """Keywords that are only left where their value is wrong, and what is wrong."""
 
 _VALUES = frozenset({"const", "default", "enum", "example", "examples"})
-_HAS_ID = re.compile(r"/draft-0[34]/")
+_FORMATS = {"host-name": "hostname", "ip-address": "ipv4"}
+_COLORS = "aqua|black|blue|fuchsia|gray|green|lime|maroon|navy|olive|orange|purple|red|silver|teal|white|yellow"
+_FORMATS_OF_DRAFT_3 = {
+    "time": "^(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]$",
+    "color": f"^(?:#[0-9A-Fa-f]{{6}}|{_COLORS})$",
+}
+_DIALECT = re.compile(r"/draft-0([34])/")
 
 
 def modernized(root: Any) -> Any:
     """Return a schema as draft 2020-12 writes it; what is malformed stays as it is."""
     dialect = root.get("$schema") if isinstance(root, dict) else None
-    return _modernized(root, has_id=isinstance(dialect, str) and _HAS_ID.search(dialect) is not None)
+    found = _DIALECT.search(dialect) if isinstance(dialect, str) else None
+    return _modernized(root, int(found[1]) if found else None)
 
 
-def _modernized(value: Any, *, has_id: bool) -> Any:
+def _modernized(value: Any, draft: int | None) -> Any:
     """Return a schema, or a value that may contain some that are referred to."""
     if isinstance(value, list):
-        return [_modernized(one, has_id=has_id) for one in value]
+        return [_modernized(one, draft) for one in value]
     if not isinstance(value, dict):
         return value
     found: dict[str, Any] = {}
     for key, member in value.items():
         if SUBSCHEMAS.get(key) == "named" and isinstance(member, dict):
-            found[key] = {name: _modernized(one, has_id=has_id) for name, one in member.items()}
+            found[key] = {name: _modernized(one, draft) for name, one in member.items()}
         else:
-            found[key] = member if key in _VALUES else _modernized(member, has_id=has_id)
-    if has_id and isinstance(found.get("id"), str):
+            found[key] = member if key in _VALUES else _modernized(member, draft)
+    if draft is not None and isinstance(found.get("id"), str):
         found.setdefault("$id", found.pop("id"))
+    _rewrite_format(found, draft)
     _rewrite_bounds(found)
     _rewrite_required(found)
     _rewrite_types(found)
     _rewrite_names(found)
     return found
+
+
+def _rewrite_format(schema: dict[str, Any], draft: int | None) -> None:
+    name = schema.get("format")
+    if not isinstance(name, str):
+        return
+    schema["format"] = _FORMATS.get(name, name)
+    if draft == 3 and name in _FORMATS_OF_DRAFT_3:
+        del schema["format"]
+        _add(schema, {"pattern": _FORMATS_OF_DRAFT_3[name]})
 
 
 def _rewrite_bounds(schema: dict[str, Any]) -> None:

@@ -28,7 +28,7 @@ def _annotations(*names: str) -> dict[str, Keyword]:
     return {name: Keyword("annotation") for name in names}
 
 
-_BOUND = "to 15 digits, for integers to what a float holds; more are tightened to that, not refused"
+_BOUND = "to 15 digits, for integers to what a float holds; more are tightened to that; beyond 9·10^18 they are checked"
 
 KEYWORDS: dict[str, Keyword] = {
     # Core
@@ -50,7 +50,9 @@ KEYWORDS: dict[str, Keyword] = {
     "$recursiveRef": Keyword("enforced"),
     # Any type
     "type": Keyword("enforced", "also `any` and schemas, as in draft 3"),
-    "enum": Keyword("enforced", "numbers of 15 digits or integers that a float holds"),
+    "enum": Keyword(
+        "enforced", "numbers of more than 15 digits are checked; what cannot be written is left out if there is more"
+    ),
     "const": Keyword("enforced", "as `enum`"),
     "allOf": Keyword("enforced"),
     "anyOf": Keyword("enforced"),
@@ -70,16 +72,17 @@ KEYWORDS: dict[str, Keyword] = {
     "exclusiveMaximum": Keyword("enforced", "as `exclusiveMinimum`"),
     "multipleOf": Keyword(
         "enforced",
-        "decimals such as 0.01 and values above 10000 are checked; where fewer than one number in 1000 is, only"
-        " about 1000 multiples are allowed, those next to zero or to the bounds",
+        "decimals such as 0.01 and values above 10000 are checked, as several of one number with a product above"
+        " 100000; where fewer than one number in 1000 is a multiple, only about 1000 are allowed, those next to zero or"
+        " to the bounds",
     ),
     # Strings
     "minLength": Keyword("enforced"),
     "maxLength": Keyword("enforced"),
     "pattern": Keyword(
         "enforced",
-        "`^` and `$` at the edges of an alternative; look-ahead only where its rest reaches to the end; no look-behind,"
-        " back-references, word boundaries, flags",
+        "assertions whose automaton is large, and one within another, are checked; at most 5 expressions for one"
+        " string, others are checked; no back-references",
     ),
     "format": Keyword("enforced", "see below; others have no effect"),
     "contentEncoding": Keyword("annotation"),
@@ -92,18 +95,25 @@ KEYWORDS: dict[str, Keyword] = {
     "minItems": Keyword("enforced"),
     "maxItems": Keyword("enforced"),
     "uniqueItems": Keyword("enforced"),
-    "contains": Keyword("enforced", "the items asked for are among the first 8, or checked"),
-    "minContains": Keyword("enforced", "above 8, with `maxContains` above 4, it is checked"),
+    "contains": Keyword("enforced", "the items asked for are among the first 8, or all of the first ones"),
+    "minContains": Keyword(
+        "enforced", "above 8, with `maxContains` above 4, those items are the first; above 1000 it is checked"
+    ),
     "maxContains": Keyword("enforced", "checked where `contains` has no complement (see `not`)"),
     "unevaluatedItems": Keyword("enforced", "what one combination of branches evaluates; checked if there are many"),
     # Objects
-    "properties": Keyword("enforced", "in the order of the schema"),
+    "properties": Keyword(
+        "enforced",
+        "in the order of the schema; of more than about 1000 that may be absent, those after 500 are checked",
+    ),
     "required": Keyword("enforced", "also as a flag of a property, as in draft 3"),
     "additionalProperties": Keyword(
         "enforced", "read as `false` if it is absent and no other schema applies to the object"
     ),
     "patternProperties": Keyword(
-        "enforced", "up to 4 that overlap; only ASCII names beside classes on which dialects differ"
+        "enforced",
+        "checked where more than 4 overlap, or those of joined schemas; only ASCII names beside classes on which"
+        " dialects differ",
     ),
     "propertyNames": Keyword(
         "enforced", "checked where others than patterns, formats, lengths, constants and `anyOf` restrict names"

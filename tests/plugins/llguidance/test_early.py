@@ -68,6 +68,8 @@ CASES: dict[str, tuple[Any, Any, Any, Any]] = {
         [{"b": None}, {"a": None, "b": None}],
         [{"a": None}, {}],
     ),
+    "names of formats": (Draft3Validator, {"type": "string", "format": "ip-address"}, ["1.2.3.4"], ["a"]),
+    "times without zone": (Draft3Validator, {"$schema": DRAFT_3, "format": "time"}, ["12:00:00", 1], ["12:00:00Z"]),
     "an id as base": (
         Draft4Validator,
         {
@@ -93,9 +95,10 @@ def test_early_forms_are_enforced(compiler: GrammarCompiler, tokenizer: FakeToke
     texts = {walk(grammar, tokenizer, random.Random(seed), 200) for seed in range(20)} - {None}
 
     assert texts
-    assert all(dialect(schema).is_valid(json.loads(text)) for text in texts)
+    validator = dialect(schema, format_checker=dialect.FORMAT_CHECKER)
+    assert all(validator.is_valid(json.loads(text)) for text in texts)
     for value, is_valid in [*((one, True) for one in good), *((one, False) for one in bad)]:
-        assert dialect(schema).is_valid(value) == is_valid
+        assert validator.is_valid(value) == is_valid
         assert takes(grammar, tokenizer, json.dumps(value)) == is_valid, value
 
 
