@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enginehouse_llguidance.patterns.automata import AutomatonError, Expression
-from enginehouse_llguidance.patterns.intersections import NothingMatches, listed, restricted
+from enginehouse_llguidance.patterns.intersections import NothingMatches, limited_work, listed, restricted
 from enginehouse_llguidance.patterns.reading import PatternError
 from enginehouse_llguidance.patterns.translating import (
     ANY_TEXT,
@@ -24,6 +24,7 @@ __all__ = [
     "PatternError",
     "escape_text",
     "expression_of",
+    "limited_work",
     "listed",
     "restricted",
     "translate_pattern",

@@ -45,6 +45,11 @@ class Expression:
     def __init__(self, text: str) -> None:
         self._machine = Machine.of(text)
 
+    @property
+    def size(self) -> int:
+        """Number of nodes of the automaton."""
+        return self._machine.size
+
     def matches(self, text: str) -> bool:
         """Return True if all of a text matches. Raises AutomatonError if that takes too long."""
         return self._machine.reached(text, _Left(_MAX_VISITED))[-1]
@@ -102,6 +107,11 @@ class Machine:
     def of(cls, expression: str) -> Machine:
         """Build the automaton of an expression. Raises AutomatonError."""
         return _Builder(list(reversed(_TOKEN.findall(expression))), _Left(_MAX_NODES)).whole()
+
+    @property
+    def size(self) -> int:
+        """Number of nodes, with those of assertions."""
+        return len(self.moves) + sum(guard.machine.size for guard in self.guards if guard.machine is not None)
 
     def node(self) -> int:
         """Add a node."""

@@ -9,7 +9,10 @@ Source: subset construction, partition refinement and state elimination from tex
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import lru_cache
 from itertools import pairwise
 
 from attrs import frozen
@@ -18,17 +21,32 @@ from enginehouse_llguidance.patterns.assertions import Steps, steps_of
 from enginehouse_llguidance.patterns.automata import AutomatonError, Machine
 from enginehouse_llguidance.patterns.characters import EVERY, LAST, SURROGATES, Ranges, joined
 
-__all__ = ["NothingMatches", "listed", "restricted"]
+__all__ = ["NothingMatches", "limited_work", "listed", "restricted"]
 
 _MAX_STATES = 1500
 _MAX_MINIMIZED = 250
-_MAX_STEPS = 1_000_000  # of nodes, about a second
+_MAX_STEPS = 1_000_000  # of nodes, about half a second
+_MAX_ALL_STEPS = 5_000_000
+_STEPS_OF_NODE = 10  # to build it
+_left: ContextVar[list[int] | None] = ContextVar("left", default=None)
+"""Steps that are left to the automata of a schema."""
+
 _MAX_CHARS = 40_000
 _TOO_LARGE = "too large beside assertions or other expressions"
 
 
 class NothingMatches(AutomatonError):
     """No text satisfies all conditions."""
+
+
+@contextmanager
+def limited_work() -> Iterator[None]:
+    """Limit the work of all automata that are built within it, such as those of one schema."""
+    token = _left.set([_MAX_ALL_STEPS])
+    try:
+        yield
+    finally:
+        _left.reset(token)
 
 
 def restricted(text: str, conditions: Sequence[tuple[str, bool]]) -> str:
@@ -39,9 +57,18 @@ def restricted(text: str, conditions: Sequence[tuple[str, bool]]) -> str:
 
     Raises:
         NothingMatches: no text satisfies the conditions.
-        AutomatonError: there are too many states.
+        AutomatonError: there are too many states, or too many were built before.
     """
+    return _restricted(text, tuple(conditions))
+
+
+@lru_cache(1024)
+def _restricted(text: str, conditions: tuple[tuple[str, bool], ...]) -> str:
+    left = _left.get() or [_MAX_STEPS]
+    if left[0] < 0:
+        raise AutomatonError(_TOO_LARGE)
     machines = [Machine.of(expression) for expression in (text, *(expression for expression, _ in conditions))]
+    left[0] -= _STEPS_OF_NODE * sum(machine.size for machine in machines)
     wanted = (True, *(not is_negated for _, is_negated in conditions))
     product = _minimized(_determinized(machines, wanted))
     if len(product.table) > _MAX_MINIMIZED:
@@ -93,11 +120,13 @@ def _determinized(machines: Sequence[Machine], wanted: Sequence[bool]) -> _Produ
     start = tuple(one.start for one in automata)
     states, numbers = [start], {start: 0}
     table: _Table = []
-    num_steps = 0
+    left, num_steps = _left.get() or [_MAX_STEPS], 0
     while len(table) < len(states):
         state = states[len(table)]
-        num_steps += len(classes) * sum(one.size(nodes) for one, nodes in zip(automata, state, strict=True))
-        if num_steps > _MAX_STEPS or len(states) > _MAX_STATES:
+        size = len(classes) * sum(one.size(nodes) for one, nodes in zip(automata, state, strict=True))
+        num_steps += size
+        left[0] -= size
+        if num_steps > _MAX_STEPS or len(states) > _MAX_STATES or left[0] < 0:
             raise AutomatonError(_TOO_LARGE)
         row = []
         for ranges in classes:

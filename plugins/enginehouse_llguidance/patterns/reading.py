@@ -244,7 +244,7 @@ class Reader:
 
     def _read_quantifier(self) -> str:
         char = self._peek()
-        if char in ("*", "+", "?") and char:
+        if char in ("*", "+", "?"):
             self.position += 1
             self.is_unbounded |= char != "?"
             quantifier = char

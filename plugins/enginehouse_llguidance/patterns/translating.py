@@ -7,8 +7,6 @@ large, they are left out, and texts are checked when they are complete.
 
 from __future__ import annotations
 
-import functools
-
 from attrs import frozen
 
 from enginehouse_llguidance.patterns.automata import AutomatonError
@@ -65,7 +63,6 @@ class _Option:
     is_end: bool
 
 
-@functools.lru_cache(1024)
 def translate_pattern(pattern: str, *, search: bool, max_depth: int = 64) -> Pattern:
     """Translate an expression.
 

@@ -37,6 +37,8 @@ _MAX_LISTED = 64
 
 _MAX_OVERLAPPING = 4
 """Maximum number of patterns of names that are combined where they overlap."""
+_MAX_COMPARED = 30
+"""Maximum number of patterns of names that are compared with each other; the library compares more."""
 
 
 def add_pattern_properties(
@@ -51,7 +53,8 @@ def add_pattern_properties(
     """Add the keywords for ``patternProperties`` to those of ``properties`` and ``additionalProperties``.
 
     Args:
-        is_loose: all free names have the values that some may have, and are checked.
+        is_loose: if there are many patterns, or another schema restricts the same object, all free names have the
+            values that some may have, and are checked.
     """
     patterns = schema["patternProperties"]
     read = {one: read_pattern(one, place.at("patternProperties", one)) for one in patterns}
@@ -62,7 +65,7 @@ def add_pattern_properties(
         _list_names(read, values, keywords)
     if not values:
         return
-    if is_loose:
+    if is_loose and (not place.is_alone or len(values) > _MAX_COMPARED):
         rest = keywords.get("additionalProperties", True)
         keywords["additionalProperties"] = {"anyOf": [*values.values(), *([] if rest is False else [rest])]}
         keywords[MATCHED] = place.at("patternProperties")
@@ -83,7 +86,7 @@ def add_pattern_properties(
             prepared = _where_dialects_agree(prepared, names, values, keywords)
         except AutomatonError:
             is_exact = False
-    found, is_divided = _disjoint(prepared)
+    found, is_divided = _disjoint(prepared) if len(prepared) <= _MAX_COMPARED else (prepared, True)
     keywords["patternProperties"] = found
     if not (is_exact and is_divided):
         keywords[MATCHED] = place.at("patternProperties")
@@ -260,7 +263,7 @@ def restrict_names(
     """Rewrite ``propertyNames`` as the only pattern that names may match, or as a list; others are checked.
 
     Args:
-        is_loose: all but lists are checked.
+        is_loose: all but lists are checked, if another schema restricts the same object.
     """
     pointer, names = place.at("propertyNames"), schema["propertyNames"]
     if names is False:
@@ -279,7 +282,7 @@ def restrict_names(
         keywords["additionalProperties"] = False
         return
     try:
-        body = _body_of_names(names, asked, pointer) if not is_loose else None
+        body = _body_of_names(names, asked, pointer) if place.is_alone or not is_loose else None
         if body is not None:
             _only_matching(body, required, keywords)
             return

@@ -90,8 +90,9 @@ def number_keywords(schema: Mapping[str, Any], pointer: str, *, integer: bool, e
     if (low is not None and low > limit) or (high is not None and high < -limit):
         return {CHECKED: join_pointer(pointer, ["minimum" if low is not None and low > limit else "maximum"])}
     if integer:
-        least = low if low is not None else min(-_USUAL_INTEGER, (high or Fraction(0)) - _USUAL_INTEGER)
-        high = high if high is not None else max(_USUAL_INTEGER, least + _USUAL_INTEGER)
+        usual = Fraction(_USUAL_INTEGER)
+        least = low if low is not None else min(-usual, (high or 0) - usual)
+        high = high if high is not None else max(usual, least + usual)
         low = least
     elif multiple is not None:
         # Multiples are exact up to this bound.
@@ -101,9 +102,9 @@ def number_keywords(schema: Mapping[str, Any], pointer: str, *, integer: bool, e
     keywords: dict[str, Any] = {}
     write = _written_integer if integer else _written_decimal
     if low is not None:
-        keywords["minimum"] = write(Fraction(low), up=True)
+        keywords["minimum"] = write(low, up=True)
     if high is not None:
-        keywords["maximum"] = write(Fraction(high), up=False)
+        keywords["maximum"] = write(high, up=False)
     if is_listed:
         keywords[LISTED] = _multiples(keywords, schema["multipleOf"], integer)
     elif multiple is not None:

@@ -36,11 +36,10 @@ def object_keywords(
     Args:
         place: ``is_alone`` only if nothing besides these keywords restricts the properties.
         prepare: prepares subschemas.
-        has_loose_names: names that match expressions are left to the check of complete values, if another schema
-            restricts the same object.
+        has_loose_names: names that match many expressions, or those of joined schemas, are left to the check of
+            complete values.
         has_few_properties: more than 500 that may be absent are left to that check.
     """
-    is_loose = has_loose_names and not place.is_alone
     keywords: dict[str, Any] = {}
     properties = _mapping(schema, "properties", place)
     if properties:
@@ -55,9 +54,9 @@ def object_keywords(
     elif _suffices(schema, properties, patterns, required, place):
         keywords["additionalProperties"] = False
     if patterns:
-        add_pattern_properties(schema, required, keywords, place, prepare, is_loose=is_loose)
+        add_pattern_properties(schema, required, keywords, place, prepare, is_loose=has_loose_names)
     if schema.get("propertyNames", True) not in (True, {}):
-        restrict_names(schema, required, keywords, place, prepare, is_loose=is_loose)
+        restrict_names(schema, required, keywords, place, prepare, is_loose=has_loose_names)
     count_names(schema, keywords, required, place)
     if required:
         keywords["required"] = required

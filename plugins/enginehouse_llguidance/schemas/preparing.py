@@ -16,6 +16,7 @@ from typing import Any, Literal
 from attrs import define, evolve, field, frozen
 
 from enginehouse_llguidance.options import LlguidanceOptions
+from enginehouse_llguidance.patterns import limited_work
 from enginehouse_llguidance.schemas.arrays import array_keywords
 from enginehouse_llguidance.schemas.constants import read_constants, requires_unique
 from enginehouse_llguidance.schemas.derived import derived_schemas, exclusive_conditions, exclusive_options, without
@@ -114,12 +115,14 @@ def prepare_schema(
     """
     document = Document(root)
     if not document.depends_on_paths:
-        return _Preparer(document, options, loosened).run()
+        with limited_work():
+            return _Preparer(document, options, loosened).run()
     static = static_schema(document, options.max_subschemas)
     try:
-        prepared = _Preparer(Document(static.root), options, loosened).run()
+        with limited_work():
+            prepared = _Preparer(Document(static.root), options, loosened).run()
     except SchemaProblem as error:
-        raise SchemaProblem(static.origin(error.pointer), error.reason) from error
+        raise type(error)(static.origin(error.pointer), error.reason) from error
     return evolve(prepared, parts=tuple((static.origin(pointer), part) for pointer, part in prepared.parts))
 
 

@@ -15,6 +15,7 @@ from enginehouse_llguidance.schemas.strings import read_pattern
 __all__ = ["Texts", "TooLarge", "Undecided", "in_ascii"]
 
 _CATEGORY = re.compile(r"\\([pP])\{(\w+)\}")
+_MAX_NODES = 200_000  # of all automata: a second
 _FORMATS = {name: re.compile(expression) for name, expression in STRING_FORMATS.items()}
 
 
@@ -40,6 +41,7 @@ class Texts:
     """Patterns and formats, read when they are first asked for."""
 
     known: dict[str, _Known] = field(factory=dict)
+    num_nodes: int = 0
 
     def read(self, pattern: str, pointer: str = "") -> _Known:
         """Translate a pattern.
@@ -49,11 +51,14 @@ class Texts:
             AutomatonError: it is too large.
         """
         if pattern not in self.known:
+            if self.num_nodes > _MAX_NODES:
+                raise AutomatonError("the expressions that are checked are too large together")
             is_agreed = not read_pattern(pattern, pointer).depends_on_dialect
             narrow, wide = Expression(expression_of(pattern, is_widened=False)), None
             if not is_agreed:
                 with suppress(PatternError, AutomatonError):
                     wide = Expression(expression_of(pattern, is_widened=True))
+            self.num_nodes += narrow.size + (0 if wide is None else wide.size)
             self.known[pattern] = _Known(narrow, wide, is_agreed)
         return self.known[pattern]
 

@@ -64,7 +64,7 @@ def _read_patterns(schema: dict[str, Any], pointer: str, texts: Texts) -> None:
         try:
             texts.read(schema["pattern"] if place == ("pattern",) else place[-1], join_pointer(pointer, place))
         except AutomatonError as error:
-            raise SchemaProblem(join_pointer(pointer, place), f"is too large in a branch: {error}") from error
+            raise SchemaProblem(join_pointer(pointer, place), f"is too large to be checked: {error}") from error
 
 
 @define(eq=False)
