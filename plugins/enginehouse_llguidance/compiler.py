@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from attrs import evolve
@@ -50,7 +50,8 @@ _MAX_LOCATED_PARTS = 200
 _LEXER_FUEL = 300_000  # an expression that needs more takes over a second to start; 20,000 choices need far less
 _STEP_FUEL = 2_000_000  # a token after which 100,000 remainders are told apart needs over 1,000,000: 0.1 s
 _MAX_ROW = 4000  # items after a token, which take 7 ms; nested alternatives exceed 2000, the library's own limit
-_WORDS_THAT_LOOSEN = ("too large", "too big", "Unsatisfiable")  # in the library's messages
+_UNSATISFIABLE = "Unsatisfiable schema"
+_WORDS_THAT_LOOSEN = ("too large", "too big", _UNSATISFIABLE)  # in the library's messages
 """No value satisfies a grammar that allows fewer than its schema, but some may satisfy the schema."""
 
 _UNSATISFIED = re.compile(r"Unsatisfiable schema:[\s\S]*? while processing json-schema:///#/\$defs/(\w+)")
@@ -75,6 +76,18 @@ class _Refused(ValueError):
 
 class _TooWide(_Refused):
     """Its beginning cannot be followed: more may come next than a row holds."""
+
+
+class _Started(NamedTuple):
+    """A schema and its grammar.
+
+    Attributes:
+        problem: why the exact grammar was refused, if values are checked instead.
+    """
+
+    prepared: PreparedSchema
+    grammar: LlguidanceGrammar
+    problem: SchemaProblem | None
 
 
 class LlguidanceCompiler:
@@ -132,13 +145,18 @@ class LlguidanceCompiler:
             raise InvalidRequest(f"{constraint.param}: {error}", constraint.param) from error
 
     def _schema(self, text: str) -> LlguidanceGrammar:
-        prepared, grammar = self._started(text)
-        if prepared.rules is not None:
-            check_has_value(grammar, self._tokens, frozenset(self._vocabulary.eos_tokens))
-        return grammar
+        started = self._started(text)
+        if started.prepared.rules is not None:
+            try:
+                check_has_value(started.grammar, self._tokens, frozenset(self._vocabulary.eos_tokens))
+            except SchemaProblem as error:
+                if started.problem is not None and _UNSATISFIABLE in started.problem.reason:
+                    raise started.problem from error
+                raise
+        return started.grammar
 
-    def _started(self, text: str) -> tuple[PreparedSchema, LlguidanceGrammar]:
-        """Prepare a schema and build its grammar: a loose one if the exact one is too large."""
+    def _started(self, text: str) -> _Started:
+        """Prepare a schema and build its grammar: a loose one if the exact one is too large, or allows nothing."""
         schema = read_schema(text)
         loosened: frozenset[Loosening] = frozenset()
         problem: SchemaProblem | None = None
@@ -146,17 +164,15 @@ class LlguidanceCompiler:
             kind: Loosening | None
             try:
                 prepared = prepare_schema(schema, self._options, loosened)
-                return self._start_schema(prepared)
+                return _Started(*self._start_schema(prepared), problem)
             except TooManySubschemas as error:
                 problem, kind = problem or error, "derived"
             except SchemaProblem as error:
                 raise problem or error from error
             except _Refused as error:
-                place = error.pointer if error.pointer is not None else self._locate(prepared)
-                problem = problem or SchemaProblem(place, str(error))
-                kind = _loosening_for(str(error))
+                problem, kind = problem or self._located(prepared, error), _loosening_for(str(error))
             if kind is None or kind in loosened:
-                raise problem  # of the exact one, which tells the place
+                raise problem
             loosened |= {kind}
 
     def _check_large(self, prepared: PreparedSchema) -> None:
@@ -189,14 +205,16 @@ class LlguidanceCompiler:
         self._check_large(prepared)
         return prepared, grammar
 
-    def _locate(self, prepared: PreparedSchema) -> str:
-        """Return the pointer of the innermost subschema refused by itself, or "" if only the combination is refused."""
+    def _located(self, prepared: PreparedSchema, error: _Refused) -> SchemaProblem:
+        """Return the refusal of a schema, at the innermost part that is refused by itself, if one is."""
+        if error.pointer is not None:
+            return SchemaProblem(error.pointer, str(error))
         for pointer, part in prepared.parts[:_MAX_LOCATED_PARTS]:
             try:
                 self._start(_grammar_of_schema(part))
             except _Refused:
-                return pointer
-        return ""
+                return SchemaProblem(pointer, str(error))
+        return SchemaProblem("", str(error))
 
     def _grammar_of(self, constraint: Constraint) -> str:
         """Convert a constraint to the library's form."""
@@ -205,7 +223,7 @@ class LlguidanceCompiler:
             case "json_object":
                 grammar = _grammar_of_schema({"type": "object"})
             case "json_schema":
-                grammar = _grammar_of_prepared(self._started(text)[0])
+                grammar = _grammar_of_prepared(self._started(text).prepared)
             case "regex":
                 pattern = translate_pattern(text, search=False, max_depth=self._options.max_depth)
                 grammar = _grammar_of_expressions(pattern)

@@ -95,6 +95,7 @@ REFUSED: list[tuple[Any, str]] = [
     (None, "a schema must be an object"),
     # What no text says, or no value is found for
     ({"enum": []}, "Unsatisfiable schema"),
+    ({"type": "array", "items": {"enum": [2, 3]}, "contains": {"const": 1}, "minContains": 9}, "Unsatisfiable schema"),
     ({"const": 2**64 + 1}, "'/const': an integer of more than 63 bits"),
     ({"const": 1e-30}, "'/const': more than 22 digits"),
     ({"type": "number", "maximum": -1e300}, "no value was found that satisfies the schema"),
