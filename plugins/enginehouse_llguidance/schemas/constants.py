@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -13,7 +13,7 @@ from enginehouse_llguidance.schemas.numbers import EXACT_DIGITS, MAX_INTEGER, ar
 from enginehouse_llguidance.schemas.places import Place
 from enginehouse_llguidance.schemas.problems import NotExpressible, SchemaProblem, join_pointer
 from enginehouse_llguidance.schemas.strings import has_control_characters, is_text
-from enginehouse_llguidance.schemas.values import key_of
+from enginehouse_llguidance.schemas.values import is_of_type, key_of
 
 __all__ = ["Constants", "read_constants", "requires_unique"]
 
@@ -37,8 +37,9 @@ class Constants:
     escaped: str | None = None
 
 
-def read_constants(schema: Mapping[str, Any], place: Place, max_choices: int) -> Constants:
-    """Return the values of ``const`` or ``enum``. One that cannot be written is left out if there are others.
+def read_constants(schema: Mapping[str, Any], types: Sequence[str], place: Place, max_choices: int) -> Constants:
+    """Return the values of ``const`` or ``enum`` that have one of the types. One that cannot be written is left out if
+    there are others.
 
     Raises:
         SchemaProblem: the keyword is malformed, or none of its values can be written.
@@ -56,6 +57,8 @@ def read_constants(schema: Mapping[str, Any], place: Place, max_choices: int) ->
         return Constants({})
     exact, near, problem, escaped = [], list[dict[str, Any]](), None, None
     for pointer, value in given.items():
+        if not any(is_of_type(name, value) for name in types):
+            continue
         try:
             exact.append(_written(value, pointer))
         except NotExpressible as error:

@@ -13,6 +13,7 @@ from itertools import combinations
 from typing import Any
 
 from enginehouse_llguidance.patterns import (
+    ANY_TEXT,
     NO_TEXT,
     AutomatonError,
     Expression,
@@ -86,6 +87,8 @@ def add_pattern_properties(
             prepared = _where_dialects_agree(prepared, names, values, keywords)
         except AutomatonError:
             is_exact = False
+    if any(body == ANY_TEXT for body, _ in bodies.values()):
+        keywords["additionalProperties"] = False  # there are no other names, which the library does not see
     found, is_divided = _disjoint(prepared) if len(prepared) <= _MAX_COMPARED else (prepared, True)
     keywords["patternProperties"] = found
     if not (is_exact and is_divided):

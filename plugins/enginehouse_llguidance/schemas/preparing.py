@@ -237,8 +237,10 @@ class _Preparer:
             raise TooManySubschemas(place.pointer, message)
         for name in MALFORMED.keys() & value.keys():
             raise SchemaProblem(place.at(name), MALFORMED[name])
-        prepared = self._rewrite(value, place)
-        if prepared == ANY_INTEGER:  # shared, because its automaton is large
+        prepared: Any = self._rewrite(value, place)
+        if prepared.get("enum") == []:
+            prepared = False  # which the library tells from a schema without a value
+        elif prepared == ANY_INTEGER:  # shared, because its automaton is large
             self.uses_any_integer, prepared = True, {"$ref": "#/$defs/integer"}
         self.parts.append((place.pointer, prepared))
         return prepared
@@ -259,7 +261,7 @@ class _Preparer:
         if "type" in schema:
             prepared["type"] = types[0] if len(types) == 1 else types
         prepared |= self._of_types(schema, types, own)
-        self._add_constants(schema, prepared, place)
+        self._add_constants(schema, types, prepared, place)
         if prepared.pop(UNIQUE, False) and requires_unique(prepared):
             self.unique.add(place.pointer)
         if prepared.pop(UNIQUE_NAMES, False):
@@ -380,8 +382,8 @@ class _Preparer:
         is_same = not isinstance(value, dict) or COMPLEX.isdisjoint(value)  # at any place
         return {**schema, "propertyNames": value} if is_same else schema
 
-    def _add_constants(self, schema: dict[str, Any], prepared: dict[str, Any], place: Place) -> None:
-        constants = read_constants(schema, place, self.options.max_choices)
+    def _add_constants(self, schema: dict[str, Any], types: list[str], prepared: dict[str, Any], place: Place) -> None:
+        constants = read_constants(schema, types, place, self.options.max_choices)
         prepared |= constants.keywords
         if constants.near:
             prepared["allOf"] = [*prepared.get("allOf", []), {"anyOf": list(constants.near)}]

@@ -18,7 +18,7 @@ from enginehouse_llguidance.schemas.document import REFERENCES, Document, inner_
 from enginehouse_llguidance.schemas.numbers import is_multiple
 from enginehouse_llguidance.schemas.problems import SchemaProblem, join_pointer
 from enginehouse_llguidance.schemas.texts import Texts, TooLarge, Undecided
-from enginehouse_llguidance.schemas.values import key_of
+from enginehouse_llguidance.schemas.values import is_of_type, key_of
 
 __all__ = ["NO_RULES", "Rules", "TooLarge", "Validator", "find_branches"]
 
@@ -321,7 +321,7 @@ def _holds(schema: dict[str, Any], value: Any) -> bool:  # noqa: PLR0911 - one p
     """Return True if a value satisfies the keywords that contain no schemas."""
     if "type" in schema:
         named = schema["type"]
-        if not any(_is_of(name, value) for name in ([named] if isinstance(named, str) else named)):
+        if not any(is_of_type(name, value) for name in ([named] if isinstance(named, str) else named)):
             return False
     if "enum" in schema and key_of(value) not in map(key_of, schema["enum"]):
         return False
@@ -357,16 +357,6 @@ def _is_multiple(value: float, divisor: float) -> bool:
 
 def _is_within(schema: dict[str, Any], of: str, value: Any) -> bool:
     return bool(schema.get(f"min{of}", 0) <= len(value) <= schema.get(f"max{of}", math.inf))
-
-
-def _is_of(name: str, value: Any) -> bool:
-    is_number = isinstance(value, _NUMBERS) and not isinstance(value, bool)
-    if name == "integer":
-        return is_number and (isinstance(value, int) or value.is_integer())
-    if name == "number":
-        return is_number
-    kinds: dict[str, Any] = {"null": type(None), "boolean": bool, "string": str, "array": list, "object": dict}
-    return isinstance(value, kinds[name])
 
 
 @frozen(eq=False)
