@@ -146,8 +146,11 @@ class Reader:
     def _read_item(self, depth: int) -> Sequence:
         char = self._take()
         found = self._read_assertion(char, depth)
-        if found is not None:  # says the same again if it is repeated
-            return [] if self._read_quantifier().startswith(("*", "?", "{0,", "{0}")) else [found]
+        if found is not None:
+            quantifier = self._read_quantifier()
+            if quantifier and not isinstance(found, Look):
+                raise self._error("nothing to repeat")
+            return [] if quantifier.startswith(("*", "?", "{0,", "{0}")) else [found]  # it says the same again
         if char == "(":
             return self._read_group(depth)
         return [self._read_atom(char) + self._read_quantifier()]
