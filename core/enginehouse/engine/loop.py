@@ -41,7 +41,7 @@ from enginehouse.contract.types import (
 )
 from enginehouse.engine.constraints import Masks
 from enginehouse.engine.disk import DiskTier
-from enginehouse.engine.forward import encode, forward
+from enginehouse.engine.forward import Computed, encode, forward
 from enginehouse.engine.media import PlacedChunk, Preparers, preparers_of
 from enginehouse.engine.outputs import StepCounts, score_tokens, summary, text_delta, token_logprob, view_engine
 from enginehouse.engine.sampling.device_draws import DeviceDraws, InFlightStep, launch
@@ -120,9 +120,10 @@ class StepEngine:
         self._admit()
         self._speculation.prepare(self._scheduler.running)
         batch, began = self._scheduler.schedule(), self._clock()
-        previous, self._in_flight = self._in_flight, self._launch(batch)
+        computed = self._forward(batch)
         self._report_progress(batch)
-        self._collect(previous)
+        self._collect(self._in_flight)  # while the device computes
+        self._in_flight = launch(self._runner, computed, self._fail, self.guard)
         if self._in_flight.is_synchronous:
             self._collect(self._in_flight)
             self._in_flight = InFlightStep()
@@ -133,14 +134,14 @@ class StepEngine:
         outputs, self._outputs = self._outputs, []
         return outputs
 
-    def _launch(self, batch: Batch) -> InFlightStep:
-        """Run the forward pass and start sampling on the device where possible; the host samples in ``_collect``."""
+    def _forward(self, batch: Batch) -> Computed:
+        """Run the forward pass; on a device, it is only launched."""
         if batch.encodes is not None:
             self._computing = (batch.encodes,)
             self._contained(batch.encodes, encode, self._scheduler, batch.encodes)
             self._computing = ()
         if not batch.spans:
-            return InFlightStep()
+            return Computed()
         self._steps.add(len(batch.sequences))
         masks = self._masks.begin([s.constraint for s in batch.sequences if s.constraint and not s.is_reasoning])
         self._computing = batch.sequences
@@ -148,7 +149,7 @@ class StepEngine:
         self._computing = ()
         if masks is not None:
             masks.result()
-        return launch(self._runner, computed, self._fail, self.guard)
+        return computed
 
     def _report_progress(self, batch: Batch) -> None:
         """Report the prefill of requests that ask for it; other choices start when the first one is done."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from enginehouse_hf.cuda.attention import PoolAttention
@@ -39,19 +38,17 @@ class TransformersNetwork:
     Args:
         model: a causal model that uses our attention.
         attention: attention over the pool.
-        compiles: run decode steps through ``torch.compile``.
     """
 
-    def __init__(self, model: Any, attention: PoolAttention, compiles: bool) -> None:
-        self.name = "transformers layers, compiled" if compiles else "transformers layers"
+    name = "transformers layers"
+
+    def __init__(self, model: Any, attention: PoolAttention) -> None:
         self._depths, self._attention = Depths(model), attention
-        self._compiled = torch.compile(model, dynamic=False) if compiles else model
 
     def run(self, step: Step) -> Tensor:
         """See :class:`Network`."""
         step.begin()
-        is_usual = step.num_decodes == step.num_tokens and step.num_layers is None
-        model = self._compiled if is_usual else self._depths.model(step.num_layers)
+        model = self._depths.model(step.num_layers)
         rows = {} if step.rows is None else {"logits_to_keep": step.rows.long()}
         logits: Tensor = model(
             input_ids=step.token_ids[None],

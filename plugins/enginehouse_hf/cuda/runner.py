@@ -5,7 +5,7 @@ Handles sequences, steps and logits. Does not know files (see ``opening.py``), r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Literal
 
@@ -54,12 +54,40 @@ class CudaModel:
     hidden_size: int
 
 
-class ExitRows(DeviceRows):
-    """Rows on the device, and the number of layers that the token of each ran through."""
+class ExitRows:
+    """Rows of a pass in which tokens may exit: reading any of them finishes it. Implements ``DeviceOutput``."""
 
-    def __init__(self, logits: torch.Tensor, order: NDArray[np.int32] | None, exit_layers: Sequence[int]) -> None:
-        super().__init__(logits, order)
-        self.exit_layers = exit_layers
+    def __init__(self, num_rows: int, finish: Callable[[], _Group]) -> None:
+        self.num_rows = num_rows
+        self._finish: Callable[[], _Group] | None = finish
+        self._group: _Group | None = None
+
+    def finished(self) -> _Group:
+        """Run the pass to its end; waits for the decisions of the policy."""
+        if self._finish is not None:
+            finish, self._finish = self._finish, None  # after an error it is not run again
+            self._group = finish()
+        if self._group is None:
+            raise EngineError("hf: the forward pass failed in a layer after an exit decision")
+        return self._group
+
+    @property
+    def exit_layers(self) -> Sequence[int]:
+        """Number of layers that the token of each row ran through."""
+        return self.finished().exit_layers
+
+    def rows(self) -> DeviceRows:
+        """Return the rows on the device."""
+        group = self.finished()
+        return DeviceRows(group.logits, group.order)
+
+    def host(self) -> NDArray[np.float32]:
+        """(num_rows, vocab_size) float32, writable."""
+        return self.rows().host()
+
+    def select(self, rows: Sequence[int]) -> DeviceRows:
+        """Select rows."""
+        return self.rows().select(rows)
 
 
 @frozen(eq=False)
@@ -76,6 +104,9 @@ class _Group:
     order: NDArray[np.int32] | None
     exit_layers: list[int]
 
+    def __len__(self) -> int:
+        return len(self.exit_layers)
+
     def in_order(self) -> torch.Tensor:
         """(num_rows, vocab_size), row by row; a copy that outlives the next group."""
         if self.order is None:
@@ -87,7 +118,7 @@ class CudaRunner:
     """Implements ``DeviceSampler``; ``forward`` and ``sample`` return before they are done.
 
     Also a :class:`enginehouse.contract.backend.StateKeeper`: saving waits for previously launched work. Also a
-    ``LayerAccess``: with a policy, ``forward`` waits for the values that the policy reads.
+    ``LayerAccess``: with a policy, reading or sampling the rows waits for its decisions.
     """
 
     def __init__(
@@ -107,6 +138,7 @@ class CudaRunner:
         self._model: CudaModel | None = model
         self._parts: NetworkParts | None = None
         self._exits: CudaExits | None = None
+        self._unfinished: ExitRows | None = None
         self._positions = PositionPool(capabilities, info.vocab_size)
 
     def open_sequence(self) -> int:
@@ -135,6 +167,7 @@ class CudaRunner:
 
     def save(self, sequence: int) -> memoryview:
         """Return a copy of all keys and values of the sequence, on the host."""
+        self._finish_pass()
         length, state = self._positions.saved_length(sequence), self._loaded.state
         places = self._on_device(self._positions.table[sequence, :length])
         with torch.inference_mode():
@@ -143,6 +176,7 @@ class CudaRunner:
 
     def load(self, data: memoryview) -> int:
         """Create a sequence with the keys and values of a saved one."""
+        self._finish_pass()
         state = self._loaded.state
         length = check_state(data, self.state_format, state.bytes_per_token)
         sequence, places = self._positions.adopt(length)
@@ -159,8 +193,9 @@ class CudaRunner:
         """Number of positions not used by any sequence."""
         return self._positions.free_tokens()
 
-    def forward(self, spans: Sequence[Span]) -> DeviceRows:
+    def forward(self, spans: Sequence[Span]) -> DeviceRows | ExitRows:
         """Launch one pass over all spans; if that fails, no sequence has grown."""
+        self._finish_pass()
         sizes = self._positions.check(spans)
         places = self._positions.append(spans, sizes)
         try:
@@ -172,6 +207,7 @@ class CudaRunner:
 
     def use_exit_policy(self, policy: BoundExitPolicy | None) -> None:
         """Implements :class:`enginehouse.contract.exit_policy.LayerAccess`; records the required graphs."""
+        self._finish_pass()
         self._exits = None
         if policy is None:
             return
@@ -186,19 +222,43 @@ class CudaRunner:
             self._parts.prepare(policy.layers)
         self._exits = CudaExits(self._parts, policy)
 
+    def _finish_pass(self) -> None:
+        """Finish the last pass: what follows reads its keys and values, or uses the tensors of its graphs."""
+        if self._unfinished is not None:
+            unfinished, self._unfinished = self._unfinished, None
+            unfinished.finished()
+
     def _way(self, span: Span) -> _Way:
         may_exit = span.may_exit and span.num_tokens == 1 and span.num_layers is None and span.outputs != "none"
         return "early" if may_exit and self._exits is not None else span.num_layers
 
-    def _launch(self, spans: Sequence[Span], sizes: Sequence[int], places: NDArray[np.int32]) -> DeviceRows:
+    def _launch(self, spans: Sequence[Span], sizes: Sequence[int], places: NDArray[np.int32]) -> DeviceRows | ExitRows:
         ways = groups_by([self._way(span) for span in spans])
+        if len(ways) == 1 and "early" in ways:
+            self._unfinished = ExitRows(len(spans), self._begin_early(spans, sizes, places))
+            return self._unfinished
         if len(ways) == 1:
             found = self._launch_group(spans, sizes, places, next(iter(ways)))
         else:
             found = self._launch_groups(spans, sizes, places, ways)
-        if self._exits is None:
-            return DeviceRows(found.logits, found.order)
-        return ExitRows(found.logits, found.order, found.exit_layers)
+        return DeviceRows(found.logits, found.order) if self._exits is None else ExitRows(len(found), lambda: found)
+
+    def _begin_early(
+        self, spans: Sequence[Span], sizes: Sequence[int], places: NDArray[np.int32]
+    ) -> Callable[[], _Group]:
+        """Launch a pass over spans of single tokens that may exit, up to the first decision; return its end."""
+        assert self._exits is not None
+        packed = pack(spans, sizes, places, self._positions.table)
+        with torch.inference_mode():
+            begun = self._exits.begin(packed)
+
+        def finish() -> _Group:
+            with torch.inference_mode():
+                exited = begun.finish()
+            assert exited.logits is not None
+            return _Group(exited.logits, packed.rows, exited.layers[packed.rows].tolist())
+
+        return finish
 
     def _launch_groups(
         self,
@@ -224,14 +284,11 @@ class CudaRunner:
         self, spans: Sequence[Span], sizes: Sequence[int], places: NDArray[np.int32], way: _Way
     ) -> _Group:
         """Run spans with the same execution path."""
+        if way == "early":
+            return self._begin_early(spans, sizes, places)()
         model = self._loaded
         packed = pack(spans, sizes, places, self._positions.table)
         with torch.inference_mode():
-            if way == "early":
-                assert self._exits is not None
-                exited = self._exits.run(packed)
-                assert exited.logits is not None
-                return _Group(exited.logits, packed.rows, exited.layers[packed.rows].tolist())
             exit_layers = [way or self.num_layers] * len(packed.rows)
             if packed.is_plain_decode and packed.num_decodes <= model.graphs.largest:
                 return _Group(model.graphs.run(packed, way), packed.rows, exit_layers)
@@ -240,16 +297,17 @@ class CudaRunner:
 
     def sample(self, output: ForwardOutput, draws: Sequence[Draw]) -> DeviceDrawn:
         """Launch the draws; see :class:`enginehouse.contract.backend.DeviceSampler`."""
-        assert isinstance(output, DeviceRows)
+        rows = output.rows() if isinstance(output, ExitRows) else output
+        assert isinstance(rows, DeviceRows)
         with torch.inference_mode():
-            return sample(output, draws, self._loaded.state.last)
+            return sample(rows, draws, self._loaded.state.last)
 
     def abort(self) -> None:
         """Do nothing: launched work cannot be stopped, and no pass is long."""
 
     def close(self) -> None:
         """Release weights and KV memory. Idempotent."""
-        self._model = self._parts = self._exits = None
+        self._model = self._parts = self._exits = self._unfinished = None
 
     def _on_device(self, places: NDArray[np.int32]) -> torch.Tensor:
         """(num_places,) int64, used as an index."""

@@ -19,10 +19,10 @@ from attrs import evolve, field, frozen
 from numpy.typing import NDArray
 
 from enginehouse.contract.backend import DeviceSampler, Draw, Drawn, Runner
-from enginehouse.contract.errors import EnginehouseError, PluginFailed
+from enginehouse.contract.errors import EnginehouseError
 from enginehouse.contract.types import EngineRequest, SamplingParams
 from enginehouse.engine.constraints import TokenMask
-from enginehouse.engine.forward import Computed, Fail, Rows, read_rows
+from enginehouse.engine.forward import Computed, Fail, Rows, read_exit_layers, read_rows
 from enginehouse.engine.sampling.candidates import uniform
 from enginehouse.engine.sequence import Sequence
 from enginehouse.plugins import Guard
@@ -83,27 +83,32 @@ def launch(runner: Runner, computed: Computed, fail: Fail, guard: Guard) -> InFl
 
     If the runner fails to sample, its rows are read, and the host samples.
     """
-    on_device: list[DeviceDraws] = []
+    on_device: list[tuple[Sequence, range]] = []
     draws: list[Draw] = []
-    for sequence, rows, exit_layer in computed.on_device:
+    for sequence, rows in computed.on_device:
         if sequence.handle is None:
-            continue  # another choice of its request has just failed
+            continue  # it has ended since the pass was launched
         try:
             draws += [_draw(sequence, sequence.handle, row, ahead) for ahead, row in enumerate(rows)]
         except EnginehouseError as error:
             fail(sequence.owner, error)
             continue
-        on_device.append(DeviceDraws(sequence, len(rows), exit_layer, is_checking=sequence.num_surplus > 0))
+        on_device.append((sequence, rows))
     if not draws:
         return InFlightStep(computed.on_host)
     assert computed.output is not None
     try:
         drawn = cast(DeviceSampler, runner).sample(computed.output, draws)  # guaranteed by its capabilities
-    except PluginFailed:
+        exit_layers = read_exit_layers(computed.output, on_device, guard)
+    except EnginehouseError:
         return InFlightStep(computed.on_host + _rows_on_host(computed, fail, guard))
-    for part in on_device:
+    parts = [
+        DeviceDraws(sequence, len(rows), exit_layer, is_checking=sequence.num_surplus > 0)
+        for (sequence, rows), exit_layer in zip(on_device, exit_layers, strict=True)
+    ]
+    for part in parts:
         part.sequence.num_pending += not part.is_checking
-    return InFlightStep(computed.on_host, on_device, drawn)
+    return InFlightStep(computed.on_host, parts, drawn)
 
 
 def _rows_on_host(computed: Computed, fail: Fail, guard: Guard) -> Rows:
@@ -111,14 +116,15 @@ def _rows_on_host(computed: Computed, fail: Fail, guard: Guard) -> Rows:
     assert computed.output is not None
     parts = [part for part in computed.on_device if part[0].handle is not None]
     try:
-        rows = read_rows(computed.output, [(sequence, rows) for sequence, rows, _ in parts], guard)
+        found = read_rows(computed.output, parts, guard)
+        exit_layers = read_exit_layers(computed.output, parts, guard)
     except EnginehouseError as error:
-        for sequence, _, _ in parts:
+        for sequence, _ in parts:
             fail(sequence.owner, error)
         return []
-    for sequence, _, exit_layer in parts:
+    for (sequence, _), exit_layer in zip(parts, exit_layers, strict=True):
         sequence.exit_layer = exit_layer
-    return rows
+    return found
 
 
 def _draw(sequence: Sequence, handle: int, row: int, ahead: int) -> Draw:
