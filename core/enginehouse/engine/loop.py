@@ -107,6 +107,7 @@ class StepEngine:
         self._computing: tuple[Sequence, ...] = ()
         self._leaving: set[str] = set()
         self._in_flight = InFlightStep()
+        self._taken: dict[tuple[str, int], Sequence] = {}  # with tokens whose text is not emitted yet
         self._outputs: list[EngineOutput] = []
         self._num_arrivals = 0
         self._steps = StepCounts()
@@ -122,7 +123,8 @@ class StepEngine:
         batch, began = self._scheduler.schedule(), self._clock()
         computed = self._forward(batch)
         self._report_progress(batch)
-        self._collect(self._in_flight)  # while the device computes
+        self._show_taken()  # while the device computes
+        self._collect(self._in_flight)
         self._in_flight = launch(self._runner, computed, self._fail, self.guard)
         if self._in_flight.is_synchronous:
             self._collect(self._in_flight)
@@ -137,6 +139,7 @@ class StepEngine:
     def _forward(self, batch: Batch) -> Computed:
         """Run the forward pass; on a device, it is only launched."""
         if batch.encodes is not None:
+            self._show_taken()  # encoding may take seconds
             self._computing = (batch.encodes,)
             self._contained(batch.encodes, encode, self._scheduler, batch.encodes)
             self._computing = ()
@@ -196,11 +199,12 @@ class StepEngine:
         if sequence.handle is None or not (draws.is_checking or sequence.num_pending):
             return  # the sequence has ended since
         sequence.exit_layer = draws.exit_layer
+        shows_later = sequence.reads_at_once and sequence.ends_by_token
         if draws.is_checking:
-            self._verify(sequence, lambda ahead: self._accept(sequence, _valid(sampled[ahead])))
+            self._verify(sequence, lambda ahead: self._accept(sequence, _valid(sampled[ahead]), shows_later))
             return
         sequence.num_pending -= 1
-        self._accept(sequence, _valid(sampled[0]))
+        self._accept(sequence, _valid(sampled[0]), shows_later)
 
     def _receive(self, sequence: Sequence, rows: NDArray[np.float32]) -> None:
         """Process the logits of a sequence: score its prompt, sample its next token."""
@@ -247,7 +251,7 @@ class StepEngine:
         """Sample the next token of a sequence."""
         self._accept(sequence, sequence.sampler.sample(row, sequence.num_generated, sequence.mask()))
 
-    def _accept(self, sequence: Sequence, sampled: Sampled) -> None:
+    def _accept(self, sequence: Sequence, sampled: Sampled, shows_later: bool = False) -> None:
         """Accept a sampled token, then the tokens that a constraint forces after it."""
         if sequence.owner.first_token_s is None:
             sequence.owner.first_token_s = self._clock()
@@ -258,7 +262,7 @@ class StepEngine:
         if exit_layer is not None and exit_layer < self._num_layers:
             sequence.owner.usage.early_exit_tokens += 1
             sequence.owner.usage.skipped_layers += self._num_layers - exit_layer
-        if self._take(sequence, sampled.token_id):
+        if self._take(sequence, sampled.token_id, shows_later=shows_later):
             self._take_forced(sequence)
 
     def _take_forced(self, sequence: Sequence) -> None:
@@ -268,15 +272,37 @@ class StepEngine:
                 if not self._take(sequence, token_id, is_forced=True):
                     return
 
-    def _take(self, sequence: Sequence, token_id: int, *, is_forced: bool = False) -> bool:
+    def _take(self, sequence: Sequence, token_id: int, *, is_forced: bool = False, shows_later: bool = False) -> bool:
         """Append a token and emit the text it makes visible; returns False if the next token is not to follow now.
 
         The sequence has ended then, or its constraint has taken tokens back.
+
+        Args:
+            is_forced: it is one of the forced tokens.
+            shows_later: unless it ends the sequence, the text is emitted while the next forward pass is computed.
         """
         if not sequence.append(token_id, is_forced=is_forced):
             self._speculation.reopen(sequence)
             self._scheduler.rewind(sequence)
             return False
+        if shows_later and not sequence.is_at_end:
+            self._taken[sequence.owner.request.request_id, sequence.choice] = sequence
+            return True
+        return self._show(sequence, token_id)
+
+    def _show_taken(self) -> None:
+        """Emit the text of tokens that were only appended, so that the next pass could be launched."""
+        taken, self._taken = self._taken, {}
+        for sequence in taken.values():
+            if self._scheduler.holds(sequence):
+                self._contained(sequence, self._show, sequence, int(sequence.buffer[sequence.length - 1]))
+
+    def _show(self, sequence: Sequence, token_id: int) -> bool:
+        """Emit the text that the last tokens make visible; returns False if the last one, ``token_id``, is the end."""
+        for _ in range(sequence.num_unshown - 1):
+            piece = sequence.show()
+            assert piece is not None and piece.stop is None, "such a sequence ends with its last token or later"
+            self._emit(sequence, piece)
         piece = sequence.show()
         if piece is None:
             return self._finish(sequence, sequence.flush(), "stop", token_id)
@@ -409,7 +435,7 @@ class StepEngine:
         self._drop(owner, keep=False)
         self._outputs.append((owner.request.request_id, error))
 
-    def _contained(self, sequence: Sequence, work: Callable[..., None], *arguments: Any) -> None:
+    def _contained(self, sequence: Sequence, work: Callable[..., object], *arguments: Any) -> None:
         """Guard of sampling: an error in ``work`` fails the sequence's request and no other one."""
         owner = sequence.owner
         try:
