@@ -2,7 +2,8 @@
 
 Decodes come first, each token a column that attends individually, followed by all longer spans. A token with drafts
 after it becomes several decodes of one sequence: all keys of a step are in the pool before a layer attends, and each
-column sees those up to its position. Verifying drafts is thus a decode step, and uses its graph.
+column sees those up to its position. Verifying drafts is thus a decode step, and uses its graph. So does a step with
+short prompts, or ends of prompts, if all its spans are short.
 
 Called by the runner; ``step.py`` copies the result to the device at once.
 """
@@ -18,10 +19,16 @@ from numpy.typing import NDArray
 
 from enginehouse.contract.backend import LastSampled, Span
 
-__all__ = ["PackedSpans", "Segment", "flatten", "pack"]
+__all__ = ["PackedSpans", "Segment", "are_decodes", "are_short", "flatten", "pack"]
 
 _MAX_CHECKED = 65
 """Maximum length of a span with logits for all tokens (a token and its drafts) that is computed as decodes."""
+
+_MAX_SHORT = 64
+"""Maximum length of other spans that are computed as decodes in a recorded step."""
+
+_MAX_SEEN = 1 << 16
+"""Maximum number of keys that the columns of these spans read in such a step: each reads all before it."""
 
 _ALIGNMENT = 32  # int32 values: every part of the array starts at a multiple, so kernels can rely on it
 
@@ -69,8 +76,25 @@ class PackedSpans:
         return PackedSpans(self.tokens[:, columns], len(columns), [], self.gather, rows)
 
 
+def are_decodes(spans: Sequence[Span], sizes: Sequence[int]) -> bool:
+    """Return True if all spans are single tokens, or tokens with drafts after them."""
+    return len(spans) == sum(sizes) or all(map(_is_decode, spans, sizes))
+
+
+def are_short(spans: Sequence[Span], sizes: Sequence[int]) -> bool:
+    """Return True if the others of the spans can be computed as decodes without reading too much."""
+    others = [(span, size) for span, size in zip(spans, sizes, strict=True) if not _is_decode(span, size)]
+    num_seen = sum(size * (span.start + size) for span, size in others)
+    return num_seen <= _MAX_SEEN and all(size <= _MAX_SHORT for _, size in others)
+
+
 def pack(
-    spans: Sequence[Span], sizes: Sequence[int], places: NDArray[np.int32], table: NDArray[np.int32]
+    spans: Sequence[Span],
+    sizes: Sequence[int],
+    places: NDArray[np.int32],
+    table: NDArray[np.int32],
+    *,
+    as_decodes: bool = False,
 ) -> PackedSpans:
     """Order spans and pack them.
 
@@ -79,11 +103,12 @@ def pack(
         sizes: their numbers of tokens.
         places: (sum of sizes,), the place of every new token, span by span.
         table: (max_sequences, max_context), including the new tokens.
+        as_decodes: every token is a decode, also those of longer spans; see :func:`are_short`.
     """
     if len(places) == len(spans):
         return _pack_decodes(spans, places)
     begins = [0, *accumulate(sizes)]
-    are_decodes = [_is_decode(span, size) for span, size in zip(spans, sizes, strict=True)]
+    are_decodes = [as_decodes or _is_decode(span, size) for span, size in zip(spans, sizes, strict=True)]
     # Decodes first, in descending order of sequence length.
     order = sorted(range(len(spans)), key=lambda index: (not are_decodes[index], -spans[index].start))
     num_decodes = sum(size for size, is_decode in zip(sizes, are_decodes, strict=True) if is_decode)

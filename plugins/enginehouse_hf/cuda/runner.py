@@ -21,7 +21,7 @@ from enginehouse.contract.types import ModelInfo
 from enginehouse_hf.cuda.exits import CudaExits
 from enginehouse_hf.cuda.graphs import DecodeGraphs
 from enginehouse_hf.cuda.networks import Network
-from enginehouse_hf.cuda.packing import pack
+from enginehouse_hf.cuda.packing import are_decodes, are_short, pack
 from enginehouse_hf.cuda.parts import NetworkParts
 from enginehouse_hf.cuda.positions import PositionPool
 from enginehouse_hf.cuda.sampling import DeviceDrawn, DeviceRows, sample
@@ -287,13 +287,21 @@ class CudaRunner:
         if way == "early":
             return self._begin_early(spans, sizes, places)()
         model = self._loaded
-        packed = pack(spans, sizes, places, self._positions.table)
+        is_recorded = self._has_graph(spans, sizes)
+        packed = pack(spans, sizes, places, self._positions.table, as_decodes=is_recorded)
         with torch.inference_mode():
             exit_layers = [way or self.num_layers] * len(packed.rows)
-            if packed.is_plain_decode and packed.num_decodes <= model.graphs.largest:
+            if is_recorded:
                 return _Group(model.graphs.run(packed, way), packed.rows, exit_layers)
             logits = model.network.run(Step.upload(model.state, packed, way))
             return _Group(logits, packed.rows if packed.is_plain_decode else None, exit_layers)
+
+    def _has_graph(self, spans: Sequence[Span], sizes: Sequence[int]) -> bool:
+        """True if a recorded step is to compute the spans. No prompt waits for the recording of one."""
+        graphs, num_tokens = self._loaded.graphs, sum(sizes)
+        if num_tokens <= graphs.ready:
+            return are_short(spans, sizes)
+        return num_tokens <= graphs.largest and are_decodes(spans, sizes)
 
     def sample(self, output: ForwardOutput, draws: Sequence[Draw]) -> DeviceDrawn:
         """Launch the draws; see :class:`enginehouse.contract.backend.DeviceSampler`."""

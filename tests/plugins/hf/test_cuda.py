@@ -101,6 +101,12 @@ class TestLlamaInBfloat16(_CudaContract):
     options = {"dtype": "bfloat16"}
 
 
+class TestLlamaInBfloat16WithoutGraphs(TestLlamaInBfloat16):
+    """Flash attention for short spans, too, which are decodes in recorded steps."""
+
+    options = {"dtype": "bfloat16", "cuda_graphs": False}
+
+
 class TestLlamaWithoutGraphs(_CudaContract):
     architecture = "llama"
     options = {"cuda_graphs": False, "fused": False}
@@ -174,7 +180,8 @@ def test_without_flash_attention_the_logits_are_the_same(tiny_model: TinyModel) 
     with_flash, without = (_open(tiny_model("llama"), context=256, dtype="bfloat16") for _ in range(2))
     without._model.network._attention.kernel = None
     token_ids = with_flash.tokenizer.encode("".join(TEXTS), False)
-    expected, found = (_rows(runner, token_ids, 20) for runner in (with_flash, without))
+    assert len(token_ids) > 140
+    expected, found = (_rows(runner, token_ids, 70) for runner in (with_flash, without))
 
     assert np.linalg.norm(found - expected) < 0.02 * np.linalg.norm(expected)
 
@@ -368,6 +375,36 @@ def _drafted(
             elif isinstance(event, RequestFinished):
                 num_drafted += event.usage.drafted_tokens
     return list(answers.values()), num_drafted
+
+
+def test_steps_of_short_spans_are_recorded_and_give_the_logits_of_others(tiny_model: TinyModel) -> None:
+    """A prompt, the end of another one, a token and drafts; and a step of more than was recorded at load."""
+    recorded, eager = (_open(tiny_model("llama"), context=256, cuda_graphs=graphs) for graphs in (True, False))
+    replays = []
+    run = recorded._model.graphs.run
+    recorded._model.graphs.run = lambda *arguments: (replays.append(1), run(*arguments))[1]
+    token_ids = np.array(recorded.tokenizer.encode("".join(TEXTS), False)[:150], np.int32)
+    results = []
+    for runner in (recorded, eager):
+        sequences = [runner.open_sequence() for _ in range(4)]
+        for sequence in sequences[1:]:
+            runner.forward([Span(sequence, 0, token_ids[: 10 + sequence], "none")])
+        starts = [runner.length(sequence) for sequence in sequences]
+        shapes = [(30, "last"), (20, "none"), (1, "last"), (9, "all")]
+        spans = [
+            Span(sequence, start, token_ids[start : start + size], outputs)
+            for sequence, start, (size, outputs) in zip(sequences, starts, shapes, strict=True)
+        ]
+        rows = [runner.forward(spans).host().copy()]
+        spans = [Span(s, runner.length(s), token_ids[runner.length(s) :][:40], "all") for s in sequences]
+        rows.append(runner.forward(spans).host().copy())
+        results.append(rows)
+        runner.close()
+
+    assert [len(rows) for rows in results[0]] == [11, 160]
+    assert len(replays) == 5
+    for found, expected in zip(*results, strict=True):
+        assert np.abs(found - expected).max() < 1e-3
 
 
 def test_memory_that_does_not_suffice_is_a_load_error(tiny_model: TinyModel) -> None:
