@@ -116,7 +116,7 @@ class ExitOutput(ForwardOutput, Protocol):
 
     Attributes:
         exit_layers: for each row, the number of layers that its token ran through. Reading it may wait for the device:
-            core does so when it needs the rows or their tokens.
+            core does so when it has read the rows or their tokens, which may be after the next ``forward``.
     """
 
     exit_layers: Sequence[int]

@@ -11,7 +11,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
@@ -44,7 +43,7 @@ from enginehouse.engine.disk import DiskTier
 from enginehouse.engine.forward import Computed, encode, forward
 from enginehouse.engine.media import PlacedChunk, Preparers, preparers_of
 from enginehouse.engine.outputs import StepCounts, score_tokens, summary, text_delta, token_logprob, view_engine
-from enginehouse.engine.sampling.device_draws import DeviceDraws, InFlightStep, launch
+from enginehouse.engine.sampling.device_draws import DeviceDraws, InFlightStep, launch, read_drawn
 from enginehouse.engine.scheduler import Batch, Scheduler
 from enginehouse.engine.sequence import ActiveRequest, Sequence
 from enginehouse.engine.sequence_factory import SequenceFactory
@@ -167,15 +166,12 @@ class StepEngine:
 
     def _collect(self, step: InFlightStep) -> None:
         """Process the results of a forward pass; results of sequences that have ended since are discarded."""
-        if step.drawn is not None:
-            try:
-                tokens = iter(step.drawn.host())
-            except PluginFailed as error:
-                for draws in step.on_device:
-                    self._fail(draws.sequence.owner, error)
-                tokens = iter(())
+        try:
+            for draws, sampled, exit_layer in read_drawn(step, self.guard):
+                self._contained(draws.sequence, self._read, draws, sampled, exit_layer)
+        except EnginehouseError as error:
             for draws in step.on_device:
-                self._contained(draws.sequence, self._read, draws, list(islice(tokens, draws.num_tokens)))
+                self._fail(draws.sequence.owner, error)
         for sequence, rows in step.on_host:
             self._contained(sequence, self._receive, sequence, rows)
 
@@ -193,12 +189,12 @@ class StepEngine:
 
     # -- one token ---------------------------------------------------------------------------------
 
-    def _read(self, draws: DeviceDraws, sampled: list[Sampled]) -> None:
+    def _read(self, draws: DeviceDraws, sampled: list[Sampled], exit_layer: int | None) -> None:
         """Accept tokens sampled on the device."""
         sequence = draws.sequence
         if sequence.handle is None or not (draws.is_checking or sequence.num_pending):
             return  # the sequence has ended since
-        sequence.exit_layer = draws.exit_layer
+        sequence.exit_layer = exit_layer
         shows_later = sequence.reads_at_once and sequence.ends_by_token
         if draws.is_checking:
             self._verify(sequence, lambda ahead: self._accept(sequence, _valid(sampled[ahead]), shows_later))

@@ -5,6 +5,7 @@ Handles sequences, steps and logits. Does not know files (see ``opening.py``), r
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Literal
@@ -14,7 +15,7 @@ import torch
 from attrs import frozen
 from numpy.typing import NDArray
 
-from enginehouse.contract.backend import Draw, ForwardOutput, RunnerCapabilities, Span, Tokenizer
+from enginehouse.contract.backend import Draw, ForwardOutput, RunnerCapabilities, Sampled, Span, Tokenizer
 from enginehouse.contract.errors import EngineError, ModelLoadError
 from enginehouse.contract.exit_policy import BoundExitPolicy
 from enginehouse.contract.types import ModelInfo
@@ -31,6 +32,8 @@ from enginehouse_hf.states import check_state, pack_pieces, unpack_pieces
 from enginehouse_hf.tokenizer import ModelText
 
 __all__ = ["CudaModel", "CudaRunner", "ExitRows"]
+
+_log = logging.getLogger(__name__)
 
 _Way = int | Literal["early"] | None
 """Execution path of a span: a number of layers, the number that the policy decides, or all."""
@@ -55,30 +58,53 @@ class CudaModel:
 
 
 class ExitRows:
-    """Rows of a pass in which tokens may exit: reading any of them finishes it. Implements ``DeviceOutput``."""
+    """Rows of a pass in which tokens may exit, and the tokens drawn from them. Implements ``ExitOutput``.
 
-    def __init__(self, num_rows: int, finish: Callable[[], _Group]) -> None:
+    The pass is finished, and its tokens are drawn, when one of them is needed: to read it, or for the next pass.
+    """
+
+    def __init__(self, num_rows: int, finish: Callable[[], _Group], last: torch.Tensor) -> None:
         self.num_rows = num_rows
         self._finish: Callable[[], _Group] | None = finish
+        self._last = last
         self._group: _Group | None = None
+        self._draws: Sequence[Draw] = ()
+        self._drawn: DeviceDrawn | None = None
 
-    def finished(self) -> _Group:
+    def finish(self) -> _Group:
         """Run the pass to its end; waits for the decisions of the policy."""
         if self._finish is not None:
             finish, self._finish = self._finish, None  # after an error it is not run again
-            self._group = finish()
+            with torch.inference_mode():
+                self._group = finish()
+                if self._draws:
+                    self._drawn = sample(self.rows(), self._draws, self._last)
         if self._group is None:
-            raise EngineError("hf: the forward pass failed in a layer after an exit decision")
+            raise EngineError("hf: the forward pass failed after an exit decision")
         return self._group
+
+    def draw(self, draws: Sequence[Draw]) -> ExitDrawn:
+        """Draw tokens at the end of the pass."""
+        self._draws = draws
+        if self._group is not None:
+            with torch.inference_mode():
+                self._drawn = sample(self.rows(), draws, self._last)
+        return ExitDrawn(self)
+
+    def drawn(self) -> DeviceDrawn:
+        """Return the tokens, on their way to the host."""
+        self.finish()
+        assert self._drawn is not None, "nothing was drawn"
+        return self._drawn
 
     @property
     def exit_layers(self) -> Sequence[int]:
         """Number of layers that the token of each row ran through."""
-        return self.finished().exit_layers
+        return self.finish().exit_layers
 
     def rows(self) -> DeviceRows:
         """Return the rows on the device."""
-        group = self.finished()
+        group = self.finish()
         return DeviceRows(group.logits, group.order)
 
     def host(self) -> NDArray[np.float32]:
@@ -88,6 +114,17 @@ class ExitRows:
     def select(self, rows: Sequence[int]) -> DeviceRows:
         """Select rows."""
         return self.rows().select(rows)
+
+
+@frozen(eq=False)
+class ExitDrawn:
+    """Tokens that are drawn when their pass is finished."""
+
+    _rows: ExitRows
+
+    def host(self) -> Sequence[Sampled]:
+        """Finish the pass, and wait for the tokens; one per draw."""
+        return self._rows.drawn().host()
 
 
 @frozen(eq=False)
@@ -104,9 +141,6 @@ class _Group:
     order: NDArray[np.int32] | None
     exit_layers: list[int]
 
-    def __len__(self) -> int:
-        return len(self.exit_layers)
-
     def in_order(self) -> torch.Tensor:
         """(num_rows, vocab_size), row by row; a copy that outlives the next group."""
         if self.order is None:
@@ -118,7 +152,7 @@ class CudaRunner:
     """Implements ``DeviceSampler``; ``forward`` and ``sample`` return before they are done.
 
     Also a :class:`enginehouse.contract.backend.StateKeeper`: saving waits for previously launched work. Also a
-    ``LayerAccess``: with a policy, reading or sampling the rows waits for its decisions.
+    ``LayerAccess``: with a policy, reading the rows, or launching the next pass, waits for its decisions.
     """
 
     def __init__(
@@ -195,7 +229,6 @@ class CudaRunner:
 
     def forward(self, spans: Sequence[Span]) -> DeviceRows | ExitRows:
         """Launch one pass over all spans; if that fails, no sequence has grown."""
-        self._finish_pass()
         sizes = self._positions.check(spans)
         places = self._positions.append(spans, sizes)
         try:
@@ -223,10 +256,16 @@ class CudaRunner:
         self._exits = CudaExits(self._parts, policy)
 
     def _finish_pass(self) -> None:
-        """Finish the last pass: what follows reads its keys and values, or uses the tensors of its graphs."""
+        """Finish the last pass: what follows reads its keys, values and tokens, or uses the tensors of its graphs.
+
+        If that fails, the error is raised where its rows or tokens are read.
+        """
         if self._unfinished is not None:
             unfinished, self._unfinished = self._unfinished, None
-            unfinished.finished()
+            try:
+                unfinished.finish()
+            except RuntimeError as error:
+                _log.warning("hf: a forward pass failed after an exit decision: %s", error)
 
     def _way(self, span: Span) -> _Way:
         may_exit = span.may_exit and span.num_tokens == 1 and span.num_layers is None and span.outputs != "none"
@@ -235,13 +274,17 @@ class CudaRunner:
     def _launch(self, spans: Sequence[Span], sizes: Sequence[int], places: NDArray[np.int32]) -> DeviceRows | ExitRows:
         ways = groups_by([self._way(span) for span in spans])
         if len(ways) == 1 and "early" in ways:
-            self._unfinished = ExitRows(len(spans), self._begin_early(spans, sizes, places))
+            self._unfinished = ExitRows(len(spans), self._begin_early(spans, sizes, places), self._loaded.state.last)
             return self._unfinished
         if len(ways) == 1:
             found = self._launch_group(spans, sizes, places, next(iter(ways)))
         else:
             found = self._launch_groups(spans, sizes, places, ways)
-        return DeviceRows(found.logits, found.order) if self._exits is None else ExitRows(len(found), lambda: found)
+        if self._exits is None:
+            return DeviceRows(found.logits, found.order)
+        rows = ExitRows(len(found.exit_layers), lambda: found, self._loaded.state.last)
+        rows.finish()
+        return rows
 
     def _begin_early(
         self, spans: Sequence[Span], sizes: Sequence[int], places: NDArray[np.int32]
@@ -249,12 +292,12 @@ class CudaRunner:
         """Launch a pass over spans of single tokens that may exit, up to the first decision; return its end."""
         assert self._exits is not None
         packed = pack(spans, sizes, places, self._positions.table)
+        self._finish_pass()
         with torch.inference_mode():
             begun = self._exits.begin(packed)
 
         def finish() -> _Group:
-            with torch.inference_mode():
-                exited = begun.finish()
+            exited = begun.finish()
             assert exited.logits is not None
             return _Group(exited.logits, packed.rows, exited.layers[packed.rows].tolist())
 
@@ -285,10 +328,12 @@ class CudaRunner:
     ) -> _Group:
         """Run spans with the same execution path."""
         if way == "early":
-            return self._begin_early(spans, sizes, places)()
+            with torch.inference_mode():
+                return self._begin_early(spans, sizes, places)()
         model = self._loaded
         is_recorded = self._has_graph(spans, sizes)
         packed = pack(spans, sizes, places, self._positions.table, as_decodes=is_recorded)
+        self._finish_pass()
         with torch.inference_mode():
             exit_layers = [way or self.num_layers] * len(packed.rows)
             if is_recorded:
@@ -303,12 +348,13 @@ class CudaRunner:
             return are_short(spans, sizes)
         return num_tokens <= graphs.largest and are_decodes(spans, sizes)
 
-    def sample(self, output: ForwardOutput, draws: Sequence[Draw]) -> DeviceDrawn:
+    def sample(self, output: ForwardOutput, draws: Sequence[Draw]) -> DeviceDrawn | ExitDrawn:
         """Launch the draws; see :class:`enginehouse.contract.backend.DeviceSampler`."""
-        rows = output.rows() if isinstance(output, ExitRows) else output
-        assert isinstance(rows, DeviceRows)
+        if isinstance(output, ExitRows):
+            return output.draw(draws)
+        assert isinstance(output, DeviceRows)
         with torch.inference_mode():
-            return sample(rows, draws, self._loaded.state.last)
+            return sample(output, draws, self._loaded.state.last)
 
     def abort(self) -> None:
         """Do nothing: launched work cannot be stopped, and no pass is long."""

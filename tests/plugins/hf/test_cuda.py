@@ -14,6 +14,7 @@ from attrs import evolve
 from enginehouse.contract.backend import Draw, ModelSource, Runner, Span
 from enginehouse.contract.drafter import DraftContext
 from enginehouse.contract.errors import ModelLoadError
+from enginehouse.contract.exit_policy import ExitView
 from enginehouse.contract.types import (
     EngineRequest,
     EngineSettings,
@@ -375,6 +376,42 @@ def _drafted(
             elif isinstance(event, RequestFinished):
                 num_drafted += event.usage.drafted_tokens
     return list(answers.values()), num_drafted
+
+
+class _Positive:
+    """Tokens leave if the first component of their state is positive: a decision on the device."""
+
+    layers = (1, 2)
+
+    def leaves(self, view: ExitView) -> Any:
+        return view.hidden[:, 0] > 0
+
+
+@pytest.mark.parametrize("options", [{}, {"fused": False}])
+def test_tokens_are_drawn_where_they_left_as_on_the_cpu(tiny_model: TinyModel, options: dict[str, Any]) -> None:
+    """Three sequences, some tokens of a step leave; the next pass is launched before they are read."""
+    seen = []
+    for device in ("cuda:0", "cpu"):
+        runner = _open(tiny_model("llama"), context=256, device=device, cache_tokens=1024, **options)
+        runner.use_exit_policy(_Positive())
+        engine = StepEngine(runner, EngineSettings(slots=3, prefix_cache=False), {})
+        for index, prompt in enumerate(prompts_of(runner)[:3]):
+            sampling = SamplingParams(temperature=0.7 if index else 0.0, seed=index)
+            stopping = StopParams(max_tokens=40, ignore_eos=True)
+            engine.add(EngineRequest(request_id=str(index), sampling=sampling, stopping=stopping), prompt)
+        answers: dict[str, list[int]] = {}
+        num_left = {}
+        while engine.has_work():
+            for request_id, event in engine.step():
+                if isinstance(event, TextDelta):
+                    answers.setdefault(request_id, []).extend(event.token_ids)
+                elif isinstance(event, RequestFinished):
+                    num_left[request_id] = event.usage.early_exit_tokens
+        seen.append((answers, num_left))
+        engine.close()
+
+    assert seen[0] == seen[1]
+    assert 0 < sum(seen[0][1].values()) < 120
 
 
 def test_steps_of_short_spans_are_recorded_and_give_the_logits_of_others(tiny_model: TinyModel) -> None:

@@ -11,14 +11,15 @@ Called by the loop. Does not know text or scheduling.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import cast
 
 import numpy as np
 from attrs import evolve, field, frozen
 from numpy.typing import NDArray
 
-from enginehouse.contract.backend import DeviceSampler, Draw, Drawn, Runner
+from enginehouse.contract.backend import DeviceSampler, Draw, Drawn, ForwardOutput, Runner, Sampled
 from enginehouse.contract.errors import EnginehouseError
 from enginehouse.contract.types import EngineRequest, SamplingParams
 from enginehouse.engine.constraints import TokenMask
@@ -37,14 +38,12 @@ class DeviceDraws:
     """Tokens that the device samples for one sequence.
 
     Attributes:
-        num_tokens: one, or with drafts one for each row.
-        exit_layer: number of layers computed for the rows (None without early exit).
+        rows: of the pass; one, or with drafts one for each token.
         is_checking: True if the tokens verify drafts; the sequence grows only by those that agree.
     """
 
     sequence: Sequence
-    num_tokens: int
-    exit_layer: int | None
+    rows: range
     is_checking: bool
 
 
@@ -55,11 +54,13 @@ class InFlightStep:
     Attributes:
         on_host: rows that the host samples from.
         on_device: tokens sampled on the device, in the order of ``drawn``.
+        output: of the pass, which says how many layers were computed for them.
     """
 
     on_host: Rows = field(factory=list)
     on_device: list[DeviceDraws] = field(factory=list)
     drawn: Drawn | None = None
+    output: ForwardOutput | None = None
 
     @property
     def is_synchronous(self) -> bool:
@@ -83,7 +84,7 @@ def launch(runner: Runner, computed: Computed, fail: Fail, guard: Guard) -> InFl
 
     If the runner fails to sample, its rows are read, and the host samples.
     """
-    on_device: list[tuple[Sequence, range]] = []
+    on_device: list[DeviceDraws] = []
     draws: list[Draw] = []
     for sequence, rows in computed.on_device:
         if sequence.handle is None:
@@ -93,22 +94,31 @@ def launch(runner: Runner, computed: Computed, fail: Fail, guard: Guard) -> InFl
         except EnginehouseError as error:
             fail(sequence.owner, error)
             continue
-        on_device.append((sequence, rows))
+        on_device.append(DeviceDraws(sequence, rows, is_checking=sequence.num_surplus > 0))
     if not draws:
         return InFlightStep(computed.on_host)
     assert computed.output is not None
     try:
         drawn = cast(DeviceSampler, runner).sample(computed.output, draws)  # guaranteed by its capabilities
-        exit_layers = read_exit_layers(computed.output, on_device, guard)
     except EnginehouseError:
         return InFlightStep(computed.on_host + _rows_on_host(computed, fail, guard))
-    parts = [
-        DeviceDraws(sequence, len(rows), exit_layer, is_checking=sequence.num_surplus > 0)
-        for (sequence, rows), exit_layer in zip(on_device, exit_layers, strict=True)
-    ]
-    for part in parts:
+    for part in on_device:
         part.sequence.num_pending += not part.is_checking
-    return InFlightStep(computed.on_host, parts, drawn)
+    return InFlightStep(computed.on_host, on_device, drawn, computed.output)
+
+
+def read_drawn(step: InFlightStep, guard: Guard) -> Iterator[tuple[DeviceDraws, list[Sampled], int | None]]:
+    """Wait for the tokens of a step; return those of each sequence, and the number of layers computed for them.
+
+    Raises:
+        EnginehouseError: the pass failed after it was launched.
+    """
+    if step.drawn is None or step.output is None:
+        return iter(())
+    tokens = iter(step.drawn.host())
+    exit_layers = read_exit_layers(step.output, [(draws.sequence, draws.rows) for draws in step.on_device], guard)
+    found = [list(islice(tokens, len(draws.rows))) for draws in step.on_device]
+    return zip(step.on_device, found, exit_layers, strict=True)
 
 
 def _rows_on_host(computed: Computed, fail: Fail, guard: Guard) -> Rows:
