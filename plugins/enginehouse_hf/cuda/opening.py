@@ -64,7 +64,7 @@ def open_on_cuda(
         ModelLoadError: there is not enough device memory.
     """
     torch.cuda.set_device(model.device)
-    attention = PoolAttention(choose(model.device, model.dtype, facts.layers))
+    attention = PoolAttention(choose(model.device, model.dtype, facts.layers, facts.has_sinks))
     largest = max(options.slots, _LARGEST_CHECK)
     sizes = graph_sizes(largest) if options.cuda_graphs else []
     with torch.inference_mode():
