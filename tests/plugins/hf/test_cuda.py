@@ -312,6 +312,31 @@ def test_no_draw_waits_for_a_compiler(tiny_model: TinyModel) -> None:
     assert [set(kernel.device_caches[device][0]) for kernel in (survey, refine, collect, finish)] == compiled
 
 
+def test_kernels_are_compiled_together_before_they_are_launched(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from triton import knobs
+
+    from enginehouse_hf.cuda import compiling, opening
+    from enginehouse_hf.cuda.search import collect, refine, survey
+    from enginehouse_hf.cuda.search_end import finish
+
+    for kernel in (survey, refine, collect, finish):
+        kernel.device_caches.clear()  # as in a new process
+    numbers, late = [], []
+
+    def compile_together(works: Any, device: Any) -> int:
+        numbers.append(compiling.compile_together(works, device))
+        monkeypatch.setattr(knobs.runtime, "jit_post_compile_hook", lambda **told: late.append(told["fn"].name))
+        return numbers[-1]
+
+    monkeypatch.setattr(opening, "compile_together", compile_together)
+    _open(tiny_model("llama"), context=64, dtype="bfloat16").close()
+
+    assert numbers[0] >= 26
+    assert not {"survey", "refine", "collect", "finish"} & set(late)
+
+
 def test_rows_that_cannot_be_drawn_from_are_told() -> None:
     from enginehouse_hf.cuda.draws import draw_rows
 
