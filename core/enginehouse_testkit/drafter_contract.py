@@ -8,8 +8,8 @@
         def drafter(cls):
             return MyDrafter()
 
-It drafts for the fake model, which supports early exit after any of its layers and has a draft head. A drafter with a second model gets
-another fake one if ``uses_second_model`` is set. ``drafter_options`` are its settings.
+It drafts for the fake model, which supports early exit after any of its layers and has a draft head. A drafter with a
+second model gets another fake one if ``uses_second_model`` is set. ``drafter_options`` are its settings.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Speculative decoding with a draft head of the model's own, which the backend runs: an EAGLE-3 head or an MTP layer."""
+"""Speculative decoding with a draft head of the model, which the backend runs: an EAGLE-3 head or an MTP layer."""
 
 from __future__ import annotations
 

@@ -165,9 +165,7 @@ def _second_model(drafter: DrafterSettings, path: str, model: ModelSettings, reg
     return source, backend, options
 
 
-def _head(
-    drafter: DrafterSettings, path: str, registry: PluginRegistry, model: SecondModel
-) -> SecondModel | None:
+def _head(drafter: DrafterSettings, path: str, registry: PluginRegistry, model: SecondModel) -> SecondModel | None:
     """Return the files of a draft head, for the model's own backend; None if the drafter names none."""
     _, backend, options = model
     if named := _first_set(drafter, "backend", "settings"):

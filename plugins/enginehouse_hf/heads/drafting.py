@@ -2,8 +2,8 @@
 
 A head reads pairs: the feature of a position, which comes from the model's own states there, and the token after it.
 The pair of position ``p`` gives the token at ``p + 2``. While the model computes positions, their features are written
-to the memory of its keys and values, so that copies, cuts and saved sequences contain them. The head itself runs when it
-is asked for drafts: first over the pairs that it has not read yet, then over its own drafts, which are written after
+to the memory of its keys and values, so that copies, cuts and saved sequences contain them. The head itself runs when
+drafts are wanted: first over the pairs that it has not read yet, then over its own drafts, which are written after
 these and overwritten later. So its keys are always those of the text, whatever happened to the sequence.
 """
 

@@ -57,6 +57,7 @@ class Eagle3Head:
         self,
         layer: _Layer,
         config: LlamaConfig,
+        *,
         watched: Sequence[nn.Module],
         embedding: nn.Module,
         token_ids: Tensor | None,
@@ -123,14 +124,13 @@ def open_eagle3(folder: Path, model: Any, vocab_size: int) -> Eagle3Head:
             f"{what}: its hidden_size {config.hidden_size} is not that of the model, {size}, whose embeddings it uses"
         )
     layers = model.get_decoder().layers
-    weights = layers[0].parameters().__next__()
-    with without_weights(weights.dtype):
+    with without_weights(next(layers[0].parameters()).dtype):
         layer = _Layer(config, _NUM_STATES * size, len(layers), has_embedding=has_embedding)
     fill(layer, tensors, model.device, what)
     embedding = layer.embed_tokens if has_embedding else model.get_input_embeddings()
     watched = [layers[index] for index in _state_layers(config, len(layers), what)]
     ids = None if token_ids is None else token_ids.to(model.device)
-    return Eagle3Head(layer, config, watched, embedding, ids, _identity(folder))
+    return Eagle3Head(layer, config, watched=watched, embedding=embedding, token_ids=ids, identity=_identity(folder))
 
 
 def _read_config(folder: Path, vocab_size: int) -> Any:
@@ -145,7 +145,9 @@ def _read_config(folder: Path, vocab_size: int) -> Any:
             f"{folder}: its architectures are {given}; hf reads EAGLE-3 heads ({', '.join(sorted(_ARCHITECTURES))})"
         )
     if config.num_hidden_layers != 1:
-        raise ModelLoadError(f"{folder}: its num_hidden_layers is {config.num_hidden_layers}; hf reads heads of 1 layer")
+        raise ModelLoadError(
+            f"{folder}: its num_hidden_layers is {config.num_hidden_layers}; hf reads heads of 1 layer"
+        )
     if config.vocab_size != vocab_size:
         raise ModelLoadError(f"{folder}: its vocab_size {config.vocab_size} is not that of the model, {vocab_size}")
     if getattr(config, "draft_vocab_size", None) is None:

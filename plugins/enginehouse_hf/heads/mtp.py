@@ -26,17 +26,18 @@ from enginehouse_hf.heads.reading import fill, names_in, read_tensors, without_w
 __all__ = ["MtpHead", "open_mtp"]
 
 _MARK = "eh_proj.weight"
-_EXPERT = re.compile(r"block\.mlp\.experts\.(\d+)\.(gate|up|down)_proj\.weight")
+_AROUND = ("enorm.", "hnorm.", "eh_proj.", "shared_head.")
+_EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(gate|up|down)_proj\.weight")
 
 
-class _Layer(nn.Module):
-    """The weights of an MTP layer; ``block`` is a layer of the model's own kind."""
+class _Around(nn.Module):
+    """The weights around the layer, with their names in the files."""
 
-    def __init__(self, block: nn.Module, norm: type[nn.Module], size: int, eps: float) -> None:
+    def __init__(self, norm: type[nn.Module], size: int, eps: float) -> None:
         super().__init__()
-        self.enorm, self.hnorm, self.norm = norm(size, eps), norm(size, eps), norm(size, eps)
+        self.enorm, self.hnorm = norm(size, eps), norm(size, eps)
         self.eh_proj = nn.Linear(2 * size, size, bias=False)
-        self.block = block
+        self.shared_head = nn.ModuleDict({"norm": norm(size, eps)})
 
 
 class MtpHead:
@@ -45,12 +46,12 @@ class MtpHead:
     identity = "MTP"
     token_ids: Tensor | None = None
 
-    def __init__(self, layer: _Layer, model: Any, embedding: nn.Module, output: nn.Module) -> None:
+    def __init__(self, around: _Around, layer: nn.Module, model: Any, embedding: nn.Module, output: nn.Module) -> None:
         decoder = model.get_decoder()
         self.watched: Sequence[nn.Module] = [decoder.norm]
-        self._layer, self._embedding, self._output = layer, embedding, output
+        self._around, self._embedding, self._output = around, embedding, output
         self._body = own_modules(decoder)  # its own forward: rotary embeddings and arguments of this kind of layer
-        self._body.layers = nn.ModuleList([layer.block])
+        self._body.layers = nn.ModuleList([layer])
         self._body.norm = nn.Identity()
 
     def features(self, states: Sequence[Tensor]) -> Tensor:
@@ -59,10 +60,10 @@ class MtpHead:
 
     def run(self, token_ids: Tensor, features: Tensor, positions: Tensor, step: Step) -> Tensor:
         """Run the layer; its states are the features of drafted tokens."""
-        layer = self._layer
-        joined = torch.cat([layer.enorm(self._embedding(token_ids)), layer.hnorm(features)], -1)
+        around = self._around
+        joined = torch.cat([around.enorm(self._embedding(token_ids)), around.hnorm(features)], -1)
         states: Tensor = self._body(
-            inputs_embeds=layer.eh_proj(joined)[None],
+            inputs_embeds=around.eh_proj(joined)[None],
             position_ids=positions[None],
             use_cache=False,
             enginehouse_step=step,
@@ -71,7 +72,7 @@ class MtpHead:
 
     def logits(self, states: Tensor) -> Tensor:
         """Return logits over the model's vocabulary."""
-        rows: Tensor = self._output(self._layer.norm(states))
+        rows: Tensor = self._output(self._around.shared_head["norm"](states))
         return rows
 
 
@@ -90,31 +91,25 @@ def open_mtp(folder: Path, model: Any) -> MtpHead:
             "and GLM 4.5); set 'source' to a draft head for this model"
         )
     prefix = mark.removesuffix(_MARK)
-    tensors = read_tensors(files, lambda name: _renamed(name.removeprefix(prefix)) if name.startswith(prefix) else None)
-    own_embedding, own_output = tensors.pop("embed_tokens.weight", None), tensors.pop("head.weight", None)
+    tensors = read_tensors(files, lambda name: name.removeprefix(prefix) if name.startswith(prefix) else None)
+    own_embedding, own_output = tensors.pop("embed_tokens.weight", None), tensors.pop("shared_head.head.weight", None)
     with without_weights(next(decoder.layers[-1].parameters()).dtype):
-        block = type(decoder.layers[-1])(config, number)
-        layer = _Layer(block, type(decoder.norm), config.hidden_size, config.rms_norm_eps)
+        layer = type(decoder.layers[-1])(config, number)
+        around = _Around(type(decoder.norm), config.hidden_size, config.rms_norm_eps)
     what = f"{folder}: its layer {number} for multi-token prediction"
-    fill(layer, _with_joint_experts(tensors, layer), model.device, what)
+    inner = {name: tensor for name, tensor in tensors.items() if not name.startswith(_AROUND)}
+    fill(around, {name: tensor for name, tensor in tensors.items() if name not in inner}, model.device, what)
+    fill(layer, _with_joint_experts(inner, layer), model.device, what)
     embedding = _shared(model.get_input_embeddings(), own_embedding, what, "embed_tokens")
-    return MtpHead(layer, model, embedding, _shared(model.get_output_embeddings(), own_output, what, "shared_head"))
-
-
-def _renamed(name: str) -> str:
-    """Return the name of a tensor in :class:`_Layer`."""
-    if name.startswith(("enorm.", "hnorm.", "eh_proj.", "embed_tokens.")):
-        return name
-    if name.startswith("shared_head."):
-        return name.removeprefix("shared_head.")
-    return f"block.{name}"
+    output = _shared(model.get_output_embeddings(), own_output, what, "shared_head.head")
+    return MtpHead(around, layer, model, embedding, output)
 
 
 def _with_joint_experts(tensors: Mapping[str, Tensor], layer: nn.Module) -> dict[str, Tensor]:
     """Join the matrices of experts, which files hold one by one, if the model's own layers have them together."""
     experts: dict[str, dict[int, Tensor]] = {"gate": {}, "up": {}, "down": {}}
     others: dict[str, Tensor] = {}
-    is_joint = "block.mlp.experts.gate_up_proj" in layer.state_dict()
+    is_joint = "mlp.experts.gate_up_proj" in layer.state_dict()
     for name, tensor in tensors.items():
         found = _EXPERT.fullmatch(name) if is_joint else None
         if found is None:
@@ -125,10 +120,10 @@ def _with_joint_experts(tensors: Mapping[str, Tensor], layer: nn.Module) -> dict
     if not numbers or any(sorted(of_kind) != numbers for of_kind in experts.values()):
         return dict(tensors)
     gates, ups, downs = ([experts[kind][number] for number in numbers] for kind in ("gate", "up", "down"))
-    others["block.mlp.experts.gate_up_proj"] = torch.stack(
+    others["mlp.experts.gate_up_proj"] = torch.stack(
         [torch.cat([gate, up]) for gate, up in zip(gates, ups, strict=True)]
     )
-    others["block.mlp.experts.down_proj"] = torch.stack(downs)
+    others["mlp.experts.down_proj"] = torch.stack(downs)
     return others
 
 

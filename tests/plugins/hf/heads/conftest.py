@@ -32,9 +32,13 @@ def headed_model(tiny_model: Callable[[str], Path], tmp_path_factory: pytest.Tem
 @pytest.fixture(scope="session")
 def eagle3(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """A function from settings of ``write_eagle3`` to a folder with a head."""
+    folders: dict[str, Path] = {}
 
     def make(**settings: Any) -> Path:
-        return write_eagle3(tmp_path_factory.mktemp("eagle3") / "head", **settings)
+        key = repr(sorted(settings.items()))
+        if key not in folders:
+            folders[key] = write_eagle3(tmp_path_factory.mktemp("eagle3") / "head", **settings)
+        return folders[key]
 
     return make
 

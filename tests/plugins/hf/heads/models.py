@@ -87,9 +87,9 @@ def _make_chain(tensors: dict[str, Tensor]) -> None:
     embeddings = torch.nn.functional.normalize(torch.randn(VOCAB_SIZE, SIZE), dim=-1)
     output = torch.zeros(VOCAB_SIZE, SIZE)
     output[follower(torch.arange(VOCAB_SIZE))] = embeddings
-    for name in tensors:
+    for name, tensor in tensors.items():
         if name.endswith(("o_proj.weight", "down_proj.weight")):
-            tensors[name] = torch.zeros_like(tensors[name])
+            tensors[name] = torch.zeros_like(tensor)
         if name.endswith("embed_tokens.weight"):
             tensors[name] = embeddings.clone()
         if name.endswith("head.weight"):
