@@ -197,7 +197,12 @@ class StepEngine:
         sequence.exit_layer = exit_layer
         shows_later = sequence.reads_at_once and sequence.ends_by_token
         if draws.is_checking:
-            self._verify(sequence, lambda ahead: self._accept(sequence, _valid(sampled[ahead]), shows_later))
+            num_taken = 0
+            if shows_later and sequence.is_plain:
+                num_taken = sequence.take_drafts([one.token_id for one in sampled])
+            self._verify(
+                sequence, lambda ahead: self._accept(sequence, _valid(sampled[num_taken + ahead]), shows_later)
+            )
             return
         sequence.num_pending -= 1
         self._accept(sequence, _valid(sampled[0]), shows_later)

@@ -236,6 +236,11 @@ class Sequence:
         return self.constraint is None and not self.text.may_stop
 
     @property
+    def is_plain(self) -> bool:
+        """True if nothing but its ids is noted of a token that was sampled: no state, details or log-probability."""
+        return not (self.needs_history or self.sampler.follows_tokens or self.reports_logprobs)
+
+    @property
     def is_at_end(self) -> bool:
         """True if its last token is an end token, or the last one that it may have."""
         return self.length == self.max_length or int(self.buffer[self.length - 1]) in self.end_token_ids
@@ -415,6 +420,30 @@ class Sequence:
         for _ in range(num_tokens):
             self.num_forced -= self.held.pop()[2]
         self.length -= num_tokens
+
+    def take_drafts(self, sampled: Tokens[int]) -> int:
+        """Append all drafts that were sampled at once, up to one that may end the sequence; return their number.
+
+        What :meth:`append` and :meth:`confirm_drafts` do token by token, for a sequence that :attr:`is_plain`.
+
+        Args:
+            sampled: the token sampled at the place of each draft, and the one after the last.
+        """
+        number, room = 0, self.max_length - self.length - 1
+        for draft, token_id in zip(self.drafts[:room], sampled, strict=False):
+            if draft != token_id or draft in self.end_token_ids:
+                break
+            number += 1
+        if number:
+            token_ids = self.drafts[:number]
+            self.buffer[self.length : self.length + number] = token_ids
+            self.length += number
+            self.held.extend((token_id, False, False) for token_id in token_ids)
+            self.num_computed += number
+            self.num_surplus -= number
+            self.num_confirmed += number
+            self.owner.usage.add_drafts(self.drafter, num_accepted=number)
+        return number
 
     def confirm_drafts(self) -> None:
         """Count drafted tokens as computed while they equal the appended tokens."""

@@ -33,8 +33,8 @@ class _Kernel:
     arguments: str
 
     def compile(self) -> None:
-        """Compile it, or read it from Triton's folder of compiled kernels."""
-        self.function.preload(self.arguments)
+        """Compile it, or read it from Triton's folder of compiled kernels; load it, which may compile its launcher."""
+        _ = self.function.preload(self.arguments).run
 
 
 def compile_together(works: Sequence[Callable[[], object]], device: torch.device) -> int:

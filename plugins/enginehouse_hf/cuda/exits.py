@@ -103,27 +103,50 @@ class CudaExits:
 
     def __init__(self, parts: NetworkParts, policy: BoundExitPolicy) -> None:
         self._parts, self._policy = parts, policy
+        self._all_left = False  # in the last pass, at the first decision
 
-    def begin(self, packed: PackedSpans) -> ExitPass:
+    def stage(self, packed: PackedSpans) -> Tensor:
+        """Return the input of a pass over plain decodes, while the pass before it goes on."""
+        return self._parts.stage(packed)
+
+    def begin(self, packed: PackedSpans, staged: Tensor) -> ExitPass:
         """Launch a pass over plain decodes, in their order, up to the first decision; waits for nothing.
 
         It must be finished before another pass begins.
         """
-        return ExitPass(self._parts, self._policy, packed)
+        return ExitPass(self._parts, self._policy, packed, staged)
+
+    def finish(self, begun: ExitPass) -> Exited:
+        """Run a pass to its end; waits for the device at every decision."""
+        exited = begun.finish()
+        self._all_left = bool((exited.layers == self._policy.layers[0]).all())
+        return exited
+
+    def foreseen(self, begun: ExitPass) -> Tensor | None:
+        """Return the logits with which the pass ends if all tokens leave at the first decision, as in the last pass.
+
+        (num_tokens, vocab_size); None if they stayed, or if the policy did not ask for logits.
+        """
+        return begun.known_logits if self._all_left else None
 
 
 class ExitPass:
     """A pass that waits for its next decision."""
 
-    def __init__(self, parts: NetworkParts, policy: BoundExitPolicy, packed: PackedSpans) -> None:
+    def __init__(self, parts: NetworkParts, policy: BoundExitPolicy, packed: PackedSpans, staged: Tensor) -> None:
         self._parts, self._policy, self._packed = parts, policy, packed
         self._exited = Exited(np.full(packed.num_decodes, parts.num_layers))
         self._inside: _Columns = np.arange(packed.num_decodes)
-        self._batch = parts.load(packed)
+        self._batch = parts.load(packed, staged=staged)
         self._view, self._decision = self._ask(0, policy.layers[0])
 
+    @property
+    def known_logits(self) -> Tensor | None:
+        """Logits that the policy has asked for, of the tokens that have not exited."""
+        return self._view.computed[0] if self._view.computed else None
+
     def finish(self) -> Exited:
-        """Run the pass to its end; waits for the device at every decision."""
+        """See :meth:`CudaExits.finish`."""
         layers = self._policy.layers
         for layer, following in zip(layers, (*layers[1:], None), strict=True):
             leaves = self._decision.read()
@@ -148,7 +171,7 @@ class ExitPass:
         """Compute logits and remaining keys of exiting tokens; go on with the other ones."""
         exited, parts, view = self._exited, self._parts, self._view
         leaving, self._inside = self._inside[leaves], self._inside[~leaves]
-        known = view.computed[0] if view.computed else None
+        known = self.known_logits
         if not len(self._inside):
             exited.add(leaving, known if known is not None else parts.logits(self._batch))
             parts.write_keys(self._batch, view.layer)

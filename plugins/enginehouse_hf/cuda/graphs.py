@@ -83,9 +83,6 @@ class DecodeGraphs:
         recorder: records the graphs.
         progress: called with the completed share before each recording.
         later: larger batch sizes, ascending, recorded on first use.
-
-    Attributes:
-        ready: the largest batch that can be run without recording it first.
     """
 
     def __init__(
@@ -99,7 +96,6 @@ class DecodeGraphs:
     ) -> None:
         self._network, self._state, self.recorder = network, state, recorder
         self.sizes = [*sizes, *later] if sizes else []
-        self.ready = sizes[-1] if sizes else 0
         self._graphs: dict[tuple[int, int | None], _Recorded] = {}
         # The largest first: the smaller ones then reuse its memory.
         for done, size in enumerate(reversed(sizes)):

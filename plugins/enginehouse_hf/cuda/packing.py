@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from enginehouse.contract.backend import LastSampled, Span
 
-__all__ = ["PackedSpans", "Segment", "are_decodes", "are_short", "flatten", "pack"]
+__all__ = ["PackedSpans", "Segment", "are_short", "flatten", "pack"]
 
 _MAX_CHECKED = 65
 """Maximum length of a span with logits for all tokens (a token and its drafts) that is computed as decodes."""
@@ -76,13 +76,10 @@ class PackedSpans:
         return PackedSpans(self.tokens[:, columns], len(columns), [], self.gather, rows)
 
 
-def are_decodes(spans: Sequence[Span], sizes: Sequence[int]) -> bool:
-    """Return True if all spans are single tokens, or tokens with drafts after them."""
-    return len(spans) == sum(sizes) or all(map(_is_decode, spans, sizes))
-
-
 def are_short(spans: Sequence[Span], sizes: Sequence[int]) -> bool:
-    """Return True if the others of the spans can be computed as decodes without reading too much."""
+    """Return True if all spans can be computed as decodes without reading too much."""
+    if len(spans) == sum(sizes):
+        return True
     others = [(span, size) for span, size in zip(spans, sizes, strict=True) if not _is_decode(span, size)]
     num_seen = sum(size * (span.start + size) for span, size in others)
     return num_seen <= _MAX_SEEN and all(size <= _MAX_SHORT for _, size in others)

@@ -22,7 +22,7 @@ from enginehouse.contract.types import ModelInfo
 from enginehouse_hf.cuda.exits import CudaExits
 from enginehouse_hf.cuda.graphs import DecodeGraphs
 from enginehouse_hf.cuda.networks import Network
-from enginehouse_hf.cuda.packing import are_decodes, are_short, pack
+from enginehouse_hf.cuda.packing import are_short, pack
 from enginehouse_hf.cuda.parts import NetworkParts
 from enginehouse_hf.cuda.positions import PositionPool
 from enginehouse_hf.cuda.sampling import DeviceDrawn, DeviceRows, sample
@@ -61,12 +61,19 @@ class ExitRows:
     """Rows of a pass in which tokens may exit, and the tokens drawn from them. Implements ``ExitOutput``.
 
     The pass is finished, and its tokens are drawn, when one of them is needed: to read it, or for the next pass.
+
+    Args:
+        finish: runs the pass to its end.
+        foreseen: the rows that it probably ends with, if they are known; tokens are drawn from them at once.
+        last: the last token drawn for each sequence.
     """
 
-    def __init__(self, num_rows: int, finish: Callable[[], _Group], last: torch.Tensor) -> None:
+    def __init__(
+        self, num_rows: int, finish: Callable[[], _Group], foreseen: DeviceRows | None, last: torch.Tensor
+    ) -> None:
         self.num_rows = num_rows
         self._finish: Callable[[], _Group] | None = finish
-        self._last = last
+        self._foreseen, self._last = foreseen, last
         self._group: _Group | None = None
         self._draws: Sequence[Draw] = ()
         self._drawn: DeviceDrawn | None = None
@@ -77,7 +84,8 @@ class ExitRows:
             finish, self._finish = self._finish, None  # after an error it is not run again
             with torch.inference_mode():
                 self._group = finish()
-                if self._draws:
+                is_foreseen = self._foreseen is not None and self._foreseen.logits is self._group.logits
+                if self._draws and not is_foreseen:
                     self._drawn = sample(self.rows(), self._draws, self._last)
         if self._group is None:
             raise EngineError("hf: the forward pass failed after an exit decision")
@@ -86,9 +94,10 @@ class ExitRows:
     def draw(self, draws: Sequence[Draw]) -> ExitDrawn:
         """Draw tokens at the end of the pass."""
         self._draws = draws
-        if self._group is not None:
+        rows = self.rows() if self._group is not None else self._foreseen
+        if rows is not None:
             with torch.inference_mode():
-                self._drawn = sample(self.rows(), draws, self._last)
+                self._drawn = sample(rows, draws, self._last)
         return ExitDrawn(self)
 
     def drawn(self) -> DeviceDrawn:
@@ -274,7 +283,7 @@ class CudaRunner:
     def _launch(self, spans: Sequence[Span], sizes: Sequence[int], places: NDArray[np.int32]) -> DeviceRows | ExitRows:
         ways = groups_by([self._way(span) for span in spans])
         if len(ways) == 1 and "early" in ways:
-            self._unfinished = ExitRows(len(spans), self._begin_early(spans, sizes, places), self._loaded.state.last)
+            self._unfinished = self._begin_early(spans, sizes, places)
             return self._unfinished
         if len(ways) == 1:
             found = self._launch_group(spans, sizes, places, next(iter(ways)))
@@ -282,26 +291,28 @@ class CudaRunner:
             found = self._launch_groups(spans, sizes, places, ways)
         if self._exits is None:
             return DeviceRows(found.logits, found.order)
-        rows = ExitRows(len(found.exit_layers), lambda: found, self._loaded.state.last)
+        rows = ExitRows(len(found.exit_layers), lambda: found, None, self._loaded.state.last)
         rows.finish()
         return rows
 
-    def _begin_early(
-        self, spans: Sequence[Span], sizes: Sequence[int], places: NDArray[np.int32]
-    ) -> Callable[[], _Group]:
-        """Launch a pass over spans of single tokens that may exit, up to the first decision; return its end."""
-        assert self._exits is not None
+    def _begin_early(self, spans: Sequence[Span], sizes: Sequence[int], places: NDArray[np.int32]) -> ExitRows:
+        """Launch a pass over spans of single tokens that may exit, up to the first decision."""
+        exits = self._exits
+        assert exits is not None
         packed = pack(spans, sizes, places, self._positions.table)
+        staged = exits.stage(packed)
         self._finish_pass()
         with torch.inference_mode():
-            begun = self._exits.begin(packed)
+            begun = exits.begin(packed, staged)
 
         def finish() -> _Group:
-            exited = begun.finish()
+            exited = exits.finish(begun)
             assert exited.logits is not None
             return _Group(exited.logits, packed.rows, exited.layers[packed.rows].tolist())
 
-        return finish
+        logits = exits.foreseen(begun)
+        foreseen = None if logits is None else DeviceRows(logits, packed.rows)
+        return ExitRows(len(spans), finish, foreseen, self._loaded.state.last)
 
     def _launch_groups(
         self,
@@ -328,10 +339,9 @@ class CudaRunner:
     ) -> _Group:
         """Run spans with the same execution path."""
         if way == "early":
-            with torch.inference_mode():
-                return self._begin_early(spans, sizes, places)()
+            return self._begin_early(spans, sizes, places).finish()
         model = self._loaded
-        is_recorded = self._has_graph(spans, sizes)
+        is_recorded = len(places) <= model.graphs.largest and are_short(spans, sizes)
         packed = pack(spans, sizes, places, self._positions.table, as_decodes=is_recorded)
         self._finish_pass()
         with torch.inference_mode():
@@ -340,13 +350,6 @@ class CudaRunner:
                 return _Group(model.graphs.run(packed, way), packed.rows, exit_layers)
             logits = model.network.run(Step.upload(model.state, packed, way))
             return _Group(logits, packed.rows if packed.is_plain_decode else None, exit_layers)
-
-    def _has_graph(self, spans: Sequence[Span], sizes: Sequence[int]) -> bool:
-        """True if a recorded step is to compute the spans. No prompt waits for the recording of one."""
-        graphs, num_tokens = self._loaded.graphs, sum(sizes)
-        if num_tokens <= graphs.ready:
-            return are_short(spans, sizes)
-        return num_tokens <= graphs.largest and are_decodes(spans, sizes)
 
     def sample(self, output: ForwardOutput, draws: Sequence[Draw]) -> DeviceDrawn | ExitDrawn:
         """Launch the draws; see :class:`enginehouse.contract.backend.DeviceSampler`."""

@@ -194,8 +194,8 @@ def test_a_kernel_for_longer_spans_is_right_here() -> None:
 def test_without_flash_attention_the_logits_are_the_same(tiny_model: TinyModel) -> None:
     with_flash, without = (_open(tiny_model("llama"), context=256, dtype="bfloat16") for _ in range(2))
     without._model.network._attention.kernel = None
-    token_ids = with_flash.tokenizer.encode("".join(TEXTS), False)
-    assert len(token_ids) > 140
+    token_ids = with_flash.tokenizer.encode("".join(TEXTS) * 4, False)[:200]
+    assert len(token_ids) == 200
     expected, found = (_rows(runner, token_ids, 70) for runner in (with_flash, without))
 
     assert np.linalg.norm(found - expected) < 0.02 * np.linalg.norm(expected)
@@ -333,7 +333,7 @@ def test_kernels_are_compiled_together_before_they_are_launched(
     monkeypatch.setattr(opening, "compile_together", compile_together)
     _open(tiny_model("llama"), context=64, dtype="bfloat16").close()
 
-    assert numbers[0] >= 26
+    assert numbers[0] >= 14
     assert not {"survey", "refine", "collect", "finish"} & set(late)
 
 
@@ -459,7 +459,7 @@ def test_steps_of_short_spans_are_recorded_and_give_the_logits_of_others(tiny_mo
     replays = []
     run = recorded._model.graphs.run
     recorded._model.graphs.run = lambda *arguments: (replays.append(1), run(*arguments))[1]
-    token_ids = np.array(recorded.tokenizer.encode("".join(TEXTS), False)[:150], np.int32)
+    token_ids = np.array(recorded.tokenizer.encode("".join(TEXTS) * 4, False)[:150], np.int32)
     results = []
     for runner in (recorded, eager):
         sequences = [runner.open_sequence() for _ in range(4)]
