@@ -22,7 +22,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, L
 
 from enginehouse.contract.errors import ModelLoadError
 from enginehouse_backendkit.model_folder import check_model_files, check_weights
-from enginehouse_hf.attention import ATTENTION_NAME, Step
+from enginehouse_hf.attention import ATTENTION_NAME, AnyStep
 from enginehouse_hf.heads.reading import fill, names_in, read_tensors, without_weights
 
 __all__ = ["Eagle3Head", "open_eagle3"]
@@ -58,12 +58,12 @@ class Eagle3Head:
         layer: _Layer,
         config: LlamaConfig,
         *,
-        watched: Sequence[nn.Module],
+        reads: Sequence[int],
         embedding: nn.Module,
         token_ids: Tensor | None,
         identity: str,
     ) -> None:
-        self.watched = watched
+        self.reads: Sequence[int | None] = reads
         self.token_ids = token_ids
         self.identity = identity
         self._layer = layer
@@ -76,7 +76,7 @@ class Eagle3Head:
         joined: Tensor = self._layer.fc(torch.cat(list(states), -1).to(self._layer.fc.weight.dtype))
         return joined
 
-    def run(self, token_ids: Tensor, features: Tensor, positions: Tensor, step: Step) -> Tensor:
+    def run(self, token_ids: Tensor, features: Tensor, positions: Tensor, step: AnyStep) -> Tensor:
         """Run the layer; its states are the features of drafted tokens."""
         layer = self._layer
         normed = layer.hidden_norm(features)
@@ -128,9 +128,9 @@ def open_eagle3(folder: Path, model: Any, vocab_size: int) -> Eagle3Head:
         layer = _Layer(config, _NUM_STATES * size, len(layers), has_embedding=has_embedding)
     fill(layer, tensors, model.device, what)
     embedding = layer.embed_tokens if has_embedding else model.get_input_embeddings()
-    watched = [layers[index] for index in _state_layers(config, len(layers), what)]
+    reads = _state_layers(config, len(layers), what)
     ids = None if token_ids is None else token_ids.to(model.device)
-    return Eagle3Head(layer, config, watched=watched, embedding=embedding, token_ids=ids, identity=_identity(folder))
+    return Eagle3Head(layer, config, reads=reads, embedding=embedding, token_ids=ids, identity=_identity(folder))
 
 
 def _read_config(folder: Path, vocab_size: int) -> Any:
