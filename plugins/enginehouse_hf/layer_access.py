@@ -1,7 +1,7 @@
 """Access to the layers of a transformers model for early exit: replace them, stop inside them, skip to the end.
 
-Nothing of the model is copied: all objects made here share its weights. Used by ``exits.py`` and for draft heads, and on
-a single CUDA device by ``cuda/layered.py``.
+Nothing of the model is copied: all objects made here share its weights. Used by ``exits.py``, for draft heads, and on a
+single CUDA device by ``cuda/layered.py``.
 """
 
 from __future__ import annotations
