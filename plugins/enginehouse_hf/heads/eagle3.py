@@ -25,13 +25,13 @@ from enginehouse_backendkit.model_folder import check_model_files, check_weights
 from enginehouse_hf.attention import ATTENTION_NAME, AnyStep
 from enginehouse_hf.heads.reading import fill, names_in, read_tensors, without_weights
 
-__all__ = ["Eagle3Head", "open_eagle3"]
+__all__ = ["Eagle3Head", "Eagle3Layer", "open_eagle3"]
 
 _ARCHITECTURES = frozenset({"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"})
 _NUM_STATES = 3
 
 
-class _Layer(nn.Module):
+class Eagle3Layer(nn.Module):
     """The weights of a head; ``self_attn`` takes embedding and feature side by side."""
 
     def __init__(self, config: LlamaConfig, feature_size: int, index: int, *, has_embedding: bool) -> None:
@@ -55,7 +55,7 @@ class Eagle3Head:
 
     def __init__(
         self,
-        layer: _Layer,
+        layer: Eagle3Layer,
         config: LlamaConfig,
         *,
         reads: Sequence[int],
@@ -125,7 +125,7 @@ def open_eagle3(folder: Path, model: Any, vocab_size: int) -> Eagle3Head:
         )
     layers = model.get_decoder().layers
     with without_weights(next(layers[0].parameters()).dtype):
-        layer = _Layer(config, _NUM_STATES * size, len(layers), has_embedding=has_embedding)
+        layer = Eagle3Layer(config, _NUM_STATES * size, len(layers), has_embedding=has_embedding)
     fill(layer, tensors, model.device, what)
     embedding = layer.embed_tokens if has_embedding else model.get_input_embeddings()
     reads = _state_layers(config, len(layers), what)
@@ -157,7 +157,7 @@ def _read_config(folder: Path, vocab_size: int) -> Any:
 
 
 def _renamed(name: str) -> str | None:
-    """Return the name of a tensor in :class:`_Layer`, or None if it is not needed."""
+    """Return the name of a tensor in :class:`Eagle3Layer`, or None if it is not needed."""
     short = name.removeprefix("model.")
     if short == "t2d" or short.endswith("rotary_emb.inv_freq"):
         return None
