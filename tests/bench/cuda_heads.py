@@ -33,7 +33,6 @@ from .cuda_speculation import (
     FIRST_WORD,
     NUM_ANSWER,
     NUM_PROMPT,
-    NUM_ROUNDS,
     Subject,
     chain_tokens,
     speeds_of,
@@ -45,6 +44,7 @@ __all__ = ["measure_heads"]
 _DRAFT_VOCAB = 32_000
 _SHARES = (1.0, 0.8, 0.6, 0.0)
 _MAX_TOKENS = 6
+_NUM_ROUNDS = 3
 
 
 def measure_heads(runner: Any, embeddings: Tensor, output: Tensor) -> Iterator[str]:
@@ -77,10 +77,8 @@ def measure_heads(runner: Any, embeddings: Tensor, output: Tensor) -> Iterator[s
 def _run(runner: Any, drafters: Mapping[str, BoundDrafter], num_clients: int) -> Subject:
     """An engine after some rounds; the first is not counted."""
     subject, rng = Subject.over(runner, drafters), np.random.default_rng(0)
-    for round_number in range(NUM_ROUNDS + 1):
-        prompts = [
-            rng.integers(FIRST_WORD, _DRAFT_VOCAB - 2 * NUM_ANSWER, NUM_PROMPT).tolist() for _ in range(num_clients)
-        ]
+    for round_number in range(_NUM_ROUNDS + 1):
+        prompts = rng.integers(FIRST_WORD, _DRAFT_VOCAB - 2 * NUM_ANSWER, (num_clients, NUM_PROMPT)).tolist()
         subject.run(prompts, SamplingParams(temperature=0.0))
         if not round_number:
             subject.forget()
@@ -104,7 +102,8 @@ def _draft_lines(runner: Any, drafts: BoundDrafter) -> Iterator[str]:
                 started = time.perf_counter()
                 drafts.propose(asked)
                 times.append((time.perf_counter() - started) * 1e3)
-            yield f"  propose {size} tokens for {clients}: first {times[0]:.2f} ms, then {statistics.median(times[2:]):.2f} ms"
+            later = statistics.median(times[2:])
+            yield f"  propose {size} tokens for {clients}: first {times[0]:.2f} ms, then {later:.2f} ms"
     for sequence in sequences:
         runner.free_sequence(sequence)
 

@@ -43,7 +43,6 @@ __all__ = [
     "FIRST_WORD",
     "NUM_ANSWER",
     "NUM_PROMPT",
-    "NUM_ROUNDS",
     "Subject",
     "chain_tokens",
     "measure_speculation",
@@ -51,7 +50,7 @@ __all__ = [
     "step_lines",
 ]
 
-NUM_ROUNDS = 5
+_NUM_ROUNDS = 5
 NUM_PROMPT, NUM_ANSWER = 450, 300
 FIRST_WORD = 300  # ids below are single bytes, which wait for others until they are text
 _BLOCK = 50
@@ -124,7 +123,7 @@ def _compare(
     plain, drafted = Subject.over(runner, {}), Subject.over(runner, {"prompt-lookup": lookup})
     rng = np.random.default_rng(0)
     num_same = 0
-    for round_number in range(-1, NUM_ROUNDS):
+    for round_number in range(-1, _NUM_ROUNDS):
         prompts = [make_prompt(rng, runner.info.vocab_size) for _ in range(num_clients)]
         turn = (plain, drafted) if round_number % 2 else (drafted, plain)
         answers = {subject is drafted: subject.run(prompts, sampling) for subject in turn}
@@ -137,7 +136,7 @@ def _compare(
     yield (
         f"  drafted {drafted.num_drafted} tokens, accepted {drafted.num_accepted} of them, for "
         f"{drafted.num_tokens} tokens; the same token ids as without drafts: {num_same} of "
-        f"{num_clients * NUM_ROUNDS} sequences"
+        f"{num_clients * _NUM_ROUNDS} sequences"
     )
     yield from step_lines("without drafts", plain.steps)
     yield from step_lines("with drafts", drafted.steps)
