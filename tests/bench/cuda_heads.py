@@ -161,4 +161,4 @@ def _teach(layer: Any, embeddings: Tensor, share: float) -> None:
     following[wrong] = following[wrong.roll(1)]
     with torch.inference_mode():
         layer.lm_head.weight.zero_()
-        layer.lm_head.weight.index_copy_(0, following, directions.to(embeddings.dtype))
+        layer.lm_head.weight[:, :width].index_copy_(0, following, directions.to(embeddings.dtype))
