@@ -121,8 +121,8 @@ def _make_head(runner: Any, embeddings: Tensor) -> tuple[Any, Eagle3Head]:
         max_position_embeddings=2048,
         draft_vocab_size=_DRAFT_VOCAB,
         norm_before_residual=True,
+        attn_implementation=ATTENTION_NAME,
     )
-    config._attn_implementation = ATTENTION_NAME
     with without_weights(embeddings.dtype):
         layer = Eagle3Layer(config, 3 * 4096, runner.num_layers, has_embedding=False)
     layer = layer.to_empty(device=embeddings.device).requires_grad_(False).eval()
