@@ -36,7 +36,7 @@ from enginehouse_hf.images.reader import ImageReader
 from enginehouse_hf.packed import PackedLinear, num_packed
 from enginehouse_hf.recurrent import Mixers, recurrent_layers
 from enginehouse_hf.runner import HfRunner, run_model
-from enginehouse_hf.tokenizer import ModelFiles, load_text
+from enginehouse_hf.tokenizer import ModelFiles, ModelText, load_text
 from enginehouse_hf.weights import load_weights, mapped_errors
 
 __all__ = ["find_files", "open_runner"]
@@ -119,17 +119,7 @@ def _build(files: ModelFiles, model: Any, options: HfOptions, progress: Progress
     }
     reader, of_images = images.open(files, model, text)
     metadata |= of_images
-    info = ModelInfo(
-        backend="hf",
-        max_context=facts.max_context,
-        vocab_size=facts.vocab_size,
-        chat_templates=text.chat_templates,
-        special_tokens=dict(text.tokenizer.special_tokens),
-        bos_token=text.bos_token,
-        eos_token=text.eos_token,
-        generation_defaults=recommended_parameters(files.folder) if files.gguf_file is None else {},
-        metadata=metadata,
-    )
+    info = _info(files, text, facts, metadata)
 
     def load_head(source: ModelSource | None) -> DraftHead:
         return open_head(source, files, model, facts.vocab_size)
@@ -170,6 +160,21 @@ def _build(files: ModelFiles, model: Any, options: HfOptions, progress: Progress
         num_checkpoints=options.checkpoints,
         load_head=load_head,
         reader=reader,
+    )
+
+
+def _info(files: ModelFiles, text: ModelText, facts: ModelFacts, metadata: dict[str, str]) -> ModelInfo:
+    """Describe the model; ``metadata`` may still grow."""
+    return ModelInfo(
+        backend="hf",
+        max_context=facts.max_context,
+        vocab_size=facts.vocab_size,
+        chat_templates=text.chat_templates,
+        special_tokens=dict(text.tokenizer.special_tokens),
+        bos_token=text.bos_token,
+        eos_token=text.eos_token,
+        generation_defaults=recommended_parameters(files.folder) if files.gguf_file is None else {},
+        metadata=metadata,
     )
 
 
