@@ -189,7 +189,8 @@ def _fused(model: Any, facts: ModelFacts, attention: PoolAttention) -> FusedNetw
 def _compile(network: Network, facts: ModelFacts, model: Any, sizes: Sequence[int]) -> None:
     """Compile the kernels of decode steps and draws. Those of prompts are among them, or compiled with the first."""
     state = _allocate(facts, 1, 1, model)
-    steps = [Step.static(state, size)[0] for size in sizes or (1, 2)]
+    larger = graph_sizes(_LARGEST_GRAPH, above=sizes[-1])[-1:] if sizes else [1, 2]
+    steps = [Step.static(state, size)[0] for size in (*sizes, *larger)]
     works: list[Callable[[], object]] = [partial(network.run, step) for step in steps]
     started = time.perf_counter()
     num_kernels = compile_together(
