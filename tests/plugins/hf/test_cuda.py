@@ -221,25 +221,6 @@ def test_a_loaded_sequence_goes_on_in_recorded_steps(tiny_model: TinyModel) -> N
     second.close()
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings(
-    "ignore:.*torch.jit:DeprecationWarning", "ignore:TensorFloat32:UserWarning"
-)  # the compiler's
-def test_compiled_decode_steps_give_the_same_text(tiny_model: TinyModel, greedy: Greedy) -> None:
-    shares: list[tuple[float, str]] = []
-    settings = HfOptions(
-        device="cuda:0", dtype="float32", slots=2, context=64, cache_tokens=512, compile=True, fused=False
-    )
-    path = tiny_model("gemma3")
-    plain = _open(path, slots=2, context=64)
-    compiled = HfBackend().open(ModelSource(str(path), path), settings, lambda *said: shares.append(said))
-    prompts = prompts_of(plain)[:2]
-
-    assert greedy(compiled, prompts, 16, chunk_tokens=64) == greedy(plain, prompts, 16, chunk_tokens=64)
-    assert compiled.info.metadata["layers"] == "transformers layers, compiled"  # type: ignore[union-attr]
-    assert any("recording" in what for _, what in shares)
-
-
 # -- draws ---------------------------------------------------------------------------------------------
 
 
