@@ -365,6 +365,23 @@ def test_where_the_device_draws_the_next_pass_is_launched_before_text_is_made_of
     assert num_late == 0 if stop else num_late > 4
 
 
+@pytest.mark.parametrize("error", [0.0, 0.2])
+@pytest.mark.parametrize("max_tokens", [60, 200])
+def test_drafts_taken_at_once_are_counted_as_those_taken_one_by_one(error: float, max_tokens: int) -> None:
+    """The latter with a stop string that never comes; the text ends by length, or by an end token."""
+    results = []
+    for stop in ((), ("no such text",)):
+        request, prompt = make_request(max_tokens=max_tokens, stop=stop), prompt_of(3, 10)
+        options = FakeOptions(device_sampling=True)
+        oracle = Oracle(texts_of([(request, prompt)], options), error)
+        (result,) = run(counting_engine(oracle, CountingRunner(options)), [(request, prompt)])
+        assert result.summary is not None and result.summary.usage.accepted_draft_tokens > 5
+        usage = result.summary.usage
+        results.append((seen_of(result), usage.drafted_tokens, usage.accepted_draft_tokens, usage.completion_tokens))
+
+    assert results[0] == results[1]
+
+
 def test_drafts_that_are_always_wrong_are_soon_not_computed_any_more() -> None:
     request, prompt = make_request(max_tokens=300, ignore_eos=True), prompt_of(1, 10)
     oracle = Oracle(texts_of([(request, prompt)], FakeOptions()), error=1.0)
