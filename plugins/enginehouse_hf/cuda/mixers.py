@@ -16,6 +16,7 @@ from torch import Tensor
 
 from enginehouse_hf.attention import UnsupportedAttention
 from enginehouse_hf.cuda.packing import Segment
+from enginehouse_hf.cuda.recurrent_parts import RecurrentPart, find_part
 from enginehouse_hf.cuda.state_pools import StatePools
 from enginehouse_hf.recurrent import LayerCache, Mixer
 
@@ -46,10 +47,19 @@ class PooledMixers:
     """
 
     def __init__(self, mixers: Iterable[Mixer]) -> None:
+        self._mixers = list(mixers)
+        self._parts: dict[int, RecurrentPart] = {}
         self._step: RecurrentStep | None = None
         self._sources = self._targets = torch.empty(0, dtype=torch.int64)
-        for mixer in mixers:
+        for mixer in self._mixers:
             mixer.module.forward = partial(self._forward, mixer)
+
+    def use_kernels(self, pools: StatePools, hidden_size: int) -> None:
+        """Compute single tokens with kernels of our own in modules for which these give the same."""
+        for mixer in self._mixers:
+            part = find_part(mixer, pools.layer(mixer.layer), hidden_size)
+            if part is not None:
+                self._parts[mixer.layer] = part
 
     def begin(self, step: RecurrentStep) -> None:
         """Prepare a pass."""
@@ -67,11 +77,10 @@ class PooledMixers:
         assert step is not None, "begin was called"
         hidden, num_decodes = hidden_states[0], step.num_decodes
         if num_decodes == len(hidden):
-            return self._run(mixer, hidden[:, None], range(num_decodes), is_later=True).transpose(0, 1)
+            return self._decode(mixer, hidden)[None]
         output = torch.empty_like(hidden)
         if num_decodes:
-            decoded = self._run(mixer, hidden[:num_decodes, None], range(num_decodes), is_later=True)
-            output[:num_decodes] = decoded[:, 0]
+            output[:num_decodes] = self._decode(mixer, hidden[:num_decodes])
         for (size, is_later), indices in _by_size(step.segments).items():
             spans = [slice(step.segments[index].begin, step.segments[index].begin + size) for index in indices]
             columns = [num_decodes + index for index in indices]
@@ -79,6 +88,14 @@ class PooledMixers:
             for place, span in enumerate(spans):
                 output[span] = mixed[place]
         return output[None]
+
+    def _decode(self, mixer: Mixer, hidden: Tensor) -> Tensor:
+        """Append a token, (hidden_size), to each of the first N sequences."""
+        assert self._step is not None
+        columns = range(len(hidden))
+        if (part := self._parts.get(mixer.layer)) is not None:
+            return part.step(hidden, self._step.state.pools.layer(mixer.layer), _chosen(self._sources, columns))
+        return self._run(mixer, hidden[:, None], columns, is_later=True)[:, 0]
 
     def _run(self, mixer: Mixer, rows: Tensor, columns: Sequence[int], *, is_later: bool) -> Tensor:
         """Append tokens, (N, T, hidden_size), to sequences; ``columns`` are their numbers in the step."""

@@ -157,7 +157,10 @@ def _choose_network(
             raise ModelLoadError(_no_fused_layers("some of its layers are recurrent"))
         if options.compile:
             raise ModelLoadError("compile = true is not supported for models with recurrent layers; remove it")
-        return TransformersNetwork(model, attention, compiles=False, mixers=PooledMixers(mixers.all))
+        pooled = PooledMixers(mixers.all)
+        if options.fused:
+            pooled.use_kernels(StatePools(facts.states, 1, model.device), model.config.get_text_config().hidden_size)
+        return TransformersNetwork(model, attention, compiles=False, mixers=pooled)
     plain = TransformersNetwork(model, attention, options.compile)
     is_packed = num_packed(model) > 0
     if not options.fused:
