@@ -177,9 +177,7 @@ class Mixers:
                 if type(module) not in continues:
                     continues[type(module)] = _continues(module, cache_name, model.config.get_text_config().hidden_size)
                 chunk_size = getattr(module, "chunk_size", None)
-                mixer = Mixer(
-                    module, module.layer_idx, module.forward, cache_name, continues[type(module)], chunk_size
-                )
+                mixer = Mixer(module, module.layer_idx, module.forward, cache_name, continues[type(module)], chunk_size)
                 module.forward = self._replacement(mixer)
                 self.all.append(mixer)
                 self.names |= {name}

@@ -9,7 +9,6 @@ Source: Gated Delta Networks (Yang et al., 2024), equation 10.
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from attrs import frozen
@@ -55,15 +54,33 @@ def _convolved(
     at_source = pool + source * NUM_CHANNELS * SIZE + channels * SIZE
     at_target = pool + target * NUM_CHANNELS * SIZE + channels * SIZE
     for place in tl.static_range(SIZE):
-        if place == SIZE - 1:
-            value = new
-        else:
+        value = new
+        if place < SIZE - 1:
             value = tl.load(at_source + place + 1, mask=inside, other=0.0)
         factor = tl.load(weight + channels * SIZE + place, mask=inside, other=0.0).to(tl.float32)
         total += factor * value.to(tl.float32)
         tl.store(at_target + place, value, mask=inside & writes)
     total = total.to(kind).to(tl.float32)
     return (total / (1.0 + tl.exp(-total))).to(kind).to(tl.float32)
+
+
+@triton.jit
+def _rates(at_rate, at_time, decay, time_bias):
+    """Return how much of the state one head keeps and how much it learns, float32."""
+    projected = tl.load(at_rate)
+    learned = (1.0 / (1.0 + tl.exp(-projected.to(tl.float32)))).to(projected.dtype).to(tl.float32)
+    time = tl.load(at_time).to(tl.float32) + tl.load(time_bias).to(tl.float32)
+    softplus = tl.where(time > 20.0, time, tl.log(1.0 + tl.exp(tl.minimum(time, 20.0))))
+    return tl.exp(-tl.exp(tl.load(decay).to(tl.float32)) * softplus), learned
+
+
+@triton.jit
+def _normed_gated(wide, factor, gate, eps, WIDTH: tl.constexpr, kind: tl.constexpr):
+    """RMS norm of the values of one head, float32, times SiLU of their gates."""
+    scaled = wide * tl.rsqrt(tl.sum(wide * wide, 0) / WIDTH + eps)
+    scaled = (factor.to(tl.float32) * scaled.to(kind).to(tl.float32)).to(kind).to(tl.float32)
+    gate = gate.to(tl.float32)
+    return (scaled * gate / (1.0 + tl.exp(-gate))).to(kind)
 
 
 @triton.jit
@@ -109,25 +126,19 @@ def _delta_step(
     value = _convolved(at_values, conv_pool, conv, source, target, value_channel, is_value, True, NUM_CHANNELS, SIZE)
     query *= tl.rsqrt(tl.sum(query * query, 0) + 1e-6) / tl.sqrt(KEY_DIM * 1.0)
     key *= tl.rsqrt(tl.sum(key * key, 0) + 1e-6)
-    beta = (1.0 / (1.0 + tl.exp(-tl.load(at_rate).to(tl.float32)))).to(kind).to(tl.float32)
-    time = tl.load(at_time).to(tl.float32) + tl.load(time_bias + head).to(tl.float32)
-    softplus = tl.where(time > 20.0, time, tl.log(1.0 + tl.exp(tl.minimum(time, 20.0))))
-    shrink = tl.exp(-tl.exp(tl.load(decay + head).to(tl.float32)) * softplus)
+    kept, learned = _rates(at_rate, at_time, decay + head, time_bias + head)
     inside = is_key[:, None] & is_value[None, :]
     offsets = (head * KEY_DIM + at_key)[:, None] * VALUE_DIM + at_value[None, :]
     STATE: tl.constexpr = NUM_VALUES * KEY_DIM * VALUE_DIM
-    state = tl.load(state_pool + source * STATE + offsets, mask=inside, other=0.0) * shrink
-    change = (value - tl.sum(state * key[:, None], 0)) * beta
+    state = tl.load(state_pool + source * STATE + offsets, mask=inside, other=0.0) * kept
+    change = (value - tl.sum(state * key[:, None], 0)) * learned
     state += key[:, None] * change[None, :]
     tl.store(state_pool + target * STATE + offsets, state, mask=inside)
     result = tl.sum(state * query[:, None], 0).to(kind)
     if HAS_NORM:
-        gate = tl.load(at_gates, mask=is_value, other=0.0).to(tl.float32)
-        wide = result.to(tl.float32)
-        scaled = wide * tl.rsqrt(tl.sum(wide * wide, 0) / VALUE_DIM + norm_eps)
+        gate = tl.load(at_gates, mask=is_value, other=0.0)
         factor = tl.load(norm + at_value, mask=is_value, other=0.0)
-        scaled = (factor.to(tl.float32) * scaled.to(kind).to(tl.float32)).to(kind).to(tl.float32)
-        result = (scaled * gate / (1.0 + tl.exp(-gate))).to(kind)
+        result = _normed_gated(result.to(tl.float32), factor, gate, norm_eps, VALUE_DIM, kind)
     tl.store(out + (sequence * NUM_VALUES + head) * VALUE_DIM + at_value, result, mask=is_value)
 
 
@@ -146,11 +157,8 @@ def _norm_gate(
     own = projected + sequence * stride + begin + (head // GROUP) * group_stride + (head % GROUP) * VALUE_DIM
     gate = tl.load(own + column, mask=inside, other=0.0)
     wide = tl.load(at_out, mask=inside, other=0.0).to(tl.float32)
-    scaled = wide * tl.rsqrt(tl.sum(wide * wide, 0) / VALUE_DIM + norm_eps)
     factor = tl.load(norm + column, mask=inside, other=0.0)
-    scaled = (factor.to(tl.float32) * scaled.to(kind).to(tl.float32)).to(kind).to(tl.float32)
-    gate = gate.to(tl.float32)
-    tl.store(at_out, (scaled * gate / (1.0 + tl.exp(-gate))).to(kind), mask=inside)
+    tl.store(at_out, _normed_gated(wide, factor, gate, norm_eps, VALUE_DIM, kind), mask=inside)
 
 
 def delta_step(
@@ -185,7 +193,8 @@ def delta_step(
     _delta_step[(part.num_values, num_parts, num_sequences)](
         projected, conv_pool, state_pool, sources, part.conv, part.decay, part.time_bias, part.norm, out,
         part.norm_eps, projected.stride(0), part.num_keys, part.num_values, part.key_dim, part.value_dim,
-        size, triton.next_power_of_2(part.key_dim), columns, part.by_key_head, num_parts == 1, num_warps=warps, **OVERLAPPING,
+        size, triton.next_power_of_2(part.key_dim), columns, part.by_key_head, num_parts == 1,
+        num_warps=warps, **OVERLAPPING,
     )  # fmt: skip
     if num_parts > 1:
         group = part.num_values // part.num_keys

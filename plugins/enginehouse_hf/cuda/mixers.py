@@ -23,11 +23,6 @@ from enginehouse_hf.recurrent import LayerCache, Mixer
 __all__ = ["PooledMixers", "RecurrentStep"]
 
 
-class _HasPools(Protocol):
-    @property
-    def pools(self) -> StatePools: ...
-
-
 class RecurrentStep(Protocol):
     """The part of a step that recurrent modules use; see :class:`enginehouse_hf.cuda.step.Step`."""
 
@@ -36,7 +31,9 @@ class RecurrentStep(Protocol):
     sources: Tensor
 
     @property
-    def state(self) -> _HasPools: ...
+    def pools(self) -> StatePools:
+        """States of all sequences."""
+        ...
 
 
 class PooledMixers:
@@ -94,14 +91,14 @@ class PooledMixers:
         assert self._step is not None
         columns = range(len(hidden))
         if (part := self._parts.get(mixer.layer)) is not None:
-            return part.step(hidden, self._step.state.pools.layer(mixer.layer), _chosen(self._sources, columns))
+            return part.step(hidden, self._step.pools.layer(mixer.layer), _chosen(self._sources, columns))
         return self._run(mixer, hidden[:, None], columns, is_later=True)[:, 0]
 
     def _run(self, mixer: Mixer, rows: Tensor, columns: Sequence[int], *, is_later: bool) -> Tensor:
         """Append tokens, (N, T, hidden_size), to sequences; ``columns`` are their numbers in the step."""
         assert self._step is not None
         sources, targets = _chosen(self._sources, columns), _chosen(self._targets, columns)
-        pools = self._step.state.pools.layer(mixer.layer)
+        pools = self._step.pools.layer(mixer.layer)
         states = {key: pool.index_select(0, sources) for key, pool in pools.items()} if is_later else {}
         cache = LayerCache(states)
         mixed = mixer.run(rows, cache)

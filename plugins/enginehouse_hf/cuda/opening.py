@@ -241,7 +241,9 @@ def _num_places(model: Any, facts: ModelFacts, options: HfOptions, step_bytes: i
     fitting = int(left_bytes // max(per_place, 1))
     needed = options.cache_tokens or facts.max_context
     if needed > fitting:
-        beside = f"the weights and {num_states} states of {facts.state_bytes >> 20} MiB" if num_states else "the weights"
+        beside = (
+            f"the weights and {num_states} states of {facts.state_bytes >> 20} MiB" if num_states else "the weights"
+        )
         fewer = ", slots or checkpoints" if num_states else ""
         raise ModelLoadError(
             f"{needed} KV positions are needed, but the memory of {model.device} holds {max(fitting, 0)} beside "

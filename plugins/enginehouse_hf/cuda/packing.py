@@ -120,9 +120,7 @@ def _is_decode(span: Span, size: int, may_check: bool) -> bool:
     return size == 1 or (may_check and span.outputs == "all" and size <= _MAX_CHECKED)
 
 
-def _pack_decodes(
-    spans: Sequence[Span], places: NDArray[np.int32], sources: NDArray[np.int32] | None
-) -> PackedSpans:
+def _pack_decodes(spans: Sequence[Span], places: NDArray[np.int32], sources: NDArray[np.int32] | None) -> PackedSpans:
     ids = [-1 if isinstance(span.input, LastSampled) else int(span.input[0]) for span in spans]
     tokens = np.array([ids, [s.sequence for s in spans], [s.start for s in spans], places], np.int32)
     order = np.argsort(-tokens[2], kind="stable")  # longest first, so that no long one is left for the end

@@ -65,7 +65,17 @@ def _delta_part(module: Any) -> _DeltaPart | None:
     """Return the kernels of Qwen 3.5's and Qwen3-Next's modules."""
     orders = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"), ("in_proj_qkvz", "in_proj_ba")
     names = next((names for names in orders if all(hasattr(module, name) for name in names)), None)
-    needed = ("conv1d", "A_log", "dt_bias", "norm", "out_proj", "num_k_heads", "num_v_heads", "head_k_dim", "head_v_dim")
+    needed = (
+        "conv1d",
+        "A_log",
+        "dt_bias",
+        "norm",
+        "out_proj",
+        "num_k_heads",
+        "num_v_heads",
+        "head_k_dim",
+        "head_v_dim",
+    )
     if names is None or not all(hasattr(module, name) for name in needed) or module.conv1d.bias is not None:
         return None
     projections = [getattr(module, name) for name in names]

@@ -1,7 +1,7 @@
 """States of recurrent layers of all sequences on the device, and which of them is whose.
 
-:class:`StatePools` are the tensors; :class:`SequenceStates` is the bookkeeping of the runner, with checkpoints. Does not
-know modules; ``mixers.py`` reads and writes the pools.
+:class:`StatePools` are the tensors; :class:`SequenceStates` is the bookkeeping of the runner, with checkpoints. Does
+not know modules; ``mixers.py`` reads and writes the pools.
 """
 
 from __future__ import annotations
@@ -184,9 +184,9 @@ class SequenceStates:
         self._checkpoints.cut(sequence, kept)
 
     def fork(self, source: int, sequence: int, kept: int, num_held: int) -> None:
-        """Give a new sequence the state of ``source``, which has ``num_held`` tokens, at ``kept``; share checkpoints."""
+        """Give a new sequence the state of ``source`` at the length ``kept`` of ``num_held``, and its checkpoints."""
         rows, target = self._rows[source], _Rows(2 * sequence)
-        if kept == num_held or kept == rows.before:
+        if kept in (num_held, rows.before):
             self._pools.copy(rows.current if kept == num_held else rows.other, target.current)
         else:
             self._restore(source, kept, target.current)
@@ -206,7 +206,7 @@ class SequenceStates:
         return [length for length, _ in kept], (part for state in states for part in self._pools.parts(state))
 
     def load(self, sequence: int, lengths: Sequence[int], parts: Iterator[Tensor]) -> None:
-        """Give a new sequence a saved state, and checkpoints at ``lengths``; ``parts`` as :meth:`saved` returns them."""
+        """Give a new sequence a saved state and checkpoints at ``lengths``; ``parts`` are as :meth:`saved` returns."""
         self._rows[sequence] = _Rows(2 * sequence)
         self._pools.write(2 * sequence, self._pools.joined(parts))
         for length in lengths:

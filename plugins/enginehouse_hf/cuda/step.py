@@ -22,7 +22,8 @@ class DeviceState:
     """State kept on the device between steps.
 
     Attributes:
-        layers: keys and values of each layer with attention, (num_places + 1, num_kv, head_dim); the last place is a dump.
+        layers: by index, keys and values of each layer with attention, (num_places + 1, num_kv, head_dim); the last
+            place is a dump.
         num_places: number of places without the dump.
         table: (max_sequences + 1, max_context) int32, the place of every position; the last row is a dump.
         last: (max_sequences + 1,) int32, the last token drawn for each sequence.
@@ -95,6 +96,11 @@ class Step:
         array, offsets = flatten(padded_decodes(state, PackedSpans(*_NOTHING), size))
         ints = torch.from_numpy(array).to(state.table.device)
         return cls(state, size, size, [], ints, offsets, True, num_layers), ints
+
+    @property
+    def pools(self) -> StatePools:
+        """States of recurrent layers of all sequences."""
+        return self.state.pools
 
     def begin(self) -> None:
         """Start the step: look up the token ids and write the places into the table."""

@@ -205,9 +205,7 @@ def test_conversations_through_the_engine(random_model: RandomModel) -> None:
     """Steps are launched one ahead, sequences preempted and prefixes reused: each text is that of a fresh engine."""
 
     small, large = (_open(random_model("qwen3_5_text"), slots=2, cache_tokens=number) for number in (160, 2048))
-    together, fresh = (
-        StepEngine(runner, EngineSettings(slots=2, prefix_cache=True), {}) for runner in (small, large)
-    )
+    together, fresh = (StepEngine(runner, EngineSettings(slots=2, prefix_cache=True), {}) for runner in (small, large))
     prompts = [prompt[:40] for prompt in prompts_of(small)]
     expected = [_answers(fresh, [prompt], cache_prompt=False)[0] for prompt in prompts]
 
