@@ -64,7 +64,7 @@ def open_on_cuda(
         ModelLoadError: there is not enough device memory.
     """
     torch.cuda.set_device(model.device)
-    attention = PoolAttention(choose(model.device, model.dtype, facts.layers))
+    attention = PoolAttention(choose(model.device, model.dtype, facts.layers, facts.has_sinks))
     assert options.max_batch_tokens is not None
     max_sequences = options.slots + (options.slots if facts.states else max(options.slots, _KEPT_SEQUENCES))
     with torch.inference_mode():
