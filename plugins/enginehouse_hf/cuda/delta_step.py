@@ -103,8 +103,7 @@ def _delta_step(
     row = projected + sequence * stride
     at_key = tl.arange(0, KEYS)
     at_value = part * VALUES + tl.arange(0, VALUES)
-    is_key = at_key < KEY_DIM
-    is_value = at_value < VALUE_DIM
+    is_key, is_value = at_key < KEY_DIM, at_value < VALUE_DIM
     key_head = head // GROUP
     is_first = (head % GROUP == 0) & (part == 0)
     channel = key_head * KEY_DIM + at_key
