@@ -31,10 +31,9 @@ RandomModel = Callable[[str], Path]
 Greedy = Callable[..., list[list[int]]]
 
 _RECORDED = (
-    "qwen3_5_text", "qwen3_5", "jamba", "lfm2", "mamba", "mamba2", "bamba", "granitemoehybrid", "zamba2", "falcon_h1",
-    "olmo_hybrid",
+    "qwen3_5_text", "qwen3_5", "lfm2", "mamba", "mamba2", "bamba", "zamba2", "falcon_h1", "olmo_hybrid",
 )  # fmt: skip
-_WITH_EXPERTS = ("qwen3_next", "nemotron_h", "lfm2_moe")
+_WITH_EXPERTS = ("qwen3_next", "jamba", "granitemoehybrid", "nemotron_h", "lfm2_moe")
 
 
 def _open(path: Path, **options: Any) -> Any:
