@@ -18,7 +18,7 @@ from torch.nn.functional import linear
 from enginehouse_hf.cuda.delta_step import DeltaNet, delta_step
 from enginehouse_hf.recurrent import LayerCache, Mixer
 
-__all__ = ["RecurrentPart", "find_part"]
+__all__ = ["Pools", "RecurrentPart", "find_part"]
 
 _log = logging.getLogger(__name__)
 
