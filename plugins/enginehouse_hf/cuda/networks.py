@@ -14,6 +14,7 @@ from enginehouse.contract.errors import ModelLoadError
 from enginehouse_hf.cuda.attention import PoolAttention
 from enginehouse_hf.cuda.heads import FeatureWriter
 from enginehouse_hf.cuda.layered import LayeredNetwork, LayeredTransformers
+from enginehouse_hf.cuda.mixers import PooledMixers
 from enginehouse_hf.cuda.pool_step import PoolStep
 from enginehouse_hf.cuda.step import Step
 from enginehouse_hf.depth import Depths
@@ -46,17 +47,21 @@ class TransformersNetwork:
     Args:
         model: a causal model that uses our attention.
         attention: attention over the pool.
+        mixers: its recurrent modules, if it has some.
     """
 
     name = "transformers layers"
 
-    def __init__(self, model: Any, attention: PoolAttention) -> None:
+    def __init__(self, model: Any, attention: PoolAttention, mixers: PooledMixers | None = None) -> None:
+        self._mixers = mixers
         self._depths, self._attention = Depths(model), attention
         self._writer: FeatureWriter | None = None
 
     def run(self, step: Step) -> Tensor:
         """See :class:`Network`."""
         step.begin()
+        if self._mixers is not None:
+            self._mixers.begin(step)
         model = self._depths.model(step.num_layers)
         rows = {} if step.rows is None else {"logits_to_keep": step.rows.long()}
         logits: Tensor = model(
