@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from enginehouse.contract.errors import ModelLoadError
 from enginehouse_hf.cuda.attention import PoolAttention
 from enginehouse_hf.cuda.heads import FeatureWriter
 from enginehouse_hf.cuda.layered import LayeredNetwork, LayeredTransformers
@@ -80,8 +79,6 @@ class TransformersNetwork:
     def write_features(self, writer: FeatureWriter) -> None:
         """See :class:`Network`."""
         model = self._depths.model(None)
-        if self._compiled is not model:
-            raise ModelLoadError("compile = true: a draft head needs layers that are not compiled; remove the setting")
         for layer in writer.reads:
 
             def note(_module: Any, _arguments: Any, result: Any, *, at: int | None) -> None:
