@@ -174,7 +174,7 @@ def _choose_network(
     plain = TransformersNetwork(model, attention, _pooled(model, facts, mixers, options) if facts.states else None)
     fused = _fused(model, facts, attention) if options.fused and not facts.states else None
     progress(0.81, "compiling kernels")
-    _compile(fused or plain, facts, model, sizes or (1, 2))
+    _compile(fused or plain, facts, model, () if facts.states else sizes or (1, 2))
     if fused is None:
         return plain
     progress(0.84, "comparing layers")
@@ -213,7 +213,7 @@ def _fused(model: Any, facts: ModelFacts, attention: PoolAttention) -> FusedNetw
 
 
 def _compile(network: Network, facts: ModelFacts, model: Any, sizes: Sequence[int]) -> None:
-    """Compile the kernels of decode steps and draws. Those of prompts are among them, or compiled with the first."""
+    """Compile the kernels of decode steps of ``sizes`` and of draws; others are compiled when they are launched."""
     state = _allocate(facts, 1, 1, model)
     steps = [Step.static(state, size)[0] for size in sizes]
     works: list[Callable[[], object]] = [partial(network.run, step) for step in steps]

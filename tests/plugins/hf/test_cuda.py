@@ -401,18 +401,20 @@ def _drafted(
 class _Positive:
     """Tokens leave if the first component of their state is positive: a decision on the device."""
 
-    layers = (1, 2)
+    layers = (1, 3)
 
     def leaves(self, view: ExitView) -> Any:
         return view.hidden[:, 0] > 0
 
 
 @pytest.mark.parametrize("options", [{}, {"fused": False}])
-def test_tokens_are_drawn_where_they_left_as_on_the_cpu(tiny_model: TinyModel, options: dict[str, Any]) -> None:
+def test_tokens_are_drawn_where_they_left_as_on_the_cpu(
+    random_model: Callable[[str], Path], options: dict[str, Any]
+) -> None:
     """Three sequences, some tokens of a step leave; the next pass is launched before they are read."""
     seen = []
     for device in ("cuda:0", "cpu"):
-        runner = _open(tiny_model("llama"), context=256, device=device, cache_tokens=1024, **options)
+        runner = _open(random_model("qwen3"), context=256, device=device, cache_tokens=1024, **options)
         runner.use_exit_policy(_Positive())
         engine = StepEngine(runner, EngineSettings(slots=3, prefix_cache=False), {})
         for index, prompt in enumerate(prompts_of(runner)[:3]):
