@@ -151,7 +151,7 @@ class EarlyExits:
         """Let the policy decide which columns exit after ``layer``."""
         states = after[0, run.inside]
         view = _View(layer, states.float(), before[0, run.inside].float(), self._head, states)
-        mask = mask_on_host(self._policy.leaves(view))
+        mask = _mask_on_host(self._policy.leaves(view))
         for row, column in enumerate(run.inside):
             if mask[row]:
                 run.layers[column] = layer
@@ -160,7 +160,7 @@ class EarlyExits:
         run.inside = [column for row, column in enumerate(run.inside) if not mask[row]]
 
 
-def mask_on_host(mask: Any) -> NDArray[np.bool_]:
+def _mask_on_host(mask: Any) -> NDArray[np.bool_]:
     """(num_rows,) bool, the answer of a policy; waits for the device of a tensor."""
     return np.asarray(mask.cpu() if isinstance(mask, Tensor) else mask)
 

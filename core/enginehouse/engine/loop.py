@@ -35,15 +35,22 @@ from enginehouse.contract.types import (
     Event,
     FinishReason,
     ModelInfo,
-    PromptProgress,
     Resume,
 )
 from enginehouse.engine.constraints import Masks
 from enginehouse.engine.disk import DiskTier
 from enginehouse.engine.forward import Computed, encode, forward
 from enginehouse.engine.media import PlacedChunk, Preparers, preparers_of
-from enginehouse.engine.outputs import StepCounts, score_tokens, summary, text_delta, token_logprob, view_engine
-from enginehouse.engine.sampling.device_draws import DeviceDraws, InFlightStep, launch, read_drawn
+from enginehouse.engine.outputs import (
+    StepCounts,
+    prompt_progress,
+    score_prompt,
+    summary,
+    text_delta,
+    token_logprob,
+    view_engine,
+)
+from enginehouse.engine.sampling.device_draws import DeviceDraws, InFlightStep, launch, read_drawn, valid
 from enginehouse.engine.scheduler import Batch, Scheduler
 from enginehouse.engine.sequence import ActiveRequest, Sequence
 from enginehouse.engine.sequence_factory import SequenceFactory
@@ -156,13 +163,8 @@ class StepEngine:
     def _report_progress(self, batch: Batch) -> None:
         """Report the prefill of requests that ask for it; other choices start when the first one is done."""
         for sequence in batch.sequences:
-            owner = sequence.owner
-            if owner.request.return_progress and owner.num_reported < len(owner.prompt) and owner.started_s is not None:
-                num_tokens = len(owner.prompt)
-                owner.num_reported = num_done = min(sequence.num_computed, num_tokens)
-                seconds = self._clock() - owner.started_s
-                event = PromptProgress(num_tokens, num_done, owner.usage.cached_tokens, seconds)
-                self._outputs.append((owner.request.request_id, event))
+            if (event := prompt_progress(sequence, self._clock())) is not None:
+                self._outputs.append((sequence.owner.request.request_id, event))
 
     def _collect(self, step: InFlightStep) -> None:
         """Process the results of a forward pass; results of sequences that have ended since are discarded."""
@@ -197,15 +199,11 @@ class StepEngine:
         sequence.exit_layer = exit_layer
         shows_later = sequence.reads_at_once and sequence.ends_by_token
         if draws.is_checking:
-            num_taken = 0
-            if shows_later and sequence.is_plain:
-                num_taken = sequence.take_drafts([one.token_id for one in sampled])
-            self._verify(
-                sequence, lambda ahead: self._accept(sequence, _valid(sampled[num_taken + ahead]), shows_later)
-            )
+            taken = sequence.take_drafts([one.token_id for one in sampled]) if shows_later else 0
+            self._verify(sequence, lambda ahead: self._accept(sequence, valid(sampled[taken + ahead]), shows_later))
             return
         sequence.num_pending -= 1
-        self._accept(sequence, _valid(sampled[0]), shows_later)
+        self._accept(sequence, valid(sampled[0]), shows_later)
 
     def _receive(self, sequence: Sequence, rows: NDArray[np.float32]) -> None:
         """Process the logits of a sequence: score its prompt, sample its next token."""
@@ -224,18 +222,9 @@ class StepEngine:
 
     def _score(self, sequence: Sequence, rows: NDArray[np.float32]) -> None:
         """Report the log-probabilities of the prompt tokens that follow the computed ones."""
-        start = sequence.num_computed - len(rows)
-        end = min(sequence.num_computed, len(sequence.owner.prompt) - 1)
-        if end <= sequence.num_scored:
-            return  # recomputed after a preemption, already reported
-        scored = score_tokens(
-            rows[sequence.num_scored - start : end - start],
-            sequence.owner.prompt[sequence.num_scored + 1 : end + 1],
-            sequence.owner.request.num_prompt_logprobs or 0,
-            self._tokenizer.token_bytes,
-        )
-        sequence.num_scored = end
-        self._outputs.append((sequence.owner.request.request_id, scored))
+        scored = score_prompt(sequence, rows, self._tokenizer.token_bytes)
+        if scored is not None:
+            self._outputs.append((sequence.owner.request.request_id, scored))
 
     def _verify(self, sequence: Sequence, take: Callable[[int], None]) -> None:
         """Accept tokens one by one while they match the drafted tokens, whose logits are already computed."""
@@ -276,11 +265,8 @@ class StepEngine:
     def _take(self, sequence: Sequence, token_id: int, *, is_forced: bool = False, shows_later: bool = False) -> bool:
         """Append a token and emit the text it makes visible; returns False if the next token is not to follow now.
 
-        The sequence has ended then, or its constraint has taken tokens back.
-
-        Args:
-            is_forced: it is one of the forced tokens.
-            shows_later: unless it ends the sequence, the text is emitted while the next forward pass is computed.
+        The sequence has ended then, or its constraint has taken tokens back. With ``shows_later`` the text of a token
+        that is not the last is emitted while the next forward pass is computed.
         """
         if not sequence.append(token_id, is_forced=is_forced):
             self._speculation.reopen(sequence)
@@ -511,9 +497,3 @@ class StepEngine:
 def _overdue(owner: ActiveRequest) -> QueueTimeout:
     waited = f"The request waited {owner.request.queue_timeout_s:g} s for a place (queue_timeout_s)"
     return QueueTimeout(f"{waited}; try again later.")
-
-
-def _valid(sampled: Sampled) -> Sampled:
-    if sampled.token_id < 0:
-        raise GenerationFailed("No token can be sampled: all logits are -inf or not finite.")
-    return sampled

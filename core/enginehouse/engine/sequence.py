@@ -236,11 +236,6 @@ class Sequence:
         return self.constraint is None and not self.text.may_stop
 
     @property
-    def is_plain(self) -> bool:
-        """True if nothing but its ids is noted of a token that was sampled: no state, details or log-probability."""
-        return not (self.needs_history or self.sampler.follows_tokens or self.reports_logprobs)
-
-    @property
     def is_at_end(self) -> bool:
         """True if its last token is an end token, or the last one that it may have."""
         return self.length == self.max_length or int(self.buffer[self.length - 1]) in self.end_token_ids
@@ -424,11 +419,14 @@ class Sequence:
     def take_drafts(self, sampled: Tokens[int]) -> int:
         """Append all drafts that were sampled at once, up to one that may end the sequence; return their number.
 
-        What :meth:`append` and :meth:`confirm_drafts` do token by token, for a sequence that :attr:`is_plain`.
+        What :meth:`append` and :meth:`confirm_drafts` do token by token; none for a sequence of which more than the ids
+        of its tokens is noted.
 
         Args:
             sampled: the token sampled at the place of each draft, and the one after the last.
         """
+        if self.needs_history or self.sampler.follows_tokens or self.reports_logprobs:
+            return 0
         number, room = 0, self.max_length - self.length - 1
         for draft, token_id in zip(self.drafts[:room], sampled, strict=False):
             if draft != token_id or draft in self.end_token_ids:

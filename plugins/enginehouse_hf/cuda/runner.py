@@ -44,7 +44,7 @@ from enginehouse_hf.heads.drafting import DraftHead, HeadDrafts, HeadLimits
 from enginehouse_hf.states import check_state, pack_lengths, pack_pieces, read_lengths, unpack_pieces
 from enginehouse_hf.tokenizer import ModelText
 
-__all__ = ["CudaModel", "CudaRunner", "ExitRows"]
+__all__ = ["CudaModel", "CudaRunner", "ExitDrawn", "ExitRows"]
 
 _log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from attrs import evolve, field, frozen
 from numpy.typing import NDArray
 
 from enginehouse.contract.backend import DeviceSampler, Draw, Drawn, ForwardOutput, Runner, Sampled
-from enginehouse.contract.errors import EnginehouseError
+from enginehouse.contract.errors import EnginehouseError, GenerationFailed
 from enginehouse.contract.types import EngineRequest, SamplingParams
 from enginehouse.engine.constraints import TokenMask
 from enginehouse.engine.forward import Computed, Fail, Rows, read_exit_layers, read_rows
@@ -119,6 +119,13 @@ def read_drawn(step: InFlightStep, guard: Guard) -> Iterator[tuple[DeviceDraws, 
     exit_layers = read_exit_layers(step.output, [(draws.sequence, draws.rows) for draws in step.on_device], guard)
     found = [list(islice(tokens, len(draws.rows))) for draws in step.on_device]
     return zip(step.on_device, found, exit_layers, strict=True)
+
+
+def valid(sampled: Sampled) -> Sampled:
+    """Return a token that was drawn. Raises GenerationFailed if none could be."""
+    if sampled.token_id < 0:
+        raise GenerationFailed("No token can be sampled: all logits are -inf or not finite.")
+    return sampled
 
 
 def _rows_on_host(computed: Computed, fail: Fail, guard: Guard) -> Rows:
