@@ -20,6 +20,7 @@ from torch.nn.functional import embedding, gelu, linear, silu
 from enginehouse_hf.cuda.structure import (
     Activation,
     Attention,
+    Clamped,
     Experts,
     Gated,
     Layer,
@@ -31,7 +32,7 @@ from enginehouse_hf.cuda.structure import (
 )
 from enginehouse_hf.depth import own_modules
 from enginehouse_hf.layer_access import with_forward
-from enginehouse_hf.packed import Packed, PackedLinear, joined, rows_from
+from enginehouse_hf.packed import Packed, PackedExperts, PackedLinear, joined, rows_from, unpacked
 
 __all__ = ["NotFusable", "dissect"]
 
@@ -56,6 +57,7 @@ _NORMS: dict[frozenset[str], tuple[str | None, str | None, str | None, str | Non
 _HEAD_NORMS = (("q_norm", "k_norm"), ("query_layernorm", "key_layernorm"))
 _FEED_FORWARD = ("mlp", "block_sparse_moe")
 _ROUTERS = ("gate", "router")
+_EXPERT_WEIGHTS = {"gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias"}
 _SHARED = (("shared_expert", "shared_expert_gate"), ("shared_experts", None), ("shared_mlp", None))
 
 _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
@@ -265,30 +267,52 @@ class _Dissection:
         if not hasattr(module, "experts"):
             return self._gated(module)
         experts, router = self._know(module.experts), self._know(_first(module, _ROUTERS))
-        gate_up, down = experts.gate_up_proj.detach(), experts.down_proj.detach()
-        if len([*experts.parameters(recurse=False)]) != 2 or len([*router.parameters()]) != 1:
-            raise NotFusable(f"experts of the kind {type(experts).__name__} with a {type(router).__name__}")
-        num_experts, hidden_size, width = down.shape
-        if gate_up.shape != (num_experts, 2 * width, hidden_size) or hidden_size % 16 or width % 16:
-            raise NotFusable(f"experts with weights of {tuple(gate_up.shape)} and {tuple(down.shape)}")
+        if not {name for name, _ in router.named_parameters()} <= {"weight", "bias"}:
+            raise NotFusable(f"experts with a {type(router).__name__}")
+        bias = getattr(router, "bias", None)
+        num_experts, hidden_size = router.weight.shape
+        gate_up, down = self._expert_weights(experts)
+        width = _num_rows(gate_up) // (2 * num_experts)
+        shapes = (_num_rows(gate_up), _width(gate_up)), (_num_rows(down), _width(down))
+        expected = (num_experts * 2 * width, hidden_size), (num_experts * hidden_size, width)
+        if shapes != expected or hidden_size % 16 or width % 16:
+            raise NotFusable(f"{num_experts} experts with weights of {shapes[0]} and {shapes[1]}")
+        activation, alternates = _gating(experts)
         shared, shared_gate = None, None
         found = next(((part, gate) for part, gate in _SHARED if hasattr(module, part)), None)
         if found is not None:
             shared = self._gated(getattr(module, found[0]))
-            if isinstance(shared.gate_up, Packed) or isinstance(shared.down, Packed):
-                raise NotFusable("a shared expert has quantised weights")
             if found[1] is not None:
-                shared_gate = self._plain(getattr(module, found[1])).weight
+                gate = self._linear(getattr(module, found[1]))
+                shared_gate = unpacked(gate, router.weight.dtype) if isinstance(gate, Packed) else gate.weight
         return Experts(
-            router=router.weight.detach(),
+            router=Linear(router.weight.detach(), None if bias is None else bias.detach()),
             num_chosen=int(router.top_k),
             normalises=_normalises(router, hidden_size),
             gate_up=gate_up,
             down=down,
-            activation=_activation(experts),
+            activation=activation,
+            alternates=alternates,
             shared=shared,
             shared_gate=shared_gate,
         )
+
+    def _expert_weights(self, experts: Any) -> tuple[Projection, Projection]:
+        """The weights of all experts as two matrices; the module's own become views of them, so that it still works."""
+        if isinstance(experts, PackedExperts):
+            return experts.gate_up, experts.down
+        names = {name for name, _ in experts.named_parameters()}
+        if not {"gate_up_proj", "down_proj"} <= names <= _EXPERT_WEIGHTS:
+            raise NotFusable(f"experts with the weights {', '.join(sorted(names))}")
+        parts = []
+        for name in ("gate_up_proj", "down_proj"):
+            weight = getattr(experts, name).detach()
+            if getattr(experts, "is_transposed", False):
+                weight = weight.transpose(1, 2).contiguous()
+                setattr(experts, name, nn.Parameter(weight.transpose(1, 2), requires_grad=False))
+            bias = getattr(experts, f"{name}_bias", None)
+            parts.append(Linear(weight.flatten(0, 1), None if bias is None else bias.detach().flatten()))
+        return parts[0], parts[1]
 
     def _gated(self, module: Any) -> Gated:
         gate_up = self._joined(module, ("gate_proj", "up_proj"), "gate_up_proj")
@@ -356,6 +380,10 @@ def _num_rows(part: Projection) -> int:
     return part.num_rows if isinstance(part, Packed) else part.weight.shape[0]
 
 
+def _width(part: Projection) -> int:
+    return part.width if isinstance(part, Packed) else part.weight.shape[1]
+
+
 def _apply(part: Projection, x: Tensor) -> Tensor:
     return PackedLinear(part)(x) if isinstance(part, Packed) else linear(x, part.weight, part.bias)
 
@@ -399,8 +427,10 @@ def _rotary_kinds(tables: tuple[Tensor, Tensor] | None, head_dim: int) -> Iterat
         cos, sin = cos[:, :half].contiguous(), sin[:, :half].contiguous()
     elif torch.equal(cos[:, ::2], cos[:, 1::2]) and torch.equal(sin[:, ::2], sin[:, 1::2]):
         cos, sin = cos[:, ::2].contiguous(), sin[:, ::2].contiguous()
-    else:
+    elif 2 * cos.shape[-1] > head_dim:
         return
+    else:
+        cos, sin = cos.contiguous(), sin.contiguous()  # one number for each pair already
     yield from (Rotary(cos, sin, interleaved) for interleaved in (False, True))
 
 
@@ -427,12 +457,36 @@ def _activation(module: Any) -> Activation:
     return name
 
 
+def _gating(experts: Any) -> tuple[Activation | Clamped, bool]:
+    """Return what the experts do with the products of gate and up, and whether the rows of both alternate."""
+    plain = experts.plain if isinstance(experts, PackedExperts) else experts
+    kinds: list[Activation | Clamped] = [*_ACTIVATIONS]
+    if hasattr(plain, "alpha") and hasattr(plain, "limit"):
+        kinds.append(Clamped(float(plain.alpha), float(plain.limit)))
+    sample = 4.0 * torch.randn(9, 64, generator=torch.Generator().manual_seed(0))
+    expected = plain._apply_gate(sample)
+    for alternates in (False, True):
+        gate, up = (sample[:, ::2], sample[:, 1::2]) if alternates else sample.chunk(2, -1)
+        for kind in kinds:
+            if torch.allclose(_activated(gate, up, kind), expected, rtol=1e-4, atol=1e-5):
+                return kind, alternates
+    raise NotFusable(f"the activation of {type(plain).__name__} is not known")
+
+
+def _activated(gate: Tensor, up: Tensor, kind: Activation | Clamped) -> Tensor:
+    if not isinstance(kind, Clamped):
+        return _ACTIVATIONS[kind](gate) * up
+    gate, up = gate.clamp(max=kind.limit), up.clamp(-kind.limit, kind.limit)
+    return (up + 1.0) * gate * torch.sigmoid(kind.alpha * gate)
+
+
 def _normalises(router: Any, hidden_size: int) -> bool:
     """True if the router divides the weights of the chosen experts by their sum; checks that it is a known one."""
     weight = router.weight.detach()
     sample = torch.randn(5, hidden_size, generator=torch.Generator().manual_seed(0)).to(weight)
     _, scores, ids = router(sample)
-    chances = torch.softmax(linear(sample, weight).float(), -1).gather(1, ids)
+    logits = linear(sample, weight, getattr(router, "bias", None))
+    chances = torch.softmax(logits.float(), -1).gather(1, ids)
     for normalises in (True, False):
         expected = chances / chances.sum(-1, keepdim=True) if normalises else chances
         if _difference(scores, expected) < _NEAR:
