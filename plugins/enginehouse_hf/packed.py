@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
@@ -107,15 +107,10 @@ class PackedExperts(nn.Module):
         down: (num_experts * hidden_size, width).
     """
 
-    def __init__(self, plain: nn.Module, gate_up: Packed, down: Packed) -> None:
+    def __init__(self, plain: nn.Module, num_experts: int, gate_up: Packed, down: Packed) -> None:
         super().__init__()
         self._plain = (plain,)  # in a tuple: not a module of the model
-        self.gate_up, self.down = gate_up, down
-
-    def activated(self, gate_up: Tensor) -> Tensor:
-        """The activation of (T, 2 * width) products; (T, width)."""
-        result: Tensor = self.plain._apply_gate(gate_up)
-        return result
+        self.num_experts, self.gate_up, self.down = num_experts, gate_up, down
 
     @property
     def plain(self) -> Any:
@@ -124,24 +119,19 @@ class PackedExperts(nn.Module):
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """Run the experts of each token: (T, hidden_size) states, (T, num_chosen) experts and their weights."""
-        result = torch.zeros_like(hidden_states)
-        num_experts = self.down.num_rows // hidden_states.shape[-1]
-        for expert in top_k_index.unique().tolist():
-            token, choice = torch.where(top_k_index == expert)
-            gate_up, down = (_expert(part, num_experts, expert) for part in (self.gate_up, self.down))
-            active = self.activated(linear(hidden_states[token], *_dense(gate_up, hidden_states.dtype)))
-            update = linear(active, *_dense(down, hidden_states.dtype)) * top_k_weights[token, choice, None]
-            result.index_add_(0, token, update.to(result.dtype))
+        result, dtype = torch.zeros_like(hidden_states), hidden_states.dtype
+        for index in top_k_index.unique().tolist():
+            token, choice = torch.where(top_k_index == index)
+            gate_up, down = self.expert(self.gate_up, index), self.expert(self.down, index)
+            active = self.plain._apply_gate(linear(hidden_states[token], unpacked(gate_up, dtype), gate_up.bias))
+            update = linear(active, unpacked(down, dtype), down.bias) * top_k_weights[token, choice, None]
+            result.index_add_(0, token, update.to(dtype))
         return result
 
-
-def _expert(part: Packed, num_experts: int, index: int) -> Packed:
-    num_rows = part.num_rows // num_experts
-    return rows_from(part, index * num_rows, (index + 1) * num_rows)
-
-
-def _dense(part: Packed, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    return unpacked(part, dtype), part.bias
+    def expert(self, part: Packed, index: int) -> Packed:
+        """The rows of one expert."""
+        num_rows = part.num_rows // self.num_experts
+        return rows_from(part, index * num_rows, (index + 1) * num_rows)
 
 
 def rounds_states(x: Tensor, packed: Packed) -> bool:
@@ -157,10 +147,9 @@ def rounds_states(x: Tensor, packed: Packed) -> bool:
 def pack_codes(codes: Tensor, group: int) -> Tensor:
     """(rows, width / 8) int32 of (rows, width) integers from 0 to 15."""
     rows, width = codes.shape
-    nibbles = codes.to(torch.int64).view(rows, width // group, 8, group // 8)
-    shifts = torch.arange(0, 32, 4, device=codes.device)[:, None]
-    words = (nibbles << shifts).sum(2).view(rows, width // 8)
-    return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
+    nibbles = codes.to(torch.int32).view(rows, width // group, 8, group // 8)
+    shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=codes.device)[:, None]
+    return (nibbles << shifts).sum(2, dtype=torch.int32).view(rows, width // 8)  # the last fills the sign
 
 
 def unpacked(packed: Packed, dtype: torch.dtype) -> Tensor:
@@ -203,6 +192,26 @@ def quantized(weight: Tensor, kind: Quantize) -> Packed:
     zeros = (-low / scales.float()).round().clamp(0, 15)
     codes = (groups / scales.float()[:, :, None] + zeros[:, :, None]).round().clamp(0, 15)
     return Packed(pack_codes(codes.view(wide.shape), group), scales, zeros.to(torch.uint8))
+
+
+def are_experts(module: nn.Module) -> bool:
+    """True for a module of transformers with the weights of all experts in one."""
+    weights = {name for name, part in module.named_parameters(recurse=False) if part.dim() == 3}
+    return weights == {"gate_up_proj", "down_proj"}
+
+
+def quantized_experts(plain: nn.Module, kind: Quantize) -> PackedExperts:
+    """Round the weights of all experts, see :func:`quantized`; they are removed from ``plain``."""
+    weights, parts = dict(plain.named_parameters(recurse=False)), []
+    for name in ("gate_up_proj", "down_proj"):
+        weight, bias = weights[name].detach(), weights.get(f"{name}_bias")
+        if getattr(plain, "is_transposed", False):
+            weight = weight.transpose(1, 2)
+        whole = joined([quantized(expert, kind) for expert in weight])
+        parts.append(whole if bias is None else evolve(whole, bias=bias.detach().flatten()))
+    for name in weights:
+        delattr(plain, name)
+    return PackedExperts(plain, len(weight), *parts)
 
 
 def joined(parts: Sequence[Packed]) -> Packed:

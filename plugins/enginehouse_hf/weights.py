@@ -21,7 +21,15 @@ from enginehouse.contract.errors import EnginehouseError, MissingDependency, Mod
 from enginehouse_backendkit.model_folder import describe_failure
 from enginehouse_hf.attention import UnsupportedAttention
 from enginehouse_hf.backend import HfOptions
-from enginehouse_hf.packed import Packed, PackedLinear, quantized, unpacked
+from enginehouse_hf.packed import (
+    Packed,
+    PackedExperts,
+    PackedLinear,
+    are_experts,
+    quantized,
+    quantized_experts,
+    unpacked,
+)
 from enginehouse_hf.stored import METHOD, Stored, find_stored, pack_stored, projections
 from enginehouse_hf.tokenizer import ModelFiles
 
@@ -125,20 +133,25 @@ def _pack(model: Any, options: HfOptions, keeps_packed: bool) -> None:
     def make(packed: Packed) -> nn.Module:
         return PackedLinear(packed) if keeps_packed else _dense(packed, dtype)
 
-    pack_stored(model, make)
+    def make_experts(experts: PackedExperts) -> nn.Module:
+        return experts if keeps_packed else _dense_experts(experts, dtype)
+
+    pack_stored(model, make, make_experts)
     if options.quantize is None:
         return
     layers = model.get_decoder().layers
-    if any(parameter.dim() > 2 for parameter in layers.parameters()):
-        raise ModelLoadError(f"quantize = {options.quantize!r}: experts with quantised weights have no kernel in hf")
     for owner, name, full_name, module in projections(layers):
-        if isinstance(module, nn.Linear):
-            try:
+        try:
+            if isinstance(module, nn.Linear):
                 found = quantized(module.weight.detach(), options.quantize)
-            except ValueError as error:
-                raise ModelLoadError(f"quantize = {options.quantize!r}: {full_name}: {error}") from error
-            bias = None if module.bias is None else module.bias.detach()
-            setattr(owner, name, make(evolve(found, bias=bias)))
+                bias = None if module.bias is None else module.bias.detach()
+                setattr(owner, name, make(evolve(found, bias=bias)))
+            elif are_experts(module):
+                setattr(owner, name, make_experts(quantized_experts(module, options.quantize)))
+        except ValueError as error:
+            raise ModelLoadError(f"quantize = {options.quantize!r}: {full_name}: {error}") from error
+    if keeps_packed and any(parameter.dim() > 2 for parameter in layers.parameters()):
+        raise ModelLoadError(f"quantize = {options.quantize!r}: the experts of this model have no kernel in hf")
 
 
 def _dense(packed: Packed, dtype: torch.dtype) -> nn.Linear:
@@ -147,6 +160,20 @@ def _dense(packed: Packed, dtype: torch.dtype) -> nn.Linear:
     if packed.bias is not None:
         linear.bias = nn.Parameter(packed.bias.to(dtype), requires_grad=False)
     return linear
+
+
+def _dense_experts(experts: PackedExperts, dtype: torch.dtype) -> nn.Module:
+    plain = experts.plain
+    for name, part in (("gate_up_proj", experts.gate_up), ("down_proj", experts.down)):
+        indices = range(experts.num_experts)
+        weight = torch.stack([unpacked(experts.expert(part, index), dtype) for index in indices])
+        if getattr(plain, "is_transposed", False):
+            weight = weight.transpose(1, 2).contiguous()
+        setattr(plain, name, nn.Parameter(weight, requires_grad=False))
+        if part.bias is not None:
+            bias = part.bias.to(dtype).view(experts.num_experts, -1)
+            setattr(plain, f"{name}_bias", nn.Parameter(bias, requires_grad=False))
+    return plain
 
 
 def _read_weights(kind: Any, files: ModelFiles, unused: str, **arguments: Any) -> Any:
