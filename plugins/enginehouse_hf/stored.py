@@ -12,6 +12,7 @@ README of compressed-tensors for its formats; AutoAWQ's ``packing_utils.py`` for
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -368,6 +369,8 @@ class _Placeholders(HfQuantizer):  # type: ignore[misc]
             elif (experts := _find_experts(module, full_name, stored)) is not None:
                 setattr(owner, name, experts)
                 left -= experts.names
+                ignored = model._keys_to_ignore_on_load_unexpected or ()  # from_pretrained warns of other ones
+                model._keys_to_ignore_on_load_unexpected = {*ignored, re.escape(f"{full_name}.")}
         if left:
             raise ModelLoadError(
                 f"the files hold quantised weights that are not a projection of a {type(model).__name__}, such as "

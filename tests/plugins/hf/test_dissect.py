@@ -133,7 +133,6 @@ def test_parts_of_a_family_give_its_logits(random_model: RandomModel, fused_fami
     [
         ("phi", "norms input_layernorm"),
         ("gpt_neox", "built in another way|norms"),
-        ("gpt_oss", "experts of the kind GptOssExperts"),
     ],
 )
 def test_a_model_with_an_unknown_part_is_not_taken_apart(random_model: RandomModel, name: str, reason: str) -> None:

@@ -110,6 +110,7 @@ _FORMATS: dict[str, dict[str, Any]] = {
     "gptq": {"quant_method": "gptq", "bits": 4, "desc_act": False},
 }
 _MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
+_ALL_FORMATS = _FORMATS | {"mxfp4": _MXFP4}
 
 
 def _write(source: Path, folder: Path, settings: dict[str, Any] | None, form: str | None) -> Path:
@@ -183,7 +184,7 @@ def test_packed_experts_compute_what_their_unpacked_weights_do(
     random_model: RandomModel, tmp_path: Path, name: str, form: str
 ) -> None:
     """The reference for the kernels, which the loader compares with the fused layers."""
-    folder = _write(random_model(name), tmp_path / "model", _MXFP4 if form == "mxfp4" else _FORMATS[form], form)
+    folder = _write(random_model(name), tmp_path / "model", _ALL_FORMATS[form], form)
     options = HfOptions(device="cpu", dtype="float32").resolved("cpu")
     models = [
         load_weights(AutoModelForCausalLM, ModelFiles(folder), options, keeps_packed=keeps) for keeps in (True, False)
@@ -309,12 +310,14 @@ def test_kernels_give_the_products_of_the_unpacked_weights(kind: Any, dtype: str
 
 
 @needs_gpu
-@pytest.mark.parametrize("name", ["qwen2", "mixtral"])
-@pytest.mark.parametrize("form", _FORMATS)
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [*(("qwen2", form) for form in _FORMATS), *(("mixtral", form) for form in _FORMATS), ("gpt_oss", "mxfp4")],
+)
 def test_fused_layers_run_a_quantised_checkpoint(
     random_model: RandomModel, tmp_path: Path, name: str, form: str
 ) -> None:
-    folder = _write(random_model(name), tmp_path / "stored", _FORMATS[form], form)
+    folder = _write(random_model(name), tmp_path / "stored", _ALL_FORMATS[form], form)
     options = {"device": "cuda:0", "cache_tokens": 256, "slots": 2}
     exact = _logits(folder)
     assert np.linalg.norm(_logits(folder, **options) - exact) < 1e-3 * np.linalg.norm(exact)
