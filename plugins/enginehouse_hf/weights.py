@@ -148,10 +148,12 @@ def _pack(model: Any, options: HfOptions, keeps_packed: bool) -> None:
                 setattr(owner, name, make(evolve(found, bias=bias)))
             elif are_experts(module):
                 setattr(owner, name, make_experts(quantized_experts(module, options.quantize)))
+            elif not isinstance(module, nn.Conv1d) and any(
+                part.dim() == 3 for part in module.parameters(recurse=False)
+            ):
+                raise ValueError(f"the weights of a {type(module).__name__} have no kernel in hf")
         except ValueError as error:
             raise ModelLoadError(f"quantize = {options.quantize!r}: {full_name}: {error}") from error
-    if keeps_packed and any(parameter.dim() > 2 for parameter in layers.parameters()):
-        raise ModelLoadError(f"quantize = {options.quantize!r}: the experts of this model have no kernel in hf")
 
 
 def _dense(packed: Packed, dtype: torch.dtype) -> nn.Linear:
