@@ -259,9 +259,23 @@ def test_factors_that_belong_to_no_projection_are_refused(random_model: RandomMo
         _logits(folder)
 
 
-def test_what_cannot_be_quantised_is_refused(random_model: RandomModel) -> None:
-    with pytest.raises(ModelLoadError, match="quantize = 'fp8'"):
-        _logits(random_model("qwen3"), quantize="fp8", quantization="torchao-int8")
+@pytest.mark.parametrize(
+    ("name", "options", "reason"),
+    [
+        ("nemotron_h", {}, "mixer.experts: the weights of a NemotronHExperts have no kernel"),
+        ("qwen3", {"quantization": "torchao-int8"}, "only one can be set"),
+    ],
+)
+def test_what_cannot_be_quantised_is_refused(
+    random_model: RandomModel, name: str, options: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ModelLoadError, match=f"quantize = 'fp8'.*{reason}"):
+        _logits(random_model(name), quantize="fp8", **options)
+
+
+def test_experts_beside_a_recurrence_are_quantised_at_load(random_model: RandomModel) -> None:
+    exact, rounded = _logits(random_model("qwen3_next")), _logits(random_model("qwen3_next"), quantize="fp8")
+    assert np.abs(rounded - exact).max() > 1e-3 * np.abs(exact).max()
 
 
 def test_experts_of_which_some_are_quantised_are_refused(random_model: RandomModel, tmp_path: Path) -> None:
