@@ -3,12 +3,13 @@
 Called by ``experts.py``, which sorts the pairs of token and expert. One kernel serves both weights of an expert: the
 joint one of gate and up, with the activation, and the one back to the states. Weights of four bits and FP8 become
 numbers of the model's type, exactly: those of MXFP4 with their factors, which are powers of two; other factors are
-applied to the sum of their group. Groups of four bits below 128 columns are rounded to the model's type instead.
-
-A tile of the tensor cores is 16 tokens high. For one token it still costs less than unpacking to float32.
+applied to the sum of their group. Groups of four bits below 128 columns are rounded to the model's type instead. One
+token is left to ``single.py``, but for four bits in float32.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import triton
@@ -16,8 +17,8 @@ import triton.language as tl
 from attrs import frozen
 from torch import Tensor
 
-from enginehouse_hf.cuda.layers import activate
 from enginehouse_hf.cuda.overlap import OVERLAPPING, await_previous
+from enginehouse_hf.cuda.single import expert_rows, gate_and_up, multiply_single
 from enginehouse_hf.cuda.structure import Activation, Clamped, Linear, Projection
 
 __all__ = ["Pairs", "multiply"]
@@ -75,7 +76,7 @@ def _unpack_fp8(code, kind: tl.constexpr):
 def _unpack_integer(word, zero, k: tl.constexpr, kind: tl.constexpr):
     """The codes number ``k`` of words, minus ``zero``, for 16-bit kinds; both have a number added that cancels."""
     if kind == tl.bfloat16 and _HAS_ASSEMBLY:
-        code = tl.inline_asm_elementwise(_INTEGER_PAIRS[k], "=r,r,r", [word], dtype=kind, is_pure=True, pack=2)
+        code = tl.inline_asm_elementwise(_INTEGER_PAIRS[k], "=r,r,r", [word], dtype=tl.bfloat16, is_pure=True, pack=2)
     elif kind == tl.bfloat16:
         code = (((word >> (4 * k)) & 15) | 0x4300).to(tl.int16).to(tl.bfloat16, bitcast=True)
     else:
@@ -186,11 +187,7 @@ def _multiply(
         expert = tl.load(ids + begin)
     else:
         begin, end = tl.load(begins + expert), tl.load(begins + expert + 1)
-    index = tl.arange(0, ROWS)
-    row = tl.program_id(0) * ROWS + index
-    if KIND is not None and not ALTERNATES:
-        row = index % 2 * (NUM_ROWS // 2) + tl.program_id(0) * (ROWS // 2) + index // 2
-    row = expert.to(tl.int64) * NUM_ROWS + row
+    row = expert_rows(expert, NUM_ROWS, ROWS, KIND is not None and not ALTERNATES)
     for start in range(begin + tl.program_id(2) * PAIRS, end, PAIRS * tl.num_programs(2)):
         place = start + tl.arange(0, PAIRS)
         is_pair = place < end
@@ -210,19 +207,13 @@ def _multiply(
         if KIND is None:
             share = tl.load(weights + pair, mask=is_pair, other=0.0)
             to = (pair // NUM_CHOSEN * STRIDE + pair % NUM_CHOSEN).to(tl.int64)
-            at_out = out + to[:, None] * NUM_ROWS + (tl.program_id(0) * ROWS + index)[None, :]
+            at_out = out + to[:, None] * NUM_ROWS + (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[None, :]
             tl.store(at_out, (sums * share[:, None]).to(kind), mask=is_pair[:, None])
         else:
             gate, up = tl.split(tl.reshape(sums.to(kind).to(tl.float32), [PAIRS, ROWS // 2, 2]))
-            if KIND == "clamped":
-                up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT) + 1.0
-                gate = tl.minimum(gate, LIMIT)
-                result = up * gate / (1.0 + tl.exp(-ALPHA * gate))
-            else:
-                result = activate(gate, KIND).to(kind).to(tl.float32) * up
             column = tl.program_id(0) * (ROWS // 2) + tl.arange(0, ROWS // 2)
             at_out = out + place.to(tl.int64)[:, None] * (NUM_ROWS // 2) + column[None, :]
-            tl.store(at_out, result.to(kind), mask=is_pair[:, None])
+            tl.store(at_out, gate_and_up(gate, up, KIND, ALPHA, LIMIT, kind), mask=is_pair[:, None])
 
 
 @frozen(eq=False)
@@ -268,23 +259,48 @@ def multiply(
         alternates: gate and up are neighbouring rows.
     """
     codes, scales, zeros, group, form = _stored(part, x)
-    precision = "ieee" if x.dtype == torch.float32 else "tf32"
-    num_rows, width, num_pairs = len(codes) // num_experts, x.shape[1], pairs.ids.numel()
-    is_single = pairs.order is None
-    tiles = _tiles(form, num_pairs // num_experts, is_single, x.dtype)
-    rows = _divisor(num_rows, tiles.rows)
+    num_rows, width = len(codes) // num_experts, x.shape[1]
+    clamped = activation if isinstance(activation, Clamped) else None
+    kinds: dict[str, Any] = {
+        "FORM": form,
+        "HAS_ZEROS": zeros is not x,
+        "HAS_BIAS": part.bias is not None,
+        "KIND": activation if clamped is None else "clamped",
+        "ALPHA": 0.0 if clamped is None else clamped.alpha,
+        "LIMIT": 0.0 if clamped is None else clamped.limit,
+        "ALTERNATES": alternates,
+    }
+    weights = x, codes, scales, zeros, x if part.bias is None else part.bias, pairs.ids
     in_words = form in ("int4", "mxfp4")
+    is_single = pairs.order is None
+    is_exact = in_words and x.dtype == torch.float32  # for which 16 bits are not enough
+    if is_single and not is_exact and (group & group - 1 == 0 or group == width):
+        is_grouped = group < width or in_words
+        group = group if is_grouped else _divisor(width, 128)
+        rows, columns, warps = _SINGLE[form]
+        rows = _divisor(num_rows, rows)
+        groups = max(1, min(columns // group, triton.next_power_of_2(width // group)))
+        multiply_single[(num_rows // rows, pairs.num_chosen)](
+            *weights, pairs.weights, out, width, num_rows, group, groups, rows, IS_GROUPED=is_grouped, **kinds,
+            num_warps=warps, **OVERLAPPING,
+        )  # fmt: skip
+        return
+    num_pairs = pairs.ids.numel()
+    tiles = _tiles(form, num_pairs // num_experts, x.dtype)
+    rows = _divisor(num_rows, tiles.rows)
     block = tiles.block if in_words else _divisor(group, tiles.block)
     splits = 1 if is_single else max(1, num_pairs // num_experts // tiles.pairs)
-    clamped = activation if isinstance(activation, Clamped) else None
+    sorted_pairs = (pairs.ids, pairs.ids) if pairs.order is None else (pairs.order, pairs.begins)
     _multiply[(num_rows // rows, pairs.num_chosen if is_single else num_experts, splits)](
-        x, codes, scales, zeros, x if part.bias is None else part.bias, pairs.ids,
-        pairs.ids if pairs.order is None else pairs.order, pairs.ids if pairs.begins is None else pairs.begins,
-        pairs.weights, out, width, num_rows, group, pairs.num_chosen, out.shape[1], tiles.pairs, rows, block, form,
-        zeros is not x, part.bias is not None, activation if clamped is None else "clamped",
-        0.0 if clamped is None else clamped.alpha, 0.0 if clamped is None else clamped.limit, alternates, is_single,
-        in_words, precision, num_warps=tiles.warps, num_stages=tiles.stages, **OVERLAPPING,
+        *weights, *sorted_pairs, pairs.weights, out, width, num_rows, group, pairs.num_chosen, out.shape[1],
+        tiles.pairs, rows, block, **kinds, IS_SINGLE=is_single, IN_WORDS=in_words,
+        PRECISION="ieee" if x.dtype == torch.float32 else "tf32", num_warps=tiles.warps, num_stages=tiles.stages,
+        **OVERLAPPING,
     )  # fmt: skip
+
+
+_SINGLE = {"plain": (4, 2048, 4), "fp8": (4, 1024, 4), "int4": (16, 1024, 2), "mxfp4": (16, 1024, 2)}
+"""For one token, by form: rows, columns at once, warps. Measured on an H200."""
 
 
 def _stored(part: Projection, none: Tensor) -> tuple[Tensor, Tensor, Tensor, int, str]:
@@ -311,14 +327,12 @@ class _Tiles:
     stages: int
 
 
-def _tiles(form: str, pairs_per_expert: int, is_single: bool, dtype: torch.dtype) -> _Tiles:
+def _tiles(form: str, pairs_per_expert: int, dtype: torch.dtype) -> _Tiles:
     """Measured on an H200. Few pairs: as small as tensor cores allow, with many bytes of weights on their way."""
     if dtype == torch.float32:
         return _Tiles(16, 32, 128 if form in ("int4", "mxfp4") else 64, 4, 2)
-    if is_single:
-        return _Tiles(16, 32, 128, 4, 4)
     if pairs_per_expert <= 16:
-        return _Tiles(16, 64, 128, 4, 3)
+        return _Tiles(16, 64, 128, 2, 4) if form == "mxfp4" else _Tiles(16, 64, 128, 4, 3)
     if pairs_per_expert <= 64:
         return _Tiles(64, 128, 64 if form == "plain" else 128, 4, 4 if form == "plain" else 3)
     return _Tiles(128, 128, 64 if form == "plain" else 128, 8, 3)
