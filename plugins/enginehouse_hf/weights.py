@@ -137,7 +137,7 @@ def _pack(model: Any, options: HfOptions, keeps_packed: bool) -> None:
         return experts if keeps_packed else _dense_experts(experts, dtype)
 
     pack_stored(model, make, make_experts)
-    kept = model._keep_in_fp32_modules or ()
+    kept = [*(model._keep_in_fp32_modules or ()), *(model._keep_in_fp32_modules_strict or ())]
     for name, parameter in model.named_parameters():  # transformers 5.17 does not convert tensors that it renames
         if parameter.is_floating_point() and parameter.dtype != dtype and not any(part in name for part in kept):
             parameter.data = parameter.data.to(dtype)
