@@ -207,13 +207,15 @@ def _multiply(
         if KIND is None:
             share = tl.load(weights + pair, mask=is_pair, other=0.0)
             to = (pair // NUM_CHOSEN * STRIDE + pair % NUM_CHOSEN).to(tl.int64)
-            at_out = out + to[:, None] * NUM_ROWS + (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[None, :]
-            tl.store(at_out, (sums * share[:, None]).to(kind), mask=is_pair[:, None])
+            column = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+            mask = is_pair[:, None] & (column < NUM_ROWS)[None, :]
+            tl.store(out + to[:, None] * NUM_ROWS + column[None, :], (sums * share[:, None]).to(kind), mask=mask)
         else:
             gate, up = tl.split(tl.reshape(sums.to(kind).to(tl.float32), [PAIRS, ROWS // 2, 2]))
             column = tl.program_id(0) * (ROWS // 2) + tl.arange(0, ROWS // 2)
             at_out = out + place.to(tl.int64)[:, None] * (NUM_ROWS // 2) + column[None, :]
-            tl.store(at_out, gate_and_up(gate, up, KIND, ALPHA, LIMIT, kind), mask=is_pair[:, None])
+            mask = is_pair[:, None] & (column < NUM_ROWS // 2)[None, :]
+            tl.store(at_out, gate_and_up(gate, up, KIND, ALPHA, LIMIT, kind), mask=mask)
 
 
 @frozen(eq=False)
@@ -278,22 +280,20 @@ def multiply(
         is_grouped = group < width or in_words
         group = group if is_grouped else _divisor(width, 128)
         rows, columns, warps = _SINGLE[form]
-        rows = _divisor(num_rows, rows)
         groups = max(1, min(columns // group, triton.next_power_of_2(width // group)))
-        multiply_single[(num_rows // rows, pairs.num_chosen)](
+        multiply_single[(triton.cdiv(num_rows, rows), pairs.num_chosen)](
             *weights, pairs.weights, out, width, num_rows, group, groups, rows, IS_GROUPED=is_grouped, **kinds,
             num_warps=warps, **OVERLAPPING,
         )  # fmt: skip
         return
     num_pairs = pairs.ids.numel()
     tiles = _tiles(form, num_pairs // num_experts, x.dtype)
-    rows = _divisor(num_rows, tiles.rows)
     block = tiles.block if in_words else _divisor(group, tiles.block)
     splits = 1 if is_single else max(1, num_pairs // num_experts // tiles.pairs)
     sorted_pairs = (pairs.ids, pairs.ids) if pairs.order is None else (pairs.order, pairs.begins)
-    _multiply[(num_rows // rows, pairs.num_chosen if is_single else num_experts, splits)](
+    _multiply[(triton.cdiv(num_rows, tiles.rows), pairs.num_chosen if is_single else num_experts, splits)](
         *weights, *sorted_pairs, pairs.weights, out, width, num_rows, group, pairs.num_chosen, out.shape[1],
-        tiles.pairs, rows, block, **kinds, IS_SINGLE=is_single, IN_WORDS=in_words,
+        tiles.pairs, tiles.rows, block, **kinds, IS_SINGLE=is_single, IN_WORDS=in_words,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32", num_warps=tiles.warps, num_stages=tiles.stages,
         **OVERLAPPING,
     )  # fmt: skip
@@ -335,4 +335,4 @@ def _tiles(form: str, pairs_per_expert: int, dtype: torch.dtype) -> _Tiles:
         return _Tiles(16, 64, 128, 2, 4) if form == "mxfp4" else _Tiles(16, 64, 128, 4, 3)
     if pairs_per_expert <= 64:
         return _Tiles(64, 128, 64 if form == "plain" else 128, 4, 4 if form == "plain" else 3)
-    return _Tiles(128, 128, 64 if form == "plain" else 128, 8, 3)
+    return _Tiles(128, 128, 64 if form == "plain" else 128, 8, 2 if form == "mxfp4" else 3)

@@ -97,11 +97,16 @@ def _sum_words(at_x, word, offset, inside, LANES: tl.constexpr, IS_FLOAT: tl.con
 
 @triton.jit
 def expert_rows(expert, NUM_ROWS: tl.constexpr, ROWS: tl.constexpr, IN_TURN: tl.constexpr):
-    """Rows of this program in the weights of all experts; with ``IN_TURN`` one of the first half, one of the second."""
+    """Rows of this program in the weights of all experts; with ``IN_TURN`` one of the first half, one of the second.
+
+    Those after the last are that one, so that nothing has to be masked but the results.
+    """
     index = tl.arange(0, ROWS)
-    row = tl.program_id(0) * ROWS + index
     if IN_TURN:
-        row = index % 2 * (NUM_ROWS // 2) + tl.program_id(0) * (ROWS // 2) + index // 2
+        place = tl.minimum(tl.program_id(0) * (ROWS // 2) + index // 2, NUM_ROWS // 2 - 1)
+        row = index % 2 * (NUM_ROWS // 2) + place
+    else:
+        row = tl.minimum(tl.program_id(0) * ROWS + index, NUM_ROWS - 1)
     return expert.to(tl.int64) * NUM_ROWS + row
 
 
@@ -161,9 +166,11 @@ def multiply_single(
     if HAS_BIAS:
         result += tl.load(bias + row).to(tl.float32)
     if KIND is None:
-        at_out = out + choice * NUM_ROWS + tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-        tl.store(at_out, (result * tl.load(weights + choice)).to(kind))
+        column = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+        result = (result * tl.load(weights + choice)).to(kind)
+        tl.store(out + choice * NUM_ROWS + column, result, mask=column < NUM_ROWS)
     else:
         gate, up = tl.split(tl.reshape(result.to(kind).to(tl.float32), [ROWS // 2, 2]))
-        at_out = out + choice * (NUM_ROWS // 2) + tl.program_id(0) * (ROWS // 2) + tl.arange(0, ROWS // 2)
-        tl.store(at_out, gate_and_up(gate, up, KIND, ALPHA, LIMIT, kind))
+        column = tl.program_id(0) * (ROWS // 2) + tl.arange(0, ROWS // 2)
+        active = gate_and_up(gate, up, KIND, ALPHA, LIMIT, kind)
+        tl.store(out + choice * (NUM_ROWS // 2) + column, active, mask=column < NUM_ROWS // 2)
