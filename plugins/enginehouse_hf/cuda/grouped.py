@@ -102,6 +102,25 @@ def _factor(exponent):
 
 
 @triton.jit
+def _unpack(word, scale, zero, k: tl.constexpr, FORM: tl.constexpr, IS_WHOLE: tl.constexpr, kind: tl.constexpr):
+    """The weights number ``k`` of words; with ``IS_WHOLE`` without their factors."""
+    if IS_WHOLE:
+        return _unpack_integer(word, zero, k, kind)
+    elif FORM == "mxfp4":
+        return _unpack_float(word, scale, k, kind)
+    else:
+        return ((((word >> (4 * k)) & 15).to(tl.float32) - zero) * scale.to(tl.float32)).to(kind)
+
+
+@triton.jit
+def _quarter(word, scale, zero, k: tl.constexpr, FORM: tl.constexpr, IS_WHOLE: tl.constexpr, kind: tl.constexpr):
+    """The weights number ``k`` and the next one."""
+    return tl.join(
+        _unpack(word, scale, zero, k, FORM, IS_WHOLE, kind), _unpack(word, scale, zero, k + 1, FORM, IS_WHOLE, kind)
+    )
+
+
+@triton.jit
 def _multiply_bytes(
     at_x, is_pair, codes, scales, row,
     WIDTH: tl.constexpr, GROUP: tl.constexpr, PAIRS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
@@ -138,6 +157,7 @@ def _multiply_words(
     LANES: tl.constexpr = GROUP // 8
     WORDS: tl.constexpr = BLOCK // 8
     IS_WHOLE: tl.constexpr = FORM == "int4" and LANES % WORDS == 0 and kind != tl.float32  # a block has one factor
+    IS_JOINED: tl.constexpr = PAIRS > 16 and WORDS % LANES == 0  # one product of many columns, in their order
     sums = tl.zeros([PAIRS, ROWS], tl.float32)
     for first in range(0, WIDTH // 8, WORDS):
         index = first + tl.arange(0, WORDS)
@@ -156,16 +176,28 @@ def _multiply_words(
             zero = tl.load(zeros + at_group, mask=inside[:, None], other=0).to(tl.float32) if HAS_ZEROS else 8.0
             if FORM == "mxfp4":
                 scale = _factor(scale)
-        for k in tl.static_range(8):
-            at_value = at_x[:, None] + (column + k * LANES)[None, :]
-            value = tl.load(at_value, mask=is_pair[:, None] & inside[None, :], other=0.0)
-            if IS_WHOLE:
-                part = _unpack_integer(word, zero, k, kind)
-            elif FORM == "mxfp4":
-                part = _unpack_float(word, scale, k, kind)
-            else:
-                part = ((((word >> (4 * k)) & 15).to(tl.float32) - zero) * scale.to(tl.float32)).to(kind)
+        if IS_JOINED:
+            low = (
+                _quarter(word, scale, zero, 0, FORM, IS_WHOLE, kind),
+                _quarter(word, scale, zero, 2, FORM, IS_WHOLE, kind),
+            )
+            high = (
+                _quarter(word, scale, zero, 4, FORM, IS_WHOLE, kind),
+                _quarter(word, scale, zero, 6, FORM, IS_WHOLE, kind),
+            )
+            part = tl.join(tl.join(low[0], low[1]), tl.join(high[0], high[1]))
+            part = tl.reshape(part, [WORDS // LANES, LANES, ROWS, 2, 2, 2])
+            part = tl.reshape(tl.permute(part, (0, 5, 4, 3, 1, 2)), [BLOCK, ROWS])
+            columns = first * 8 + tl.arange(0, BLOCK)
+            mask = is_pair[:, None] & (columns < WIDTH)[None, :]
+            value = tl.load(at_x[:, None] + columns[None, :], mask=mask, other=0.0)
             own = tl.dot(value, part, own, input_precision=PRECISION)
+        else:
+            for k in tl.static_range(8):
+                at_value = at_x[:, None] + (column + k * LANES)[None, :]
+                value = tl.load(at_value, mask=is_pair[:, None] & inside[None, :], other=0.0)
+                part = _unpack(word, scale, zero, k, FORM, IS_WHOLE, kind)
+                own = tl.dot(value, part, own, input_precision=PRECISION)
         sums = sums + own * scale if IS_WHOLE else own
     return sums
 
@@ -299,7 +331,7 @@ def multiply(
     )  # fmt: skip
 
 
-_SINGLE = {"plain": (4, 2048, 4), "fp8": (4, 1024, 4), "int4": (16, 1024, 2), "mxfp4": (16, 1024, 2)}
+_SINGLE = {"plain": (4, 2048, 4), "fp8": (8, 512, 2), "int4": (16, 2048, 4), "mxfp4": (16, 1024, 4)}
 """For one token, by form: rows, columns at once, warps. Measured on an H200."""
 
 
@@ -332,7 +364,7 @@ def _tiles(form: str, pairs_per_expert: int, dtype: torch.dtype) -> _Tiles:
     if dtype == torch.float32:
         return _Tiles(16, 32, 128 if form in ("int4", "mxfp4") else 64, 4, 2)
     if pairs_per_expert <= 16:
-        return _Tiles(16, 64, 128, 2, 4) if form == "mxfp4" else _Tiles(16, 64, 128, 4, 3)
+        return _Tiles(16, 64, 128, 2, 3) if form == "mxfp4" else _Tiles(16, 64, 128, 4, 3)
     if pairs_per_expert <= 64:
         return _Tiles(64, 128, 64 if form == "plain" else 128, 4, 4 if form == "plain" else 3)
     return _Tiles(128, 128, 64 if form == "plain" else 128, 8, 2 if form == "mxfp4" else 3)

@@ -13,7 +13,8 @@ from torch.nn.functional import gelu, linear, silu
 from transformers import AutoModelForCausalLM
 
 from enginehouse_hf.attention import ATTENTION_NAME
-from enginehouse_hf.cuda.dissect import NotFusable, dissect
+from enginehouse_hf.cuda.dissect import dissect
+from enginehouse_hf.cuda.kinds import NotFusable
 from enginehouse_hf.cuda.structure import Attention, Clamped, Experts, Gated, Linear, Norm, Rotary, Structure
 
 pytestmark = pytest.mark.hf
