@@ -1,4 +1,4 @@
-"""A model that accelerate spreads over two GPUs (``device_map``): the runner's contract, greedy text of ``generate``."""
+"""A model that accelerate spreads over two GPUs (``device_map``): the contract, and greedy text of ``generate``."""
 
 from __future__ import annotations
 
