@@ -27,6 +27,10 @@ from enginehouse_hf.attention import AnyStep
 __all__ = ["DraftHead", "HeadDrafts", "HeadLimits", "HeadMemory", "Pairs"]
 
 
+_MAX_NEW = 66
+"""Pairs up to which a text counts as read: a pass with the longest draft adds no more."""
+
+
 class DraftHead(Protocol):
     """A loaded head. T are pairs of any sequences, packed as in a step.
 
@@ -127,7 +131,7 @@ class HeadLimits:
     Attributes:
         max_tokens: longest draft.
         min_probability: a draft ends before a token that is less probable than this.
-        max_pairs: pairs that the head reads before it drafts; a sequence with more is not drafted for yet.
+        max_pairs: pairs of long texts that the head reads in one pass, without drafts.
         max_context: positions of a sequence.
     """
 
@@ -211,13 +215,20 @@ class HeadDrafts:
         return self
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft | None]:
-        """Draft with the head; None for sequences whose text it has not read yet."""
-        drafts: list[_Growing | None] = []
+        """Draft with the head; None for all while it reads long texts, so that the time of drafts is that of drafts."""
+        drafts: list[_Growing | None] = [None] * len(tasks)
+        most = min(_MAX_NEW, self._limits.max_pairs)
+        unread = [task for task in tasks if self._num_unread(task) > most]
         try:
             with torch.inference_mode():
-                states, growing = self._read(tasks, drafts)
-                while growing:
-                    growing, states = self._extend(growing, states)
+                if unread:
+                    self._read(unread, self._limits.max_pairs)
+                else:
+                    drafts = [self._begin(task) for task in tasks]
+                    growing = [draft for draft in drafts if draft is not None]
+                    states = self._read([draft.task for draft in growing], most * len(growing)) if growing else None
+                    while states is not None:
+                        growing, states = self._extend(growing, states)
         except CacheFull:
             pass  # the drafts end here
         finally:
@@ -232,38 +243,34 @@ class HeadDrafts:
         """Stop recording features."""
         self._memory.close()
 
-    def _read(self, tasks: Sequence[DraftTask], drafts: list[_Growing | None]) -> tuple[Tensor, list[_Growing]]:
-        """Run the head over the pairs that it has not read.
+    def _num_unread(self, task: DraftTask) -> int:
+        return len(task.token_ids) - 1 - self._num_read.get(task.sequence, 0)
 
-        Args:
-            drafts: filled with a draft for each task, None if its pairs are too many for this pass.
+    def _begin(self, task: DraftTask) -> _Growing | None:
+        """Return an empty draft; None if there is no pair yet, or no place for another."""
+        num_pairs = len(task.token_ids) - 1
+        most = min(task.max_tokens, self._limits.max_tokens, self._limits.max_context - num_pairs)
+        return _Growing(task, most) if num_pairs and most > 0 else None
+
+    def _read(self, tasks: Sequence[DraftTask], room: int) -> Tensor:
+        """Run the head over at most ``room`` pairs that it has not read.
 
         Returns:
-            States, (num_growing, feature_size), of the last pair of each draft, and the drafts.
+            (num_tasks, feature_size), the states of the last pairs; of fewer tasks if there is not enough room.
         """
-        room, pairs, rows = self._limits.max_pairs, [], []
+        pairs = []
         for task in tasks:
-            num_pairs = len(task.token_ids) - 1
-            start = self._num_read.get(task.sequence, 0)
-            stop = min(num_pairs, start + room)
-            room -= stop - start
-            is_ready = start < stop == num_pairs
-            if is_ready:
-                rows.append(len(pairs))
-            if start < stop:
-                pairs.append(Pairs(task.sequence, start, task.token_ids[start + 1 : stop + 1].tolist()))
-            most = min(task.max_tokens, self._limits.max_tokens, self._limits.max_context - num_pairs)
-            drafts.append(_Growing(task, most) if is_ready else None)
-        growing = [draft for draft in drafts if draft is not None]
-        if not pairs:
-            return torch.empty(0), growing
+            start, size = self._num_read.get(task.sequence, 0), min(self._num_unread(task), room)
+            if size:
+                pairs.append(Pairs(task.sequence, start, task.token_ids[start + 1 : start + size + 1].tolist()))
+            room -= size
         states = self._memory.run(pairs)
         lengths = {task.sequence: len(task.token_ids) for task in tasks}
         for one in pairs:
             self._num_read[one.sequence] = min(one.stop, lengths[one.sequence] - 2)
-        return states[rows], growing
+        return states
 
-    def _extend(self, growing: list[_Growing], states: Tensor) -> tuple[list[_Growing], Tensor]:
+    def _extend(self, growing: list[_Growing], states: Tensor) -> tuple[list[_Growing], Tensor | None]:
         """Add a token to each draft; return those that go on, and the states after their last tokens."""
         probabilities, columns = self._head.logits(states).float().softmax(-1).max(-1)
         ids = columns if self._head.token_ids is None else self._head.token_ids[columns]
@@ -271,7 +278,7 @@ class HeadDrafts:
         goes_on = [draft.take(token_id, share, self._limits.min_probability) for draft, token_id, share in chosen]
         rows = [row for row, goes in enumerate(goes_on) if goes]
         if not rows:
-            return [], states
+            return [], None
         growing = [growing[row] for row in rows]
         pairs = [
             Pairs(draft.task.sequence, len(draft.task.token_ids) - 2 + len(draft.token_ids), draft.token_ids[-1:])
