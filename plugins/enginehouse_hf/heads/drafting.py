@@ -24,7 +24,7 @@ from enginehouse.contract.drafter import NUM_GRADES, Draft, DraftTask
 from enginehouse.contract.errors import CacheFull
 from enginehouse_hf.attention import AnyStep
 
-__all__ = ["DraftHead", "HeadDrafts", "HeadLimits", "HeadMemory", "Pairs"]
+__all__ = ["DraftHead", "Guesses", "HeadDrafts", "HeadLimits", "HeadMemory", "Pairs", "guess"]
 
 
 _MAX_NEW = 66
@@ -97,18 +97,36 @@ class Pairs:
         return self.start + len(self.token_ids)
 
 
+@frozen(eq=False)
+class Guesses:
+    """What a head says after some pairs.
+
+    Attributes:
+        states: (n, feature_size), in place of the features of the guessed tokens.
+        token_ids: n most probable tokens, of the model's vocabulary.
+        probabilities: of these.
+    """
+
+    states: Tensor
+    token_ids: list[int]
+    probabilities: list[float]
+
+
+def guess(head: DraftHead, states: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the most probable tokens, (T,) int64, and their probabilities, (T,) float32."""
+    probabilities, columns = head.logits(states).float().softmax(-1).max(-1)
+    return columns if head.token_ids is None else head.token_ids[columns], probabilities
+
+
 class HeadMemory(Protocol):
     """Features, and the keys and values of a head, beside those of the model."""
 
-    def run(self, pairs: Sequence[Pairs], features: Tensor | None = None) -> Tensor:
-        """Run the head over pairs of distinct sequences.
+    def run(self, pairs: Sequence[Pairs], features: Tensor | None = None) -> Guesses:
+        """Run the head over pairs of distinct sequences, and guess the token after the last pair of each.
 
         Args:
             pairs: those of a sequence follow the ones that were run before.
             features: (T, feature_size), one per pair; None are those in the memory.
-
-        Returns:
-            (len(pairs), feature_size), the state of the last pair of each sequence.
 
         Raises:
             CacheFull: there is no place for pairs beyond the text; nothing was changed.
@@ -226,9 +244,9 @@ class HeadDrafts:
                 else:
                     drafts = [self._begin(task) for task in tasks]
                     growing = [draft for draft in drafts if draft is not None]
-                    states = self._read([draft.task for draft in growing], most * len(growing)) if growing else None
-                    while states is not None:
-                        growing, states = self._extend(growing, states)
+                    guesses = self._read([draft.task for draft in growing], most * len(growing)) if growing else None
+                    while guesses is not None:
+                        growing, guesses = self._extend(growing, guesses)
         except CacheFull:
             pass  # the drafts end here
         finally:
@@ -252,29 +270,23 @@ class HeadDrafts:
         most = min(task.max_tokens, self._limits.max_tokens, self._limits.max_context - num_pairs)
         return _Growing(task, most) if num_pairs and most > 0 else None
 
-    def _read(self, tasks: Sequence[DraftTask], room: int) -> Tensor:
-        """Run the head over at most ``room`` pairs that it has not read.
-
-        Returns:
-            (num_tasks, feature_size), the states of the last pairs; of fewer tasks if there is not enough room.
-        """
+    def _read(self, tasks: Sequence[DraftTask], room: int) -> Guesses:
+        """Run the head over at most ``room`` pairs that it has not read: of fewer tasks if these are not enough."""
         pairs = []
         for task in tasks:
             start, size = self._num_read.get(task.sequence, 0), min(self._num_unread(task), room)
             if size:
                 pairs.append(Pairs(task.sequence, start, task.token_ids[start + 1 : start + size + 1].tolist()))
             room -= size
-        states = self._memory.run(pairs)
+        guesses = self._memory.run(pairs)
         lengths = {task.sequence: len(task.token_ids) for task in tasks}
         for one in pairs:
             self._num_read[one.sequence] = min(one.stop, lengths[one.sequence] - 2)
-        return states
+        return guesses
 
-    def _extend(self, growing: list[_Growing], states: Tensor) -> tuple[list[_Growing], Tensor | None]:
-        """Add a token to each draft; return those that go on, and the states after their last tokens."""
-        probabilities, columns = self._head.logits(states).float().softmax(-1).max(-1)
-        ids = columns if self._head.token_ids is None else self._head.token_ids[columns]
-        chosen = zip(growing, ids.tolist(), probabilities.tolist(), strict=True)
+    def _extend(self, growing: list[_Growing], guesses: Guesses) -> tuple[list[_Growing], Guesses | None]:
+        """Add a token to each draft; return those that go on, and the guesses of their next tokens."""
+        chosen = zip(growing, guesses.token_ids, guesses.probabilities, strict=True)
         goes_on = [draft.take(token_id, share, self._limits.min_probability) for draft, token_id, share in chosen]
         rows = [row for row, goes in enumerate(goes_on) if goes]
         if not rows:
@@ -284,4 +296,4 @@ class HeadDrafts:
             Pairs(draft.task.sequence, len(draft.task.token_ids) - 2 + len(draft.token_ids), draft.token_ids[-1:])
             for draft in growing
         ]
-        return growing, self._memory.run(pairs, states[rows])
+        return growing, self._memory.run(pairs, guesses.states[rows])
