@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from enginehouse_hf.cuda.attention import PoolAttention
-from enginehouse_hf.cuda.heads import FeatureWriter
+from enginehouse_hf.cuda.features import FeatureWriter
 from enginehouse_hf.cuda.layered import LayeredNetwork, LayeredTransformers
 from enginehouse_hf.cuda.mixers import PooledMixers
 from enginehouse_hf.cuda.pool_step import PoolStep
