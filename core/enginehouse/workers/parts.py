@@ -8,15 +8,14 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import numpy as np
 from attrs import define
-from numpy.typing import NDArray
 
 from enginehouse.contract.backend import Backend, ModelSource, Progress, Runner, StateKeeper
-from enginehouse.contract.drafter import BoundDrafter, DraftContext
+from enginehouse.contract.drafter import BoundDrafter, DraftContext, HeadDrafter
 from enginehouse.contract.errors import AdapterRefused, EnginehouseError, ModelLoadError, PluginFailed
 from enginehouse.contract.exit_policy import BoundExitPolicy, ExitContext, ExitView, LayerAccess
 from enginehouse.contract.pooler import Pooler
@@ -30,6 +29,7 @@ from enginehouse.settings.config import structure_options
 from enginehouse.workers.messages import DrafterLoad, ExitPolicyLoad, Load, ModelLoad, PrefixDiskLoad
 
 _DIGEST_BYTES = 16
+_CPU = 1  # kDLCPU of the DLPack standard
 _PROBE_BYTES = 2**20
 _log = logging.getLogger(__name__)
 
@@ -85,11 +85,14 @@ def _facts(source: Path) -> Iterator[bytes]:
 def open_model(backend: Backend, model: Load | ModelLoad, progress: Progress) -> Runner | Pooler:
     """Open a model on this thread; returns its runner or pooler, guarded."""
     options = structure_options(backend.options, model.options, model.options_path)
-    path = Path(model.source_path) if model.source_path is not None else None
-    opened = backend.open(ModelSource(text=model.source_text, path=path), options, progress)
+    opened = backend.open(_source_of(model), options, progress)
     if isinstance(opened, Pooler):
         return guarded(opened, Pooler, guard_of(backend, "backend"))
     return guarded(cast(Runner, opened), Runner, guard_of(backend, "backend"))
+
+
+def _source_of(model: Load | ModelLoad) -> ModelSource:
+    return ModelSource(model.source_text, Path(model.source_path) if model.source_path is not None else None)
 
 
 def open_pooling(opened: Runner | Pooler, load: Load, on_turn: Callable[[int, bool], None]) -> PoolEngine:
@@ -144,10 +147,16 @@ def bind_drafters(
     and another pass over the tokens that were accepted.
 
     Raises:
-        ModelLoadError: a drafter is not installed here, or cannot draft for this model.
+        ModelLoadError: a drafter is not installed here, or cannot draft for this model; or a draft head is to be used
+            with a model that goes back to checkpoints.
     """
     bound: dict[str, BoundDrafter] = {}
     if runner.capabilities.truncate == "checkpoint":
+        if head := next((one for one in loads if isinstance(registry.drafters.get(one.name), HeadDrafter)), None):
+            raise ModelLoadError(
+                f"{head.options_path}: this model has recurrent layers and goes back to checkpoints only, so rejected "
+                f"drafts of its head cannot be dropped one by one; remove the drafter {head.name!r}"
+            )
         if loads:
             _log.info("the drafters %s are not used: this model cannot drop single tokens", [one.name for one in loads])
         return bound
@@ -171,9 +180,13 @@ def _bind(registry: PluginRegistry, load: DrafterLoad, runner: Runner, slots: in
     if drafter is None:
         raise ModelLoadError(f"the worker has no drafter {load.name!r}")
     options = structure_options(drafter.options, load.options, load.options_path)
-    second = _Second(registry, load.model, progress) if load.model is not None else None
+    second = head = None
+    if load.model is not None and isinstance(drafter, HeadDrafter):
+        head = _source_of(load.model)
+    elif load.model is not None:
+        second = _Second(registry, load.model, progress)
     try:
-        bound = drafter.bind(DraftContext(runner, slots, second), options)
+        bound = drafter.bind(DraftContext(runner, slots, second, head), options)
     except PluginFailed:
         raise
     except EnginehouseError as error:
@@ -212,22 +225,30 @@ class GuardedExitPolicy:
         self._policy = policy
         self._has_failed = False
 
-    def leaves(self, view: ExitView) -> NDArray[np.bool_]:
-        """Return the tokens that exit early: (num_rows,) bool, on the host."""
+    def leaves(self, view: ExitView) -> Any:
+        """Return the tokens that exit early: (num_rows,) bool, on the host or in the memory of another device."""
         num_rows = len(view.hidden)
         if self._has_failed:
             return np.zeros(num_rows, np.bool_)
         try:
             with self._guard.calling("leaves", PluginFailed):
-                mask = np.asarray(self._policy.leaves(view))
-            if mask.shape != (num_rows,) or mask.dtype != np.bool_:
-                what = f"gave {mask.dtype} of shape {mask.shape}, bool of shape {(num_rows,)} was expected"
+                mask = self._policy.leaves(view)
+                if _is_on_host(mask):
+                    mask = np.asarray(mask)
+            if tuple(mask.shape) != (num_rows,) or str(mask.dtype).rpartition(".")[2] != "bool":
+                what = f"gave {mask.dtype} of shape {tuple(mask.shape)}, bool of shape {(num_rows,)} was expected"
                 raise self._guard.mistake("leaves", what, self._policy.leaves)
         except PluginFailed:
             _log.warning("%s is off until the model is loaded again", self._guard)
             self._has_failed = True
             return np.zeros(num_rows, np.bool_)
         return mask
+
+
+def _is_on_host(array: Any) -> bool:
+    """True if numpy can read an array, as far as the array says where it is."""
+    device = getattr(array, "__dlpack_device__", None)
+    return device is None or int(device()[0]) == _CPU
 
 
 def use_exit_policy(registry: PluginRegistry, load: ExitPolicyLoad, runner: Runner, backend: str) -> None:

@@ -5,16 +5,19 @@ Supports every causal model that the plugin accepts. ``fused.py`` has a faster v
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from enginehouse_hf.cuda.attention import PoolAttention
+from enginehouse_hf.cuda.features import FeatureWriter
 from enginehouse_hf.cuda.layered import LayeredNetwork, LayeredTransformers
+from enginehouse_hf.cuda.mixers import PooledMixers
 from enginehouse_hf.cuda.pool_step import PoolStep
 from enginehouse_hf.cuda.step import Step
 from enginehouse_hf.depth import Depths
+from enginehouse_hf.layer_access import states_of, watched_module
 
 __all__ = ["Network", "TransformersNetwork"]
 
@@ -32,6 +35,10 @@ class Network(Protocol):
         """The same network, split into parts; only for models that have ``exit_layers``."""
         ...
 
+    def write_features(self, writer: FeatureWriter) -> None:
+        """Let a draft head write features in each later pass over all layers. Raises ModelLoadError if it cannot."""
+        ...
+
 
 class TransformersNetwork:
     """Runs the layers of a transformers model.
@@ -39,19 +46,22 @@ class TransformersNetwork:
     Args:
         model: a causal model that uses our attention.
         attention: attention over the pool.
-        compiles: run decode steps through ``torch.compile``.
+        mixers: its recurrent modules, if it has some.
     """
 
-    def __init__(self, model: Any, attention: PoolAttention, compiles: bool) -> None:
-        self.name = "transformers layers, compiled" if compiles else "transformers layers"
+    name = "transformers layers"
+
+    def __init__(self, model: Any, attention: PoolAttention, mixers: PooledMixers | None = None) -> None:
+        self._mixers = mixers
         self._depths, self._attention = Depths(model), attention
-        self._compiled = torch.compile(model, dynamic=False) if compiles else model
+        self._writer: FeatureWriter | None = None
 
     def run(self, step: Step) -> Tensor:
         """See :class:`Network`."""
         step.begin()
-        is_usual = step.num_decodes == step.num_tokens and step.num_layers is None
-        model = self._compiled if is_usual else self._depths.model(step.num_layers)
+        if self._mixers is not None:
+            self._mixers.begin(step)
+        model = self._depths.model(step.num_layers)
         rows = {} if step.rows is None else {"logits_to_keep": step.rows.long()}
         logits: Tensor = model(
             input_ids=step.token_ids[None],
@@ -60,9 +70,22 @@ class TransformersNetwork:
             enginehouse_step=PoolStep(step, self._attention),
             **rows,
         ).logits[0]
+        if self._writer is not None and step.num_layers is None:
+            self._writer.write(step)
         if step.rows is not None and len(logits) != len(step.rows):
             return logits[step.rows]  # old model classes return every column
         return logits
+
+    def write_features(self, writer: FeatureWriter) -> None:
+        """See :class:`Network`."""
+        model = self._depths.model(None)
+        for layer in writer.reads:
+
+            def note(_module: Any, _arguments: Any, result: Any, *, at: int | None) -> None:
+                writer.note(at, states_of(result)[0])
+
+            watched_module(model, layer).register_forward_hook(partial(note, at=layer))
+        self._writer = writer
 
     def layered(self) -> LayeredTransformers:
         """See :class:`Network`."""

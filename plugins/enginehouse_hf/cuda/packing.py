@@ -2,7 +2,9 @@
 
 Decodes come first, each token a column that attends individually, followed by all longer spans. A token with drafts
 after it becomes several decodes of one sequence: all keys of a step are in the pool before a layer attends, and each
-column sees those up to its position. Verifying drafts is thus a decode step, and uses its graph.
+column sees those up to its position. Verifying drafts is thus a decode step, and uses its graph. So does a step with
+short prompts, or ends of prompts, if all its spans are short. Not so in a model with recurrent layers, whose tokens of
+one sequence depend on each other within a layer.
 
 Called by the runner; ``step.py`` copies the result to the device at once.
 """
@@ -18,10 +20,18 @@ from numpy.typing import NDArray
 
 from enginehouse.contract.backend import LastSampled, Span
 
-__all__ = ["PackedSpans", "Segment", "flatten", "pack"]
+__all__ = ["PackedSpans", "Segment", "are_short", "flatten", "pack"]
 
 _MAX_CHECKED = 65
 """Maximum length of a span with logits for all tokens (a token and its drafts) that is computed as decodes."""
+
+_MAX_SHORT = 64
+"""Maximum length of other spans that are computed as decodes in a recorded step."""
+
+_MAX_SEEN = 1 << 16
+"""Maximum number of keys that the columns of these spans read in such a step: each reads all before it."""
+
+_NONE: NDArray[np.int32] = np.empty(0, np.int32)
 
 _ALIGNMENT = 32  # int32 values: every part of the array starts at a multiple, so kernels can rely on it
 
@@ -50,6 +60,7 @@ class PackedSpans:
         segments: the longer spans.
         gather: places visible to the longer spans, span by span.
         rows: tokens whose logits are requested, in the original order of the spans.
+        sources: rows of the states of recurrent layers: of every decode, then of every longer span.
     """
 
     tokens: NDArray[np.int32]
@@ -57,6 +68,7 @@ class PackedSpans:
     segments: list[Segment]
     gather: NDArray[np.int32]
     rows: NDArray[np.int32]
+    sources: NDArray[np.int32] = _NONE
 
     @property
     def is_plain_decode(self) -> bool:
@@ -69,8 +81,21 @@ class PackedSpans:
         return PackedSpans(self.tokens[:, columns], len(columns), [], self.gather, rows)
 
 
+def are_short(spans: Sequence[Span], sizes: Sequence[int]) -> bool:
+    """Return True if all spans can be computed as decodes without reading too much; not with recurrent layers."""
+    others = [(span, size) for span, size in zip(spans, sizes, strict=True) if not _is_decode(span, size, True)]
+    num_seen = sum(size * (span.start + size) for span, size in others)
+    return num_seen <= _MAX_SEEN and all(size <= _MAX_SHORT for _, size in others)
+
+
 def pack(
-    spans: Sequence[Span], sizes: Sequence[int], places: NDArray[np.int32], table: NDArray[np.int32]
+    spans: Sequence[Span],
+    sizes: Sequence[int],
+    places: NDArray[np.int32],
+    table: NDArray[np.int32],
+    sources: NDArray[np.int32] | None = None,
+    *,
+    as_decodes: bool = False,
 ) -> PackedSpans:
     """Order spans and pack them.
 
@@ -79,11 +104,14 @@ def pack(
         sizes: their numbers of tokens.
         places: (sum of sizes,), the place of every new token, span by span.
         table: (max_sequences, max_context), including the new tokens.
+        sources: (len(spans),), rows of the states of recurrent layers; None without such layers.
+        as_decodes: every token is a decode, also those of longer spans; see :func:`are_short`.
     """
     if len(places) == len(spans):
-        return _pack_decodes(spans, places)
+        return _pack_decodes(spans, places, sources)
     begins = [0, *accumulate(sizes)]
-    are_decodes = [_is_decode(span, size) for span, size in zip(spans, sizes, strict=True)]
+    may_check = sources is None
+    are_decodes = [as_decodes or _is_decode(span, size, may_check) for span, size in zip(spans, sizes, strict=True)]
     # Decodes first, in descending order of sequence length.
     order = sorted(range(len(spans)), key=lambda index: (not are_decodes[index], -spans[index].start))
     num_decodes = sum(size for size, is_decode in zip(sizes, are_decodes, strict=True) if is_decode)
@@ -101,14 +129,15 @@ def pack(
             seen.append(table[span.sequence, : span.start + size])
         firsts[index], begin = begin, end
     rows = [row for index, span in enumerate(spans) for row in _rows(span, firsts[index], sizes[index])]
-    return PackedSpans(tokens, num_decodes, segments, np.concatenate(seen), np.array(rows, np.int32))
+    ordered = _NONE if sources is None else sources[order]
+    return PackedSpans(tokens, num_decodes, segments, np.concatenate(seen), np.array(rows, np.int32), ordered)
 
 
-def _is_decode(span: Span, size: int) -> bool:
-    return size == 1 or (span.outputs == "all" and size <= _MAX_CHECKED)
+def _is_decode(span: Span, size: int, may_check: bool) -> bool:
+    return size == 1 or (may_check and span.outputs == "all" and size <= _MAX_CHECKED)
 
 
-def _pack_decodes(spans: Sequence[Span], places: NDArray[np.int32]) -> PackedSpans:
+def _pack_decodes(spans: Sequence[Span], places: NDArray[np.int32], sources: NDArray[np.int32] | None) -> PackedSpans:
     ids = [-1 if isinstance(span.input, LastSampled) else int(span.input[0]) for span in spans]
     tokens = np.array([ids, [s.sequence for s in spans], [s.start for s in spans], places], np.int32)
     order = np.argsort(-tokens[2], kind="stable")  # longest first, so that no long one is left for the end
@@ -116,7 +145,8 @@ def _pack_decodes(spans: Sequence[Span], places: NDArray[np.int32]) -> PackedSpa
     rows[order] = np.arange(len(spans), dtype=np.int32)
     if any(span.outputs == "none" for span in spans):
         rows = rows[[span.outputs != "none" for span in spans]]
-    return PackedSpans(tokens[:, order], len(spans), [], np.empty(0, np.int32), rows)
+    ordered = _NONE if sources is None else sources[order]
+    return PackedSpans(tokens[:, order], len(spans), [], _NONE, rows, ordered)
 
 
 def _rows(span: Span, first: int, size: int) -> range:
@@ -137,6 +167,7 @@ def flatten(packed: PackedSpans) -> tuple[NDArray[np.int32], dict[str, tuple[int
         "query_ends": np.array([0, *accumulate(segment.end - segment.begin for segment in packed.segments)], np.int32),
         "key_ends": np.array([0, *accumulate(segment.stop for segment in packed.segments)], np.int32),
         "rows": packed.rows,
+        "sources": packed.sources,
     }
     offsets, begin = {}, 0
     for name, part in parts.items():
