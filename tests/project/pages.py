@@ -248,9 +248,7 @@ def _keywords() -> str:
     )
     rows = [
         f"| `{name}` | {word.status} | {word.note} |\n"
-        for name, word in sorted(
-            KEYWORDS.items(), key=lambda item: ("enforced", "annotation").index(item[1].status)
-        )
+        for name, word in sorted(KEYWORDS.items(), key=lambda item: ("enforced", "annotation").index(item[1].status))
         if word.status != "annotation" or word.note
     ]
     head = ["\n| keyword | | limits |\n", "|---|---|---|\n"]
