@@ -24,6 +24,7 @@ from enginehouse_hf.cuda.structure import (
     Gated,
     Layer,
     Linear,
+    Modules,
     Norm,
     Projection,
     Rotary,
@@ -132,6 +133,8 @@ class _Dissection:
         self._model, self._body = model, model.get_decoder()
         self._max_context = max_context
         self._known: set[int] = set()
+        self._names = {id(module): name for name, module in model.named_modules()}
+        self._modules: dict[Projection, Modules] = {}
 
     def run(self) -> Structure:
         model, body = self._model, self._body
@@ -148,6 +151,7 @@ class _Dissection:
             layers=layers,
             norm=self._norm(body.norm),
             head=self._plain(model.lm_head),
+            modules={part: self._modules[part] for layer in layers for part in _projections(layer)},
             divisor=float(getattr(config, "logits_scaling", None) or 1.0),
             softcap=getattr(config, "final_logit_softcapping", None),
         )
@@ -316,6 +320,7 @@ class _Dissection:
         modules = [self._know(getattr(module, name)) for name in names]
         if all(isinstance(one, PackedLinear) for one in modules):
             whole = joined([one.packed for one in modules])
+            self._modules[whole] = tuple((self._names[id(one)], one.packed.num_rows) for one in modules)
             begin = 0
             for one in modules:
                 end = begin + one.packed.num_rows
@@ -328,10 +333,14 @@ class _Dissection:
         weight = torch.cat([part.weight for part in parts])
         for one, own in zip(modules, weight.split([len(part.weight) for part in parts]), strict=True):
             one.weight = nn.Parameter(own, requires_grad=False)
-        return Linear(weight, torch.cat(biases) if biases else None)
+        whole = Linear(weight, torch.cat(biases) if biases else None)
+        self._modules[whole] = tuple((self._names[id(one)], len(one.weight)) for one in modules)
+        return whole
 
     def _linear(self, module: Any) -> Projection:
-        return module.packed if isinstance(module, PackedLinear) else self._plain(module)
+        part = module.packed if isinstance(module, PackedLinear) else self._plain(module)
+        self._modules[part] = ((self._names[id(module)], _num_rows(part)),)
+        return part
 
     def _plain(self, module: Any) -> Linear:
         self._know(module)
@@ -342,6 +351,12 @@ class _Dissection:
     def _know(self, module: Any) -> Any:
         self._known.add(id(module))
         return module
+
+
+def _projections(layer: Layer) -> list[Projection]:
+    """Return those of a layer that see the tokens of a step in order."""
+    attention, mlp = layer.attention, layer.mlp
+    return [attention.qkv, attention.output, *((mlp.gate_up, mlp.down) if isinstance(mlp, Gated) else ())]
 
 
 def _first(owner: Any, names: Sequence[str]) -> Any:

@@ -6,6 +6,8 @@ of transformers' own layers before it uses the result.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding, linear
@@ -15,6 +17,8 @@ from enginehouse_hf.cuda.experts import run_experts
 from enginehouse_hf.cuda.few import project_few
 from enginehouse_hf.cuda.layered import States
 from enginehouse_hf.cuda.layers import add_norm, gated, rotate_and_store
+from enginehouse_hf.cuda.lora import Stack, expand, shrink
+from enginehouse_hf.cuda.networks import Adaptable
 from enginehouse_hf.cuda.packed import project_packed
 from enginehouse_hf.cuda.step import Step
 from enginehouse_hf.cuda.structure import Attention, Experts, Gated, Linear, Projection, Structure
@@ -36,6 +40,15 @@ class FusedNetwork:
 
     def __init__(self, structure: Structure, attention: PoolAttention) -> None:
         self.structure, self._layers, self._attention = structure, structure.layers, attention
+        self.stacks: dict[Projection, Stack] = {}
+
+    def adaptable(self) -> dict[Projection, Adaptable]:
+        """See :class:`enginehouse_hf.cuda.networks.Network`."""
+        return {
+            part: Adaptable(modules, *((part.width, part.codes.device) if isinstance(part, Packed) else
+                                       (part.weight.shape[1], part.weight.device)))
+            for part, modules in self.structure.modules.items()
+        }  # fmt: skip
 
     @property
     def num_layers(self) -> int:
@@ -94,14 +107,39 @@ class FusedNetwork:
             normed = add_norm(hidden, update, layer.before_attention, after=after, factor=factor)
             if before is not None and index == layers[-1]:
                 before.copy_(hidden)
-            attended = self._attend(step, index, layer.attention, _linear(normed, layer.attention.qkv))
-            update, after, factor = _update(attended, layer.attention.output), layer.after_attention, layer.factor
+            attended = self._attend(
+                step, index, layer.attention, self._adapted(_linear, normed, layer.attention.qkv, step)
+            )
+            update = self._adapted(_update, attended, layer.attention.output, step)
+            after, factor = layer.after_attention, layer.factor
             normed = add_norm(hidden, update, layer.before_mlp, after=after, factor=factor)
-            mlp = layer.mlp
-            update = run_experts(normed, mlp) if isinstance(mlp, Experts) else _update(_gated(normed, mlp), mlp.down)
+            update = self._feed_forward(step, normed, layer.mlp)
             after = layer.after_mlp
         assert update is not None
         return update
+
+    def _feed_forward(self, step: Step, normed: Tensor, mlp: Gated | Experts) -> Tensor:
+        if isinstance(mlp, Experts):
+            return run_experts(normed, mlp)
+        stack = None if step.scales is None else self.stacks.get(mlp.gate_up)
+        if stack is None or step.scales is None:
+            inner = _gated(normed, mlp)
+        else:
+            low = shrink(normed, stack, step.scales)
+            inner = expand(_linear(normed, mlp.gate_up), low, stack, step.scales, mlp.activation)
+        return self._adapted(_update, inner, mlp.down, step)
+
+    def _adapted(
+        self, apply: Callable[[Tensor, Projection], Tensor], x: Tensor, part: Projection, step: Step
+    ) -> Tensor:
+        """``apply(x, part)``, and the updates of the adapters of a step."""
+        stack = None if step.scales is None else self.stacks.get(part)
+        if stack is None or step.scales is None:
+            return apply(x, part)
+        low = shrink(x, stack, step.scales)
+        out = apply(x, part)
+        expand(out if out.dim() == 2 else out[:, 0], low, stack, step.scales)  # of rows that add up, to the first
+        return out
 
     def _attend(self, step: Step, index: int, part: Attention, qkv: Tensor) -> Tensor:
         keys, values = step.state.layers[index]

@@ -24,6 +24,7 @@ from enginehouse_hf.cuda.packing import PackedSpans, Segment, pack
 from enginehouse_hf.cuda.positions import PositionPool
 from enginehouse_hf.cuda.runner import CudaModel
 from enginehouse_hf.cuda.sampling import SUPPORTED
+from enginehouse_hf.cuda.stacks import StackedAdapters
 from enginehouse_hf.cuda.step import DeviceState, Step
 from enginehouse_hf.depth import exit_layers
 from enginehouse_hf.facts import ModelFacts
@@ -80,6 +81,7 @@ def open_on_cuda(
         exit_layers=exit_layers(model),
         states=not options.random_weights,  # the next process would use different random weights
         sampling=SUPPORTED,
+        adapters="none" if options.compile and isinstance(network, TransformersNetwork) else "mixed",
     )
     kernel = attention.kernel.name if attention.kernel is not None else "plain"
     config = model.config.get_text_config()
@@ -87,6 +89,7 @@ def open_on_cuda(
         network,
         state,
         graphs,
+        StackedAdapters(network, model.dtype, graphs.change_adapters),
         kernel,
         slots=options.slots,
         num_layers=config.num_hidden_layers,
@@ -123,7 +126,7 @@ def _time_prefill(network: Network, state: DeviceState, size: int, num_prompts: 
     tokens[2] = np.tile(np.arange(size), num_prompts)
     segments = [Segment(begin, begin + size, 0) for begin in range(0, size * num_prompts, size)]
     ends = np.array([segment.end - 1 for segment in segments], np.int32)
-    packed = PackedSpans(tokens, 0, segments, tokens[3].copy(), ends)
+    packed = PackedSpans(tokens, 0, segments, tokens[3].copy(), ends, np.empty((0, tokens.shape[1]), np.float32))
     times = []
     for _ in range(5):  # the first run compiles kernels
         torch.cuda.synchronize()

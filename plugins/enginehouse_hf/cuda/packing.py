@@ -50,6 +50,7 @@ class PackedSpans:
         segments: the longer spans.
         gather: places visible to the longer spans, span by span.
         rows: tokens whose logits are requested, in the original order of the spans.
+        scales: (num_slots, T) float32, how much each token uses of the adapter in each slot; (0, T) if none uses any.
     """
 
     tokens: NDArray[np.int32]
@@ -57,6 +58,7 @@ class PackedSpans:
     segments: list[Segment]
     gather: NDArray[np.int32]
     rows: NDArray[np.int32]
+    scales: NDArray[np.float32]
 
     @property
     def is_plain_decode(self) -> bool:
@@ -66,11 +68,15 @@ class PackedSpans:
     def take(self, columns: NDArray[np.intp]) -> PackedSpans:
         """Select some of plain decodes, in the order of ``columns``; all of them request logits."""
         rows = np.arange(len(columns), dtype=np.int32)
-        return PackedSpans(self.tokens[:, columns], len(columns), [], self.gather, rows)
+        return PackedSpans(self.tokens[:, columns], len(columns), [], self.gather, rows, self.scales[:, columns])
 
 
 def pack(
-    spans: Sequence[Span], sizes: Sequence[int], places: NDArray[np.int32], table: NDArray[np.int32]
+    spans: Sequence[Span],
+    sizes: Sequence[int],
+    places: NDArray[np.int32],
+    table: NDArray[np.int32],
+    handles: Sequence[int] = (),
 ) -> PackedSpans:
     """Order spans and pack them.
 
@@ -79,9 +85,10 @@ def pack(
         sizes: their numbers of tokens.
         places: (sum of sizes,), the place of every new token, span by span.
         table: (max_sequences, max_context), including the new tokens.
+        handles: the adapter in each slot; 0 is none.
     """
     if len(places) == len(spans):
-        return _pack_decodes(spans, places)
+        return _pack_decodes(spans, places, handles)
     begins = [0, *accumulate(sizes)]
     are_decodes = [_is_decode(span, size) for span, size in zip(spans, sizes, strict=True)]
     # Decodes first, in descending order of sequence length.
@@ -101,14 +108,28 @@ def pack(
             seen.append(table[span.sequence, : span.start + size])
         firsts[index], begin = begin, end
     rows = [row for index, span in enumerate(spans) for row in _rows(span, firsts[index], sizes[index])]
-    return PackedSpans(tokens, num_decodes, segments, np.concatenate(seen), np.array(rows, np.int32))
+    scales = _scales([spans[index] for index in order], [sizes[index] for index in order], handles)
+    return PackedSpans(tokens, num_decodes, segments, np.concatenate(seen), np.array(rows, np.int32), scales)
 
 
 def _is_decode(span: Span, size: int) -> bool:
     return size == 1 or (span.outputs == "all" and size <= _MAX_CHECKED)
 
 
-def _pack_decodes(spans: Sequence[Span], places: NDArray[np.int32]) -> PackedSpans:
+def _scales(spans: Sequence[Span], sizes: Sequence[int], handles: Sequence[int]) -> NDArray[np.float32]:
+    """Return ``PackedSpans.scales`` for spans in order of computation."""
+    num_tokens = sum(sizes)
+    if not any(scale for span in spans for _, scale in span.adapter):
+        return np.empty((0, num_tokens), np.float32)
+    scales, end = np.zeros((len(handles), num_tokens), np.float32), 0
+    for span, size in zip(spans, sizes, strict=True):
+        begin, end = end, end + size
+        for handle, scale in span.adapter:
+            scales[handles.index(handle), begin:end] += scale
+    return scales
+
+
+def _pack_decodes(spans: Sequence[Span], places: NDArray[np.int32], handles: Sequence[int]) -> PackedSpans:
     ids = [-1 if isinstance(span.input, LastSampled) else int(span.input[0]) for span in spans]
     tokens = np.array([ids, [s.sequence for s in spans], [s.start for s in spans], places], np.int32)
     order = np.argsort(-tokens[2], kind="stable")  # longest first, so that no long one is left for the end
@@ -116,7 +137,8 @@ def _pack_decodes(spans: Sequence[Span], places: NDArray[np.int32]) -> PackedSpa
     rows[order] = np.arange(len(spans), dtype=np.int32)
     if any(span.outputs == "none" for span in spans):
         rows = rows[[span.outputs != "none" for span in spans]]
-    return PackedSpans(tokens[:, order], len(spans), [], np.empty(0, np.int32), rows)
+    scales = _scales([spans[index] for index in order], [1] * len(spans), handles)
+    return PackedSpans(tokens[:, order], len(spans), [], np.empty(0, np.int32), rows, scales)
 
 
 def _rows(span: Span, first: int, size: int) -> range:
@@ -137,6 +159,7 @@ def flatten(packed: PackedSpans) -> tuple[NDArray[np.int32], dict[str, tuple[int
         "query_ends": np.array([0, *accumulate(segment.end - segment.begin for segment in packed.segments)], np.int32),
         "key_ends": np.array([0, *accumulate(segment.stop for segment in packed.segments)], np.int32),
         "rows": packed.rows,
+        "scales": packed.scales.reshape(-1).view(np.int32),
     }
     offsets, begin = {}, 0
     for name, part in parts.items():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -25,6 +26,7 @@ from enginehouse_hf.cuda.packing import pack
 from enginehouse_hf.cuda.parts import NetworkParts
 from enginehouse_hf.cuda.positions import PositionPool
 from enginehouse_hf.cuda.sampling import DeviceDrawn, DeviceRows, sample
+from enginehouse_hf.cuda.stacks import StackedAdapters
 from enginehouse_hf.cuda.step import DeviceState, Step
 from enginehouse_hf.depth import groups_by, row_order
 from enginehouse_hf.states import check_state, pack_pieces, unpack_pieces
@@ -41,6 +43,7 @@ class CudaModel:
     """A loaded model with its memory.
 
     Attributes:
+        adapters: loaded adapters.
         attention: name of the kernel for longer spans.
         slots: number of sequences that decode concurrently.
     """
@@ -48,6 +51,7 @@ class CudaModel:
     network: Network
     state: DeviceState
     graphs: DecodeGraphs
+    adapters: StackedAdapters
     attention: str
     slots: int
     num_layers: int
@@ -86,8 +90,9 @@ class _Group:
 class CudaRunner:
     """Implements ``DeviceSampler``; ``forward`` and ``sample`` return before they are done.
 
-    Also a :class:`enginehouse.contract.backend.StateKeeper`: saving waits for previously launched work. Also a
-    ``LayerAccess``: with a policy, ``forward`` waits for the values that the policy reads.
+    Also a :class:`enginehouse.contract.backend.StateKeeper`: saving waits for previously launched work. Also an
+    ``AdapterKeeper``, whose adapters share every pass. Also a ``LayerAccess``: with a policy, ``forward`` waits for the
+    values that the policy reads.
     """
 
     def __init__(
@@ -155,6 +160,15 @@ class CudaRunner:
                 tensor.index_copy_(0, indices, kept.to(tensor.device))
         return sequence
 
+    def load_adapter(self, path: Path) -> int:
+        """Load a LoRA from a folder in PEFT's format."""
+        with torch.inference_mode():
+            return self._loaded.adapters.load(path)
+
+    def unload_adapter(self, adapter: int) -> None:
+        """Free the place of an adapter."""
+        self._loaded.adapters.unload(adapter)
+
     def free_tokens(self) -> int:
         """Number of positions not used by any sequence."""
         return self._positions.free_tokens()
@@ -162,6 +176,8 @@ class CudaRunner:
     def forward(self, spans: Sequence[Span]) -> DeviceRows:
         """Launch one pass over all spans; if that fails, no sequence has grown."""
         sizes = self._positions.check(spans)
+        for span in spans:
+            self._loaded.adapters.check(span.adapter)
         places = self._positions.append(spans, sizes)
         try:
             return self._launch(spans, sizes, places)
@@ -188,7 +204,7 @@ class CudaRunner:
 
     def _way(self, span: Span) -> _Way:
         may_exit = span.may_exit and span.num_tokens == 1 and span.num_layers is None and span.outputs != "none"
-        return "early" if may_exit and self._exits is not None else span.num_layers
+        return "early" if may_exit and not span.adapter and self._exits is not None else span.num_layers
 
     def _launch(self, spans: Sequence[Span], sizes: Sequence[int], places: NDArray[np.int32]) -> DeviceRows:
         ways = groups_by([self._way(span) for span in spans])
@@ -225,7 +241,7 @@ class CudaRunner:
     ) -> _Group:
         """Run spans with the same execution path."""
         model = self._loaded
-        packed = pack(spans, sizes, places, self._positions.table)
+        packed = pack(spans, sizes, places, self._positions.table, model.adapters.handles)
         with torch.inference_mode():
             if way == "early":
                 assert self._exits is not None

@@ -59,6 +59,7 @@ class Step:
         gather: (num_seen,) int32, places visible to the longer spans, span by span.
         query_ends, key_ends: (len(segments) + 1,) int32, running sums of their tokens and of their visible places.
         rows: (num_rows,) int32 tokens whose logits are requested; None is all.
+        scales: (num_slots, T) float32, how much each token uses of the adapter in each slot; None if none uses any.
         num_layers: number of layers to run; None is all.
     """
 
@@ -72,6 +73,7 @@ class Step:
         self.lengths = part["lengths"]
         self.gather, self.query_ends, self.key_ends = part["gather"], part["query_ends"], part["key_ends"]
         self.rows = None if rows_are_all else part["rows"]
+        self.scales = part["scales"].view(torch.float32).view(-1, num_tokens) if len(part["scales"]) else None
         self.token_ids = torch.empty(num_tokens, dtype=torch.int64, device=ints.device)
 
     @classmethod
@@ -83,9 +85,16 @@ class Step:
         return cls(state, num_tokens, packed.num_decodes, packed.segments, ints, offsets, is_plain, num_layers)
 
     @classmethod
-    def static(cls, state: DeviceState, size: int, num_layers: int | None = None) -> tuple[Step, Tensor]:
-        """Return a decode step of ``size`` sequences whose input is filled in later, and the tensor for this input."""
-        array, offsets = flatten(padded_decodes(state, PackedSpans(*_NOTHING), size))
+    def static(
+        cls, state: DeviceState, size: int, num_layers: int | None = None, num_slots: int = 0
+    ) -> tuple[Step, Tensor]:
+        """Return a decode step of ``size`` sequences whose input is filled in later, and the tensor for this input.
+
+        Args:
+            num_slots: slots of adapters; 0 is a step without adapters.
+        """
+        nothing = PackedSpans(*_NOTHING, np.empty((num_slots, 0), np.float32))
+        array, offsets = flatten(padded_decodes(state, nothing, size))
         ints = torch.from_numpy(array).to(state.table.device)
         return cls(state, size, size, [], ints, offsets, True, num_layers), ints
 
@@ -102,4 +111,5 @@ def padded_decodes(state: DeviceState, packed: PackedSpans, size: int) -> Packed
     num_more = size - packed.num_decodes
     dump = np.array([[0], [state.dump_slot], [0], [state.dump_place]], np.int32)
     tokens = np.concatenate([packed.tokens, np.repeat(dump, num_more, 1)], 1)
-    return PackedSpans(tokens, size, [], packed.gather, np.arange(size, dtype=np.int32))
+    scales = np.pad(packed.scales, ((0, 0), (0, num_more)))
+    return PackedSpans(tokens, size, [], packed.gather, np.arange(size, dtype=np.int32), scales)

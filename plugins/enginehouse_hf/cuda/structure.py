@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from attrs import frozen
@@ -20,6 +21,7 @@ __all__ = [
     "Gated",
     "Layer",
     "Linear",
+    "Modules",
     "Norm",
     "Projection",
     "Rotary",
@@ -53,6 +55,10 @@ class Linear:
 
 Projection = Linear | Packed
 """A projection with weights of the type of the model, or of few bits."""
+
+
+Modules = tuple[tuple[str, int], ...]
+"""Names and numbers of outputs of the modules of which a projection consists, in order."""
 
 
 @frozen(eq=False)
@@ -142,6 +148,7 @@ class Structure:
     Attributes:
         embedding_scale: factor of the embeddings.
         head: projection of the normalised states to logits.
+        modules: those of the layers' projections; experts are not among them.
         divisor: of the logits.
         softcap: bound of the logits; None is none.
     """
@@ -151,5 +158,6 @@ class Structure:
     layers: list[Layer]
     norm: Norm
     head: Linear
+    modules: Mapping[Projection, Modules]
     divisor: float = 1.0
     softcap: float | None = None

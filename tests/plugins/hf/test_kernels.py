@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
@@ -80,3 +81,44 @@ def test_experts_give_the_sum_of_the_chosen_ones(dtype: str, num_tokens: int) ->
     assert (ids == 5).any(1).all()
     assert _difference(found, expected) < _NEAR[dtype]
     assert torch.equal(run_experts(x, part).sum(1), found)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("parts", "activation"), [((144, 40, 8), None), ((96,), None), ((104, 104), "silu"), ((208,), "gelu_tanh")]
+)
+@pytest.mark.parametrize(("num_slots", "rank"), [(1, 16), (3, 32), (12, 16), (2, 256)])
+def test_updates_of_adapters_are_those_of_each_token_alone(
+    dtype: str, parts: tuple[int, ...], activation: str | None, num_slots: int, rank: int
+) -> None:
+    """Tokens with no adapter, with one and with several; a token with none keeps its result to the bit."""
+    from enginehouse_hf.cuda.layers import gated
+    from enginehouse_hf.cuda.lora import Stack, expand, shrink
+
+    width, num_rows = 1040, sum(parts)
+    a, b = _random(dtype, len(parts) * num_slots * rank, width), _random(dtype, num_rows, num_slots * rank)
+    stack = Stack(a, b, parts, num_slots, rank)
+    for num_tokens in (1, 7, 40, 150):
+        x, before = _random(dtype, num_tokens, width), _random(dtype, num_tokens, num_rows)
+        scales = _random("float32", num_slots, num_tokens) * (
+            _random("float32", num_slots, num_tokens + 1)[:, 1:] > 0.1
+        )
+        wide = (x.float() @ a.float().T).view(num_tokens, len(parts), num_slots, rank) * scales.T[:, None, :, None]
+        updates = torch.zeros(num_tokens, num_rows, device="cuda")
+        for index, (begin, end) in enumerate(pairwise(accumulate((0, *parts)))):
+            updates[:, begin:end] = wide[:, index].flatten(1) @ b[begin:end].float().T
+        expected = before.float() + updates
+        low = shrink(x, stack, scales)
+        if activation is not None:
+            expected = gated(expected, activation)
+            assert _difference(expand(before, low, stack, scales, activation), expected) < _NEAR.get(dtype, 0.01)
+            continue
+        none = (scales == 0).all(0)
+        apart = torch.randn(num_tokens, 3, num_rows, device="cuda")
+        apart[:, 0] = before
+        kept = apart[:, 1:].clone()
+
+        assert _difference(expand(apart[:, 0], low, stack, scales), expected) < _NEAR.get(dtype, 0.01)
+        assert torch.equal(apart[:, 1:], kept)
+        assert _difference(expand(before.clone(), low, stack, scales), expected) < _NEAR.get(dtype, 0.01)
+        assert torch.equal(expand(before.clone(), low, stack, scales)[none], before[none])

@@ -1,0 +1,218 @@
+"""Low-rank updates of a projection for the tokens of a step, each with its own adapters.
+
+Two kernels: :func:`shrink` multiplies the inputs by the halves A, :func:`expand` multiplies the result by the halves B
+and adds it to the projection's own. The halves of all adapters are stacked along their ranks (``stacks.py``), so that a
+tile of several adapters is one product for the tensor cores; a token reads and adds nothing for adapters that it does
+not use. The addresses are fixed and the sizes those of the stacks: the kernels can be recorded. Sums are in a fixed
+order.
+
+Source: SGMV of Punica (Chen et al., 2023, arXiv:2310.18547) and S-LoRA (Sheng et al., 2023, arXiv:2311.03285), which
+gather an adapter's tokens; here all tokens of a tile are multiplied, and those of others are zero.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from attrs import frozen
+from torch import Tensor
+
+from enginehouse_hf.cuda.layers import activate
+from enginehouse_hf.cuda.overlap import OVERLAPPING, await_previous
+from enginehouse_hf.cuda.structure import Activation
+
+__all__ = ["MAX_PARTS", "Stack", "expand", "shrink"]
+
+MAX_PARTS = 3
+"""Most modules that one projection joins: queries, keys and values."""
+
+_LARGEST_TILE = 64
+_COLUMNS = 128
+
+
+@frozen(eq=False)
+class Stack:
+    """The halves of all adapters for one projection; zero where an adapter does not change it.
+
+    Attributes:
+        a: (num_parts * num_slots * rank, inputs), part by part and slot by slot.
+        b: (outputs, num_slots * rank), slot by slot.
+        rows: outputs of each part of a joint projection.
+        num_slots: adapters that fit.
+        rank: ranks per slot, a power of two of at least 16.
+    """
+
+    a: Tensor
+    b: Tensor
+    rows: tuple[int, ...]
+    num_slots: int
+    rank: int
+
+
+@triton.jit(do_not_specialize=["num_tokens", "num_slots"])
+def _shrink(
+    x, a, scales, low, num_tokens, width, num_slots, num_low,
+    RANK: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    first = tl.program_id(0) * ROWS
+    split, num_splits = tl.program_id(1), tl.num_programs(1)
+    token = tl.program_id(2) * TOKENS + tl.arange(0, TOKENS)
+    slot = first // RANK % num_slots
+    scale = tl.load(scales + slot * num_tokens + token, mask=token < num_tokens, other=0.0)
+    is_used = scale != 0.0
+    own = tl.cdiv(tl.cdiv(width, BLOCK), num_splits) * BLOCK
+    end = tl.where(tl.max(is_used.to(tl.int32), 0) > 0, tl.minimum(split * own + own, width), 0)
+    row = first + tl.arange(0, ROWS)
+    column = split * own + tl.arange(0, BLOCK)
+    at_a = a + row.to(tl.int64)[None, :] * width + column[:, None]
+    at_x = x + token.to(tl.int64)[:, None] * width + column[None, :]
+    weight = tl.load(at_a, mask=(column < end)[:, None], other=0.0)
+    await_previous()
+    value = tl.load(at_x, mask=is_used[:, None] & (column < end)[None, :], other=0.0)
+    sums = tl.dot(value, weight, input_precision=PRECISION)
+    for start in range(BLOCK, own, BLOCK):
+        inside = start + column < end
+        value = tl.load(at_x + start, mask=is_used[:, None] & inside[None, :], other=0.0)
+        weight = tl.load(at_a + start, mask=inside[:, None], other=0.0)
+        sums = tl.dot(value, weight, sums, input_precision=PRECISION)
+    at_low = low + (split * num_tokens + token).to(tl.int64)[:, None] * num_low + row[None, :]
+    tl.store(at_low, sums * scale[:, None], mask=is_used[:, None])
+
+
+@triton.jit
+def _low(low, token, is_used, slot, part, start, num_tokens, num_slots, num_low, num_splits,
+         RANK: tl.constexpr, TOKENS: tl.constexpr, SLOTS: tl.constexpr, DEPTH: tl.constexpr):  # fmt: skip
+    """(TOKENS, SLOTS * DEPTH) float32, the sum of the splits for some slots of a part; zero for tokens without."""
+    column = (part * num_slots + slot)[:, None] * RANK + start + tl.arange(0, DEPTH)[None, :]
+    total = tl.zeros([TOKENS, SLOTS, DEPTH], tl.float32)
+    for split in range(num_splits):
+        at_low = low + (split * num_tokens + token).to(tl.int64)[:, None, None] * num_low + column[None, :, :]
+        total += tl.load(at_low, mask=is_used[:, :, None], other=0.0)
+    return tl.reshape(total, [TOKENS, SLOTS * DEPTH])
+
+
+@triton.jit(do_not_specialize=["num_tokens", "num_parts", "num_slots", "num_splits"])
+def _expand(
+    out, low, b, scales, result, num_tokens, out_stride, rows0, rows1, rows2, num_parts, num_slots, num_splits,
+    RANK: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, SLOTS: tl.constexpr, DEPTH: tl.constexpr,
+    KIND: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    kind: tl.constexpr = b.dtype.element_ty
+    tile = tl.program_id(0)
+    token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
+    is_token = token < num_tokens
+    num_low = num_parts * num_slots * RANK
+    if KIND is None:
+        tiles0, tiles1 = tl.cdiv(rows0, ROWS), tl.cdiv(rows1, ROWS)
+        part = (tile >= tiles0).to(tl.int32) + (tile >= tiles0 + tiles1).to(tl.int32)
+        local = (tile - tl.where(part > 0, tiles0, 0) - tl.where(part > 1, tiles1, 0)) * ROWS + tl.arange(0, ROWS)
+        is_row = local < tl.where(part == 0, rows0, tl.where(part == 1, rows1, rows2))
+        row = local + tl.where(part > 0, rows0, 0) + tl.where(part > 1, rows1, 0)
+    else:
+        half = (rows0 + rows1) // 2
+        part = 0
+        row = tile * ROWS + tl.arange(0, ROWS)
+        is_row = row < half
+    at_b = b + row.to(tl.int64)[None, :] * (num_slots * RANK)
+    sums = tl.zeros([TOKENS, ROWS], tl.float32)
+    ups = tl.zeros([TOKENS, ROWS], tl.float32)
+    for first in range(0, num_slots, SLOTS):
+        slot = first + tl.arange(0, SLOTS)
+        is_any = is_token[:, None] & (slot < num_slots)[None, :]
+        is_used = tl.load(scales + slot[None, :] * num_tokens + token[:, None], mask=is_any, other=0.0) != 0.0
+        end = tl.where(tl.max(tl.max(is_used.to(tl.int32), 1), 0) > 0, num_slots * RANK, 0)
+        for start in range(0, RANK, DEPTH):
+            depth = first * RANK + start + tl.arange(0, SLOTS * DEPTH)
+            inside = is_row[None, :] & (depth < end)[:, None]
+            weight = tl.load(at_b + depth[:, None], mask=inside, other=0.0)
+            if KIND is not None:
+                at_up = at_b + half.to(tl.int64) * (num_slots * RANK)
+                up_weight = tl.load(at_up + depth[:, None], mask=inside, other=0.0)
+            await_previous()
+            value = _low(
+                low, token, is_used, slot, part, start, num_tokens, num_slots, num_low, num_splits, RANK, TOKENS, SLOTS,
+                DEPTH,
+            )  # fmt: skip
+            sums = tl.dot(value.to(kind), weight, sums, input_precision=PRECISION)
+            if KIND is not None:
+                if num_parts > 1:
+                    value = _low(
+                        low, token, is_used, slot, part + 1, start, num_tokens, num_slots, num_low, num_splits, RANK,
+                        TOKENS, SLOTS, DEPTH,
+                    )  # fmt: skip
+                ups = tl.dot(value.to(kind), up_weight, ups, input_precision=PRECISION)
+    both = is_token[:, None] & is_row[None, :]
+    at_out = out + token.to(tl.int64)[:, None] * out_stride + row[None, :]
+    sums += tl.load(at_out, mask=both, other=0.0).to(tl.float32)
+    if KIND is None:
+        tl.store(at_out, sums.to(out.dtype.element_ty), mask=both)
+    else:
+        ups += tl.load(at_out + half, mask=both, other=0.0).to(tl.float32)
+        active = activate(sums.to(kind).to(tl.float32), KIND).to(kind).to(tl.float32)
+        at_result = result + token.to(tl.int64)[:, None] * half + row[None, :]
+        tl.store(at_result, (active * ups.to(kind).to(tl.float32)).to(kind), mask=both)
+
+
+def shrink(x: Tensor, stack: Stack, scales: Tensor) -> Tensor:
+    """Multiply inputs by the halves A of their adapters.
+
+    Args:
+        x: (T, inputs), contiguous.
+        stack: of the projection.
+        scales: (num_slots, T) float32, how much each token uses of each adapter; 0 is not at all.
+
+    Returns:
+        (num_splits, T, num_parts * num_slots * rank) float32, whose splits add up to the scaled products. Only what
+        the tokens use is filled.
+    """
+    num_tokens, width = x.shape
+    num_low = len(stack.a)
+    tokens = _tile(num_tokens)
+    rows = min(stack.rank, _LARGEST_TILE)
+    block = 256
+    num_splits = max(1, min(8, width // 512)) if num_tokens <= 2 * _LARGEST_TILE else 1
+    low = torch.empty(num_splits, num_tokens, num_low, dtype=torch.float32, device=x.device)
+    _shrink[(num_low // rows, num_splits, triton.cdiv(num_tokens, tokens))](
+        x, stack.a, scales, low, num_tokens, width, stack.num_slots, num_low, stack.rank, tokens, rows, block,
+        _precision(x), num_warps=4, num_stages=3, **OVERLAPPING,
+    )  # fmt: skip
+    return low
+
+
+def expand(out: Tensor, low: Tensor, stack: Stack, scales: Tensor, activation: Activation | None = None) -> Tensor:
+    """Add the updates to the result of a projection.
+
+    Args:
+        out: (T, outputs), whose rows may be apart; changed unless there is an ``activation``.
+        low: result of :func:`shrink`.
+        stack: of the projection.
+        scales: as for :func:`shrink`.
+        activation: the result is ``activation(gate) * up``, where the gate is the first half of the outputs.
+
+    Returns:
+        ``out``, or with an activation (T, outputs / 2).
+    """
+    num_tokens, num_rows = out.shape
+    num_splits = len(low)
+    tokens, rows = _tile(num_tokens), 64
+    slots = max(1, min(triton.next_power_of_2(stack.num_slots), _COLUMNS // stack.rank))
+    parts = (*stack.rows, 0, 0)[:MAX_PARTS]
+    if activation is None:
+        result, tiles = out, sum(triton.cdiv(part, rows) for part in parts)
+    else:
+        result, tiles = out.new_empty(num_tokens, num_rows // 2), triton.cdiv(num_rows // 2, rows)
+    _expand[(tiles, triton.cdiv(num_tokens, tokens))](
+        out, low, stack.b, scales, result, num_tokens, out.stride(0), *parts, len(stack.rows), stack.num_slots,
+        num_splits, stack.rank, tokens, rows, slots, min(stack.rank, _COLUMNS), activation, _precision(stack.b),
+        num_warps=4, **OVERLAPPING,
+    )  # fmt: skip
+    return result
+
+
+def _tile(num_tokens: int) -> int:
+    return max(16, min(_LARGEST_TILE, triton.next_power_of_2(num_tokens)))
+
+
+def _precision(x: Tensor) -> str:
+    return "ieee" if x.dtype == torch.float32 else "tf32"
