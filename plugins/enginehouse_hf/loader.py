@@ -129,10 +129,6 @@ def _build(files: ModelFiles, model: Any, options: HfOptions, progress: Progress
         metadata=metadata,
     )
     if _runs_on_cuda(options):
-        if facts.has_sinks:
-            raise ModelLoadError(
-                f'{files.folder}: this model uses attention sinks, for which hf has no CUDA kernel; set device = "cpu"'
-            )
         from enginehouse_hf.cuda.opening import open_on_cuda  # noqa: PLC0415 - imports triton
         from enginehouse_hf.cuda.runner import CudaRunner  # noqa: PLC0415
 
