@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import combinations, count
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from attrs import evolve
 
+from enginehouse.contract.adapters import Adapter, digest_of
 from enginehouse.contract.backend import Draw, ModelSource, Runner, Span
 from enginehouse.contract.drafter import DraftContext
 from enginehouse.contract.errors import ModelLoadError
@@ -221,6 +223,40 @@ def test_stacks_grow_with_ranks_slots_and_projections(tiny_model: TinyModel, tmp
     assert again not in handles
     assert np.abs(rows(again) - first[0]).max() < 1e-4
     runner.close()
+
+
+def test_texts_with_adapters_do_not_depend_on_other_requests(tiny_model: TinyModel, tmp_path: Path) -> None:
+    """Twelve requests with five sets, over a cache so small that sequences are preempted, and three places."""
+    folder = tiny_model("llama")
+    paths = [write_adapter(tmp_path / str(seed), lora_tensors(folder, seed)) for seed in range(3)]
+    one, two, three = (Adapter(path.name, str(path), digest_of(path)) for path in paths)
+    sets: list[tuple[Adapter, ...]] = [(), (one,), (two,), (msgspec.structs.replace(three, scale=0.5),), (one, two)]
+
+    def texts(runner: Runner, numbers: Sequence[int], max_adapters: int) -> tuple[dict[str, list[int]], int]:
+        engine = StepEngine(runner, EngineSettings(slots=6, max_adapters=max_adapters), {})
+        found: dict[str, list[int]] = {str(number): [] for number in numbers}
+        for number in numbers:
+            stopping = StopParams(max_tokens=20 + number, ignore_eos=True)
+            sampling = SamplingParams(temperature=0.0)
+            request = EngineRequest(
+                request_id=str(number), sampling=sampling, stopping=stopping, adapters=sets[number % 5]
+            )
+            engine.add(request, list(range(5, 25 + number)))
+        while engine.has_work():
+            for request_id, event in engine.step():
+                if isinstance(event, TextDelta):
+                    found[request_id] += event.token_ids
+        return found, engine.stats().num_preemptions
+
+    large, small = _open(folder, context=64, slots=6), _open(folder, context=64, slots=6, cache_tokens=160)
+    expected = {str(number): texts(large, [number], 3)[0][str(number)] for number in range(12)}
+    found, num_preemptions = texts(small, range(12), 2)
+
+    assert found == expected
+    assert num_preemptions > 0
+    assert len({tuple(tokens[:20]) for tokens in expected.values()}) > 5
+    large.close()
+    small.close()
 
 
 def test_compiled_layers_take_no_adapters(tiny_model: TinyModel) -> None:
