@@ -11,8 +11,9 @@ import pytest
 import torch
 from attrs import evolve
 from numpy.typing import NDArray
+from transformers import AutoModelForCausalLM
 
-from enginehouse.contract.backend import ModelSource, Runner
+from enginehouse.contract.backend import ModelSource, Runner, Span
 from enginehouse.contract.errors import AdapterRefused
 from enginehouse_hf.adapters import LayerForm, read_peft_folder
 from enginehouse_hf.backend import HfBackend, HfOptions
@@ -138,3 +139,39 @@ def test_numbers_that_a_type_cannot_hold_are_refused(llama: Path, layers: dict[s
     assert read_peft_folder(folder, layers)
     with pytest.raises(AdapterRefused, match=r"large: .*_proj has numbers that are too large for torch.float16"):
         read_peft_folder(folder, halves)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # PEFT's use of transformers
+@pytest.mark.parametrize("is_stabilised", [False, True])
+def test_logits_are_those_of_peft_and_of_its_merged_model(llama: Path, tmp_path: Path, is_stabilised: bool) -> None:
+    """A folder that PEFT wrote, with its own patterns of ranks and alphas."""
+    peft: Any = pytest.importorskip("peft")
+    config = peft.LoraConfig(
+        r=4,
+        lora_alpha=8,
+        target_modules=list(TARGETS),
+        rank_pattern={"o_proj": 2},
+        alpha_pattern={"v_proj": 16},
+        use_rslora=is_stabilised,
+    )
+    torch.manual_seed(0)
+    model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32), config).eval()
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.2)
+    model.save_pretrained(tmp_path)
+    runner: Any = HfBackend().open(ModelSource(str(llama), llama), _OPTIONS, lambda share, what: None)
+    prompt = np.arange(5, 25, dtype=np.int32)
+    rows = {}
+    for adapter in ((), ((runner.load_adapter(tmp_path), 1.0),)):
+        span = Span(runner.open_sequence(), 0, prompt, "all", adapter=adapter)
+        rows[bool(adapter)] = runner.forward([span]).host()
+    runner.close()
+    with torch.inference_mode():
+        expected = model(torch.from_numpy(prompt).long()[None]).logits[0].numpy()
+        merged = model.merge_and_unload()(torch.from_numpy(prompt).long()[None]).logits[0].numpy()
+
+    assert np.abs(rows[True] - expected).max() < 1e-3
+    assert np.abs(merged - expected).max() < 1e-3
+    assert np.abs(rows[False] - expected).max() > 0.1
