@@ -224,7 +224,7 @@ def measure_steps(runner: Any, name: str, num_sequences: int, context: int, band
 def measure_adapters(ranks: Sequence[int] = (16,), sizes: Sequence[int] = (1, 8, 32, 128)) -> None:
     """Decode steps of Llama-3.1-8B's shape with 1, 2, 4 and 8 adapters of all projections, beside those with none."""
     for rank in ranks:
-        runner = open_shape("llama-3.1-8b", slots=128, context=2048, memory_share=0.7)
+        runner = open_shape("llama-3.1-8b", slots=128, context=2048, cache_tokens=90_000)
         folder = write_adapter(runner, Path(tempfile.mkdtemp()) / "adapter", rank)
         started = time.perf_counter()
         handles = [runner.load_adapter(folder) for _ in range(8)]

@@ -89,24 +89,24 @@ class DecodeGraphs:
         progress: Callable[[float], None],
     ) -> None:
         self._network, self._state, self.sizes, self.recorder = network, state, sizes, recorder
-        self._num_slots = 0
+        self._num_adapters = 0
         self._graphs: dict[tuple[int, int | None, bool], _Recorded] = {}
         # The largest first: the smaller ones then reuse its memory.
         for done, size in enumerate(reversed(sizes)):
             progress(done / len(sizes))
             self._record(size, None, False)
 
-    def change_adapters(self, num_slots: int) -> None:
+    def change_adapters(self, num_adapters: int) -> None:
         """Drop the graphs with adapters, whose memory has changed, and compile their kernels; no step is in flight.
 
         Args:
-            num_slots: number of slots of adapters.
+            num_adapters: number that fit into the stacks.
         """
         torch.cuda.synchronize()
-        self._num_slots = num_slots
+        self._num_adapters = num_adapters
         self._graphs = {key: recorded for key, recorded in self._graphs.items() if not key[2]}
         for size in _TILES:
-            self._network.run(Step.static(self._state, size, num_slots=num_slots)[0])
+            self._network.run(Step.static(self._state, size, num_adapters=num_adapters)[0])
 
     @property
     def largest(self) -> int:
@@ -131,6 +131,6 @@ class DecodeGraphs:
 
     def _record(self, size: int, num_layers: int | None, adapts: bool) -> None:
         """Record a graph; it reads and writes only the dumps meanwhile, so this may happen between steps."""
-        step, numbers = Step.static(self._state, size, num_layers, self._num_slots if adapts else 0)
+        step, numbers = Step.static(self._state, size, num_layers, self._num_adapters if adapts else 0)
         graph, logits = self.recorder.record(lambda: self._network.run(step))
         self._graphs[size, num_layers, adapts] = _Recorded(graph, step, numbers, logits)

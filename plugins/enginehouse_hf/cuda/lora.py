@@ -36,30 +36,30 @@ class Stack:
     """The halves of all adapters for one projection; zero where an adapter does not change it.
 
     Attributes:
-        a: (num_parts * num_slots * rank, inputs), part by part and slot by slot.
-        b: (outputs, num_slots * rank), slot by slot.
+        a: (num_parts * num_adapters * rank, inputs), part by part and adapter by adapter.
+        b: (outputs, num_adapters * rank), adapter by adapter.
         rows: outputs of each part of a joint projection.
-        num_slots: adapters that fit.
-        rank: ranks per slot, a power of two of at least 16.
+        num_adapters: adapters that fit.
+        rank: ranks per adapter, a power of two of at least 16.
     """
 
     a: Tensor
     b: Tensor
     rows: tuple[int, ...]
-    num_slots: int
+    num_adapters: int
     rank: int
 
 
-@triton.jit(do_not_specialize=["num_tokens", "num_slots"])
+@triton.jit(do_not_specialize=["num_tokens", "num_adapters"])
 def _shrink(
-    x, a, scales, low, num_tokens, width, num_slots, num_low,
+    x, a, scales, low, num_tokens, width, num_adapters, num_low,
     RANK: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0) * ROWS
     split, num_splits = tl.program_id(1), tl.num_programs(1)
     token = tl.program_id(2) * TOKENS + tl.arange(0, TOKENS)
-    slot = first // RANK % num_slots
-    scale = tl.load(scales + slot * num_tokens + token, mask=token < num_tokens, other=0.0)
+    adapter = first // RANK % num_adapters
+    scale = tl.load(scales + adapter * num_tokens + token, mask=token < num_tokens, other=0.0)
     is_used = scale != 0.0
     own = tl.cdiv(tl.cdiv(width, BLOCK), num_splits) * BLOCK
     end = tl.where(tl.max(is_used.to(tl.int32), 0) > 0, tl.minimum(split * own + own, width), 0)
@@ -81,28 +81,28 @@ def _shrink(
 
 
 @triton.jit
-def _low(low, token, is_used, slot, part, start, num_tokens, num_slots, num_low, num_splits,
-         RANK: tl.constexpr, TOKENS: tl.constexpr, SLOTS: tl.constexpr, DEPTH: tl.constexpr):  # fmt: skip
-    """(TOKENS, SLOTS * DEPTH) float32, the sum of the splits for some slots of a part; zero for tokens without."""
-    column = (part * num_slots + slot)[:, None] * RANK + start + tl.arange(0, DEPTH)[None, :]
-    total = tl.zeros([TOKENS, SLOTS, DEPTH], tl.float32)
+def _low(low, token, is_used, adapter, part, start, num_tokens, num_adapters, num_low, num_splits,
+         RANK: tl.constexpr, TOKENS: tl.constexpr, ADAPTERS: tl.constexpr, DEPTH: tl.constexpr):  # fmt: skip
+    """(TOKENS, ADAPTERS * DEPTH) float32, sums of the splits for some adapters of a part; zero for tokens without."""
+    column = (part * num_adapters + adapter)[:, None] * RANK + start + tl.arange(0, DEPTH)[None, :]
+    total = tl.zeros([TOKENS, ADAPTERS, DEPTH], tl.float32)
     for split in range(num_splits):
         at_low = low + (split * num_tokens + token).to(tl.int64)[:, None, None] * num_low + column[None, :, :]
         total += tl.load(at_low, mask=is_used[:, :, None], other=0.0)
-    return tl.reshape(total, [TOKENS, SLOTS * DEPTH])
+    return tl.reshape(total, [TOKENS, ADAPTERS * DEPTH])
 
 
-@triton.jit(do_not_specialize=["num_tokens", "num_parts", "num_slots", "num_splits"])
+@triton.jit(do_not_specialize=["num_tokens", "num_parts", "num_adapters", "num_splits"])
 def _expand(
-    out, low, b, scales, result, num_tokens, out_stride, rows0, rows1, rows2, num_parts, num_slots, num_splits,
-    RANK: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, SLOTS: tl.constexpr, DEPTH: tl.constexpr,
+    out, low, b, scales, result, num_tokens, out_stride, rows0, rows1, rows2, num_parts, num_adapters, num_splits,
+    RANK: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, ADAPTERS: tl.constexpr, DEPTH: tl.constexpr,
     KIND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     kind: tl.constexpr = b.dtype.element_ty
     tile = tl.program_id(0)
     token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
     is_token = token < num_tokens
-    num_low = num_parts * num_slots * RANK
+    num_low = num_parts * num_adapters * RANK
     if KIND is None:
         tiles0, tiles1 = tl.cdiv(rows0, ROWS), tl.cdiv(rows1, ROWS)
         part = (tile >= tiles0).to(tl.int32) + (tile >= tiles0 + tiles1).to(tl.int32)
@@ -114,32 +114,32 @@ def _expand(
         part = 0
         row = tile * ROWS + tl.arange(0, ROWS)
         is_row = row < half
-    at_b = b + row.to(tl.int64)[None, :] * (num_slots * RANK)
+    at_b = b + row.to(tl.int64)[None, :] * (num_adapters * RANK)
     sums = tl.zeros([TOKENS, ROWS], tl.float32)
     ups = tl.zeros([TOKENS, ROWS], tl.float32)
-    for first in range(0, num_slots, SLOTS):
-        slot = first + tl.arange(0, SLOTS)
-        is_any = is_token[:, None] & (slot < num_slots)[None, :]
-        is_used = tl.load(scales + slot[None, :] * num_tokens + token[:, None], mask=is_any, other=0.0) != 0.0
-        end = tl.where(tl.max(tl.max(is_used.to(tl.int32), 1), 0) > 0, num_slots * RANK, 0)
+    for first in range(0, num_adapters, ADAPTERS):
+        adapter = first + tl.arange(0, ADAPTERS)
+        is_any = is_token[:, None] & (adapter < num_adapters)[None, :]
+        is_used = tl.load(scales + adapter[None, :] * num_tokens + token[:, None], mask=is_any, other=0.0) != 0.0
+        end = tl.where(tl.max(tl.max(is_used.to(tl.int32), 1), 0) > 0, num_adapters * RANK, 0)
         for start in range(0, RANK, DEPTH):
-            depth = first * RANK + start + tl.arange(0, SLOTS * DEPTH)
+            depth = first * RANK + start + tl.arange(0, ADAPTERS * DEPTH)
             inside = is_row[None, :] & (depth < end)[:, None]
             weight = tl.load(at_b + depth[:, None], mask=inside, other=0.0)
             if KIND is not None:
-                at_up = at_b + half.to(tl.int64) * (num_slots * RANK)
+                at_up = at_b + half.to(tl.int64) * (num_adapters * RANK)
                 up_weight = tl.load(at_up + depth[:, None], mask=inside, other=0.0)
             await_previous()
             value = _low(
-                low, token, is_used, slot, part, start, num_tokens, num_slots, num_low, num_splits, RANK, TOKENS, SLOTS,
-                DEPTH,
+                low, token, is_used, adapter, part, start, num_tokens, num_adapters, num_low, num_splits,
+                RANK, TOKENS, ADAPTERS, DEPTH,
             )  # fmt: skip
             sums = tl.dot(value.to(kind), weight, sums, input_precision=PRECISION)
             if KIND is not None:
                 if num_parts > 1:
                     value = _low(
-                        low, token, is_used, slot, part + 1, start, num_tokens, num_slots, num_low, num_splits, RANK,
-                        TOKENS, SLOTS, DEPTH,
+                        low, token, is_used, adapter, part + 1, start, num_tokens, num_adapters, num_low, num_splits,
+                        RANK, TOKENS, ADAPTERS, DEPTH,
                     )  # fmt: skip
                 ups = tl.dot(value.to(kind), up_weight, ups, input_precision=PRECISION)
     both = is_token[:, None] & is_row[None, :]
@@ -160,10 +160,10 @@ def shrink(x: Tensor, stack: Stack, scales: Tensor) -> Tensor:
     Args:
         x: (T, inputs), contiguous.
         stack: of the projection.
-        scales: (num_slots, T) float32, how much each token uses of each adapter; 0 is not at all.
+        scales: (num_adapters, T) float32, how much each token uses of each adapter; 0 is not at all.
 
     Returns:
-        (num_splits, T, num_parts * num_slots * rank) float32, whose splits add up to the scaled products. Only what
+        (num_splits, T, num_parts * num_adapters * rank) float32, whose splits add up to the scaled products. Only what
         the tokens use is filled.
     """
     num_tokens, width = x.shape
@@ -174,7 +174,7 @@ def shrink(x: Tensor, stack: Stack, scales: Tensor) -> Tensor:
     num_splits = max(1, min(8, width // 512)) if num_tokens <= 2 * _LARGEST_TILE else 1
     low = torch.empty(num_splits, num_tokens, num_low, dtype=torch.float32, device=x.device)
     _shrink[(num_low // rows, num_splits, triton.cdiv(num_tokens, tokens))](
-        x, stack.a, scales, low, num_tokens, width, stack.num_slots, num_low, stack.rank, tokens, rows, block,
+        x, stack.a, scales, low, num_tokens, width, stack.num_adapters, num_low, stack.rank, tokens, rows, block,
         _precision(x), num_warps=4, num_stages=3, **OVERLAPPING,
     )  # fmt: skip
     return low
@@ -196,15 +196,15 @@ def expand(out: Tensor, low: Tensor, stack: Stack, scales: Tensor, activation: A
     num_tokens, num_rows = out.shape
     num_splits = len(low)
     tokens, rows = _tile(num_tokens), 64
-    slots = max(1, min(triton.next_power_of_2(stack.num_slots), _COLUMNS // stack.rank))
+    adapters = max(1, min(triton.next_power_of_2(stack.num_adapters), _COLUMNS // stack.rank))
     parts = (*stack.rows, 0, 0)[:MAX_PARTS]
     if activation is None:
         result, tiles = out, sum(triton.cdiv(part, rows) for part in parts)
     else:
         result, tiles = out.new_empty(num_tokens, num_rows // 2), triton.cdiv(num_rows // 2, rows)
     _expand[(tiles, triton.cdiv(num_tokens, tokens))](
-        out, low, stack.b, scales, result, num_tokens, out.stride(0), *parts, len(stack.rows), stack.num_slots,
-        num_splits, stack.rank, tokens, rows, slots, min(stack.rank, _COLUMNS), activation, _precision(stack.b),
+        out, low, stack.b, scales, result, num_tokens, out.stride(0), *parts, len(stack.rows), stack.num_adapters,
+        num_splits, stack.rank, tokens, rows, adapters, min(stack.rank, _COLUMNS), activation, _precision(stack.b),
         num_warps=4, **OVERLAPPING,
     )  # fmt: skip
     return result

@@ -50,7 +50,7 @@ class PackedSpans:
         segments: the longer spans.
         gather: places visible to the longer spans, span by span.
         rows: tokens whose logits are requested, in the original order of the spans.
-        scales: (num_slots, T) float32, how much each token uses of the adapter in each slot; (0, T) if none uses any.
+        scales: (num_adapters, T) float32, how much each token uses of each adapter; (0, T) if none uses any.
     """
 
     tokens: NDArray[np.int32]
@@ -85,7 +85,7 @@ def pack(
         sizes: their numbers of tokens.
         places: (sum of sizes,), the place of every new token, span by span.
         table: (max_sequences, max_context), including the new tokens.
-        handles: the adapter in each slot; 0 is none.
+        handles: the adapter at each index of the stacks; 0 is none.
     """
     if len(places) == len(spans):
         return _pack_decodes(spans, places, handles)

@@ -59,7 +59,7 @@ class Step:
         gather: (num_seen,) int32, places visible to the longer spans, span by span.
         query_ends, key_ends: (len(segments) + 1,) int32, running sums of their tokens and of their visible places.
         rows: (num_rows,) int32 tokens whose logits are requested; None is all.
-        scales: (num_slots, T) float32, how much each token uses of the adapter in each slot; None if none uses any.
+        scales: (num_adapters, T) float32, how much each token uses of each adapter; None if none uses any.
         num_layers: number of layers to run; None is all.
     """
 
@@ -86,14 +86,14 @@ class Step:
 
     @classmethod
     def static(
-        cls, state: DeviceState, size: int, num_layers: int | None = None, num_slots: int = 0
+        cls, state: DeviceState, size: int, num_layers: int | None = None, num_adapters: int = 0
     ) -> tuple[Step, Tensor]:
         """Return a decode step of ``size`` sequences whose input is filled in later, and the tensor for this input.
 
         Args:
-            num_slots: slots of adapters; 0 is a step without adapters.
+            num_adapters: number that fit into the stacks; 0 is a step without adapters.
         """
-        nothing = PackedSpans(*_NOTHING, np.empty((num_slots, 0), np.float32))
+        nothing = PackedSpans(*_NOTHING, np.empty((num_adapters, 0), np.float32))
         array, offsets = flatten(padded_decodes(state, nothing, size))
         ints = torch.from_numpy(array).to(state.table.device)
         return cls(state, size, size, [], ints, offsets, True, num_layers), ints

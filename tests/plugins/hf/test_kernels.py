@@ -87,23 +87,23 @@ def test_experts_give_the_sum_of_the_chosen_ones(dtype: str, num_tokens: int) ->
 @pytest.mark.parametrize(
     ("parts", "activation"), [((144, 40, 8), None), ((96,), None), ((104, 104), "silu"), ((208,), "gelu_tanh")]
 )
-@pytest.mark.parametrize(("num_slots", "rank"), [(1, 16), (3, 32), (12, 16), (2, 256)])
+@pytest.mark.parametrize(("num_adapters", "rank"), [(1, 16), (3, 32), (12, 16), (2, 256)])
 def test_updates_of_adapters_are_those_of_each_token_alone(
-    dtype: str, parts: tuple[int, ...], activation: str | None, num_slots: int, rank: int
+    dtype: str, parts: tuple[int, ...], activation: str | None, num_adapters: int, rank: int
 ) -> None:
     """Tokens with no adapter, with one and with several; a token with none keeps its result to the bit."""
     from enginehouse_hf.cuda.layers import gated
     from enginehouse_hf.cuda.lora import Stack, expand, shrink
 
     width, num_rows = 1040, sum(parts)
-    a, b = _random(dtype, len(parts) * num_slots * rank, width), _random(dtype, num_rows, num_slots * rank)
-    stack = Stack(a, b, parts, num_slots, rank)
+    a, b = _random(dtype, len(parts) * num_adapters * rank, width), _random(dtype, num_rows, num_adapters * rank)
+    stack = Stack(a, b, parts, num_adapters, rank)
     for num_tokens in (1, 7, 40, 150):
         x, before = _random(dtype, num_tokens, width), _random(dtype, num_tokens, num_rows)
-        scales = _random("float32", num_slots, num_tokens) * (
-            _random("float32", num_slots, num_tokens + 1)[:, 1:] > 0.1
+        scales = _random("float32", num_adapters, num_tokens) * (
+            _random("float32", num_adapters, num_tokens + 1)[:, 1:] > 0.1
         )
-        wide = (x.float() @ a.float().T).view(num_tokens, len(parts), num_slots, rank) * scales.T[:, None, :, None]
+        wide = (x.float() @ a.float().T).view(num_tokens, len(parts), num_adapters, rank) * scales.T[:, None, :, None]
         updates = torch.zeros(num_tokens, num_rows, device="cuda")
         for index, (begin, end) in enumerate(pairwise(accumulate((0, *parts)))):
             updates[:, begin:end] = wide[:, index].flatten(1) @ b[begin:end].float().T

@@ -51,7 +51,7 @@ def test_a_token_and_its_drafts_are_decodes_of_one_sequence() -> None:
 
 
 def test_scales_of_adapters_follow_the_tokens() -> None:
-    """Decodes come first, the longest before all; a slot is a row, and a scale of 0 is no adapter."""
+    """Decodes come first, the longest before all; an adapter is a row, and a scale of 0 is no adapter."""
     spans = [
         evolve(_span(1, 0, 3, "last"), adapter=((7, 2.0),)),
         evolve(_span(2, 4, 1, "last"), adapter=((5, 1.0), (7, 0.5))),
