@@ -28,7 +28,16 @@ MAX_PARTS = 3
 """Most modules that one projection joins: queries, keys and values."""
 
 _LARGEST_TILE = 64
+"""Most tokens of a program."""
+
 _COLUMNS = 128
+"""Most ranks at once in :func:`expand`."""
+
+_SHRINK = (256, 512, 8, 4, 3)
+"""Columns at once and per program, most splits, warps, stages."""
+
+_EXPAND = (64, 4)
+"""Rows of a program, warps."""
 
 
 @frozen(eq=False)
@@ -170,12 +179,12 @@ def shrink(x: Tensor, stack: Stack, scales: Tensor) -> Tensor:
     num_low = len(stack.a)
     tokens = _tile(num_tokens)
     rows = min(stack.rank, _LARGEST_TILE)
-    block = 256
-    num_splits = max(1, min(8, width // 512)) if num_tokens <= 2 * _LARGEST_TILE else 1
+    block, columns, most, warps, stages = _SHRINK
+    num_splits = max(1, min(most, width // columns)) if num_tokens <= 2 * _LARGEST_TILE else 1
     low = torch.empty(num_splits, num_tokens, num_low, dtype=torch.float32, device=x.device)
     _shrink[(num_low // rows, num_splits, triton.cdiv(num_tokens, tokens))](
         x, stack.a, scales, low, num_tokens, width, stack.num_adapters, num_low, stack.rank, tokens, rows, block,
-        _precision(x), num_warps=4, num_stages=3, **OVERLAPPING,
+        _precision(x), num_warps=warps, num_stages=stages, **OVERLAPPING,
     )  # fmt: skip
     return low
 
@@ -195,7 +204,7 @@ def expand(out: Tensor, low: Tensor, stack: Stack, scales: Tensor, activation: A
     """
     num_tokens, num_rows = out.shape
     num_splits = len(low)
-    tokens, rows = _tile(num_tokens), 64
+    tokens, (rows, warps) = _tile(num_tokens), _EXPAND
     adapters = max(1, min(triton.next_power_of_2(stack.num_adapters), _COLUMNS // stack.rank))
     parts = (*stack.rows, 0, 0)[:MAX_PARTS]
     if activation is None:
@@ -205,7 +214,7 @@ def expand(out: Tensor, low: Tensor, stack: Stack, scales: Tensor, activation: A
     _expand[(tiles, triton.cdiv(num_tokens, tokens))](
         out, low, stack.b, scales, result, num_tokens, out.stride(0), *parts, len(stack.rows), stack.num_adapters,
         num_splits, stack.rank, tokens, rows, adapters, min(stack.rank, _COLUMNS), activation, _precision(stack.b),
-        num_warps=4, **OVERLAPPING,
+        num_warps=warps, **OVERLAPPING,
     )  # fmt: skip
     return result
 

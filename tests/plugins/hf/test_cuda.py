@@ -187,7 +187,7 @@ def test_adapters_add_to_weights_of_every_kind_what_they_add_on_the_cpu(
 
 
 def test_stacks_grow_with_ranks_adapters_and_projections(tiny_model: TinyModel, tmp_path: Path) -> None:
-    """Each adapter still gives its own rows after every growth, and an index that was freed nothing of the one before."""
+    """Each adapter gives the same rows after every growth, and an index that was freed nothing of the one before."""
     folder = tiny_model("llama")
     runner = _open(folder, **_ADAPTED)
     whole = lora_tensors(folder, 0)
