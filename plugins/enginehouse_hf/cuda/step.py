@@ -111,5 +111,6 @@ def padded_decodes(state: DeviceState, packed: PackedSpans, size: int) -> Packed
     num_more = size - packed.num_decodes
     dump = np.array([[0], [state.dump_slot], [0], [state.dump_place]], np.int32)
     tokens = np.concatenate([packed.tokens, np.repeat(dump, num_more, 1)], 1)
-    scales = np.pad(packed.scales, ((0, 0), (0, num_more)))
+    scales = np.zeros((len(packed.scales), size), np.float32)
+    scales[:, : packed.num_decodes] = packed.scales
     return PackedSpans(tokens, size, [], packed.gather, np.arange(size, dtype=np.int32), scales)
