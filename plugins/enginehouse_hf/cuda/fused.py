@@ -6,6 +6,7 @@ of transformers' own layers before it uses the result.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import torch
@@ -17,7 +18,7 @@ from enginehouse_hf.cuda.experts import run_experts
 from enginehouse_hf.cuda.few import project_few
 from enginehouse_hf.cuda.layered import States
 from enginehouse_hf.cuda.layers import add_norm, gated, rotate_and_store
-from enginehouse_hf.cuda.lora import Stack, expand, shrink
+from enginehouse_hf.cuda.lora import MAX_SPLIT, Stack, Sums, expand, shrink
 from enginehouse_hf.cuda.networks import Adaptable
 from enginehouse_hf.cuda.packed import project_packed
 from enginehouse_hf.cuda.step import Step
@@ -26,6 +27,8 @@ from enginehouse_hf.cuda.vector import project
 from enginehouse_hf.packed import Packed, rows_from
 
 __all__ = ["FusedNetwork"]
+
+_SIDE = bool(os.environ.get("LORA_SIDE"))
 
 
 class FusedNetwork:
@@ -62,6 +65,8 @@ class FusedNetwork:
     def run(self, step: Step) -> Tensor:
         """See :class:`Network`."""
         step.begin()
+        if step.scales is not None:
+            self._sums = Sums(self.stacks.values(), step.num_tokens)
         hidden = self._embed(step)
         num_layers = step.num_layers or self.num_layers
         update, last = self._run(step, hidden, range(num_layers)), self._layers[num_layers - 1]
@@ -125,8 +130,10 @@ class FusedNetwork:
         if stack is None or step.scales is None:
             inner = _gated(normed, mlp)
         else:
-            low = shrink(normed, stack, step.scales)
-            inner = expand(_linear(normed, mlp.gate_up), low, stack, step.scales, mlp.activation)
+            low = self._shrink(normed, stack, step)
+            out = _linear(normed, mlp.gate_up)
+            self._join(step)
+            inner = expand(out, low, stack, step.scales, mlp.activation)
         return self._adapted(_update, inner, mlp.down, step)
 
     def _adapted(
@@ -136,10 +143,27 @@ class FusedNetwork:
         stack = None if step.scales is None else self.stacks.get(part)
         if stack is None or step.scales is None:
             return apply(x, part)
-        low = shrink(x, stack, step.scales)
+        low = self._shrink(x, stack, step)
         out = apply(x, part)
+        self._join(step)
         expand(out if out.dim() == 2 else out[:, 0], low, stack, step.scales)  # of rows that add up, to the first
         return out
+
+    def _shrink(self, x: Tensor, stack: Stack, step: Step) -> Tensor:
+        assert step.scales is not None
+        if not _SIDE or step.num_tokens > MAX_SPLIT:
+            return shrink(x, stack, step.scales, self._sums)
+        if self._side is None:
+            self._side = torch.cuda.Stream()
+        self._side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._side):
+            return shrink(x, stack, step.scales, self._sums)
+
+    def _join(self, step: Step) -> None:
+        if self._side is not None and step.num_tokens <= MAX_SPLIT:
+            torch.cuda.current_stream().wait_stream(self._side)
+
+    _side: torch.cuda.Stream | None = None
 
     def _attend(self, step: Step, index: int, part: Attention, qkv: Tensor) -> Tensor:
         keys, values = step.state.layers[index]

@@ -3,14 +3,16 @@
 Two kernels: :func:`shrink` multiplies the inputs by the halves A, :func:`expand` multiplies the result by the halves B
 and adds it to the projection's own. The halves of all adapters are stacked along their ranks (``stacks.py``), so that a
 tile of several adapters is one product for the tensor cores; a token reads and adds nothing for adapters that it does
-not use. The addresses are fixed and the sizes those of the stacks: the kernels can be recorded. Sums are in a fixed
-order.
+not use. The addresses are fixed and the sizes those of the stacks: the kernels can be recorded. For a few tokens the
+columns of A are split among programs, whose sums meet in integers (fixed point), so that their order has no effect.
 
 Source: SGMV of Punica (Chen et al., 2023, arXiv:2310.18547) and S-LoRA (Sheng et al., 2023, arXiv:2311.03285), which
 gather an adapter's tokens; here all tokens of a tile are multiplied, and those of others are zero.
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 import torch
 import triton
@@ -22,19 +24,24 @@ from enginehouse_hf.cuda.layers import activate
 from enginehouse_hf.cuda.overlap import OVERLAPPING, await_previous
 from enginehouse_hf.cuda.structure import Activation
 
-__all__ = ["MAX_PARTS", "Stack", "expand", "shrink"]
+__all__ = ["MAX_PARTS", "MAX_SPLIT", "Stack", "Sums", "expand", "shrink"]
 
 MAX_PARTS = 3
 """Most modules that one projection joins: queries, keys and values."""
 
+MAX_SPLIT = 128
+"""Most tokens for which the columns are split."""
+
 _LARGEST_TILE = 64
 """Most tokens of a program."""
+
+_ONE = tl.constexpr(4294967296.0)
 
 _COLUMNS = 128
 """Most ranks at once in :func:`expand`."""
 
-_SHRINK = (256, 512, 8, 4, 3)
-"""Columns at once and per program, most splits, warps, stages."""
+_SHRINK = (256, 16, 4, 3)
+"""Columns at once, most splits, warps, stages."""
 
 _EXPAND = (64, 4)
 """Rows of a program, warps."""
@@ -62,7 +69,8 @@ class Stack:
 @triton.jit(do_not_specialize=["num_tokens", "num_adapters"])
 def _shrink(
     x, a, scales, low, num_tokens, width, num_adapters, num_low,
-    RANK: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
+    RANK: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, IS_SPLIT: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0) * ROWS
     split, num_splits = tl.program_id(1), tl.num_programs(1)
@@ -85,25 +93,29 @@ def _shrink(
         value = tl.load(at_x + start, mask=is_used[:, None] & inside[None, :], other=0.0)
         weight = tl.load(at_a + start, mask=inside[:, None], other=0.0)
         sums = tl.dot(value, weight, sums, input_precision=PRECISION)
-    at_low = low + (split * num_tokens + token).to(tl.int64)[:, None] * num_low + row[None, :]
-    tl.store(at_low, sums * scale[:, None], mask=is_used[:, None])
+    at_low = low + token.to(tl.int64)[:, None] * num_low + row[None, :]
+    both = is_used[:, None] & (row >= 0)[None, :]
+    if IS_SPLIT:
+        tl.atomic_add(at_low, (sums * scale[:, None] * _ONE).to(tl.int64), mask=both, sem="relaxed")
+    else:
+        tl.store(at_low, sums * scale[:, None], mask=both)
 
 
 @triton.jit
-def _low(low, token, is_used, adapter, part, start, num_tokens, num_adapters, num_low, num_splits,
+def _low(low, token, is_used, adapter, part, start, num_adapters, num_low,
          RANK: tl.constexpr, TOKENS: tl.constexpr, ADAPTERS: tl.constexpr, DEPTH: tl.constexpr):  # fmt: skip
-    """(TOKENS, ADAPTERS * DEPTH) float32, sums of the splits for some adapters of a part; zero for tokens without."""
+    """(TOKENS, ADAPTERS * DEPTH) float32, results of :func:`shrink` for some adapters of a part; zero if not used."""
     column = (part * num_adapters + adapter)[:, None] * RANK + start + tl.arange(0, DEPTH)[None, :]
-    total = tl.zeros([TOKENS, ADAPTERS, DEPTH], tl.float32)
-    for split in range(num_splits):
-        at_low = low + (split * num_tokens + token).to(tl.int64)[:, None, None] * num_low + column[None, :, :]
-        total += tl.load(at_low, mask=is_used[:, :, None], other=0.0)
-    return tl.reshape(total, [TOKENS, ADAPTERS * DEPTH])
+    at_low = low + token.to(tl.int64)[:, None, None] * num_low + column[None, :, :]
+    value = tl.load(at_low, mask=is_used[:, :, None], other=0).to(tl.float32)
+    if low.dtype.element_ty == tl.int64:
+        value *= 1.0 / _ONE
+    return tl.reshape(value, [TOKENS, ADAPTERS * DEPTH])
 
 
-@triton.jit(do_not_specialize=["num_tokens", "num_parts", "num_adapters", "num_splits"])
+@triton.jit(do_not_specialize=["num_tokens", "num_parts", "num_adapters"])
 def _expand(
-    out, low, b, scales, result, num_tokens, out_stride, rows0, rows1, rows2, num_parts, num_adapters, num_splits,
+    out, low, b, scales, result, num_tokens, out_stride, rows0, rows1, rows2, num_parts, num_adapters,
     RANK: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, ADAPTERS: tl.constexpr, DEPTH: tl.constexpr,
     KIND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -140,16 +152,25 @@ def _expand(
                 up_weight = tl.load(at_up + depth[:, None], mask=inside, other=0.0)
             await_previous()
             value = _low(
-                low, token, is_used, adapter, part, start, num_tokens, num_adapters, num_low, num_splits,
-                RANK, TOKENS, ADAPTERS, DEPTH,
-            )  # fmt: skip
+                low, token, is_used, adapter, part, start, num_adapters, num_low, RANK, TOKENS, ADAPTERS, DEPTH
+            )
             sums = tl.dot(value.to(kind), weight, sums, input_precision=PRECISION)
             if KIND is not None:
                 if num_parts > 1:
                     value = _low(
-                        low, token, is_used, adapter, part + 1, start, num_tokens, num_adapters, num_low, num_splits,
-                        RANK, TOKENS, ADAPTERS, DEPTH,
-                    )  # fmt: skip
+                        low,
+                        token,
+                        is_used,
+                        adapter,
+                        part + 1,
+                        start,
+                        num_adapters,
+                        num_low,
+                        RANK,
+                        TOKENS,
+                        ADAPTERS,
+                        DEPTH,
+                    )
                 ups = tl.dot(value.to(kind), up_weight, ups, input_precision=PRECISION)
     both = is_token[:, None] & is_row[None, :]
     at_out = out + token.to(tl.int64)[:, None] * out_stride + row[None, :]
@@ -163,28 +184,55 @@ def _expand(
         tl.store(at_result, (active * ups.to(kind).to(tl.float32)).to(kind), mask=both)
 
 
-def shrink(x: Tensor, stack: Stack, scales: Tensor) -> Tensor:
+class Sums:
+    """Zeroed memory for results of :func:`shrink` in one step.
+
+    Args:
+        stacks: those that the step reads, each once.
+        num_tokens: T.
+    """
+
+    def __init__(self, stacks: Collection[Stack], num_tokens: int) -> None:
+        size = num_tokens * sum(len(stack.a) for stack in stacks) if num_tokens <= MAX_SPLIT else 0
+        device = next(iter(stacks)).a.device
+        self._free = torch.zeros(size, dtype=torch.int64, device=device)
+
+    def take(self, num_tokens: int, num_low: int) -> Tensor | None:
+        """(T, num_low) int64 zeros; None if there are too many tokens to split the columns."""
+        size = num_tokens * num_low
+        if len(self._free) < size:
+            return None
+        taken, self._free = self._free[:size], self._free[size:]
+        return taken.view(num_tokens, num_low)
+
+
+def shrink(x: Tensor, stack: Stack, scales: Tensor, sums: Sums) -> Tensor:
     """Multiply inputs by the halves A of their adapters.
 
     Args:
         x: (T, inputs), contiguous.
         stack: of the projection.
         scales: (num_adapters, T) float32, how much each token uses of each adapter; 0 is not at all.
+        sums: memory of the step.
 
     Returns:
-        (num_splits, T, num_parts * num_adapters * rank) float32, whose splits add up to the scaled products. Only what
-        the tokens use is filled.
+        (T, num_parts * num_adapters * rank), the scaled products: float32, of which only what the tokens use is filled,
+        or int64 as multiples of 2 ** -32.
     """
     num_tokens, width = x.shape
     num_low = len(stack.a)
     tokens = _tile(num_tokens)
     rows = min(stack.rank, _LARGEST_TILE)
-    block, columns, most, warps, stages = _SHRINK
-    num_splits = max(1, min(most, width // columns)) if num_tokens <= 2 * _LARGEST_TILE else 1
-    low = torch.empty(num_splits, num_tokens, num_low, dtype=torch.float32, device=x.device)
+    block, most, warps, stages = _SHRINK
+    block = block // 2 if x.dtype == torch.float32 else block
+    low = sums.take(num_tokens, num_low)
+    is_split = low is not None
+    num_splits = max(1, min(most, width // block)) if is_split else 1
+    if low is None:
+        low = torch.empty(num_tokens, num_low, dtype=torch.float32, device=x.device)
     _shrink[(num_low // rows, num_splits, triton.cdiv(num_tokens, tokens))](
         x, stack.a, scales, low, num_tokens, width, stack.num_adapters, num_low, stack.rank, tokens, rows, block,
-        _precision(x), num_warps=warps, num_stages=stages, **OVERLAPPING,
+        is_split, _precision(x), num_warps=warps, num_stages=stages, **OVERLAPPING,
     )  # fmt: skip
     return low
 
@@ -203,7 +251,6 @@ def expand(out: Tensor, low: Tensor, stack: Stack, scales: Tensor, activation: A
         ``out``, or with an activation (T, outputs / 2).
     """
     num_tokens, num_rows = out.shape
-    num_splits = len(low)
     tokens, (rows, warps) = _tile(num_tokens), _EXPAND
     adapters = max(1, min(triton.next_power_of_2(stack.num_adapters), _COLUMNS // stack.rank))
     parts = (*stack.rows, 0, 0)[:MAX_PARTS]
@@ -213,7 +260,7 @@ def expand(out: Tensor, low: Tensor, stack: Stack, scales: Tensor, activation: A
         result, tiles = out.new_empty(num_tokens, num_rows // 2), triton.cdiv(num_rows // 2, rows)
     _expand[(tiles, triton.cdiv(num_tokens, tokens))](
         out, low, stack.b, scales, result, num_tokens, out.stride(0), *parts, len(stack.rows), stack.num_adapters,
-        num_splits, stack.rank, tokens, rows, adapters, min(stack.rank, _COLUMNS), activation, _precision(stack.b),
+        stack.rank, tokens, rows, adapters, min(stack.rank, _COLUMNS), activation, _precision(stack.b),
         num_warps=warps, **OVERLAPPING,
     )  # fmt: skip
     return result

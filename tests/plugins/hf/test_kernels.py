@@ -93,7 +93,7 @@ def test_updates_of_adapters_are_those_of_each_token_alone(
 ) -> None:
     """Tokens with no adapter, with one and with several; a token with none keeps its result to the bit."""
     from enginehouse_hf.cuda.layers import gated
-    from enginehouse_hf.cuda.lora import Stack, expand, shrink
+    from enginehouse_hf.cuda.lora import Stack, Sums, expand, shrink
 
     width, num_rows = 1040, sum(parts)
     a, b = _random(dtype, len(parts) * num_adapters * rank, width), _random(dtype, num_rows, num_adapters * rank)
@@ -108,7 +108,7 @@ def test_updates_of_adapters_are_those_of_each_token_alone(
         for index, (begin, end) in enumerate(pairwise(accumulate((0, *parts)))):
             updates[:, begin:end] = wide[:, index].flatten(1) @ b[begin:end].float().T
         expected = before.float() + updates
-        low = shrink(x, stack, scales)
+        low = shrink(x, stack, scales, Sums([stack], num_tokens))
         if activation is not None:
             expected = gated(expected, activation)
             assert _difference(expand(before, low, stack, scales, activation), expected) < _NEAR.get(dtype, 0.01)
