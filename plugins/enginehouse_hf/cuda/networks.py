@@ -5,22 +5,27 @@ Supports every causal model that the plugin accepts. ``fused.py`` has a faster v
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from attrs import frozen
 from torch import Tensor, nn
 
+from enginehouse.contract.errors import ModelLoadError
 from enginehouse_hf.adapters import adaptable_linears
 from enginehouse_hf.cuda.attention import PoolAttention
+from enginehouse_hf.cuda.heads import FeatureWriter
 from enginehouse_hf.cuda.layered import LayeredNetwork, LayeredTransformers
 from enginehouse_hf.cuda.lora import Stack, Sums, expand, shrink
+from enginehouse_hf.cuda.mixers import PooledMixers
 from enginehouse_hf.cuda.pool_step import PoolStep
 from enginehouse_hf.cuda.step import Step
 from enginehouse_hf.cuda.structure import Modules
 from enginehouse_hf.depth import Depths
+from enginehouse_hf.layer_access import states_of, watched_module
 
 __all__ = ["Adaptable", "Network", "TransformersNetwork"]
 
@@ -56,6 +61,10 @@ class Network(Protocol):
         """The same network, split into parts; only for models that have ``exit_layers``."""
         ...
 
+    def write_features(self, writer: FeatureWriter) -> None:
+        """Let a draft head write features in each later pass over all layers. Raises ModelLoadError if it cannot."""
+        ...
+
 
 class TransformersNetwork:
     """Runs the layers of a transformers model.
@@ -64,13 +73,24 @@ class TransformersNetwork:
         model: a causal model that uses our attention.
         attention: attention over the pool.
         compiles: run decode steps through ``torch.compile``.
+        mixers: its recurrent modules, if it has some.
+        recurrent: their names; they are not adapted, since they see the tokens in another order.
     """
 
-    def __init__(self, model: Any, attention: PoolAttention, compiles: bool) -> None:
+    def __init__(
+        self,
+        model: Any,
+        attention: PoolAttention,
+        compiles: bool,
+        mixers: PooledMixers | None = None,
+        recurrent: Collection[str] = (),
+    ) -> None:
+        self._mixers = mixers
         self.name = "transformers layers, compiled" if compiles else "transformers layers"
         self._depths, self._attention = Depths(model), attention
         self._compiled = torch.compile(model, dynamic=False) if compiles else model
-        self._linears = adaptable_linears(model)
+        self._writer: FeatureWriter | None = None
+        self._linears = adaptable_linears(model, recurrent)
         self.stacks: dict[str, Stack] = {}
 
     def adaptable(self) -> dict[str, Adaptable]:
@@ -83,6 +103,8 @@ class TransformersNetwork:
     def run(self, step: Step) -> Tensor:
         """See :class:`Network`."""
         step.begin()
+        if self._mixers is not None:
+            self._mixers.begin(step)
         is_usual = step.num_decodes == step.num_tokens and step.num_layers is None
         model = self._compiled if is_usual else self._depths.model(step.num_layers)
         rows = {} if step.rows is None else {"logits_to_keep": step.rows.long()}
@@ -94,9 +116,24 @@ class TransformersNetwork:
                 enginehouse_step=PoolStep(step, self._attention),
                 **rows,
             ).logits[0]
+        if self._writer is not None and step.num_layers is None:
+            self._writer.write(step)
         if step.rows is not None and len(logits) != len(step.rows):
             return logits[step.rows]  # old model classes return every column
         return logits
+
+    def write_features(self, writer: FeatureWriter) -> None:
+        """See :class:`Network`."""
+        model = self._depths.model(None)
+        if self._compiled is not model:
+            raise ModelLoadError("compile = true: a draft head needs layers that are not compiled; remove the setting")
+        for layer in writer.reads:
+
+            def note(_module: Any, _arguments: Any, result: Any, *, at: int | None) -> None:
+                writer.note(at, states_of(result)[0])
+
+            watched_module(model, layer).register_forward_hook(partial(note, at=layer))
+        self._writer = writer
 
     @contextmanager
     def _adapted(self, scales: Tensor | None) -> Iterator[None]:

@@ -2,7 +2,8 @@
 
 Decodes come first, each token a column that attends individually, followed by all longer spans. A token with drafts
 after it becomes several decodes of one sequence: all keys of a step are in the pool before a layer attends, and each
-column sees those up to its position. Verifying drafts is thus a decode step, and uses its graph.
+column sees those up to its position. Verifying drafts is thus a decode step, and uses its graph. Not so in a model with
+recurrent layers, whose tokens of one sequence depend on each other within a layer.
 
 Called by the runner; ``step.py`` copies the result to the device at once.
 """
@@ -22,6 +23,9 @@ __all__ = ["PackedSpans", "Segment", "flatten", "pack"]
 
 _MAX_CHECKED = 65
 """Maximum length of a span with logits for all tokens (a token and its drafts) that is computed as decodes."""
+
+_NONE: NDArray[np.int32] = np.empty(0, np.int32)
+_NO_SCALES: NDArray[np.float32] = np.empty((0, 0), np.float32)
 
 _ALIGNMENT = 32  # int32 values: every part of the array starts at a multiple, so kernels can rely on it
 
@@ -50,7 +54,8 @@ class PackedSpans:
         segments: the longer spans.
         gather: places visible to the longer spans, span by span.
         rows: tokens whose logits are requested, in the original order of the spans.
-        scales: (num_adapters, T) float32, how much each token uses of each adapter; (0, T) if none uses any.
+        sources: rows of the states of recurrent layers: of every decode, then of every longer span.
+        scales: (num_adapters, T) float32, how much each token uses of each adapter; empty if none uses any.
     """
 
     tokens: NDArray[np.int32]
@@ -58,7 +63,8 @@ class PackedSpans:
     segments: list[Segment]
     gather: NDArray[np.int32]
     rows: NDArray[np.int32]
-    scales: NDArray[np.float32]
+    sources: NDArray[np.int32] = _NONE
+    scales: NDArray[np.float32] = _NO_SCALES
 
     @property
     def is_plain_decode(self) -> bool:
@@ -66,9 +72,9 @@ class PackedSpans:
         return not self.segments and len(self.rows) == self.num_decodes
 
     def take(self, columns: NDArray[np.intp]) -> PackedSpans:
-        """Select some of plain decodes, in the order of ``columns``; all of them request logits."""
+        """Select some of plain decodes without adapters, in the order of ``columns``; all of them request logits."""
         rows = np.arange(len(columns), dtype=np.int32)
-        return PackedSpans(self.tokens[:, columns], len(columns), [], self.gather, rows, self.scales[:, columns])
+        return PackedSpans(self.tokens[:, columns], len(columns), [], self.gather, rows)
 
 
 def pack(
@@ -76,6 +82,7 @@ def pack(
     sizes: Sequence[int],
     places: NDArray[np.int32],
     table: NDArray[np.int32],
+    sources: NDArray[np.int32] | None = None,
     handles: Sequence[int] = (),
 ) -> PackedSpans:
     """Order spans and pack them.
@@ -85,12 +92,14 @@ def pack(
         sizes: their numbers of tokens.
         places: (sum of sizes,), the place of every new token, span by span.
         table: (max_sequences, max_context), including the new tokens.
+        sources: (len(spans),), rows of the states of recurrent layers; None without such layers.
         handles: the adapter at each index of the stacks; 0 is none.
     """
     if len(places) == len(spans):
-        return _pack_decodes(spans, places, handles)
+        return _pack_decodes(spans, places, sources, handles)
     begins = [0, *accumulate(sizes)]
-    are_decodes = [_is_decode(span, size) for span, size in zip(spans, sizes, strict=True)]
+    may_check = sources is None
+    are_decodes = [_is_decode(span, size, may_check) for span, size in zip(spans, sizes, strict=True)]
     # Decodes first, in descending order of sequence length.
     order = sorted(range(len(spans)), key=lambda index: (not are_decodes[index], -spans[index].start))
     num_decodes = sum(size for size, is_decode in zip(sizes, are_decodes, strict=True) if is_decode)
@@ -108,20 +117,20 @@ def pack(
             seen.append(table[span.sequence, : span.start + size])
         firsts[index], begin = begin, end
     rows = [row for index, span in enumerate(spans) for row in _rows(span, firsts[index], sizes[index])]
+    ordered = _NONE if sources is None else sources[order]
     scales = _scales([spans[index] for index in order], [sizes[index] for index in order], handles)
-    return PackedSpans(tokens, num_decodes, segments, np.concatenate(seen), np.array(rows, np.int32), scales)
+    return PackedSpans(tokens, num_decodes, segments, np.concatenate(seen), np.array(rows, np.int32), ordered, scales)
 
 
-def _is_decode(span: Span, size: int) -> bool:
-    return size == 1 or (span.outputs == "all" and size <= _MAX_CHECKED)
+def _is_decode(span: Span, size: int, may_check: bool) -> bool:
+    return size == 1 or (may_check and span.outputs == "all" and size <= _MAX_CHECKED)
 
 
 def _scales(spans: Sequence[Span], sizes: Sequence[int], handles: Sequence[int]) -> NDArray[np.float32]:
     """Return ``PackedSpans.scales`` for spans in order of computation."""
-    num_tokens = sum(sizes)
     if not any(scale for span in spans for _, scale in span.adapter):
-        return np.empty((0, num_tokens), np.float32)
-    scales, end = np.zeros((len(handles), num_tokens), np.float32), 0
+        return _NO_SCALES
+    scales, end = np.zeros((len(handles), sum(sizes)), np.float32), 0
     for span, size in zip(spans, sizes, strict=True):
         begin, end = end, end + size
         for handle, scale in span.adapter:
@@ -129,7 +138,9 @@ def _scales(spans: Sequence[Span], sizes: Sequence[int], handles: Sequence[int])
     return scales
 
 
-def _pack_decodes(spans: Sequence[Span], places: NDArray[np.int32], handles: Sequence[int]) -> PackedSpans:
+def _pack_decodes(
+    spans: Sequence[Span], places: NDArray[np.int32], sources: NDArray[np.int32] | None, handles: Sequence[int]
+) -> PackedSpans:
     ids = [-1 if isinstance(span.input, LastSampled) else int(span.input[0]) for span in spans]
     tokens = np.array([ids, [s.sequence for s in spans], [s.start for s in spans], places], np.int32)
     order = np.argsort(-tokens[2], kind="stable")  # longest first, so that no long one is left for the end
@@ -137,8 +148,9 @@ def _pack_decodes(spans: Sequence[Span], places: NDArray[np.int32], handles: Seq
     rows[order] = np.arange(len(spans), dtype=np.int32)
     if any(span.outputs == "none" for span in spans):
         rows = rows[[span.outputs != "none" for span in spans]]
+    ordered = _NONE if sources is None else sources[order]
     scales = _scales([spans[index] for index in order], [1] * len(spans), handles)
-    return PackedSpans(tokens[:, order], len(spans), [], np.empty(0, np.int32), rows, scales)
+    return PackedSpans(tokens[:, order], len(spans), [], _NONE, rows, ordered, scales)
 
 
 def _rows(span: Span, first: int, size: int) -> range:
@@ -159,6 +171,7 @@ def flatten(packed: PackedSpans) -> tuple[NDArray[np.int32], dict[str, tuple[int
         "query_ends": np.array([0, *accumulate(segment.end - segment.begin for segment in packed.segments)], np.int32),
         "key_ends": np.array([0, *accumulate(segment.stop for segment in packed.segments)], np.int32),
         "rows": packed.rows,
+        "sources": packed.sources,
         "scales": packed.scales.reshape(-1).view(np.int32),
     }
     offsets, begin = {}, 0

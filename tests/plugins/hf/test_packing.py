@@ -24,7 +24,7 @@ def _packed(spans: Sequence[Span], handles: Sequence[int] = ()) -> PackedSpans:
     table = np.arange(8 * _CONTEXT, dtype=np.int32).reshape(8, _CONTEXT)
     sizes = [span.num_tokens for span in spans]
     places = [table[span.sequence, span.start : span.start + size] for span, size in zip(spans, sizes, strict=True)]
-    return pack(spans, sizes, np.concatenate(places), table, handles)
+    return pack(spans, sizes, np.concatenate(places), table, handles=handles)
 
 
 def _span(sequence: int, start: int, size: int, outputs: Outputs) -> Span:
@@ -60,8 +60,8 @@ def test_scales_of_adapters_follow_the_tokens() -> None:
 
     assert _packed(spans, [5, 0, 7]).scales.tolist() == [[0, 1, 0, 0, 0], [0] * 5, [0, 0.5, 2, 2, 2]]
     assert _packed(spans[1:], [5, 0, 7]).scales.tolist() == [[0, 1], [0, 0], [0, 0.5]]
-    assert _packed(spans[2:], [5, 0, 7]).scales.shape == (0, 1)
-    assert _packed([evolve(spans[2], adapter=((5, 0.0),))], [5]).scales.shape == (0, 1)
+    assert _packed(spans[2:], [5, 0, 7]).scales.size == 0
+    assert _packed([evolve(spans[2], adapter=((5, 0.0),))], [5]).scales.size == 0
     packed = _packed(spans, [5, 0, 7])
     array, offsets = flatten(packed)
     begin, end = offsets["scales"]
