@@ -29,6 +29,7 @@ from enginehouse_hf.packed import Packed, rows_from
 
 __all__ = ["FusedNetwork"]
 
+_FOLD = bool(os.environ.get("LORA_FOLD"))
 _SIDE = bool(os.environ.get("LORA_SIDE"))
 
 
@@ -154,6 +155,12 @@ class FusedNetwork:
             low = self._shrink(normed, stack, step)
             out = _linear(normed, mlp.gate_up)
             self._join(step)
+            down = self.stacks.get(mlp.down)
+            if _FOLD and down is not None and (next_low := self._sums.take(step.num_tokens, len(down.a))) is not None:
+                inner = expand(out, low, stack, step.scales, mlp.activation, down, next_low)
+                update = _update(inner, mlp.down)
+                expand(update if update.dim() == 2 else update[:, 0], next_low, down, step.scales)
+                return update
             inner = expand(out, low, stack, step.scales, mlp.activation)
         return self._adapted(_update, inner, mlp.down, step)
 

@@ -115,9 +115,9 @@ def _low(low, token, is_used, adapter, part, start, num_adapters, num_low,
 
 @triton.jit(do_not_specialize=["num_tokens", "num_parts", "num_adapters"])
 def _expand(
-    out, low, b, scales, result, num_tokens, out_stride, rows0, rows1, rows2, num_parts, num_adapters,
+    out, low, b, scales, result, next_a, next_low, num_tokens, out_stride, rows0, rows1, rows2, num_parts, num_adapters,
     RANK: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, ADAPTERS: tl.constexpr, DEPTH: tl.constexpr,
-    KIND: tl.constexpr, PRECISION: tl.constexpr,
+    KIND: tl.constexpr, FOLDS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     kind: tl.constexpr = b.dtype.element_ty
     tile = tl.program_id(0)
@@ -181,7 +181,24 @@ def _expand(
         ups += tl.load(at_out + half, mask=both, other=0.0).to(tl.float32)
         active = activate(sums.to(kind).to(tl.float32), KIND).to(kind).to(tl.float32)
         at_result = result + token.to(tl.int64)[:, None] * half + row[None, :]
-        tl.store(at_result, (active * ups.to(kind).to(tl.float32)).to(kind), mask=both)
+        final = (active * ups.to(kind).to(tl.float32)).to(kind)
+        tl.store(at_result, final, mask=both)
+        if FOLDS:
+            final = tl.where(both, final, 0.0).to(kind)
+            for first in range(0, num_adapters, ADAPTERS):
+                adapter = first + tl.arange(0, ADAPTERS)
+                is_any = is_token[:, None] & (adapter < num_adapters)[None, :]
+                scale = tl.load(scales + adapter[None, :] * num_tokens + token[:, None], mask=is_any, other=0.0)
+                for start in range(0, RANK, DEPTH):
+                    depth = first * RANK + start + tl.arange(0, ADAPTERS * DEPTH)
+                    inside = is_row[:, None] & (depth < num_adapters * RANK)[None, :]
+                    at_a = next_a + depth.to(tl.int64)[None, :] * half + row[:, None]
+                    part_sums = tl.dot(final, tl.load(at_a, mask=inside, other=0.0), input_precision=PRECISION)
+                    wide = tl.reshape(part_sums, [TOKENS, ADAPTERS, DEPTH]) * scale[:, :, None] * _ONE
+                    column = adapter[:, None] * RANK + start + tl.arange(0, DEPTH)[None, :]
+                    at_low = next_low + token.to(tl.int64)[:, None, None] * (num_adapters * RANK) + column[None, :, :]
+                    used = (scale != 0.0)[:, :, None] & (column >= 0)[None, :, :]
+                    tl.atomic_add(at_low, wide.to(tl.int64), mask=used, sem="relaxed")
 
 
 class Sums:
@@ -237,7 +254,10 @@ def shrink(x: Tensor, stack: Stack, scales: Tensor, sums: Sums) -> Tensor:
     return low
 
 
-def expand(out: Tensor, low: Tensor, stack: Stack, scales: Tensor, activation: Activation | None = None) -> Tensor:
+def expand(
+    out: Tensor, low: Tensor, stack: Stack, scales: Tensor, activation: Activation | None = None,
+    following: Stack | None = None, next_low: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Add the updates to the result of a projection.
 
     Args:
@@ -259,8 +279,10 @@ def expand(out: Tensor, low: Tensor, stack: Stack, scales: Tensor, activation: A
     else:
         result, tiles = out.new_empty(num_tokens, num_rows // 2), triton.cdiv(num_rows // 2, rows)
     _expand[(tiles, triton.cdiv(num_tokens, tokens))](
-        out, low, stack.b, scales, result, num_tokens, out.stride(0), *parts, len(stack.rows), stack.num_adapters,
-        stack.rank, tokens, rows, adapters, min(stack.rank, _COLUMNS), activation, _precision(stack.b),
+        out, low, stack.b, scales, result, stack.a if following is None else following.a,
+        low if next_low is None else next_low, num_tokens, out.stride(0), *parts, len(stack.rows), stack.num_adapters,
+        stack.rank, tokens, rows, adapters, min(stack.rank, _COLUMNS), activation,
+        next_low is not None, _precision(stack.b),
         num_warps=warps, **OVERLAPPING,
     )  # fmt: skip
     return result
