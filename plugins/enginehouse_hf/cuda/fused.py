@@ -6,7 +6,6 @@ of transformers' own layers before it uses the result.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import torch
@@ -15,11 +14,11 @@ from torch.nn.functional import embedding, linear
 
 from enginehouse_hf.cuda.attention import PoolAttention
 from enginehouse_hf.cuda.experts import run_experts
+from enginehouse_hf.cuda.features import FeatureWriter
 from enginehouse_hf.cuda.few import project_few
-from enginehouse_hf.cuda.heads import FeatureWriter
 from enginehouse_hf.cuda.layered import States
 from enginehouse_hf.cuda.layers import add_norm, gated, rotate_and_store
-from enginehouse_hf.cuda.lora import MAX_SPLIT, Stack, Sums, expand, shrink
+from enginehouse_hf.cuda.lora import Stack, Sums, expand, expand_gated, shrink
 from enginehouse_hf.cuda.networks import Adaptable
 from enginehouse_hf.cuda.packed import project_packed
 from enginehouse_hf.cuda.step import Step
@@ -28,9 +27,6 @@ from enginehouse_hf.cuda.vector import project
 from enginehouse_hf.packed import Packed, rows_from
 
 __all__ = ["FusedNetwork"]
-
-_FOLD = bool(os.environ.get("LORA_FOLD"))
-_SIDE = bool(os.environ.get("LORA_SIDE"))
 
 
 class FusedNetwork:
@@ -46,6 +42,7 @@ class FusedNetwork:
     def __init__(self, structure: Structure, attention: PoolAttention) -> None:
         self.structure, self._layers, self._attention = structure, structure.layers, attention
         self.stacks: dict[Projection, Stack] = {}
+        self._sums: Sums
         self._writer: FeatureWriter | None = None
 
     def adaptable(self) -> dict[Projection, Adaptable]:
@@ -148,50 +145,29 @@ class FusedNetwork:
     def _feed_forward(self, step: Step, normed: Tensor, mlp: Gated | Experts) -> Tensor:
         if isinstance(mlp, Experts):
             return run_experts(normed, mlp)
-        stack = None if step.scales is None else self.stacks.get(mlp.gate_up)
-        if stack is None or step.scales is None:
-            inner = _gated(normed, mlp)
-        else:
-            low = self._shrink(normed, stack, step)
-            out = _linear(normed, mlp.gate_up)
-            self._join(step)
-            down = self.stacks.get(mlp.down)
-            if _FOLD and down is not None and (next_low := self._sums.take(step.num_tokens, len(down.a))) is not None:
-                inner = expand(out, low, stack, step.scales, mlp.activation, down, next_low)
-                update = _update(inner, mlp.down)
-                expand(update if update.dim() == 2 else update[:, 0], next_low, down, step.scales)
-                return update
-            inner = expand(out, low, stack, step.scales, mlp.activation)
-        return self._adapted(_update, inner, mlp.down, step)
+        scales, stack, following = step.scales, self.stacks.get(mlp.gate_up), self.stacks.get(mlp.down)
+        if scales is None or stack is None:
+            return self._adapted(_update, _gated(normed, mlp), mlp.down, step)
+        low, out = shrink(normed, stack, scales, self._sums), _linear(normed, mlp.gate_up)
+        inner, next_low = expand_gated(out, low, stack, scales, mlp.activation, following, self._sums)
+        return self._adapted(_update, inner, mlp.down, step, next_low)
 
     def _adapted(
-        self, apply: Callable[[Tensor, Projection], Tensor], x: Tensor, part: Projection, step: Step
+        self,
+        apply: Callable[[Tensor, Projection], Tensor],
+        x: Tensor,
+        part: Projection,
+        step: Step,
+        low: Tensor | None = None,
     ) -> Tensor:
-        """``apply(x, part)``, and the updates of the adapters of a step."""
-        stack = None if step.scales is None else self.stacks.get(part)
-        if stack is None or step.scales is None:
+        """``apply(x, part)``, and the updates of the adapters of a step; ``low`` is what ``shrink`` gives, if known."""
+        scales, stack = step.scales, self.stacks.get(part)
+        if scales is None or stack is None:
             return apply(x, part)
-        low = self._shrink(x, stack, step)
+        low = shrink(x, stack, scales, self._sums) if low is None else low
         out = apply(x, part)
-        self._join(step)
-        expand(out if out.dim() == 2 else out[:, 0], low, stack, step.scales)  # of rows that add up, to the first
+        expand(out if out.dim() == 2 else out[:, 0], low, stack, scales)  # of rows that add up, to the first
         return out
-
-    def _shrink(self, x: Tensor, stack: Stack, step: Step) -> Tensor:
-        assert step.scales is not None
-        if not _SIDE or step.num_tokens > MAX_SPLIT:
-            return shrink(x, stack, step.scales, self._sums)
-        if self._side is None:
-            self._side = torch.cuda.Stream()
-        self._side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._side):
-            return shrink(x, stack, step.scales, self._sums)
-
-    def _join(self, step: Step) -> None:
-        if self._side is not None and step.num_tokens <= MAX_SPLIT:
-            torch.cuda.current_stream().wait_stream(self._side)
-
-    _side: torch.cuda.Stream | None = None
 
     def _attend(self, step: Step, index: int, part: Attention, qkv: Tensor) -> Tensor:
         keys, values = step.state.layers[index]

@@ -1,10 +1,11 @@
 """Low-rank updates of a projection for the tokens of a step, each with its own adapters.
 
 Two kernels: :func:`shrink` multiplies the inputs by the halves A, :func:`expand` multiplies the result by the halves B
-and adds it to the projection's own. The halves of all adapters are stacked along their ranks (``stacks.py``), so that a
-tile of several adapters is one product for the tensor cores; a token reads and adds nothing for adapters that it does
-not use. The addresses are fixed and the sizes those of the stacks: the kernels can be recorded. For a few tokens the
-columns of A are split among programs, whose sums meet in integers (fixed point), so that their order has no effect.
+and adds it to the projection's own; of a gated part, it also multiplies the result by the next halves A. The halves of
+all adapters are stacked along their ranks (``stacks.py``), so that a tile of several adapters is one product for the
+tensor cores; a token reads and adds nothing for adapters that it does not use. The addresses are fixed and the sizes
+those of the stacks: the kernels can be recorded. For a few tokens the columns of A are split among programs, whose sums
+meet in integers (fixed point), so that their order has no effect.
 
 Source: SGMV of Punica (Chen et al., 2023, arXiv:2310.18547) and S-LoRA (Sheng et al., 2023, arXiv:2311.03285), which
 gather an adapter's tokens; here all tokens of a tile are multiplied, and those of others are zero.
@@ -24,7 +25,7 @@ from enginehouse_hf.cuda.layers import activate
 from enginehouse_hf.cuda.overlap import OVERLAPPING, await_previous
 from enginehouse_hf.cuda.structure import Activation
 
-__all__ = ["MAX_PARTS", "MAX_SPLIT", "Stack", "Sums", "expand", "shrink"]
+__all__ = ["MAX_PARTS", "MAX_SPLIT", "Stack", "Sums", "expand", "expand_gated", "shrink"]
 
 MAX_PARTS = 3
 """Most modules that one projection joins: queries, keys and values."""
@@ -113,11 +114,32 @@ def _low(low, token, is_used, adapter, part, start, num_adapters, num_low,
     return tl.reshape(value, [TOKENS, ADAPTERS * DEPTH])
 
 
+@triton.jit
+def _shrink_tile(
+    value, at_a, scales, low, token, is_token, is_row, width, num_tokens, num_adapters,
+    RANK: tl.constexpr, TOKENS: tl.constexpr, ADAPTERS: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Add the products of some columns, (TOKENS, ROWS), to the sums of the next projection, which has one part."""
+    for first in range(0, num_adapters, ADAPTERS):
+        adapter = first + tl.arange(0, ADAPTERS)
+        is_any = is_token[:, None] & (adapter < num_adapters)[None, :]
+        scale = tl.load(scales + adapter[None, :] * num_tokens + token[:, None], mask=is_any, other=0.0)
+        for start in range(0, RANK, DEPTH):
+            depth = first * RANK + start + tl.arange(0, ADAPTERS * DEPTH)
+            inside = is_row[:, None] & (depth < num_adapters * RANK)[None, :]
+            weight = tl.load(at_a + depth.to(tl.int64)[None, :] * width, mask=inside, other=0.0)
+            sums = tl.reshape(tl.dot(value, weight, input_precision=PRECISION), [TOKENS, ADAPTERS, DEPTH])
+            column = adapter[:, None] * RANK + start + tl.arange(0, DEPTH)[None, :]
+            at_low = low + token.to(tl.int64)[:, None, None] * (num_adapters * RANK) + column[None, :, :]
+            is_used = (scale != 0.0)[:, :, None] & (column >= 0)[None, :, :]
+            tl.atomic_add(at_low, (sums * scale[:, :, None] * _ONE).to(tl.int64), mask=is_used, sem="relaxed")
+
+
 @triton.jit(do_not_specialize=["num_tokens", "num_parts", "num_adapters"])
 def _expand(
     out, low, b, scales, result, next_a, next_low, num_tokens, out_stride, rows0, rows1, rows2, num_parts, num_adapters,
     RANK: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, ADAPTERS: tl.constexpr, DEPTH: tl.constexpr,
-    KIND: tl.constexpr, FOLDS: tl.constexpr, PRECISION: tl.constexpr,
+    KIND: tl.constexpr, SHRINKS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     kind: tl.constexpr = b.dtype.element_ty
     tile = tl.program_id(0)
@@ -183,22 +205,11 @@ def _expand(
         at_result = result + token.to(tl.int64)[:, None] * half + row[None, :]
         final = (active * ups.to(kind).to(tl.float32)).to(kind)
         tl.store(at_result, final, mask=both)
-        if FOLDS:
-            final = tl.where(both, final, 0.0).to(kind)
-            for first in range(0, num_adapters, ADAPTERS):
-                adapter = first + tl.arange(0, ADAPTERS)
-                is_any = is_token[:, None] & (adapter < num_adapters)[None, :]
-                scale = tl.load(scales + adapter[None, :] * num_tokens + token[:, None], mask=is_any, other=0.0)
-                for start in range(0, RANK, DEPTH):
-                    depth = first * RANK + start + tl.arange(0, ADAPTERS * DEPTH)
-                    inside = is_row[:, None] & (depth < num_adapters * RANK)[None, :]
-                    at_a = next_a + depth.to(tl.int64)[None, :] * half + row[:, None]
-                    part_sums = tl.dot(final, tl.load(at_a, mask=inside, other=0.0), input_precision=PRECISION)
-                    wide = tl.reshape(part_sums, [TOKENS, ADAPTERS, DEPTH]) * scale[:, :, None] * _ONE
-                    column = adapter[:, None] * RANK + start + tl.arange(0, DEPTH)[None, :]
-                    at_low = next_low + token.to(tl.int64)[:, None, None] * (num_adapters * RANK) + column[None, :, :]
-                    used = (scale != 0.0)[:, :, None] & (column >= 0)[None, :, :]
-                    tl.atomic_add(at_low, wide.to(tl.int64), mask=used, sem="relaxed")
+        if SHRINKS:
+            _shrink_tile(
+                tl.where(both, final, 0.0).to(kind), next_a + row[:, None], scales, next_low, token, is_token, is_row,
+                half, num_tokens, num_adapters, RANK, TOKENS, ADAPTERS, DEPTH, PRECISION,
+            )  # fmt: skip
 
 
 class Sums:
@@ -254,38 +265,55 @@ def shrink(x: Tensor, stack: Stack, scales: Tensor, sums: Sums) -> Tensor:
     return low
 
 
-def expand(
-    out: Tensor, low: Tensor, stack: Stack, scales: Tensor, activation: Activation | None = None,
-    following: Stack | None = None, next_low: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+def expand(out: Tensor, low: Tensor, stack: Stack, scales: Tensor) -> None:
     """Add the updates to the result of a projection.
 
     Args:
-        out: (T, outputs), whose rows may be apart; changed unless there is an ``activation``.
+        out: (T, outputs), whose rows may be apart; changed.
         low: result of :func:`shrink`.
         stack: of the projection.
         scales: as for :func:`shrink`.
-        activation: the result is ``activation(gate) * up``, where the gate is the first half of the outputs.
+    """
+    parts = (*stack.rows, 0, 0)[:MAX_PARTS]
+    tiles = sum(triton.cdiv(part, _EXPAND[0]) for part in parts)
+    _launch_expand(tiles, out, low, stack, scales, out, None, stack, None)
+
+
+def expand_gated(
+    out: Tensor, low: Tensor, stack: Stack, scales: Tensor, activation: Activation, following: Stack | None, sums: Sums
+) -> tuple[Tensor, Tensor | None]:
+    """Add the updates to a gated part, and multiply the result by the halves A of the projection after it.
+
+    Args:
+        out: (T, outputs): the gate, then as much of the other factor.
+        low, stack, scales: as for :func:`expand`.
+        following: stack of the next projection; None is none.
+        sums: as for :func:`shrink`.
 
     Returns:
-        ``out``, or with an activation (T, outputs / 2).
+        ``activation(gate) * up``, (T, outputs / 2), and what :func:`shrink` returns for it and ``following``, None if
+        there are too many tokens to split the columns.
     """
     num_tokens, num_rows = out.shape
-    tokens, (rows, warps) = _tile(num_tokens), _EXPAND
+    result = out.new_empty(num_tokens, num_rows // 2)
+    next_low = None if following is None else sums.take(num_tokens, len(following.a))
+    tiles = triton.cdiv(num_rows // 2, _EXPAND[0])
+    _launch_expand(tiles, out, low, stack, scales, result, activation, following or stack, next_low)
+    return result, next_low
+
+
+def _launch_expand(
+    tiles: int, out: Tensor, low: Tensor, stack: Stack, scales: Tensor, result: Tensor, activation: Activation | None,
+    following: Stack, next_low: Tensor | None,
+) -> None:  # fmt: skip
+    num_tokens, tokens, (rows, warps) = len(out), _tile(len(out)), _EXPAND
     adapters = max(1, min(triton.next_power_of_2(stack.num_adapters), _COLUMNS // stack.rank))
-    parts = (*stack.rows, 0, 0)[:MAX_PARTS]
-    if activation is None:
-        result, tiles = out, sum(triton.cdiv(part, rows) for part in parts)
-    else:
-        result, tiles = out.new_empty(num_tokens, num_rows // 2), triton.cdiv(num_rows // 2, rows)
     _expand[(tiles, triton.cdiv(num_tokens, tokens))](
-        out, low, stack.b, scales, result, stack.a if following is None else following.a,
-        low if next_low is None else next_low, num_tokens, out.stride(0), *parts, len(stack.rows), stack.num_adapters,
-        stack.rank, tokens, rows, adapters, min(stack.rank, _COLUMNS), activation,
-        next_low is not None, _precision(stack.b),
-        num_warps=warps, **OVERLAPPING,
+        out, low, stack.b, scales, result, following.a, low if next_low is None else next_low, num_tokens,
+        out.stride(0), *(*stack.rows, 0, 0)[:MAX_PARTS], len(stack.rows), stack.num_adapters, stack.rank, tokens, rows,
+        adapters, min(stack.rank, _COLUMNS), activation, next_low is not None, _precision(stack.b), num_warps=warps,
+        **OVERLAPPING,
     )  # fmt: skip
-    return result
 
 
 def _tile(num_tokens: int) -> int:

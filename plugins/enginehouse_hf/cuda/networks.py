@@ -14,10 +14,9 @@ import torch
 from attrs import frozen
 from torch import Tensor, nn
 
-from enginehouse.contract.errors import ModelLoadError
 from enginehouse_hf.adapters import adaptable_linears
 from enginehouse_hf.cuda.attention import PoolAttention
-from enginehouse_hf.cuda.heads import FeatureWriter
+from enginehouse_hf.cuda.features import FeatureWriter
 from enginehouse_hf.cuda.layered import LayeredNetwork, LayeredTransformers
 from enginehouse_hf.cuda.lora import Stack, Sums, expand, shrink
 from enginehouse_hf.cuda.mixers import PooledMixers
@@ -72,23 +71,21 @@ class TransformersNetwork:
     Args:
         model: a causal model that uses our attention.
         attention: attention over the pool.
-        compiles: run decode steps through ``torch.compile``.
         mixers: its recurrent modules, if it has some.
         recurrent: their names; they are not adapted, since they see the tokens in another order.
     """
+
+    name = "transformers layers"
 
     def __init__(
         self,
         model: Any,
         attention: PoolAttention,
-        compiles: bool,
         mixers: PooledMixers | None = None,
         recurrent: Collection[str] = (),
     ) -> None:
         self._mixers = mixers
-        self.name = "transformers layers, compiled" if compiles else "transformers layers"
         self._depths, self._attention = Depths(model), attention
-        self._compiled = torch.compile(model, dynamic=False) if compiles else model
         self._writer: FeatureWriter | None = None
         self._linears = adaptable_linears(model, recurrent)
         self.stacks: dict[str, Stack] = {}
@@ -105,8 +102,7 @@ class TransformersNetwork:
         step.begin()
         if self._mixers is not None:
             self._mixers.begin(step)
-        is_usual = step.num_decodes == step.num_tokens and step.num_layers is None
-        model = self._compiled if is_usual else self._depths.model(step.num_layers)
+        model = self._depths.model(step.num_layers)
         rows = {} if step.rows is None else {"logits_to_keep": step.rows.long()}
         with self._adapted(step.scales):
             logits: Tensor = model(
@@ -125,8 +121,6 @@ class TransformersNetwork:
     def write_features(self, writer: FeatureWriter) -> None:
         """See :class:`Network`."""
         model = self._depths.model(None)
-        if self._compiled is not model:
-            raise ModelLoadError("compile = true: a draft head needs layers that are not compiled; remove the setting")
         for layer in writer.reads:
 
             def note(_module: Any, _arguments: Any, result: Any, *, at: int | None) -> None:

@@ -15,7 +15,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
-_NEAR = {"float32": 1e-4, "bfloat16": 0.01}
+_NEAR = {"float32": 1e-4, "float16": 0.003, "bfloat16": 0.01}
 
 
 def _random(dtype: str, *shape: int) -> Any:
@@ -53,34 +53,85 @@ def test_products_for_one_token_and_for_a_few(dtype: str, width: int, is_gated: 
         assert _difference(found.sum(1) if found.dim() == 3 else found, expected) < _NEAR[dtype]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("num_tokens", [1, 2, 40, 130, 600])
-def test_experts_give_the_sum_of_the_chosen_ones(dtype: str, num_tokens: int) -> None:
-    """Few pairs of token and expert, some, and many; one expert that every token chooses."""
+def _mxfp4(rows: int, width: int) -> Any:
+    from enginehouse_hf.packed import Packed
+
+    generator = torch.Generator(device="cuda").manual_seed(rows + width)
+    codes = torch.randint(-(1 << 31), 1 << 31, (rows, width // 8), generator=generator, device="cuda")
+    scales = torch.randint(120, 126, (rows, width // 32), generator=generator, device="cuda")
+    return Packed(codes.to(torch.int32), scales.to(torch.uint8))
+
+
+def _in_blocks(weight: Any) -> Any:
+    """FP8 with a factor for 128 columns of a row."""
+    from enginehouse_hf.packed import Packed, quantized
+
+    parts = [quantized(columns, "fp8") for columns in weight.split(128, 1)]
+    codes = torch.cat([part.codes.view(torch.uint8) for part in parts], 1).view(torch.float8_e4m3fn)
+    return Packed(codes, torch.cat([part.scales for part in parts], 1))
+
+
+_FORMS = ("plain", "fp8", "fp8 in blocks", "int4", "int4, groups of 32", "mxfp4")
+
+
+def _weights(form: str, dtype: str, rows: int, width: int, bias: bool) -> tuple[Any, Any]:
+    """A projection, and what its weights are in float32."""
+    from attrs import evolve
+
+    from enginehouse_hf.cuda.structure import Linear
+    from enginehouse_hf.packed import quantized, unpacked
+
+    weight, added = _random(dtype, rows, width), _random(dtype, rows) if bias else None
+    if form == "plain":
+        return Linear(weight, added), weight.float()
+    if form == "int4, groups of 32":
+        narrow = quantized(weight.view(-1, 32), "int4")
+        scales, zeros = (one.view(rows, -1) for one in (narrow.scales, narrow.zeros))
+        part = evolve(narrow, codes=narrow.codes.view(rows, -1), scales=scales, zeros=zeros)
+    elif form == "mxfp4":
+        part = _mxfp4(rows, width)
+    else:
+        part = _in_blocks(weight) if form == "fp8 in blocks" else quantized(weight, form)  # type: ignore[arg-type]
+    return evolve(part, bias=added), unpacked(part, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("form", _FORMS)
+@pytest.mark.parametrize("is_clamped", [False, True])
+def test_experts_give_the_sum_of_the_chosen_ones(dtype: str, form: str, is_clamped: bool) -> None:
+    """One token, few pairs of token and expert, some, and many; one expert that every token chooses."""
     from enginehouse_hf.cuda.experts import run_experts
-    from enginehouse_hf.cuda.structure import Experts
+    from enginehouse_hf.cuda.structure import Clamped, Experts, Linear
 
-    num_experts, num_chosen, hidden, width = 12, 3, 128, 80
-    part = Experts(
-        router=_random(dtype, num_experts, hidden),
-        num_chosen=num_chosen,
-        normalises=True,
-        gate_up=_random(dtype, num_experts, 2 * width, hidden),
-        down=_random(dtype, num_experts, hidden, width),
-        activation="silu",
-    )
-    x = _random(dtype, num_tokens, hidden) + part.router[5]
-    chances = torch.softmax(torch.nn.functional.linear(x, part.router).float(), -1)
-    weights, ids = chances.topk(num_chosen, -1)
-    weights = weights / weights.sum(-1, keepdim=True)
-    gate, up = torch.einsum("th,tkih->tki", x.float(), part.gate_up.float()[ids]).chunk(2, -1)
-    active = torch.nn.functional.silu(gate) * up
-    expected = torch.einsum("tki,tkhi,tk->th", active, part.down.float()[ids], weights)
+    num_experts, num_chosen = 12, 3
+    hidden, width = (256, 384) if "blocks" in form else (320, 96) if "int4" not in form else (256, 128)
+    gate_up, wide_gate_up = _weights(form, dtype, num_experts * 2 * width, hidden, is_clamped)
+    down, wide_down = _weights(form, dtype, num_experts * hidden, width, is_clamped)
+    router = Linear(_random(dtype, num_experts, hidden), _random(dtype, num_experts) if is_clamped else None)
+    clamped = Clamped(1.702, 0.5)
+    part = Experts(router, num_chosen, True, gate_up, down, clamped if is_clamped else "silu", alternates=is_clamped)
+    for num_tokens in (1, 2, 40, 130, 600):
+        x = _random(dtype, num_tokens, hidden) + router.weight[5]
+        logits = torch.nn.functional.linear(x, router.weight, router.bias).float()
+        weights, ids = torch.softmax(logits, -1).topk(num_chosen, -1)
+        weights = weights / weights.sum(-1, keepdim=True)
+        both = torch.einsum("th,tkih->tki", x.float(), wide_gate_up.view(num_experts, 2 * width, hidden)[ids])
+        if is_clamped:
+            both += gate_up.bias.float().view(num_experts, -1)[ids]
+            gate, up = both[..., ::2].clamp(max=0.5), both[..., 1::2].clamp(-0.5, 0.5)
+            active = (up + 1) * gate * torch.sigmoid(1.702 * gate)
+        else:
+            gate, up = both.chunk(2, -1)
+            active = torch.nn.functional.silu(gate) * up
+        result = torch.einsum("tki,tkhi->tkh", active, wide_down.view(num_experts, hidden, width)[ids])
+        if is_clamped:
+            result += down.bias.float().view(num_experts, -1)[ids]
+        expected = (result * weights[:, :, None]).sum(1)
 
-    found = run_experts(x, part).sum(1)
-    assert (ids == 5).any(1).all()
-    assert _difference(found, expected) < _NEAR[dtype]
-    assert torch.equal(run_experts(x, part).sum(1), found)
+        found = run_experts(x, part).float().sum(1)
+        assert (ids == 5).any(1).all()
+        assert _difference(found, expected) < _NEAR[dtype]
+        assert torch.equal(run_experts(x, part).float().sum(1), found)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -93,32 +144,41 @@ def test_updates_of_adapters_are_those_of_each_token_alone(
 ) -> None:
     """Tokens with no adapter, with one and with several; a token with none keeps its result to the bit."""
     from enginehouse_hf.cuda.layers import gated
-    from enginehouse_hf.cuda.lora import Stack, Sums, expand, shrink
+    from enginehouse_hf.cuda.lora import Stack, Sums, expand, expand_gated, shrink
 
-    width, num_rows = 1040, sum(parts)
+    def product(x: Any, stack: Stack, scales: Any) -> Any:
+        """(T, num_parts, num_adapters * rank) of shrink, in float32."""
+        low = x.float() @ stack.a.float().T
+        return (low.view(len(x), len(stack.rows), num_adapters, rank) * scales.T[:, None, :, None]).flatten(2)
+
+    width, num_rows, near = 1040, sum(parts), _NEAR.get(dtype, 0.01)
     a, b = _random(dtype, len(parts) * num_adapters * rank, width), _random(dtype, num_rows, num_adapters * rank)
     stack = Stack(a, b, parts, num_adapters, rank)
+    following = Stack(_random(dtype, num_adapters * rank, num_rows // 2), b[:8], (8,), num_adapters, rank)
     for num_tokens in (1, 7, 40, 150):
         x, before = _random(dtype, num_tokens, width), _random(dtype, num_tokens, num_rows)
         scales = _random("float32", num_adapters, num_tokens) * (
             _random("float32", num_adapters, num_tokens + 1)[:, 1:] > 0.1
         )
-        wide = (x.float() @ a.float().T).view(num_tokens, len(parts), num_adapters, rank) * scales.T[:, None, :, None]
-        updates = torch.zeros(num_tokens, num_rows, device="cuda")
+        low, expected = product(x, stack, scales), before.float().clone()
         for index, (begin, end) in enumerate(pairwise(accumulate((0, *parts)))):
-            updates[:, begin:end] = wide[:, index].flatten(1) @ b[begin:end].float().T
-        expected = before.float() + updates
-        low = shrink(x, stack, scales, Sums([stack], num_tokens))
+            expected[:, begin:end] += low[:, index] @ b[begin:end].float().T
+        sums = Sums([stack, following], num_tokens)
+        found = shrink(x, stack, scales, sums)
         if activation is not None:
-            expected = gated(expected, activation)
-            assert _difference(expand(before, low, stack, scales, activation), expected) < _NEAR.get(dtype, 0.01)
+            result, next_low = expand_gated(before, found, stack, scales, activation, following, sums)
+            assert _difference(result, gated(expected, activation)) < near
+            assert (next_low is None) == (num_tokens > 128)
+            if next_low is not None and scales.any():
+                expected_low = product(result, following, scales)[:, 0]
+                assert _difference(next_low.double() / 2**32, expected_low) < near
             continue
         none = (scales == 0).all(0)
         apart = torch.randn(num_tokens, 3, num_rows, device="cuda")
         apart[:, 0] = before
-        kept = apart[:, 1:].clone()
+        kept, whole = apart[:, 1:].clone(), before.clone()
+        expand(apart[:, 0], found, stack, scales)
+        expand(whole, found, stack, scales)
 
-        assert _difference(expand(apart[:, 0], low, stack, scales), expected) < _NEAR.get(dtype, 0.01)
-        assert torch.equal(apart[:, 1:], kept)
-        assert _difference(expand(before.clone(), low, stack, scales), expected) < _NEAR.get(dtype, 0.01)
-        assert torch.equal(expand(before.clone(), low, stack, scales)[none], before[none])
+        assert _difference(apart[:, 0], expected) < near and _difference(whole, expected) < near
+        assert torch.equal(apart[:, 1:], kept) and torch.equal(whole[none], before[none])
