@@ -152,24 +152,22 @@ def _choose_network(
     model: Any, facts: ModelFacts, mixers: Mixers, options: HfOptions, attention: PoolAttention
 ) -> Network:
     """Return the fused network if it exists and gives the same logits, else transformers' own layers."""
+    pooled = None
     if facts.states:
-        if num_packed(model):
-            raise ModelLoadError(_no_fused_layers("some of its layers are recurrent"))
         if options.compile:
             raise ModelLoadError("compile = true is not supported for models with recurrent layers; remove it")
-        pooled = PooledMixers(mixers.all)
+        pooled = PooledMixers(mixers.all, facts.states, model.device)
         if options.fused:
-            pooled.use_kernels(StatePools(facts.states, 1, model.device), model.config.get_text_config().hidden_size)
-        return TransformersNetwork(model, attention, compiles=False, mixers=pooled)
-    plain = TransformersNetwork(model, attention, options.compile)
+            pooled.use_kernels(model.config.get_text_config().hidden_size)
+    plain = TransformersNetwork(model, attention, options.compile, pooled)
     is_packed = num_packed(model) > 0
     if not options.fused:
         return plain
-    reference = TransformersNetwork(model, attention, compiles=False)
+    reference = TransformersNetwork(model, attention, compiles=False, mixers=pooled)
     expected, again = _probe(reference, facts, model, num_more=4), _probe(reference, facts, model, num_more=14)[-5:]
     noise = _difference(again, expected)
     try:
-        fused = FusedNetwork(dissect(model, facts.max_context), attention)
+        fused = FusedNetwork(dissect(model, facts.max_context, pooled), attention, pooled)
     except NotFusable as reason:
         if is_packed:
             raise ModelLoadError(_no_fused_layers(str(reason))) from reason
@@ -208,10 +206,12 @@ def _probe(network: Network, facts: ModelFacts, model: Any, num_more: int) -> to
     sequence = positions.open()
     token_ids = (torch.arange(longest) * 7919 % facts.vocab_size).numpy().astype("int32")
     rows = []
-    for start, end in ((0, longest - num_more), *((at, at + 1) for at in range(longest - num_more, longest))):
+    for number, end in enumerate(range(longest - num_more, longest + 1)):
+        start = end - 1 if number else 0
         spans = [Span(sequence, start, token_ids[start:end], "last")]
         sizes = positions.check(spans)
-        packed = pack(spans, sizes, positions.append(spans, sizes), positions.table)
+        sources = np.array([number % 2], np.int32) if facts.states else None  # each pass writes the row beside it
+        packed = pack(spans, sizes, positions.append(spans, sizes), positions.table, sources)
         rows.append(network.run(Step.upload(state, packed)).float())
     return torch.cat(rows)
 

@@ -15,7 +15,11 @@ from attrs import frozen
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from enginehouse_hf.cuda.conv_step import conv_step
 from enginehouse_hf.cuda.delta_step import DeltaNet, delta_step
+from enginehouse_hf.cuda.few import project_few
+from enginehouse_hf.cuda.structure import Linear
+from enginehouse_hf.cuda.vector import project
 from enginehouse_hf.recurrent import LayerCache, Mixer
 
 __all__ = ["RecurrentPart", "find_part"]
@@ -41,7 +45,7 @@ class RecurrentPart(Protocol):
             sources: (N,) int64, rows that are read.
 
         Returns:
-            (N, hidden_size).
+            (N, hidden_size), or (N, n, hidden_size) float32, whose n rows add up to the result.
         """
         ...
 
@@ -50,15 +54,20 @@ class RecurrentPart(Protocol):
 class _DeltaPart:
     """A gated delta net; ``weight`` is the joint projection."""
 
-    weight: Tensor
+    weight: Linear
     net: DeltaNet
-    output: Tensor
+    output: Linear
 
     def step(self, hidden: Tensor, pools: Pools, sources: Tensor) -> Tensor:
         """See :class:`RecurrentPart`."""
-        projected = linear(hidden, self.weight)
+        projected = _product(hidden, self.weight)
         mixed = delta_step(projected, pools["conv", 0], pools["recurrent", 0], sources, self.net)
-        return linear(mixed, self.output)
+        few = project_few(mixed, self.output) if len(mixed) > 1 else None
+        return _product(mixed, self.output) if few is None else few
+
+
+def _product(x: Tensor, part: Linear) -> Tensor:
+    return project(x, part) if len(x) == 1 else linear(x, part.weight, part.bias)
 
 
 def _delta_part(module: Any) -> _DeltaPart | None:
@@ -82,7 +91,7 @@ def _delta_part(module: Any) -> _DeltaPart | None:
     if any(type(one) is not nn.Linear or one.bias is not None for one in (*projections, module.out_proj)):
         return None
     return _DeltaPart(
-        _joined(projections),
+        Linear(_joined(projections)),
         DeltaNet(
             conv=module.conv1d.weight.detach().squeeze(1).contiguous(),
             decay=module.A_log.detach(),
@@ -95,11 +104,47 @@ def _delta_part(module: Any) -> _DeltaPart | None:
             value_dim=module.head_v_dim,
             by_key_head=names == orders[1],
         ),
-        module.out_proj.weight.detach(),
+        _linear(module.out_proj),
     )
 
 
-_KINDS: tuple[Callable[[Any], RecurrentPart | None], ...] = (_delta_part,)
+@frozen(eq=False)
+class _ConvPart:
+    """A gated short convolution; ``conv`` is (width, kernel size)."""
+
+    before: Linear
+    conv: Tensor
+    bias: Tensor | None
+    output: Linear
+
+    def step(self, hidden: Tensor, pools: Pools, sources: Tensor) -> Tensor:
+        """See :class:`RecurrentPart`."""
+        mixed = conv_step(_product(hidden, self.before), pools["conv", 0], sources, self.conv, self.bias)
+        few = project_few(mixed, self.output) if len(mixed) > 1 else None
+        return _product(mixed, self.output) if few is None else few
+
+
+def _conv_part(module: Any) -> _ConvPart | None:
+    """Return the kernels of LFM2's modules."""
+    names = {name for name, _ in module.named_children()}
+    if names != {"conv", "in_proj", "out_proj"} or not all(
+        type(part) is nn.Linear for part in (module.in_proj, module.out_proj)
+    ):
+        return None
+    bias = module.conv.bias
+    return _ConvPart(
+        _linear(module.in_proj),
+        module.conv.weight.detach().squeeze(1).contiguous(),
+        None if bias is None else bias.detach(),
+        _linear(module.out_proj),
+    )
+
+
+def _linear(module: nn.Linear) -> Linear:
+    return Linear(module.weight.detach(), None if module.bias is None else module.bias.detach())
+
+
+_KINDS: tuple[Callable[[Any], RecurrentPart | None], ...] = (_delta_part, _conv_part)
 
 
 def find_part(mixer: Mixer, pools: Pools, hidden_size: int) -> RecurrentPart | None:
@@ -140,5 +185,6 @@ def _error(mixer: Mixer, part: RecurrentPart, pools: Pools, hidden_size: int) ->
     cache = LayerCache({key: pool[sources] for key, pool in found.items()})
     expected = mixer.run(hidden[:, None], cache)[:, 0]
     outputs = part.step(hidden, found, sources)
+    outputs = outputs.sum(1) if outputs.dim() == 3 else outputs
     pairs = [(outputs, expected), *((pool[sources ^ 1], cache.states[key]) for key, pool in found.items())]
-    return max(float((one - other.float()).norm() / other.float().norm()) for one, other in pairs)
+    return max(float((one.float() - other.float()).norm() / other.float().norm()) for one, other in pairs)
