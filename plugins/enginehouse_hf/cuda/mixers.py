@@ -17,7 +17,7 @@ from torch import Tensor
 
 from enginehouse_hf.attention import UnsupportedAttention
 from enginehouse_hf.cuda.packing import Segment
-from enginehouse_hf.cuda.recurrent_parts import RecurrentPart, find_part
+from enginehouse_hf.cuda.recurrent_parts import RecurrentPart, Spans, find_part
 from enginehouse_hf.cuda.state_pools import StatePools
 from enginehouse_hf.facts import StateForm
 from enginehouse_hf.recurrent import LayerCache, Mixer
@@ -30,6 +30,7 @@ class RecurrentStep(Protocol):
 
     num_decodes: int
     segments: list[Segment]
+    query_ends: Tensor
     sources: Tensor
 
     @property
@@ -44,6 +45,7 @@ class _OneSpan:
 
     num_decodes: int
     segments: list[Segment]
+    query_ends: Tensor
     sources: Tensor
     pools: StatePools
 
@@ -85,11 +87,9 @@ class PooledMixers:
 
     def begin_alone(self, num_tokens: int) -> None:
         """Prepare a pass over one span at the beginning of a sequence, whose state is not kept."""
-        pools, sources = (
-            StatePools(self._forms, 1, self._device),
-            torch.zeros(1, dtype=torch.int32, device=self._device),
-        )
-        self.begin(_OneSpan(0, [Segment(0, num_tokens, 0)], sources, pools))
+        ends = torch.tensor([0, num_tokens], dtype=torch.int32, device=self._device)
+        pools = StatePools(self._forms, 1, self._device)
+        self.begin(_OneSpan(0, [Segment(0, num_tokens, 0)], ends, ends[:1], pools))
 
     def _forward(
         self, mixer: Mixer, hidden_states: Tensor, *_: Any, attention_mask: Tensor | None = None, **__: Any
@@ -110,9 +110,15 @@ class PooledMixers:
         num_decodes = step.num_decodes
         if num_decodes == len(hidden):
             return self._decode(mixer, hidden)
+        extended = self._extend(mixer, hidden[num_decodes:])
+        if extended is not None and not num_decodes:
+            return extended
         output = torch.empty_like(hidden)
         if num_decodes:
             output[:num_decodes] = _summed(self._decode(mixer, hidden[:num_decodes]))
+        if extended is not None:
+            output[num_decodes:] = extended
+            return output
         for (size, is_later), indices in _by_size(step.segments).items():
             spans = [slice(step.segments[index].begin, step.segments[index].begin + size) for index in indices]
             columns = [num_decodes + index for index in indices]
@@ -120,6 +126,16 @@ class PooledMixers:
             for place, span in enumerate(spans):
                 output[span] = mixed[place]
         return output
+
+    def _extend(self, mixer: Mixer, hidden: Tensor) -> Tensor | None:
+        """Append the longer spans, (T, hidden_size), with kernels of our own, if there are such."""
+        step, part = self._step, self._parts.get(mixer.layer)
+        assert step is not None
+        if part is None:
+            return None
+        longest = max(segment.end - segment.begin for segment in step.segments)
+        spans = Spans(self._sources[step.num_decodes :], step.query_ends, longest)
+        return part.extend(hidden, step.pools.layer(mixer.layer), spans)
 
     def _decode(self, mixer: Mixer, hidden: Tensor) -> Tensor:
         """Append tokens, (N, hidden_size), to the first N sequences; returns as :meth:`run`."""

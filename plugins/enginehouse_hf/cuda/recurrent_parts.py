@@ -1,13 +1,14 @@
-"""Recurrent modules of known kinds, as kernels for one token per sequence.
+"""Recurrent modules of known kinds, as kernels.
 
 A module is recognised by its parts, and its kernels are used if they give what its own ``forward`` gives. Called by
-``mixers.py``; longer spans run in the module itself.
+``mixers.py``.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from itertools import accumulate
 from typing import Any, Protocol
 
 import torch
@@ -16,13 +17,14 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from enginehouse_hf.cuda.conv_step import conv_step
+from enginehouse_hf.cuda.delta_spans import delta_spans
 from enginehouse_hf.cuda.delta_step import DeltaNet, delta_step
 from enginehouse_hf.cuda.few import project_few
 from enginehouse_hf.cuda.structure import Linear
 from enginehouse_hf.cuda.vector import project
 from enginehouse_hf.recurrent import LayerCache, Mixer
 
-__all__ = ["RecurrentPart", "find_part"]
+__all__ = ["RecurrentPart", "Spans", "find_part"]
 
 _log = logging.getLogger(__name__)
 
@@ -31,6 +33,21 @@ _NEAR = {torch.float32: 1e-3, torch.float16: 0.01, torch.bfloat16: 0.05}
 
 Pools = Mapping[tuple[str, int], Tensor]
 """States of a layer by kind and number, (num_rows, ...)."""
+
+
+@frozen(eq=False)
+class Spans:
+    """Longer spans of a step.
+
+    Attributes:
+        sources: (num_spans,) int64, rows of the states that are read.
+        ends: (num_spans + 1,) int32, running sums of the numbers of tokens.
+        longest: number of tokens of the longest span.
+    """
+
+    sources: Tensor
+    ends: Tensor
+    longest: int
 
 
 class RecurrentPart(Protocol):
@@ -49,6 +66,10 @@ class RecurrentPart(Protocol):
         """
         ...
 
+    def extend(self, hidden: Tensor, pools: Pools, spans: Spans) -> Tensor | None:
+        """Append tokens, (T, hidden_size), to sequences; (T, hidden_size). None if the module itself computes spans."""
+        ...
+
 
 @frozen(eq=False)
 class _DeltaPart:
@@ -64,6 +85,14 @@ class _DeltaPart:
         mixed = delta_step(projected, pools["conv", 0], pools["recurrent", 0], sources, self.net)
         few = project_few(mixed, self.output) if len(mixed) > 1 else None
         return _product(mixed, self.output) if few is None else few
+
+    def extend(self, hidden: Tensor, pools: Pools, spans: Spans) -> Tensor:
+        """See :class:`RecurrentPart`."""
+        projected = _product(hidden, self.weight)
+        states = pools["conv", 0], pools["recurrent", 0]
+        return _product(
+            delta_spans(projected, *states, spans.sources, spans.ends, spans.longest, self.net), self.output
+        )
 
 
 def _product(x: Tensor, part: Linear) -> Tensor:
@@ -123,6 +152,10 @@ class _ConvPart:
         few = project_few(mixed, self.output) if len(mixed) > 1 else None
         return _product(mixed, self.output) if few is None else few
 
+    def extend(self, hidden: Tensor, pools: Pools, spans: Spans) -> None:
+        """See :class:`RecurrentPart`."""
+        return
+
 
 def _conv_part(module: Any) -> _ConvPart | None:
     """Return the kernels of LFM2's modules."""
@@ -156,7 +189,7 @@ def find_part(mixer: Mixer, pools: Pools, hidden_size: int) -> RecurrentPart | N
     part = next((part for kind in _KINDS if (part := kind(mixer.module)) is not None), None)
     if part is None:
         return None
-    error = _error(mixer, part, pools, hidden_size)
+    error = max(_step_error(mixer, part, pools, hidden_size), _span_error(mixer, part, pools, hidden_size))
     if error <= _NEAR[next(mixer.module.parameters()).dtype]:
         return part
     _log.warning("hf: the kernels for layer %d are off by %.2g: its own module is used", mixer.layer, error)
@@ -171,20 +204,54 @@ def _joined(modules: list[nn.Linear]) -> Tensor:
     return weight
 
 
-def _error(mixer: Mixer, part: RecurrentPart, pools: Pools, hidden_size: int) -> float:
-    """Return the largest relative difference, for two sequences with random states."""
-    like = next(mixer.module.parameters())
-    generator = torch.Generator(like.device).manual_seed(0)
-
-    def random(*shape: int, dtype: torch.dtype = like.dtype) -> Tensor:
-        return torch.randn(shape, generator=generator, device=like.device).to(dtype)
-
+def _step_error(mixer: Mixer, part: RecurrentPart, pools: Pools, hidden_size: int) -> float:
+    """Return the largest relative difference, for a token of two sequences with random states."""
+    random = _Random(mixer)
     hidden = random(2, hidden_size)
     found = {key: random(4, *pool.shape[1:], dtype=pool.dtype) for key, pool in pools.items()}
-    sources = torch.tensor([3, 0], device=like.device)
+    sources = torch.tensor([3, 0], device=hidden.device)
     cache = LayerCache({key: pool[sources] for key, pool in found.items()})
     expected = mixer.run(hidden[:, None], cache)[:, 0]
     outputs = part.step(hidden, found, sources)
     outputs = outputs.sum(1) if outputs.dim() == 3 else outputs
-    pairs = [(outputs, expected), *((pool[sources ^ 1], cache.states[key]) for key, pool in found.items())]
-    return max(float((one.float() - other.float()).norm() / other.float().norm()) for one, other in pairs)
+    return max(
+        _difference(outputs, expected),
+        *(_difference(pool[sources ^ 1], cache.states[key]) for key, pool in found.items()),
+    )
+
+
+def _span_error(mixer: Mixer, part: RecurrentPart, pools: Pools, hidden_size: int) -> float:
+    """Return the same for spans of two sequences, one of which has a random state."""
+    random, sizes = _Random(mixer), (37, 2)
+    hidden = random(sum(sizes), hidden_size)
+    found = {key: random(4, *pool.shape[1:], dtype=pool.dtype) for key, pool in pools.items()}
+    for pool in found.values():
+        pool[2].zero_()
+    sources = torch.tensor([2, 0], device=hidden.device)
+    caches = LayerCache({}), LayerCache({key: pool[:1].clone() for key, pool in found.items()})
+    spans = Spans(sources, torch.tensor([0, *accumulate(sizes)], dtype=torch.int32, device=hidden.device), max(sizes))
+    outputs = part.extend(hidden, found, spans)
+    if outputs is None:
+        return 0.0
+    expected = [mixer.run(one[None], cache)[0] for one, cache in zip(hidden.split(sizes), caches, strict=True)]
+    errors = [_difference(outputs, torch.cat(expected))]
+    for key, pool in found.items():
+        errors.append(_difference(pool[sources ^ 1], torch.cat([cache.states[key] for cache in caches])))
+    return max(errors)
+
+
+class _Random:
+    """Random numbers of the type of a module, on its device."""
+
+    def __init__(self, mixer: Mixer) -> None:
+        self._like = next(mixer.module.parameters())
+        self._generator = torch.Generator(self._like.device).manual_seed(0)
+
+    def __call__(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        numbers = torch.randn(shape, generator=self._generator, device=self._like.device)
+        return numbers.to(dtype or self._like.dtype)
+
+
+def _difference(found: Tensor, expected: Tensor) -> float:
+    error = float((found.float() - expected.float()).norm() / expected.float().norm())
+    return error if error == error else float("inf")  # noqa: PLR0124 - that is what NaN is
