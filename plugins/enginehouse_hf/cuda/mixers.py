@@ -7,7 +7,7 @@ Longer spans are called by size. A pass reads one row of each sequence and write
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -17,12 +17,50 @@ from torch import Tensor
 
 from enginehouse_hf.attention import UnsupportedAttention
 from enginehouse_hf.cuda.packing import Segment
-from enginehouse_hf.cuda.recurrent_parts import RecurrentPart, Spans, find_part
 from enginehouse_hf.cuda.state_pools import StatePools
 from enginehouse_hf.facts import StateForm
 from enginehouse_hf.recurrent import LayerCache, Mixer
 
-__all__ = ["PooledMixers", "RecurrentStep"]
+__all__ = ["PooledMixers", "Pools", "RecurrentPart", "RecurrentStep", "Spans"]
+
+Pools = Mapping[tuple[str, int], Tensor]
+"""States of a layer by kind and number, (num_rows, ...)."""
+
+
+@frozen(eq=False)
+class Spans:
+    """Longer spans of a step.
+
+    Attributes:
+        sources: (num_spans,) int64, rows of the states that are read.
+        ends: (num_spans + 1,) int32, running sums of the numbers of tokens.
+        longest: number of tokens of the longest span.
+    """
+
+    sources: Tensor
+    ends: Tensor
+    longest: int
+
+
+class RecurrentPart(Protocol):
+    """A recurrent module in kernels."""
+
+    def step(self, hidden: Tensor, pools: Pools, sources: Tensor) -> Tensor:
+        """Append a token to each sequence.
+
+        Args:
+            hidden: (N, hidden_size).
+            pools: changed in the rows beside ``sources``.
+            sources: (N,) int64, rows that are read.
+
+        Returns:
+            (N, hidden_size), or (N, n, hidden_size) float32, whose n rows add up to the result.
+        """
+        ...
+
+    def extend(self, hidden: Tensor, pools: Pools, spans: Spans) -> Tensor | None:
+        """Append tokens, (T, hidden_size), to sequences; (T, hidden_size). None if the module itself computes spans."""
+        ...
 
 
 class RecurrentStep(Protocol):
@@ -71,11 +109,11 @@ class PooledMixers:
         for mixer in self.all:
             mixer.module.forward = partial(self._forward, mixer)
 
-    def use_kernels(self, hidden_size: int) -> None:
-        """Compute single tokens with kernels of our own in modules for which these give the same."""
+    def use_kernels(self, find: Callable[[Mixer, Pools], RecurrentPart | None]) -> None:
+        """Use kernels of our own for the modules for which ``find``, which must not change the pools, returns some."""
         pools = StatePools(self._forms, 1, self._device)
         for mixer in self.all:
-            part = find_part(mixer, pools.layer(mixer.layer), hidden_size)
+            part = find(mixer, pools.layer(mixer.layer))
             if part is not None:
                 self._parts[mixer.layer] = part
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from enginehouse_hf.cuda.mixers import PooledMixers
 from enginehouse_hf.cuda.networks import Network, TransformersNetwork
 from enginehouse_hf.cuda.packing import PackedSpans, Segment, pack
 from enginehouse_hf.cuda.positions import PositionPool
+from enginehouse_hf.cuda.recurrent_parts import find_part
 from enginehouse_hf.cuda.runner import CudaModel
 from enginehouse_hf.cuda.sampling import SUPPORTED
 from enginehouse_hf.cuda.state_pools import NO_STATES, StatePools, num_rows
@@ -158,7 +160,7 @@ def _choose_network(
             raise ModelLoadError("compile = true is not supported for models with recurrent layers; remove it")
         pooled = PooledMixers(mixers.all, facts.states, model.device)
         if options.fused:
-            pooled.use_kernels(model.config.get_text_config().hidden_size)
+            pooled.use_kernels(partial(find_part, hidden_size=model.config.get_text_config().hidden_size))
     plain = TransformersNetwork(model, attention, options.compile, pooled)
     is_packed = num_packed(model) > 0
     if not options.fused:

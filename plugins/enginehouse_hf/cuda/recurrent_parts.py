@@ -7,9 +7,9 @@ A module is recognised by its parts, and its kernels are used if they give what 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from attrs import frozen
@@ -20,55 +20,17 @@ from enginehouse_hf.cuda.conv_step import conv_step
 from enginehouse_hf.cuda.delta_spans import delta_spans
 from enginehouse_hf.cuda.delta_step import DeltaNet, delta_step
 from enginehouse_hf.cuda.few import project_few
+from enginehouse_hf.cuda.mixers import Pools, RecurrentPart, Spans
 from enginehouse_hf.cuda.structure import Linear
 from enginehouse_hf.cuda.vector import project
 from enginehouse_hf.recurrent import LayerCache, Mixer
 
-__all__ = ["RecurrentPart", "Spans", "find_part"]
+__all__ = ["find_part"]
 
 _log = logging.getLogger(__name__)
 
 _NEAR = {torch.float32: 1e-3, torch.float16: 0.01, torch.bfloat16: 0.05}
 """Allowed relative difference of outputs and states between kernels and module."""
-
-Pools = Mapping[tuple[str, int], Tensor]
-"""States of a layer by kind and number, (num_rows, ...)."""
-
-
-@frozen(eq=False)
-class Spans:
-    """Longer spans of a step.
-
-    Attributes:
-        sources: (num_spans,) int64, rows of the states that are read.
-        ends: (num_spans + 1,) int32, running sums of the numbers of tokens.
-        longest: number of tokens of the longest span.
-    """
-
-    sources: Tensor
-    ends: Tensor
-    longest: int
-
-
-class RecurrentPart(Protocol):
-    """A recurrent module in kernels."""
-
-    def step(self, hidden: Tensor, pools: Pools, sources: Tensor) -> Tensor:
-        """Append a token to each sequence.
-
-        Args:
-            hidden: (N, hidden_size).
-            pools: changed in the rows beside ``sources``.
-            sources: (N,) int64, rows that are read.
-
-        Returns:
-            (N, hidden_size), or (N, n, hidden_size) float32, whose n rows add up to the result.
-        """
-        ...
-
-    def extend(self, hidden: Tensor, pools: Pools, spans: Spans) -> Tensor | None:
-        """Append tokens, (T, hidden_size), to sequences; (T, hidden_size). None if the module itself computes spans."""
-        ...
 
 
 @frozen(eq=False)
