@@ -189,13 +189,12 @@ def test_modules_give_the_same_in_any_split_and_batch(random_model: Callable[[st
         (first,) = run([(2, 4, 0)], hidden[:4])
         single, second, other = run([(4, 1, 0), (3, 3, 4), (6, 3, 0)], hidden[:1], hidden[4:7], hidden[:3])
         singles = run([(2, 1, 7), (5, 1, 1)], hidden[7:8], hidden[1:2])
-        (last,) = run([(3, 2, 7)], hidden[7:])
+        (again,) = run([(2, 2, 7)], hidden[7:])  # as if the pass before had been taken back
 
-    close = {"rtol": 1e-4, "atol": 1e-5}
-    torch.testing.assert_close(torch.cat([first, second, singles[0]]), whole[:8], **close)
-    torch.testing.assert_close(torch.cat([single, singles[1]]), whole[:2], **close)
-    torch.testing.assert_close(other, whole[:3], **close)
-    assert not torch.allclose(last, whole[7:], **close)  # row 3 has been overwritten by a pass after this one
+    for found, begin in (((first, second, singles[0]), 0), ((single, singles[1]), 0), ((other,), 0), ((again,), 7)):
+        part = torch.cat(found)
+        expected = whole[begin : begin + len(part)]
+        assert float((part - expected).norm() / expected.norm()) < 1e-3
 
 
 def _forms_of(mixer: Any, hidden: Tensor) -> tuple[StateForm, ...]:
