@@ -117,6 +117,11 @@ class PooledMixers:
             if part is not None:
                 self._parts[mixer.layer] = part
 
+    @property
+    def has_kernels(self) -> bool:
+        """True if some of the modules have kernels of our own."""
+        return bool(self._parts)
+
     def begin(self, step: RecurrentStep) -> None:
         """Prepare a pass."""
         self._step = step

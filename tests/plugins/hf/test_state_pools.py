@@ -157,15 +157,22 @@ class _Step:
     pools: StatePools
 
 
-def _step(pools: StatePools, *spans: tuple[int, int, int]) -> _Step:
+def _step(pools: StatePools, *spans: tuple[int, int, int], device: torch.device = _CPU) -> _Step:
     """Spans as row, number of tokens, and number of tokens before."""
     segments, begin = [], 0
     for _, size, start in spans:
         segments.append(Segment(begin, begin + size, start))
         begin += size
     num_decodes = sum(size == 1 for _, size, _ in spans)
-    sources = torch.tensor([row for row, _, _ in spans], dtype=torch.int32)
-    return _Step(num_decodes, segments[num_decodes:], torch.zeros(1), sources, pools)
+    sources = torch.tensor([row for row, _, _ in spans], dtype=torch.int32, device=device)
+    ends = [0, *(segment.end - num_decodes for segment in segments[num_decodes:])]
+    return _Step(
+        num_decodes,
+        segments[num_decodes:],
+        torch.tensor(ends, dtype=torch.int32, device=device),
+        sources,
+        pools,
+    )
 
 
 @pytest.mark.parametrize("name", ["qwen3_5_text", "jamba", "nemotron_h", "lfm2"])
@@ -195,6 +202,54 @@ def test_modules_give_the_same_in_any_split_and_batch(random_model: Callable[[st
         part = torch.cat(found)
         expected = whole[begin : begin + len(part)]
         assert float((part - expected).norm() / expected.norm()) < 1e-3
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["qwen3_5_text", "qwen3_next", "lfm2"])
+def test_kernels_give_what_the_module_gives(name: str, dtype: str) -> None:
+    """Heads of the usual sizes; single tokens of many sequences, and spans of many lengths, from random states."""
+    from functools import partial
+
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from enginehouse_hf.cuda.recurrent_parts import find_part
+
+    config = AutoConfig.for_model(
+        name, hidden_size=256, intermediate_size=64, num_hidden_layers=2, vocab_size=32, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=16,
+        shared_expert_intermediate_size=16, linear_num_key_heads=2, linear_num_value_heads=4,
+        linear_key_head_dim=128, linear_value_head_dim=128, bos_token_id=0, eos_token_id=0, pad_token_id=0,
+        layer_types=["conv" if name == "lfm2" else "linear_attention", "full_attention"],
+    )  # fmt: skip
+    model: Any = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)).cuda()
+    device, near = model.device, 1e-4 if dtype == "float32" else 0.02
+    spans = [*((2 * place, 1, 5) for place in range(40)), *((80 + 2 * place, size, place) for place, size in _SIZES)]
+    num_tokens = sum(size for _, size, _ in spans)
+    with torch.inference_mode():
+        mixers = Mixers(model)
+        mixer = mixers.all[0]
+        hidden = torch.randn(num_tokens, 256, generator=torch.Generator().manual_seed(1)).to(device, model.dtype)
+        forms = _forms_of(mixer, hidden)
+        pooled, pools = PooledMixers(mixers.all, forms, device), [StatePools(forms, 60, device) for _ in range(2)]
+        for rows, others in zip(pools[0].layer(0).values(), pools[1].layer(0).values(), strict=True):
+            rows[:80].normal_(generator=torch.Generator(device).manual_seed(2))
+            rows[82:].normal_(generator=torch.Generator(device).manual_seed(3))  # row 80 is of an empty sequence
+            others.copy_(rows)
+        results = []
+        for one in pools:
+            pooled.begin(_step(one, *spans, device=device))
+            result = pooled.run(0, hidden).float()
+            results.append(result.sum(1) if result.dim() == 3 else result)
+            pooled.use_kernels(partial(find_part, hidden_size=256))
+
+    assert pooled.has_kernels
+    parts = [*zip(*results, strict=True), *zip(pools[1].layer(0).values(), pools[0].layer(0).values(), strict=True)]
+    for expected, found in parts:
+        assert float((found.float() - expected.float()).norm() / expected.float().norm()) < near
+
+
+_SIZES = tuple(enumerate((2, 3, 4, 15, 16, 17, 31, 64, 100)))
 
 
 def _forms_of(mixer: Any, hidden: Tensor) -> tuple[StateForm, ...]:
