@@ -122,13 +122,13 @@ def _measure_turns(runner: Any) -> None:
         _say(f"second turn of {_PROMPT} + 64 tokens, {what}: first token after {statistics.median(times) * 1e3:.1f} ms")
 
 
-def measure_ours(bandwidth: float, **options: Any) -> None:
-    """Measure the hf backend."""
-    runner = open_shape(_NAME, slots=32, context=4096, **options)
+def measure_ours(bandwidth: float, **options: Any) -> Any:
+    """Measure the hf backend; returns the open runner."""
+    runner = open_shape(_NAME, **{"slots": 32, "context": 4096, "cache_tokens": 65_536, **options})
     for num_sequences in (1, 8, 32):
         _measure_steps(runner, num_sequences, bandwidth)
     _measure_turns(runner)
-    runner.close()
+    return runner
 
 
 def measure_theirs() -> None:
@@ -141,26 +141,25 @@ def measure_theirs() -> None:
     model.eval()
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0
 
-    def generate(ids: torch.Tensor, num_tokens: int) -> None:
-        model.generate(ids, max_new_tokens=num_tokens, min_new_tokens=num_tokens, do_sample=False)
+    def seconds(ids: torch.Tensor, num_tokens: int) -> float:
+        lengths = {"max_new_tokens": num_tokens, "min_new_tokens": num_tokens}
+        return _median_of(lambda: model.generate(ids, do_sample=False, **lengths), 3)
 
     for num_sequences in (1, 8, 32):
         ids = torch.from_numpy(_ids(_CONTEXT).astype(np.int64)).cuda().expand(num_sequences, -1)
-        generate(ids, 2)
-        few, many = (_median_of(lambda number=number: generate(ids, number), 3) for number in (2, 10))  # type: ignore[misc]
-        _say(
-            f"transformers, step of generate, {num_sequences} sequences of {_CONTEXT}: {(many - few) / 8 * 1e3:.1f} ms"
-        )
+        seconds(ids, 2)
+        step_s = (seconds(ids, 10) - seconds(ids, 2)) / 8
+        _say(f"transformers, step of generate, {num_sequences} sequences of {_CONTEXT}: {step_s * 1e3:.1f} ms")
     ids = torch.from_numpy(_ids(_PROMPT).astype(np.int64)).cuda()[None]
-    _say(f"transformers, prompt of {_PROMPT}: {_median_of(lambda: generate(ids, 1)) * 1e3:.1f} ms")
+    _say(f"transformers, prompt of {_PROMPT}: {seconds(ids, 1) * 1e3:.1f} ms")
 
 
 def main() -> None:
     """Run both, or the one that the command line names: ``ours``, ``unfused`` or ``transformers``."""
     bandwidth = measure_card()
     parts: dict[str, Callable[[], None]] = {
-        "ours": lambda: measure_ours(bandwidth),
-        "unfused": lambda: measure_ours(bandwidth, fused=False),
+        "ours": lambda: measure_ours(bandwidth).close(),
+        "unfused": lambda: measure_ours(bandwidth, fused=False).close(),
         "transformers": measure_theirs,
     }
     for name in sys.argv[1:] or ("ours", "transformers"):
