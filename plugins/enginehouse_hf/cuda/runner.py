@@ -5,23 +5,24 @@ Handles sequences, steps and logits. Does not know files (see ``opening.py``), r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, chain
 from typing import Literal
 
 import numpy as np
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from numpy.typing import NDArray
 
-from enginehouse.contract.backend import Draw, ForwardOutput, RunnerCapabilities, Span, Tokenizer
+from enginehouse.contract.backend import Draw, ForwardOutput, ModelSource, RunnerCapabilities, Span, Tokenizer
 from enginehouse.contract.errors import EngineError, ModelLoadError
 from enginehouse.contract.exit_policy import BoundExitPolicy
 from enginehouse.contract.types import ModelInfo
 from enginehouse_backendkit.saved_states import check_head, state_body
 from enginehouse_backendkit.slot_table import checked_length
 from enginehouse_hf.cuda.exits import CudaExits
-from enginehouse_hf.cuda.graphs import DecodeGraphs
+from enginehouse_hf.cuda.graphs import DecodeGraphs, Recorder
+from enginehouse_hf.cuda.heads import PoolHeadMemory
 from enginehouse_hf.cuda.networks import Network
 from enginehouse_hf.cuda.packing import pack
 from enginehouse_hf.cuda.parts import NetworkParts
@@ -30,6 +31,7 @@ from enginehouse_hf.cuda.sampling import DeviceDrawn, DeviceRows, sample
 from enginehouse_hf.cuda.state_pools import SequenceStates
 from enginehouse_hf.cuda.step import DeviceState, Step
 from enginehouse_hf.depth import groups_by, row_order
+from enginehouse_hf.heads.drafting import DraftHead, HeadDrafts, HeadLimits
 from enginehouse_hf.states import check_state, pack_lengths, pack_pieces, read_lengths, unpack_pieces
 from enginehouse_hf.tokenizer import ModelText
 
@@ -92,8 +94,11 @@ class CudaRunner:
     """Implements ``DeviceSampler``; ``forward`` and ``sample`` return before they are done.
 
     Also a :class:`enginehouse.contract.backend.StateKeeper`: saving waits for previously launched work. Also a
-    ``LayerAccess``: with a policy, ``forward`` waits for the values that the policy reads. With recurrent layers a
-    :class:`enginehouse.contract.checkpoints.CheckpointKeeper`.
+    ``LayerAccess``: with a policy, ``forward`` waits for the values that the policy reads. Also a ``HeadKeeper``. With
+    recurrent layers a :class:`enginehouse.contract.checkpoints.CheckpointKeeper`.
+
+    Args:
+        load_head: reads a draft head for this model.
     """
 
     def __init__(
@@ -104,6 +109,7 @@ class CudaRunner:
         info: ModelInfo,
         *,
         state_format: str,
+        load_head: Callable[[ModelSource | None], DraftHead],
     ) -> None:
         self.capabilities = capabilities
         self.state_format = state_format
@@ -113,6 +119,8 @@ class CudaRunner:
         self._model: CudaModel | None = model
         self._parts: NetworkParts | None = None
         self._exits: CudaExits | None = None
+        self._load_head: Callable[[ModelSource | None], DraftHead] | None = load_head
+        self._head: HeadDrafts | None = None
         self._positions = PositionPool(capabilities, info.vocab_size)
         pools = model.state.pools
         self._states = SequenceStates(pools, model.checkpoint_bytes) if pools.forms else None
@@ -130,6 +138,8 @@ class CudaRunner:
         self._positions.free(sequence)
         if self._states is not None:
             self._states.free(sequence)
+        if self._head is not None:
+            self._head.free(sequence)
 
     def length(self, sequence: int) -> int:
         """Number of tokens in the sequence."""
@@ -141,6 +151,8 @@ class CudaRunner:
         if self._states is not None:
             with torch.inference_mode():
                 self._states.cut(sequence, kept, self._positions.length(sequence))
+        if self._head is not None:
+            self._head.cut(sequence, kept)
         return self._positions.truncate(sequence, kept)
 
     def fork(self, source: int, length: int) -> tuple[int, int]:
@@ -151,6 +163,8 @@ class CudaRunner:
             table[sequence, :kept] = table[source, :kept]
             if self._states is not None:
                 self._states.fork(source, sequence, kept, self._positions.length(source))
+        if self._head is not None:
+            self._head.share(source, sequence, kept)
         return sequence, kept
 
     def kept_length(self, sequence: int, length: int) -> int:
@@ -242,6 +256,25 @@ class CudaRunner:
             self._parts.prepare(policy.layers)
         self._exits = CudaExits(self._parts, policy)
 
+    def open_head(self, source: ModelSource | None, *, max_tokens: int, min_probability: float) -> HeadDrafts:
+        """Implements :class:`enginehouse.contract.drafter.HeadKeeper`; records the graphs again, with features."""
+        model = self._loaded
+        assert self._load_head is not None, "the runner is closed"
+        if self._states is not None:
+            raise ModelLoadError("some layers of this model are recurrent: a draft cannot be taken back")
+        if len(model.state.layers) != model.num_layers:
+            raise ModelLoadError("layers of this model share keys and values; hf has no draft heads for it on a GPU")
+        head = self._load_head(source)
+        memory = PoolHeadMemory(head, model.state, self._positions, model.hidden_size)
+        model.network.write_features(memory.writer)
+        with torch.inference_mode():
+            graphs = DecodeGraphs(model.network, model.state, model.graphs.sizes, Recorder(), lambda _share: None)
+        self._model = evolve(model, graphs=graphs)
+        limits = HeadLimits.of(self.capabilities, self.num_layers, max_tokens, min_probability)
+        self._head = HeadDrafts(head, memory, limits)
+        self.state_format += f", draft head {head.identity}"
+        return self._head
+
     def _way(self, span: Span) -> _Way:
         may_exit = span.may_exit and span.num_tokens == 1 and span.num_layers is None and span.outputs != "none"
         return "early" if may_exit and self._exits is not None else span.num_layers
@@ -306,7 +339,7 @@ class CudaRunner:
 
     def close(self) -> None:
         """Release weights and KV memory. Idempotent."""
-        self._model = self._parts = self._exits = self._states = None
+        self._model = self._parts = self._exits = self._states = self._head = self._load_head = None
 
     def _on_device(self, places: NDArray[np.int32]) -> torch.Tensor:
         """(num_places,) int64, used as an index."""

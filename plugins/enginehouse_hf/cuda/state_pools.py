@@ -17,7 +17,7 @@ from torch import Tensor
 from enginehouse_backendkit.checkpoints import Checkpoints
 from enginehouse_hf.facts import StateForm
 
-__all__ = ["NO_STATES", "SequenceStates", "StatePools", "num_rows"]
+__all__ = ["NO_STATES", "SequenceStates", "State", "StatePools", "num_rows"]
 
 State = tuple[Tensor, ...]
 """A copy of one row of all pools: per pool (num_layers, ...)."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from enginehouse.contract.backend import LastSampled, ModelSource, Runner, Span
+from enginehouse.contract.backend import Draw, LastSampled, ModelSource, Runner, Span
 from enginehouse.contract.checkpoints import CheckpointKeeper
 from enginehouse.contract.errors import EngineError, ModelLoadError
 from enginehouse.contract.types import EngineRequest, EngineSettings, SamplingParams, StopParams
@@ -165,18 +165,19 @@ def test_the_last_pass_is_taken_back(random_model: RandomModel, name: str) -> No
 
 def test_a_failed_pass_changes_no_state(random_model: RandomModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """It fails at the end, when all recurrent layers have run."""
+    from enginehouse_hf.cuda import runner as runner_module
+
     runner = _open(random_model("qwen3_5_text"), cuda_graphs=False)
     sequence, other = runner.open_sequence(), runner.open_sequence()
     _feed(runner, sequence, range(20, 30))
     _feed(runner, other, range(20, 30))
     expected = _feed(runner, other, [40])
-    network = runner._model.network
 
-    def fail(*_: Any, **__: Any) -> Any:
+    def fail(*_: Any) -> Any:
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(network, "_logits", fail)
+        patch.setattr(runner_module, "DeviceRows", fail)
         with pytest.raises(EngineError, match="out of memory"):
             _feed(runner, sequence, [40])
     assert runner.length(sequence) == 10
@@ -248,13 +249,14 @@ def _answers(engine: StepEngine, prompts: list[list[int]], cache_prompt: bool = 
 def test_drawn_tokens_are_the_input_of_recorded_steps(random_model: RandomModel) -> None:
     runner = _open(random_model("lfm2"))
     sequence = runner.open_sequence()
-    _feed(runner, sequence, range(20, 30))
-    with torch.inference_mode():
-        runner._model.state.last[sequence] = 41
+    rows = runner.forward([Span(sequence, 0, np.arange(20, 30, dtype=np.int32))])
+    draw = Draw(row=0, sequence=sequence, sampling=SamplingParams(temperature=0.0), number=0.5)
+    drawn = runner.sample(rows, [draw])
     found = runner.forward([Span(sequence, 10, LastSampled())]).host()
+    (token,) = drawn.host()
 
     assert runner.truncate(sequence, 10) == 10
-    assert np.abs(_feed(runner, sequence, [41]) - found).max() < 1e-4
+    assert np.abs(_feed(runner, sequence, [token.token_id]) - found).max() < 1e-4
     runner.close()
 
 
