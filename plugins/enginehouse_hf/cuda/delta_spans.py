@@ -71,11 +71,11 @@ def _convolve(
     if first + TOKENS >= end:  # the last tokens of the span: keep what the next one sees of it
         at_target = pool + ((source ^ 1) * NUM_CHANNELS + channel) * SIZE
         for place in tl.static_range(SIZE):
-            at = end - SIZE + place
-            is_new = at >= begin
-            new = tl.load(projected + at.to(tl.int64) * stride + column, mask=is_channel & is_new, other=0.0)
-            kept = tl.load(at_state + SIZE + at - begin, mask=is_channel & (at < begin), other=0.0)
-            tl.store(at_target + place, tl.where(is_new, new, kept.to(kind)), mask=is_channel)
+            last = end - SIZE + place
+            at_last = projected + last.to(tl.int64) * stride + column
+            new_last = tl.load(at_last, mask=is_channel & (last >= begin), other=0.0)
+            old_last = tl.load(at_state + SIZE + last - begin, mask=is_channel & (last < begin), other=0.0)
+            tl.store(at_target + place, tl.where(last >= begin, new_last, old_last.to(kind)), mask=is_channel)
 
 
 @triton.jit
