@@ -30,9 +30,9 @@ pytestmark = [
 RandomModel = Callable[[str], Path]
 Greedy = Callable[..., list[list[int]]]
 
-_FUSED = ("qwen3_5_text", "qwen3_5", "qwen3_next", "jamba", "lfm2")
+_FUSED = ("qwen3_5_text", "qwen3_5", "qwen3_next", "lfm2")
 _RECORDED = ("mamba", "mamba2", "bamba", "zamba2", "falcon_h1", "olmo_hybrid")
-_WITH_EXPERTS = ("granitemoehybrid", "nemotron_h", "lfm2_moe")
+_WITH_EXPERTS = ("jamba", "granitemoehybrid", "nemotron_h", "lfm2_moe")
 """Those whose layers are fused, those whose decode steps are recorded, and those that read values on the host."""
 
 
