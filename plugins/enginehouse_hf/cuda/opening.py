@@ -15,10 +15,11 @@ from enginehouse.contract.errors import ModelLoadError
 from enginehouse_hf.backend import HfOptions
 from enginehouse_hf.cuda.attention import PoolAttention
 from enginehouse_hf.cuda.chunks import chunk_size
-from enginehouse_hf.cuda.dissect import NotFusable, dissect
+from enginehouse_hf.cuda.dissect import dissect
 from enginehouse_hf.cuda.draws import compile_draws
 from enginehouse_hf.cuda.fused import FusedNetwork
 from enginehouse_hf.cuda.graphs import DecodeGraphs, Recorder, graph_sizes
+from enginehouse_hf.cuda.kinds import NotFusable
 from enginehouse_hf.cuda.long_spans import choose
 from enginehouse_hf.cuda.mixers import PooledMixers
 from enginehouse_hf.cuda.networks import Network, TransformersNetwork
