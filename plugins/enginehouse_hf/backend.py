@@ -50,7 +50,6 @@ class HfOptions:
             Python.
         fused: use Enginehouse's own kernels for models whose layers consist of known parts (Llama, Qwen, Gemma, OLMo,
             mixtures of experts, ...).
-        compile: run the decode steps of other models through ``torch.compile``; the first load then takes minutes.
         device_map: spread a model over several GPUs; the value is passed to transformers (``auto``, ``balanced``, ...).
             Such a model runs layer by layer without graphs.
         quantization: quantise the weights while loading; needs the package of that name, and runs without graphs.
@@ -78,7 +77,6 @@ class HfOptions:
     memory_share: float = field(default=0.9, validator=[validators.gt(0.0), validators.le(1.0)])
     cuda_graphs: bool = True
     fused: bool = True
-    compile: bool = False
     device_map: str | None = None
     quantization: Literal["bitsandbytes-8bit", "bitsandbytes-4bit", "torchao-int8"] | None = None
     quantize: Literal["fp8", "int4"] | None = None
