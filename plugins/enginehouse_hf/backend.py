@@ -46,6 +46,9 @@ class HfOptions:
             into GPU memory, on the CPU ``context`` for each slot.
         checkpoints: number of states of recurrent layers that are kept to go back to, over all sequences.
         memory_share: share of the GPU's memory that this process may use.
+        type_k: data type of the keys in the KV cache: ``fp8`` is 8-bit floats with a factor per token and head, on one
+            GPU; None is that of the weights.
+        type_v: data type of the values, like ``type_k``.
         cuda_graphs: record decode steps as CUDA graphs while the model loads; without, each step costs some 20 ms of
             Python.
         fused: use Enginehouse's own kernels for models whose layers consist of known parts (Llama, Qwen, Gemma, OLMo,
@@ -76,6 +79,8 @@ class HfOptions:
     cache_tokens: int | None = field(default=None, validator=validators.optional(validators.ge(2)))
     checkpoints: int = field(default=32, validator=validators.ge(1))
     memory_share: float = field(default=0.9, validator=[validators.gt(0.0), validators.le(1.0)])
+    type_k: Literal["fp8"] | None = None
+    type_v: Literal["fp8"] | None = None
     cuda_graphs: bool = True
     fused: bool = True
     compile: bool = False

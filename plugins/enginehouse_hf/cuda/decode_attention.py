@@ -22,6 +22,7 @@ __all__ = ["decode_attention", "num_parts"]
 
 _PROGRAMS_WANTED = 528  # four for each of an H100's 132 multiprocessors
 _MAX_PARTS = 64
+_LARGEST_CODE = tl.constexpr(448.0)
 
 
 def num_parts(num_sequences: int, num_kv_heads: int, max_context: int) -> int:
@@ -44,10 +45,12 @@ def _bounds(length, window, part, PARTS: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _attend(
-    query, keys, values, table, slots, lengths, sinks, out, part_out, part_lse, scale, softcap, window, table_stride,
+    query, keys, values, key_scales, value_scales, table, slots, lengths, sinks, out, part_out, part_lse, scale,
+    softcap, window, table_stride,
     NUM_QUERY: tl.constexpr, NUM_KV: tl.constexpr, DIM: tl.constexpr, DIM_V: tl.constexpr, COLUMNS: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, OVERLAPS: tl.constexpr,
+    HAS_KEY_SCALES: tl.constexpr, HAS_VALUE_SCALES: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     if OVERLAPS:
         await_previous()
@@ -67,6 +70,8 @@ def _attend(
     is_dim_v = (column < DIM_V)[None, :]
     at_query = query + (sequence * NUM_QUERY + heads)[:, None] * DIM + column[None, :]
     q = tl.load(at_query, mask=is_head[:, None] & is_dim, other=0.0)
+    if HAS_KEY_SCALES:
+        q = q.to(WIDE)
     places = table + tl.load(slots + sequence).to(tl.int64) * table_stride
     offsets = tl.arange(0, BLOCK)
     best = tl.full([ROWS], float("-inf"), tl.float32)
@@ -75,10 +80,14 @@ def _attend(
     for start in tl.range(begin, end, BLOCK, num_stages=STAGES):
         inside = start + offsets < end
         place = tl.load(places + start + offsets, mask=inside, other=0).to(tl.int64)
-        at_keys = keys + ((place * NUM_KV + kv_head) * DIM)[:, None] + column[None, :]
-        k = tl.load(at_keys, mask=inside[:, None] & is_dim, other=0.0)
+        cell = place * NUM_KV + kv_head
+        k = tl.load(keys + cell[:, None] * DIM + column[None, :], mask=inside[:, None] & is_dim, other=0.0)
+        if HAS_KEY_SCALES:
+            k = k.to(WIDE)
         # The conversions are for torch.compile, which passes plain numbers as float64.
         scores = (tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale).to(tl.float32)
+        if HAS_KEY_SCALES:
+            scores *= tl.load(key_scales + cell, mask=inside, other=0.0).to(tl.float32)[None, :]
         if HAS_SOFTCAP:
             scores = (softcap * (1.0 - 2.0 / (1.0 + tl.exp(2.0 * scores / softcap)))).to(tl.float32)
         scores = tl.where(inside[None, :], scores * 1.4426950408889634, float("-inf"))
@@ -86,14 +95,17 @@ def _attend(
         shrink = tl.exp2(best - higher)
         weights = tl.exp2(scores - higher[:, None])
         total = total * shrink + tl.sum(weights, 1)
-        at_values = values + ((place * NUM_KV + kv_head) * DIM_V)[:, None] + column[None, :]
-        v = tl.load(at_values, mask=inside[:, None] & is_dim_v, other=0.0)
+        v = tl.load(values + cell[:, None] * DIM_V + column[None, :], mask=inside[:, None] & is_dim_v, other=0.0)
+        if HAS_VALUE_SCALES:
+            v = v.to(WIDE)
+            value_scale = tl.load(value_scales + cell, mask=inside, other=0.0).to(tl.float32)
+            weights *= (value_scale * _LARGEST_CODE)[None, :]  # near the values: WIDE may be float16
         sums = sums * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
         best = higher
     if HAS_SINKS and PARTS == 1:
         sink = tl.load(sinks + heads, mask=is_head, other=0.0).to(tl.float32)
         total += tl.exp2(sink * 1.4426950408889634 - best)
-    sums = sums / total[:, None]
+    sums = sums / (total * _LARGEST_CODE if HAS_VALUE_SCALES else total)[:, None]
     if PARTS == 1:
         at_out = out + (sequence * NUM_QUERY + heads)[:, None] * DIM_V + column[None, :]
         tl.store(at_out, sums.to(out.dtype.element_ty), mask=is_head[:, None] & is_dim_v)
@@ -143,6 +155,8 @@ def decode_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
     parts: int | None = None,
     block: int | None = None,
     warps: int | None = None,
@@ -152,7 +166,8 @@ def decode_attention(
 
     Args:
         query: (num_sequences, num_query, head_dim), contiguous.
-        keys: one layer of the pool, (num_positions, num_kv, head_dim); ``values`` alike.
+        keys: one layer of the pool, (num_positions, num_kv, head_dim), in the type of ``query`` or with scales in
+            float8_e4m3fn; ``values`` alike.
         table: (num_slots, max_context) int32, the index in the pool of every position.
         slots: (num_sequences,) int32, rows of ``table``.
         lengths: (num_sequences,) int32, length of each sequence, the new position included.
@@ -160,6 +175,7 @@ def decode_attention(
         window: number of visible positions, the new one included; None is all.
         softcap: bound of the scores; None is none.
         sinks: (num_query,), for each head the score of a further key whose value is zero; None is none.
+        key_scales: (num_positions, num_kv), factors of the keys; ``value_scales`` alike.
         parts: number of parts per sequence; None selects it automatically.
 
     Returns:
@@ -180,11 +196,14 @@ def decode_attention(
     overlapping = {} if torch.compiler.is_compiling() else OVERLAPPING  # inductor does not know such launches
     usual_block, usual_stages = (32, 2) if is_exact or columns > 128 else (64, 3)
     block, stages = block or usual_block, stages or usual_stages
-    given_sinks = query if sinks is None else sinks
+    given_sinks, given_key_scales, given_value_scales = (
+        query if tensor is None else tensor for tensor in (sinks, key_scales, value_scales)
+    )
     _attend[(num_kv, num_sequences, parts)](
-        query, keys, values, table, slots, lengths, given_sinks, out, part_out, part_lse, scale, softcap or 1.0,
+        query, keys, values, given_key_scales, given_value_scales, table, slots, lengths, given_sinks, out, part_out, part_lse, scale, softcap or 1.0,
         window or 0, table.stride(0), num_query, num_kv, dim, dim_v, columns, rows, block, parts, softcap is not None,
-        sinks is not None, "ieee" if is_exact else "tf32", stages, bool(overlapping), num_warps=warps, **overlapping,
+        sinks is not None, "ieee" if is_exact else "tf32", stages, bool(overlapping),
+        key_scales is not None, value_scales is not None, tl.float32 if is_exact else tl.float16, num_warps=warps, **overlapping,
     )  # fmt: skip
     if parts > 1:
         _join[(num_sequences, num_query)](

@@ -18,6 +18,7 @@ from enginehouse_hf.cuda.dissect import NotFusable, dissect
 from enginehouse_hf.cuda.draws import compile_draws
 from enginehouse_hf.cuda.fused import FusedNetwork
 from enginehouse_hf.cuda.graphs import DecodeGraphs, Recorder, graph_sizes
+from enginehouse_hf.cuda.kv_tensor import KvTensor
 from enginehouse_hf.cuda.long_spans import choose
 from enginehouse_hf.cuda.networks import Network, TransformersNetwork
 from enginehouse_hf.cuda.packing import PackedSpans, Segment, pack
@@ -45,6 +46,8 @@ _LEAST_NOISE_PACKED = 0.05
 _LARGEST_CHECK = 80
 """Minimum size of the largest step that verifies drafts with a graph: 64 drafts and their neighbours."""
 
+_FP8_CAPABILITY = (8, 9)
+
 _SLACK_BYTES = 512 << 20
 """Reserve for libraries' workspaces and memory that the allocator cannot use."""
 
@@ -59,13 +62,14 @@ def open_on_cuda(
     """
     torch.cuda.set_device(model.device)
     attention = PoolAttention(choose(model.device, model.dtype, facts.layers, facts.has_sinks))
+    _check_types(model, options)
     with torch.inference_mode():
         network = _choose_network(model, facts, options, attention)
     num_places = _num_places(model, facts, options)
     assert options.max_batch_tokens is not None
     max_sequences = options.slots + max(options.slots, _KEPT_SEQUENCES)
     with torch.inference_mode():
-        state = _allocate(facts, max_sequences, num_places, model)
+        state = _allocate(facts, max_sequences, num_places, model, options)
         sizes = graph_sizes(max(options.slots, _LARGEST_CHECK)) if options.cuda_graphs else []
         graphs = _record(network, state, sizes, progress)
         compile_draws(facts.vocab_size, model.dtype, model.device)
@@ -90,8 +94,15 @@ def open_on_cuda(
         kernel,
         slots=options.slots,
         num_layers=config.num_hidden_layers,
-        hidden_size=config.hidden_size,
+        states=torch.empty(0, config.hidden_size, dtype=model.dtype, device=model.device),
     ), capabilities
+
+
+def _check_types(model: Any, options: HfOptions) -> None:
+    for name in ("type_k", "type_v"):
+        if getattr(options, name) == "fp8" and torch.cuda.get_device_capability(model.device) < _FP8_CAPABILITY:
+            card = torch.cuda.get_device_name(model.device)
+            raise ModelLoadError(f'{name} = "fp8" needs a GPU of compute capability 8.9 or more, which {card} is not')
 
 
 def _record(network: Network, state: DeviceState, sizes: list[int], progress: Progress) -> DecodeGraphs:
@@ -191,9 +202,16 @@ def _probe(network: Network, facts: ModelFacts, model: Any, num_more: int) -> to
     return torch.cat(rows)
 
 
-def _allocate(facts: ModelFacts, max_sequences: int, num_places: int, model: Any) -> DeviceState:
+def _allocate(
+    facts: ModelFacts, max_sequences: int, num_places: int, model: Any, options: HfOptions | None = None
+) -> DeviceState:
+    """Return empty memory; without ``options`` keys and values have the type of the model."""
+    types = (None, None) if options is None else (options.type_k, options.type_v)
     layers = [
-        tuple(torch.zeros(num_places + 1, heads, dim, dtype=model.dtype, device=model.device) for heads, dim in shapes)
+        tuple(
+            KvTensor.allocate(num_places + 1, shape, model.dtype, model.device, kind)
+            for shape, kind in zip(shapes, types, strict=True)
+        )
         for shapes in facts.layers
     ]
     table = torch.zeros(max_sequences + 1, facts.max_context, dtype=torch.int32, device=model.device)
@@ -203,8 +221,7 @@ def _allocate(facts: ModelFacts, max_sequences: int, num_places: int, model: Any
 
 def _num_places(model: Any, facts: ModelFacts, options: HfOptions) -> int:
     """Return the requested number of positions, or as many as fit into memory and sequences could use."""
-    size_bytes = torch.finfo(model.dtype).bits // 8
-    per_place = sum(heads * dim for shapes in facts.layers for heads, dim in shapes) * size_bytes
+    per_place = _allocate(facts, 0, 0, model, options).bytes_per_token
     torch.cuda.empty_cache()
     free_bytes, total_bytes = torch.cuda.mem_get_info(model.device)
     spare_bytes = total_bytes * (1.0 - options.memory_share) + _step_bytes(model, facts, options) + _SLACK_BYTES

@@ -43,6 +43,7 @@ class CudaModel:
     Attributes:
         attention: name of the kernel for longer spans.
         slots: number of sequences that decode concurrently.
+        states: (0, hidden_size), in the type of the states between layers.
     """
 
     network: Network
@@ -51,7 +52,7 @@ class CudaModel:
     attention: str
     slots: int
     num_layers: int
-    hidden_size: int
+    states: torch.Tensor
 
 
 class ExitRows(DeviceRows):
@@ -138,7 +139,7 @@ class CudaRunner:
         length, state = self._positions.saved_length(sequence), self._loaded.state
         places = self._on_device(self._positions.table[sequence, :length])
         with torch.inference_mode():
-            pieces = (tensor[places] for layer in state.layers for tensor in layer)
+            pieces = (tensor[places] for tensor in state.tensors)
             return pack_pieces(pieces, length * state.bytes_per_token, length, self.state_format)
 
     def load(self, data: memoryview) -> int:
@@ -147,7 +148,7 @@ class CudaRunner:
         length = check_state(data, self.state_format, state.bytes_per_token)
         sequence, places = self._positions.adopt(length)
         indices = self._on_device(places)
-        tensors = [tensor for layer in state.layers for tensor in layer]
+        tensors = state.tensors
         saved = unpack_pieces(data, [((length, *tensor.shape[1:]), tensor.dtype) for tensor in tensors])
         with torch.inference_mode():
             state.table[sequence, :length] = indices.to(torch.int32)
@@ -182,7 +183,7 @@ class CudaRunner:
             if self._parts is None:
                 layered, graphs = model.network.layered(), model.graphs
                 sizes = graphs.sizes_for(model.slots)
-                self._parts = NetworkParts(layered, model.state, model.hidden_size, sizes, graphs.recorder)
+                self._parts = NetworkParts(layered, model.state, model.states, sizes, graphs.recorder)
             self._parts.prepare(policy.layers)
         self._exits = CudaExits(self._parts, policy)
 

@@ -10,6 +10,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from enginehouse_hf.cuda.kv_tensor import KvTensor
 from enginehouse_hf.cuda.layers import begin_step
 from enginehouse_hf.cuda.packing import PackedSpans, Segment, flatten
 
@@ -21,19 +22,24 @@ class DeviceState:
     """State kept on the device between steps.
 
     Attributes:
-        layers: per layer the pool's keys and values, (num_places + 1, num_kv, head_dim); the last place is a dump.
+        layers: per layer the pool's keys and values, of num_places + 1 places; the last place is a dump.
         table: (max_sequences + 1, max_context) int32, the place of every position; the last row is a dump.
         last: (max_sequences + 1,) int32, the last token drawn for each sequence.
     """
 
-    layers: list[tuple[Tensor, Tensor]]
+    layers: list[tuple[KvTensor, KvTensor]]
     table: Tensor
     last: Tensor
 
     @property
+    def tensors(self) -> list[Tensor]:
+        """Memory of all layers, (num_places + 1, ...) each, in a fixed order."""
+        return [tensor for layer in self.layers for part in layer for tensor in part.tensors]
+
+    @property
     def bytes_per_token(self) -> int:
         """Bytes per place over all layers."""
-        return sum(tensor[0].nbytes for layer in self.layers for tensor in layer)
+        return sum(tensor[0].nbytes for tensor in self.tensors)
 
     @property
     def dump_slot(self) -> int:
@@ -43,7 +49,7 @@ class DeviceState:
     @property
     def dump_place(self) -> int:
         """Place written by padding."""
-        return self.layers[0][0].shape[0] - 1
+        return self.tensors[0].shape[0] - 1
 
 
 class Step:
