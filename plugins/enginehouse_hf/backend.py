@@ -155,13 +155,14 @@ class HfBackend:
         tokens = options.cache_tokens or options.slots * (options.context or DEFAULT_CONTEXT)
         folder = ModelFolder.find(source)
         if folder is not None:
-            return folder.estimate(tokens, dtype, 2 * options.slots + options.checkpoints)
+            found = folder.estimate(tokens, dtype, 2 * options.slots + options.checkpoints)
+            return _in_types(found, options, tokens, dtype)
         if pickles := pickled_weights(source.path):
             raise ModelLoadError(f"{source.text}: {describe_pickles(pickles)}")
         if self.match(source).score == 0.0:
             raise ModelLoadError(f"{source.text}: {self.match(source).reason}")
         assert source.path is not None
-        return estimate_gguf(source.path, tokens, dtype)
+        return _in_types(estimate_gguf(source.path, tokens, dtype), options, tokens, dtype)
 
     def open(self, source: ModelSource, options: HfOptions, progress: Progress) -> Runner | Pooler:
         """Load the model on this thread; see :func:`enginehouse_hf.loader.open_runner` and ``pooling/opening.py``."""
@@ -184,6 +185,15 @@ def _recipe(source: ModelSource, options: HfOptions) -> Recipe | None:
     if path is None or not ((path / "modules.json").is_file() or (path / "config.json").is_file()):
         return None
     return read_recipe(path, options.task, options.pooling)
+
+
+def _in_types(whole: MemoryEstimate, options: HfOptions, tokens: int, dtype: str) -> MemoryEstimate:
+    """Return an estimate with keys and values in the types of the options, without the factors of 8-bit floats."""
+    num_packed = (options.type_k, options.type_v).count("fp8")
+    saved = num_packed * whole.kv_bytes_per_token // 2 * (3 if dtype == "float32" else 2) // 4
+    return evolve(
+        whole, kv_bytes_per_token=whole.kv_bytes_per_token - saved, total_bytes=whole.total_bytes - tokens * saved
+    )
 
 
 def _is_gguf(source: ModelSource) -> bool:

@@ -20,7 +20,7 @@ from torch import Tensor
 from enginehouse_hf.cuda.overlap import OVERLAPPING, await_previous
 from enginehouse_hf.facts import Shape
 
-__all__ = ["KvTensor", "KvType", "store_codes"]
+__all__ = ["KvTensor", "KvType", "store_heads"]
 
 KvType = Literal["fp8"]
 
@@ -32,19 +32,27 @@ _LARGEST_FP8, _LEAST_LARGEST = tl.constexpr(_LARGEST), tl.constexpr(_LEAST)
 
 
 @triton.jit
-def store_codes(wide, at_codes, at_scales, mask, is_row):
-    """Store rows of ``wide``, float32, zero outside of the mask, as 8-bit floats with a factor per row.
+def store_heads(heads, numbers, scales, cell, is_head, column, DIM: tl.constexpr, PACKS: tl.constexpr):
+    """Store heads, one a row, in a :class:`KvTensor`.
 
     Args:
-        mask: of the numbers that are stored.
-        is_row: of the factors.
+        heads: (HEADS, COLUMNS), zero from column ``DIM`` on.
+        cell: (HEADS,), place times number of heads plus head.
+        is_head: (HEADS,), the rows to store.
+        PACKS: in 8 bits.
     """
-    largest = tl.maximum(tl.max(tl.abs(wide), 1), _LEAST_LARGEST)
-    scale = (largest / _LARGEST_FP8).to(tl.bfloat16)
-    codes = wide / scale.to(tl.float32)[:, None]
-    codes = tl.minimum(tl.maximum(codes, -_LARGEST_FP8), _LARGEST_FP8)  # the factor may have been rounded down
-    tl.store(at_codes, codes.to(tl.float8e4nv), mask=mask)
-    tl.store(at_scales, scale, mask=is_row)
+    at_heads = numbers + cell[:, None] * DIM + column[None, :]
+    mask = is_head[:, None] & (column < DIM)[None, :]
+    if PACKS:
+        wide = heads.to(tl.float32)
+        largest = tl.maximum(tl.max(tl.abs(wide), 1), _LEAST_LARGEST)
+        scale = (largest / _LARGEST_FP8).to(tl.bfloat16)
+        codes = wide / scale.to(tl.float32)[:, None]
+        codes = tl.minimum(tl.maximum(codes, -_LARGEST_FP8), _LARGEST_FP8)  # the factor may have been rounded down
+        tl.store(at_heads, codes.to(tl.float8e4nv), mask=mask)
+        tl.store(scales + cell, scale, mask=is_head)
+    else:
+        tl.store(at_heads, heads, mask=mask)
 
 
 @triton.jit

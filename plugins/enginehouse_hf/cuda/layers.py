@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from enginehouse_hf.cuda.kv_tensor import KvTensor, store_codes
+from enginehouse_hf.cuda.kv_tensor import KvTensor, store_heads
 from enginehouse_hf.cuda.overlap import OVERLAPPING, await_previous
 from enginehouse_hf.cuda.structure import Activation, Attention, Norm
 
@@ -118,7 +118,8 @@ def add_norm(
 
 @triton.jit
 def _rotate_and_store(
-    qkv, query, keys, values, key_scales, value_scales, positions, targets, cos, sin, query_weight, key_weight, query_eps, key_eps,
+    qkv, query, keys, values, key_scales, value_scales, positions, targets, cos, sin, query_weight, key_weight,
+    query_eps, key_eps,
     NUM_QUERY: tl.constexpr, NUM_KV: tl.constexpr, DIM: tl.constexpr, COLUMNS: tl.constexpr, HALF: tl.constexpr,
     INTERLEAVED: tl.constexpr, HAS_NORM: tl.constexpr, ROUNDS_FIRST: tl.constexpr, BLOCK: tl.constexpr,
     PACKS_KEYS: tl.constexpr, PACKS_VALUES: tl.constexpr,
@@ -168,18 +169,10 @@ def _rotate_and_store(
     key_head = heads - NUM_QUERY
     is_key = (key_head >= 0) & (key_head < NUM_KV)
     is_value = (key_head >= NUM_KV) & (key_head < 2 * NUM_KV)
-    key_row, value_row = target * NUM_KV + key_head, target * NUM_KV + key_head - NUM_KV
-    at_key, at_value = key_row[:, None] * DIM + column[None, :], value_row[:, None] * DIM + column[None, :]
+    cell = target * NUM_KV + key_head
     tl.store(query + (token * NUM_QUERY + heads)[:, None] * DIM + column[None, :], turned, mask=is_query & is_dim)
-    if PACKS_KEYS:
-        store_codes(turned.to(tl.float32), keys + at_key, key_scales + key_row, is_key[:, None] & is_dim, is_key)
-    else:
-        tl.store(keys + at_key, turned, mask=is_key[:, None] & is_dim)
-    if PACKS_VALUES:
-        wide = raw.to(tl.float32)
-        store_codes(wide, values + at_value, value_scales + value_row, is_value[:, None] & is_dim, is_value)
-    else:
-        tl.store(values + at_value, raw, mask=is_value[:, None] & is_dim)
+    store_heads(turned, keys, key_scales, cell, is_key, column, DIM, PACKS_KEYS)
+    store_heads(raw, values, value_scales, cell - NUM_KV, is_value, column, DIM, PACKS_VALUES)
 
 
 def rotate_and_store(
