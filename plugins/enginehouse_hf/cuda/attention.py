@@ -48,7 +48,8 @@ class PoolAttention:
         if num_decodes:
             decoded = decode_attention(
                 query[:num_decodes], keys.numbers, values.numbers, step.state.table, step.slots, step.lengths,
-                key_scales=keys.scales, value_scales=values.scales, scale=scaling, window=window, softcap=softcap, sinks=sinks,
+                key_scales=keys.scales, value_scales=values.scales,
+                scale=scaling, window=window, softcap=softcap, sinks=sinks,
             )  # fmt: skip
             if num_decodes == step.num_tokens:
                 return decoded

@@ -2,7 +2,7 @@
 
 A factor belongs to one head of one token, so that it is found from the numbers themselves when they are stored: no
 calibration, and no number is cut off. vLLM and SGLang have one factor per layer or per head for all tokens instead,
-which is 1 unless a model was calibrated. It costs two bytes per head and token.
+which is 1 unless a model was calibrated. It costs four bytes per head and token.
 
 Made by ``opening.py``; written by the networks and by the runner, read by attention.
 """
@@ -46,10 +46,8 @@ def store_heads(heads, numbers, scales, cell, is_head, column, DIM: tl.constexpr
     if PACKS:
         wide = heads.to(tl.float32)
         largest = tl.maximum(tl.max(tl.abs(wide), 1), _LEAST_LARGEST)
-        scale = (largest / _LARGEST_FP8).to(tl.bfloat16)
-        codes = wide / scale.to(tl.float32)[:, None]
-        codes = tl.minimum(tl.maximum(codes, -_LARGEST_FP8), _LARGEST_FP8)  # the factor may have been rounded down
-        tl.store(at_heads, codes.to(tl.float8e4nv), mask=mask)
+        scale = largest / _LARGEST_FP8
+        tl.store(at_heads, (wide / scale[:, None]).to(tl.float8e4nv), mask=mask)
         tl.store(scales + cell, scale, mask=is_head)
     else:
         tl.store(at_heads, heads, mask=mask)
@@ -67,7 +65,7 @@ def _gather(
     column = tl.arange(0, COLUMNS)
     is_head = head < NUM_HEADS
     inside = is_head[:, None] & (column < DIM)[None, :]
-    scale = tl.load(scales + place * NUM_HEADS + head, mask=is_head, other=0.0).to(tl.float32)
+    scale = tl.load(scales + place * NUM_HEADS + head, mask=is_head, other=0.0)
     cell = head[:, None] * DIM + column[None, :]
     code = tl.load(codes + place * NUM_HEADS * DIM + cell, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + seen * NUM_HEADS * DIM + cell, (code * scale[:, None]).to(out.dtype.element_ty), mask=inside)
@@ -79,7 +77,7 @@ class KvTensor:
 
     Attributes:
         numbers: (num_places, num_kv, head_dim), in the type of the model, or float8_e4m3fn.
-        scales: (num_places, num_kv) bfloat16, the factors of numbers in 8 bits; None for others.
+        scales: (num_places, num_kv) float32, the factors of numbers in 8 bits; None for others.
     """
 
     numbers: Tensor
@@ -91,7 +89,7 @@ class KvTensor:
     ) -> KvTensor:
         """Return zeros; ``dtype`` is that of the model."""
         kept = dtype if kind is None else torch.float8_e4m3fn
-        scales = None if kind is None else torch.zeros(num_places, shape[0], dtype=torch.bfloat16, device=device)
+        scales = None if kind is None else torch.zeros(num_places, shape[0], dtype=torch.float32, device=device)
         return cls(torch.zeros(num_places, *shape, dtype=kept, device=device), scales)
 
     @property
@@ -107,8 +105,8 @@ class KvTensor:
             self.numbers.index_copy_(0, places, new)
             return
         wide = new.float()
-        scales = (wide.abs().amax(-1).clamp_min(_LEAST) / _LARGEST).to(torch.bfloat16)
-        codes = (wide / scales.float()[..., None]).clamp(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn)
+        scales = wide.abs().amax(-1).clamp_min(_LEAST) / _LARGEST
+        codes = (wide / scales[..., None]).to(torch.float8_e4m3fn)
         for kept, part in zip(self.tensors, (codes.view(torch.uint8), scales), strict=True):
             kept.index_copy_(0, places, part)
 
