@@ -1,0 +1,280 @@
+"""Drafts with a draft head: reads what the model has computed, then drafts token by token.
+
+A head reads pairs: the feature of a position, which comes from the model's own states there, and the token after it.
+The pair of position ``p`` gives the token at ``p + 2``. While the model computes positions, their features are written
+to the memory of its keys and values, so that copies, cuts and saved sequences contain them. The head itself runs when
+drafts are wanted: first over the pairs that it has not read yet, then over its own drafts. The last token of a text is
+not in the model yet, so its pair is read again later, like those of drafts. So the head's keys are always those of the
+text, whatever happened to the sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from attrs import define, field, frozen
+from numpy.typing import NDArray
+from torch import Tensor
+
+from enginehouse.contract.backend import RunnerCapabilities
+from enginehouse.contract.drafter import NUM_GRADES, Draft, DraftTask
+from enginehouse.contract.errors import CacheFull
+from enginehouse_hf.attention import AnyStep
+
+__all__ = ["DraftHead", "HeadDrafts", "HeadLimits", "HeadMemory", "Pairs"]
+
+
+class DraftHead(Protocol):
+    """A loaded head. T are pairs of any sequences, packed as in a step.
+
+    Attributes:
+        reads: layers of the model, counted from 0, after which it reads the states; None are those after the output
+            norm.
+        token_ids: (draft_vocab_size,) int64, the model's token id of each column of logits; None if these are the same.
+        identity: what its features depend on besides the model.
+    """
+
+    @property
+    def reads(self) -> Sequence[int | None]:
+        """See above."""
+        ...
+
+    @property
+    def token_ids(self) -> Tensor | None:
+        """See above."""
+        ...
+
+    @property
+    def identity(self) -> str:
+        """See above."""
+        ...
+
+    def features(self, states: Sequence[Tensor]) -> Tensor:
+        """Return the feature of each token, (T, feature_size).
+
+        Args:
+            states: (T, hidden_size) each, as ``reads`` lists them.
+        """
+        ...
+
+    def run(self, token_ids: Tensor, features: Tensor, positions: Tensor, step: AnyStep) -> Tensor:
+        """Run the head over pairs.
+
+        Args:
+            token_ids: (T,) int64, the token after each position.
+            features: (T, feature_size).
+            positions: (T,) int64.
+            step: maps the pairs to places for the head's keys and values.
+
+        Returns:
+            States, (T, feature_size); in place of a feature for the token that the pair predicts.
+        """
+        ...
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Return logits (T, draft_vocab_size) of states."""
+        ...
+
+
+@frozen
+class Pairs:
+    """Pairs of one sequence for one pass: positions from ``start`` on, and the tokens after them."""
+
+    sequence: int
+    start: int
+    token_ids: Sequence[int]
+
+    @property
+    def stop(self) -> int:
+        """One past the last position."""
+        return self.start + len(self.token_ids)
+
+
+class HeadMemory(Protocol):
+    """Features, and the keys and values of a head, beside those of the model."""
+
+    def run(self, pairs: Sequence[Pairs], features: Tensor | None = None) -> Tensor:
+        """Run the head over pairs of distinct sequences.
+
+        Args:
+            pairs: those of a sequence follow the ones that were run before.
+            features: (T, feature_size), one per pair; None are those in the memory.
+
+        Returns:
+            (len(pairs), feature_size), the state of the last pair of each sequence.
+
+        Raises:
+            CacheFull: there is no place for pairs beyond the text; nothing was changed.
+        """
+        ...
+
+    def drop_drafts(self, sequence: int, length: int) -> None:
+        """Free the places of pairs beyond the ``length`` tokens that the model holds."""
+        ...
+
+    def close(self) -> None:
+        """Stop writing features."""
+        ...
+
+
+@frozen(kw_only=True)
+class HeadLimits:
+    """Limits of drafts.
+
+    Attributes:
+        max_tokens: longest draft.
+        min_probability: a draft ends before a token that is less probable than this.
+        max_pairs: pairs that the head reads before it drafts; a sequence with more is not drafted for yet.
+        max_context: positions of a sequence.
+    """
+
+    max_tokens: int
+    min_probability: float
+    max_pairs: int
+    max_context: int
+
+    @classmethod
+    def of(
+        cls, capabilities: RunnerCapabilities, num_layers: int, max_tokens: int, min_probability: float
+    ) -> HeadLimits:
+        """Return limits under which reading costs no more than a chunk of a prompt: the head is one layer of many."""
+        most = min(capabilities.max_batch_tokens, num_layers * capabilities.prefill_chunk_tokens)
+        return cls(
+            max_tokens=max_tokens,
+            min_probability=min_probability,
+            max_pairs=most,
+            max_context=capabilities.max_context,
+        )
+
+
+@define(eq=False)
+class _Growing:
+    """Draft of one task."""
+
+    task: DraftTask
+    max_tokens: int
+    token_ids: list[int] = field(factory=list)
+    first_probability: float = 0.0
+
+    def take(self, token_id: int, probability: float, min_probability: float) -> bool:
+        """Append a token unless it is too improbable; return True if another one is wanted."""
+        if not probability >= min_probability:
+            return False
+        self.first_probability = self.first_probability or probability
+        self.token_ids.append(token_id)
+        return len(self.token_ids) < self.max_tokens
+
+    def finished(self) -> Draft | None:
+        """Return the draft, graded by the probability of its first token, or None if it is empty."""
+        if not self.token_ids:
+            return None
+        return Draft(self.token_ids, min(NUM_GRADES - 1, int(self.first_probability * NUM_GRADES)))
+
+
+class HeadDrafts:
+    """Implements :class:`enginehouse.contract.drafter.BoundDrafter`; its runner reports what happens to sequences.
+
+    Args:
+        head: the head.
+        memory: of the same head.
+        limits: of drafts and passes.
+    """
+
+    is_free = False
+    prior = 0.6
+
+    def __init__(self, head: DraftHead, memory: HeadMemory, limits: HeadLimits) -> None:
+        self._head, self._memory, self._limits = head, memory, limits
+        self._num_read: dict[int, int] = {}  # pairs of each sequence whose keys the head has written
+
+    # -- calls of the runner -----------------------------------------------------------------------
+
+    def cut(self, sequence: int, length: int) -> None:
+        """Forget the pairs of tokens beyond a length."""
+        self.share(sequence, sequence, length)
+
+    def share(self, source: int, sequence: int, length: int) -> None:
+        """Note that a sequence begins with ``length`` tokens of another one."""
+        self._num_read[sequence] = min(self._num_read.get(source, 0), max(0, length - 1))
+
+    def free(self, sequence: int) -> None:
+        """Forget a sequence."""
+        self._num_read.pop(sequence, None)
+
+    # -- calls of core -----------------------------------------------------------------------------
+
+    def open(self, _: NDArray[np.int32], __: Sequence[int]) -> object:
+        """No state is needed for a sequence beside that of the runner."""
+        return self
+
+    def propose(self, tasks: Sequence[DraftTask]) -> list[Draft | None]:
+        """Draft with the head; None for sequences whose text it has not read yet."""
+        drafts: list[_Growing | None] = []
+        try:
+            with torch.inference_mode():
+                states, growing = self._read(tasks, drafts)
+                while growing:
+                    growing, states = self._extend(growing, states)
+        except CacheFull:
+            pass  # the drafts end here
+        finally:
+            for task in tasks:
+                self._memory.drop_drafts(task.sequence, len(task.token_ids) - 1)
+        return [draft.finished() if draft is not None else None for draft in drafts]
+
+    def close(self, _: object) -> None:
+        """Nothing to release."""
+
+    def shutdown(self) -> None:
+        """Stop recording features."""
+        self._memory.close()
+
+    def _read(self, tasks: Sequence[DraftTask], drafts: list[_Growing | None]) -> tuple[Tensor, list[_Growing]]:
+        """Run the head over the pairs that it has not read.
+
+        Args:
+            drafts: filled with a draft for each task, None if its pairs are too many for this pass.
+
+        Returns:
+            States, (num_growing, feature_size), of the last pair of each draft, and the drafts.
+        """
+        room, pairs, rows = self._limits.max_pairs, [], []
+        for task in tasks:
+            num_pairs = len(task.token_ids) - 1
+            start = self._num_read.get(task.sequence, 0)
+            stop = min(num_pairs, start + room)
+            room -= stop - start
+            is_ready = start < stop == num_pairs
+            if is_ready:
+                rows.append(len(pairs))
+            if start < stop:
+                pairs.append(Pairs(task.sequence, start, task.token_ids[start + 1 : stop + 1].tolist()))
+            most = min(task.max_tokens, self._limits.max_tokens, self._limits.max_context - num_pairs)
+            drafts.append(_Growing(task, most) if is_ready else None)
+        growing = [draft for draft in drafts if draft is not None]
+        if not pairs:
+            return torch.empty(0), growing
+        states = self._memory.run(pairs)
+        lengths = {task.sequence: len(task.token_ids) for task in tasks}
+        for one in pairs:
+            self._num_read[one.sequence] = min(one.stop, lengths[one.sequence] - 2)
+        return states[rows], growing
+
+    def _extend(self, growing: list[_Growing], states: Tensor) -> tuple[list[_Growing], Tensor]:
+        """Add a token to each draft; return those that go on, and the states after their last tokens."""
+        probabilities, columns = self._head.logits(states).float().softmax(-1).max(-1)
+        ids = columns if self._head.token_ids is None else self._head.token_ids[columns]
+        chosen = zip(growing, ids.tolist(), probabilities.tolist(), strict=True)
+        goes_on = [draft.take(token_id, share, self._limits.min_probability) for draft, token_id, share in chosen]
+        rows = [row for row, goes in enumerate(goes_on) if goes]
+        if not rows:
+            return [], states
+        growing = [growing[row] for row in rows]
+        pairs = [
+            Pairs(draft.task.sequence, len(draft.task.token_ids) - 2 + len(draft.token_ids), draft.token_ids[-1:])
+            for draft in growing
+        ]
+        return growing, self._memory.run(pairs, states[rows])
