@@ -18,6 +18,7 @@ from torch import Tensor
 from enginehouse.contract.backend import Span
 from enginehouse.contract.errors import ModelLoadError
 from enginehouse_hf.cuda.attention import PoolAttention
+from enginehouse_hf.cuda.kv_tensor import KvTensor
 from enginehouse_hf.cuda.packing import PackedSpans, pack
 from enginehouse_hf.cuda.pool_step import PoolStep
 from enginehouse_hf.cuda.positions import PositionPool
@@ -48,7 +49,7 @@ class FeatureWriter:
         """Write the features of all tokens of a step."""
         features = self._head.features([self._seen[layer] for layer in self._head.reads])
         kept, _ = step.state.layers[self._layer]
-        kept.index_copy_(0, step.places.long(), features[:, None].to(kept.dtype))
+        kept.write(step.places.long(), features[:, None].to(kept.numbers.dtype))
         self._seen.clear()
 
 
@@ -72,15 +73,18 @@ class PoolHeadMemory:
         state: the pool; gets two more layers.
         positions: the places of all sequences.
         hidden_size: width of the model's states.
+        dtype: their type, which the keys and values of the head have, too.
 
     Raises:
         ModelLoadError: there is not enough device memory, or the layers of the model share keys and values.
     """
 
-    def __init__(self, head: DraftHead, state: DeviceState, positions: PositionPool, hidden_size: int) -> None:
+    def __init__(
+        self, head: DraftHead, state: DeviceState, positions: PositionPool, hidden_size: int, dtype: torch.dtype
+    ) -> None:
         self._head, self._model_state, self._positions = head, state, positions
         self._attention = PoolAttention(None)
-        like, _ = state.layers[0]
+        like = state.table.new_zeros(state.num_places + 1, 0, 0, dtype=dtype)
         zeros = [like.new_zeros(1, hidden_size)] * len(head.reads)
         nothing, shapes = torch.zeros(1, dtype=torch.int64, device=like.device), _Shapes()
         with torch.inference_mode():
@@ -98,8 +102,12 @@ class PoolHeadMemory:
             ) from error
         self.writer = FeatureWriter(head, len(state.layers) + 1)
         self._features = kept
-        state.layers.extend([(keys, values), (kept, empty)])
-        self._state = DeviceState(state.layers, table, state.last)
+        first = len(state.layers)
+        state.layers[first], state.layers[first + 1] = (
+            (KvTensor(keys), KvTensor(values)),
+            (KvTensor(kept), KvTensor(empty)),
+        )
+        self._state = DeviceState(state.layers, state.num_places, table, state.last)
 
     def run(self, pairs: Sequence[Pairs], features: Tensor | None = None) -> Tensor:
         """See :class:`enginehouse_hf.heads.drafting.HeadMemory`."""
