@@ -174,6 +174,17 @@ def _join(
     tl.store(out + (sequence * NUM_QUERY + head) * DIM_V + column, joined.to(out.dtype.element_ty), mask=is_dim_v)
 
 
+def _usual_sizes(is_exact: bool, columns: int, parts: int, is_packed: bool) -> tuple[int, int, int]:
+    """Positions of a block, warps, and stages, as measured on an H200. Every second stage loads another block ahead."""
+    if is_exact:
+        return 32, 4, 2
+    if columns > 128:
+        return (32, 2, 5) if is_packed else (32, 2, 2)
+    if is_packed:
+        return 32, 1, 7
+    return (32, 1, 3) if parts == 1 else (64, 4, 3)
+
+
 def decode_attention(
     query: Tensor,
     keys: Tensor,
@@ -220,13 +231,12 @@ def decode_attention(
     if parts > 1:
         part_out = torch.empty(num_sequences, num_query, parts, dim_v, dtype=torch.float32, device=query.device)
         part_lse = torch.empty(num_sequences, num_query, parts, dtype=torch.float32, device=query.device)
-    warps = warps or (2 if parts == 1 else 4)
     is_exact = query.dtype == torch.float32
     rows = max(8, triton.next_power_of_2(num_query // num_kv))
     columns = max(32, triton.next_power_of_2(max(dim, dim_v)))
     overlapping = {} if torch.compiler.is_compiling() else OVERLAPPING  # inductor does not know such launches
-    usual_block, usual_stages = (32, 2) if is_exact or columns > 128 else (64, 3)
-    block, stages = block or usual_block, stages or usual_stages
+    usual = _usual_sizes(is_exact, columns, parts, value_scales is not None)
+    block, warps, stages = (given or own for given, own in zip((block, warps, stages), usual, strict=True))
     packed_values = values if value_scales is None else values.view(torch.int16)
     scales = [query if one is None else one for one in (key_scales, value_scales)]
     given_sinks = query if sinks is None else sinks
