@@ -12,8 +12,8 @@ from torch.nn.functional import embedding, linear
 
 from enginehouse_hf.cuda.attention import PoolAttention
 from enginehouse_hf.cuda.experts import run_experts
+from enginehouse_hf.cuda.features import FeatureWriter
 from enginehouse_hf.cuda.few import project_few
-from enginehouse_hf.cuda.heads import FeatureWriter
 from enginehouse_hf.cuda.layered import States
 from enginehouse_hf.cuda.layers import add_norm, gated, rotate_and_store
 from enginehouse_hf.cuda.packed import project_packed

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from enginehouse.contract.errors import ModelLoadError
 from enginehouse_hf.cuda.attention import PoolAttention
-from enginehouse_hf.cuda.heads import FeatureWriter
+from enginehouse_hf.cuda.features import FeatureWriter
 from enginehouse_hf.cuda.layered import LayeredNetwork, LayeredTransformers
 from enginehouse_hf.cuda.mixers import PooledMixers
 from enginehouse_hf.cuda.pool_step import PoolStep

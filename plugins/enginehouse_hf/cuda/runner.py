@@ -37,6 +37,9 @@ from enginehouse_hf.tokenizer import ModelText
 
 __all__ = ["CudaModel", "CudaRunner", "ExitRows"]
 
+_LARGEST_HEAD_GRAPH = 64
+"""Pairs that a recorded pass of a draft head reads at most: one after each accepted token, for some sequences."""
+
 _Way = int | Literal["early"] | None
 """Execution path of a span: a number of layers, the number that the policy decides, or all."""
 
@@ -272,6 +275,7 @@ class CudaRunner:
         model.network.write_features(memory.writer)
         with torch.inference_mode():
             graphs = DecodeGraphs(model.network, model.state, model.graphs.sizes, Recorder(), lambda _share: None)
+            memory.record([size for size in graphs.sizes if size <= _LARGEST_HEAD_GRAPH], graphs.recorder)
         self._model = evolve(model, graphs=graphs)
         limits = HeadLimits.of(self.capabilities, self.num_layers, max_tokens, min_probability)
         self._head = HeadDrafts(head, memory, limits)
