@@ -53,7 +53,6 @@ class HfOptions:
             Python.
         fused: use Enginehouse's own kernels for models whose layers consist of known parts (Llama, Qwen, Gemma, OLMo,
             mixtures of experts, ...).
-        compile: run the decode steps of other models through ``torch.compile``; the first load then takes minutes.
         device_map: spread a model over several GPUs; the value is passed to transformers (``auto``, ``balanced``, ...).
             Such a model runs layer by layer without graphs.
         quantization: quantise the weights while loading; needs the package of that name, and runs without graphs.
@@ -83,7 +82,6 @@ class HfOptions:
     type_v: Literal["fp8"] | None = None
     cuda_graphs: bool = True
     fused: bool = True
-    compile: bool = False
     device_map: str | None = None
     quantization: Literal["bitsandbytes-8bit", "bitsandbytes-4bit", "torchao-int8"] | None = None
     quantize: Literal["fp8", "int4"] | None = None

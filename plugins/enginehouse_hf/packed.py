@@ -1,33 +1,45 @@
 """Weights of few bits: their form in memory, quantising to it, and unpacking, in plain torch.
 
-FP8: one ``float8_e4m3fn`` per weight. Four bits: eight weights per int32. Both with factors per row, or per group of
-columns of a row. Files of every format are brought to this form by ``stored.py``; kernels are in ``cuda/packed.py``.
+FP8: one ``float8_e4m3fn`` per weight. Four bits: eight weights per int32, integers or the floats e2m1 of MXFP4. All
+have factors per row, or per group of columns of a row. Files of every format are brought to this form by ``stored.py``;
+kernels are in ``cuda/packed.py``, those of experts in ``cuda/grouped.py``.
+
+Source: "OCP Microscaling Formats (MX) Specification", version 1.0, for MXFP4.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
 __all__ = [
+    "E2M1",
+    "Form",
     "Packed",
+    "PackedExperts",
     "PackedLinear",
     "Quantize",
+    "are_experts",
     "joined",
     "num_packed",
     "pack_codes",
     "quantized",
+    "quantized_experts",
     "rounds_states",
     "rows_from",
     "unpacked",
 ]
 
 Quantize = Literal["fp8", "int4"]
+Form = Literal["fp8", "int4", "mxfp4"]
+
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""The numbers of the codes 0 to 7 of MXFP4; codes from 8 on are the same, negative."""
 
 _LARGEST_FP8 = 448.0
 _GROUPS = (128, 64, 32)
@@ -41,7 +53,7 @@ class Packed:
     Attributes:
         codes: (rows, width) float8_e4m3fn, or (rows, width / 8) int32. Bits 4k to 4k + 3 of word j of a group are its
             column k * (group / 8) + j, so that the columns of one k are neighbours.
-        scales: (rows, groups), factors of the codes.
+        scales: (rows, groups), factors of the codes. uint8 for MXFP4: exponents of two, plus 127.
         zeros: (rows, groups) uint8, what is subtracted from four-bit codes; None is 8.
         bias: (rows,), added to the product.
     """
@@ -50,6 +62,13 @@ class Packed:
     scales: Tensor
     zeros: Tensor | None = None
     bias: Tensor | None = None
+
+    @property
+    def form(self) -> Form:
+        """Kind of the codes."""
+        if self.codes.dtype != torch.int32:
+            return "fp8"
+        return "mxfp4" if self.scales.dtype == torch.uint8 else "int4"
 
     @property
     def num_rows(self) -> int:
@@ -81,6 +100,42 @@ class PackedLinear(nn.Module):
         return linear(x, unpacked(self.packed, x.dtype), self.packed.bias)
 
 
+class PackedExperts(nn.Module):
+    """Experts with packed weights. Their own ``forward`` unpacks those that are chosen: the reference for the kernels.
+
+    Args:
+        plain: transformers' module, of which only the activation is used.
+        gate_up: (num_experts * 2 * width, hidden_size), with the rows of an expert in the order of ``plain``.
+        down: (num_experts * hidden_size, width).
+    """
+
+    def __init__(self, plain: nn.Module, num_experts: int, gate_up: Packed, down: Packed) -> None:
+        super().__init__()
+        self._plain = (plain,)  # in a tuple: not a module of the model
+        self.num_experts, self.gate_up, self.down = num_experts, gate_up, down
+
+    @property
+    def plain(self) -> Any:
+        """transformers' module, without its weights."""
+        return self._plain[0]
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """Run the experts of each token: (T, hidden_size) states, (T, num_chosen) experts and their weights."""
+        result, dtype = torch.zeros_like(hidden_states), hidden_states.dtype
+        for index in top_k_index.unique().tolist():
+            token, choice = torch.where(top_k_index == index)
+            gate_up, down = self.expert(self.gate_up, index), self.expert(self.down, index)
+            active = self.plain._apply_gate(linear(hidden_states[token], unpacked(gate_up, dtype), gate_up.bias))
+            update = linear(active, unpacked(down, dtype), down.bias) * top_k_weights[token, choice, None]
+            result.index_add_(0, token, update.to(dtype))
+        return result
+
+    def expert(self, part: Packed, index: int) -> Packed:
+        """The rows of one expert."""
+        num_rows = part.num_rows // self.num_experts
+        return rows_from(part, index * num_rows, (index + 1) * num_rows)
+
+
 def rounds_states(x: Tensor, packed: Packed) -> bool:
     """True if (T, width) states are rounded to FP8, too, with a factor for each: that multiplies twice as fast.
 
@@ -94,24 +149,26 @@ def rounds_states(x: Tensor, packed: Packed) -> bool:
 def pack_codes(codes: Tensor, group: int) -> Tensor:
     """(rows, width / 8) int32 of (rows, width) integers from 0 to 15."""
     rows, width = codes.shape
-    nibbles = codes.to(torch.int64).view(rows, width // group, 8, group // 8)
-    shifts = torch.arange(0, 32, 4, device=codes.device)[:, None]
-    words = (nibbles << shifts).sum(2).view(rows, width // 8)
-    return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
+    nibbles = codes.to(torch.int32).view(rows, width // group, 8, group // 8)
+    shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=codes.device)[:, None]
+    return (nibbles << shifts).sum(2, dtype=torch.int32).view(rows, width // 8)  # the last fills the sign
 
 
 def unpacked(packed: Packed, dtype: torch.dtype) -> Tensor:
     """(rows, width) weights, computed in float32."""
     rows, num_groups = packed.scales.shape
     scales = packed.scales.float()[:, :, None]
-    if packed.codes.dtype != torch.int32:
+    if packed.form == "fp8":
         codes = packed.codes.float().view(rows, num_groups, -1)
-    else:
-        words = packed.codes.view(rows, num_groups, 1, -1)
-        shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=words.device)[:, None]
-        zeros = 8 if packed.zeros is None else packed.zeros.to(torch.int32)[:, :, None]
-        codes = (((words >> shifts) & 15).flatten(2) - zeros).float()
-    return (codes * scales).view(rows, -1).to(dtype)
+        return (codes * scales).view(rows, -1).to(dtype)
+    words = packed.codes.view(rows, num_groups, 1, -1)
+    shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=words.device)[:, None]
+    codes = ((words >> shifts) & 15).flatten(2)
+    if packed.form == "mxfp4":
+        table = torch.tensor([*E2M1, *(-value for value in E2M1)], device=words.device)
+        return torch.ldexp(table[codes], packed.scales.to(torch.int32)[:, :, None] - 127).view(rows, -1).to(dtype)
+    zeros = 8 if packed.zeros is None else packed.zeros.to(torch.int32)[:, :, None]
+    return ((codes - zeros).float() * scales).view(rows, -1).to(dtype)
 
 
 def quantized(weight: Tensor, kind: Quantize) -> Packed:
@@ -139,6 +196,26 @@ def quantized(weight: Tensor, kind: Quantize) -> Packed:
     return Packed(pack_codes(codes.view(wide.shape), group), scales, zeros.to(torch.uint8))
 
 
+def are_experts(module: nn.Module) -> bool:
+    """True for a module of transformers with the weights of all experts in one."""
+    weights = {name for name, part in module.named_parameters(recurse=False) if part.dim() == 3}
+    return weights == {"gate_up_proj", "down_proj"}
+
+
+def quantized_experts(plain: nn.Module, kind: Quantize) -> PackedExperts:
+    """Round the weights of all experts, see :func:`quantized`; they are removed from ``plain``."""
+    weights, parts = dict(plain.named_parameters(recurse=False)), []
+    for name in ("gate_up_proj", "down_proj"):
+        weight, bias = weights[name].detach(), weights.get(f"{name}_bias")
+        if getattr(plain, "is_transposed", False):
+            weight = weight.transpose(1, 2)
+        whole = joined([quantized(expert, kind) for expert in weight])
+        parts.append(whole if bias is None else evolve(whole, bias=bias.detach().flatten()))
+    for name in weights:
+        delattr(plain, name)
+    return PackedExperts(plain, len(weight), *parts)
+
+
 def joined(parts: Sequence[Packed]) -> Packed:
     """Return the rows of all parts as one matrix.
 
@@ -146,9 +223,13 @@ def joined(parts: Sequence[Packed]) -> Packed:
         ValueError: the parts are packed in different forms.
     """
     first = parts[0]
-    forms = {(part.codes.dtype, part.scales.shape[1], part.zeros is None, part.bias is None) for part in parts}
-    if len(forms) != 1:
+    if len({(part.form, part.scales.shape[1], part.bias is None) for part in parts}) != 1:
         raise ValueError("the projections that belong together are quantised in different forms")
+    zeros: list[Tensor | None] = [part.zeros for part in parts]
+    if any(one is not None for one in zeros):
+        zeros = [
+            torch.full_like(part.scales, 8, dtype=torch.uint8) if part.zeros is None else part.zeros for part in parts
+        ]
 
     def join(tensors: Sequence[Tensor | None]) -> Tensor | None:
         given = [tensor for tensor in tensors if tensor is not None]
@@ -157,7 +238,7 @@ def joined(parts: Sequence[Packed]) -> Packed:
     return Packed(
         torch.cat([part.codes.view(torch.uint8) for part in parts]).view(first.codes.dtype),
         torch.cat([part.scales for part in parts]),
-        join([part.zeros for part in parts]),
+        join(zeros),
         join([part.bias for part in parts]),
     )
 
@@ -177,4 +258,6 @@ def rows_from(part: Packed, begin: int, end: int | None = None) -> Packed:
 def num_packed(model: nn.Module) -> int:
     """Number of packed weights in a model, which are not parameters of torch."""
     parts = [module.packed for module in model.modules() if isinstance(module, PackedLinear)]
+    experts = [module for module in model.modules() if isinstance(module, PackedExperts)]
+    parts += [part for one in experts for part in (one.gate_up, one.down)]
     return sum(part.num_rows * part.width for part in parts)

@@ -108,14 +108,21 @@ class NetworkParts:
                 if (part, size) not in self._recorded:
                     self._recorded[part, size] = self._record(part, self._batch(size))
 
-    def load(self, packed: PackedSpans, hidden: Tensor | None = None) -> TokenBatch:
-        """Load plain decodes; ends the previous batch. ``hidden``: known states, (num_decodes, hidden_size)."""
-        num_tokens = packed.num_decodes
-        place = bisect_left(self._sizes, num_tokens)
-        batch = self._batch(self._sizes[place] if place < len(self._sizes) else num_tokens)
-        array, _ = flatten(padded_decodes(self._state, packed, batch.size))
-        batch.numbers.copy_(torch.from_numpy(array).pin_memory(), non_blocking=True)
-        batch.num_tokens = num_tokens
+    def stage(self, packed: PackedSpans) -> Tensor:
+        """Return the input of a batch of plain decodes, in pinned memory; the previous batch goes on."""
+        array, _ = flatten(padded_decodes(self._state, packed, self._size_of(packed)))
+        return torch.from_numpy(array).pin_memory()
+
+    def load(self, packed: PackedSpans, hidden: Tensor | None = None, staged: Tensor | None = None) -> TokenBatch:
+        """Load plain decodes; ends the previous batch.
+
+        Args:
+            hidden: known states, (num_decodes, hidden_size).
+            staged: the result of :meth:`stage`.
+        """
+        batch = self._batch(self._size_of(packed))
+        batch.numbers.copy_(self.stage(packed) if staged is None else staged, non_blocking=True)
+        batch.num_tokens = packed.num_decodes
         if hidden is not None:
             batch.hidden.copy_(hidden)
         return batch
@@ -133,6 +140,11 @@ class NetworkParts:
         logits = self._run(_Head(), batch)
         assert logits is not None
         return logits[: batch.num_tokens]
+
+    def _size_of(self, packed: PackedSpans) -> int:
+        """Return the size to which a batch is padded."""
+        place = bisect_left(self._sizes, packed.num_decodes)
+        return self._sizes[place] if place < len(self._sizes) else packed.num_decodes
 
     def _batch(self, size: int) -> TokenBatch:
         if size not in self._batches:
