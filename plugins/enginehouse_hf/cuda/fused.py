@@ -94,8 +94,9 @@ class FusedNetwork:
         """See :class:`enginehouse_hf.cuda.layered.LayeredNetwork`."""
         for index, layer in enumerate(self._layers[begin:], begin):
             keys, values = step.state.layers[index]
-            num_rows = 2 * keys.shape[1] * keys.shape[2]  # the joint projection ends with keys and values
             assert isinstance(layer.attention, Attention), "no token skips a recurrent layer"
+            # The joint projection ends with keys and values.
+            num_rows = 2 * keys.numbers.shape[1] * keys.numbers.shape[2]
             projected = _linear(add_norm(hidden, None, layer.before_attention), _end(layer.attention.qkv, num_rows))
             rotate_and_store(projected, keys, values, step.positions, step.places, layer.attention)
 

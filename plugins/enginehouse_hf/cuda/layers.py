@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from enginehouse_hf.cuda.kv_tensor import KvTensor, store_heads
 from enginehouse_hf.cuda.overlap import OVERLAPPING, await_previous
 from enginehouse_hf.cuda.structure import Activation, Attention, Norm
 
@@ -117,10 +118,11 @@ def add_norm(
 
 @triton.jit
 def _rotate_and_store(
-    qkv, query, keys, values, positions, targets, cos, sin, query_weight, key_weight, query_eps, key_eps,
+    qkv, query, keys, values, key_scales, value_scales, positions, targets, cos, sin, query_weight, key_weight,
+    query_eps, key_eps,
     NUM_QUERY: tl.constexpr, NUM_KV: tl.constexpr, DIM: tl.constexpr, COLUMNS: tl.constexpr, HALF: tl.constexpr,
     INTERLEAVED: tl.constexpr, HAS_NORM: tl.constexpr, ROUNDS_FIRST: tl.constexpr, NUM_GATES: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, PACKS_KEYS: tl.constexpr, PACKS_VALUES: tl.constexpr,
 ):  # fmt: skip
     await_previous()
     token = tl.program_id(0).to(tl.int64)
@@ -129,9 +131,7 @@ def _rotate_and_store(
     is_query = (heads < NUM_QUERY)[:, None]
     is_dim = (column < DIM)[None, :]
     inside = (heads < NUM_QUERY + 2 * NUM_KV)[:, None] & is_dim
-    place = heads
-    if NUM_GATES > 0:  # a gate follows each query
-        place = heads + tl.minimum(heads, NUM_GATES)
+    place = heads + tl.minimum(heads, NUM_GATES)  # a gate follows each query, if there are gates
     source = qkv + (token * (NUM_QUERY + NUM_GATES + 2 * NUM_KV) + place)[:, None] * DIM
     raw = tl.load(source + column[None, :], mask=inside, other=0.0)
     kind: tl.constexpr = raw.dtype
@@ -167,30 +167,31 @@ def _rotate_and_store(
         own = own * cosine[None, :] + other * tl.where(is_left, -sine, sine)[None, :]
     turned = own.to(kind)
     target = tl.load(targets + token).to(tl.int64)
-    key_head = heads[:, None] - NUM_QUERY
-    is_key = (key_head >= 0) & (key_head < NUM_KV) & is_dim
-    is_value = (key_head >= NUM_KV) & (key_head < 2 * NUM_KV) & is_dim
+    key_head = heads - NUM_QUERY
+    is_key = (key_head >= 0) & (key_head < NUM_KV)
+    is_value = (key_head >= NUM_KV) & (key_head < 2 * NUM_KV)
+    cell = target * NUM_KV + key_head
     tl.store(query + (token * NUM_QUERY + heads)[:, None] * DIM + column[None, :], turned, mask=is_query & is_dim)
-    tl.store(keys + (target * NUM_KV + key_head) * DIM + column[None, :], turned, mask=is_key)
-    tl.store(values + (target * NUM_KV + key_head - NUM_KV) * DIM + column[None, :], raw, mask=is_value)
+    store_heads(turned, keys, key_scales, cell, is_key, column, DIM, PACKS_KEYS)
+    store_heads(raw, values, value_scales, cell - NUM_KV, is_value, column, DIM, PACKS_VALUES)
 
 
 def rotate_and_store(
-    qkv: Tensor, keys: Tensor, values: Tensor, positions: Tensor, targets: Tensor, part: Attention
+    qkv: Tensor, keys: KvTensor, values: KvTensor, positions: Tensor, targets: Tensor, part: Attention
 ) -> Tensor:
     """Apply norms and rotary positions to queries and keys, store keys and values in the pool; returns the queries.
 
     Args:
         qkv: (T, (num_query + 2 num_kv) * head_dim), result of the joint projection; changed if norms are as wide as it.
             With gates (T, 2 (num_query + num_kv) * head_dim).
-        keys: one layer of the pool, (num_positions, num_kv, head_dim); ``values`` alike.
+        keys, values: one layer of the pool.
         positions: (T,) int32, positions in their sequences.
         targets: (T,) int32, places in the pool.
 
     Returns:
         (T, num_query, head_dim).
     """
-    num_kv, head_dim = keys.shape[1:]
+    num_kv, head_dim = keys.numbers.shape[1:]
     num_heads = qkv.shape[1] // head_dim
     num_query = num_heads - 2 * num_kv
     num_gates = num_query // 2 if part.is_gated else 0
@@ -206,13 +207,15 @@ def rotate_and_store(
         norms = None
     block, columns = 8, max(16, triton.next_power_of_2(head_dim))
     _rotate_and_store[(qkv.shape[0], triton.cdiv(num_heads, block))](
-        qkv, query, keys, values, positions, targets,
+        qkv, query, keys.numbers, values.numbers, qkv if keys.scales is None else keys.scales,
+        qkv if values.scales is None else values.scales, positions, targets,
         qkv if rotary is None else rotary.cos, qkv if rotary is None else rotary.sin,
         qkv if norms is None else norms[0].weight, qkv if norms is None else norms[1].weight,
         0.0 if norms is None else norms[0].eps, 0.0 if norms is None else norms[1].eps,
         num_query, num_kv, head_dim, columns, 0 if rotary is None else rotary.cos.shape[1],
         rotary is not None and rotary.interleaved, norms is not None, norms is not None and norms[0].rounds_first,
-        num_gates, block, num_warps=4 if columns > 64 else 2, **OVERLAPPING,
+        num_gates, block, keys.scales is not None, values.scales is not None, num_warps=4 if columns > 64 else 2,
+        **OVERLAPPING,
     )  # fmt: skip
     return query
 
