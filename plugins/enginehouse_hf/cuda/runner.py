@@ -65,6 +65,7 @@ class CudaModel:
         adapters: loaded adapters.
         attention: name of the kernel for longer spans.
         slots: number of sequences that decode concurrently.
+        dtype: of states between layers.
         checkpoint_bytes: maximum size of all checkpoints.
     """
 
@@ -75,6 +76,7 @@ class CudaModel:
     attention: str
     slots: int
     num_layers: int
+    dtype: torch.dtype
     hidden_size: int
     checkpoint_bytes: int = 0
 
@@ -285,7 +287,7 @@ class CudaRunner:
             if self._states is not None:
                 lengths, parts = self._states.saved(sequence, length)
                 before, num_states = pack_lengths(lengths), 1 + len(lengths)
-            pieces = (tensor[places] for layer in state.layers.values() for tensor in layer)
+            pieces = (tensor[places] for tensor in state.tensors)
             num_bytes = num_states * state.pools.bytes_per_state + length * state.bytes_per_token
             return pack_pieces(chain(parts, pieces), num_bytes, length, self.state_format, before)
 
@@ -300,7 +302,7 @@ class CudaRunner:
         length = check_state(data, self.state_format, state.bytes_per_token, num_fixed)
         sequence, places = self._positions.adopt(length)
         indices = self._on_device(places)
-        tensors = [tensor for layer in state.layers.values() for tensor in layer]
+        tensors = state.tensors
         forms = num_states * [(form.shape, form.dtype) for form in state.pools.forms]
         forms += [((length, *tensor.shape[1:]), tensor.dtype) for tensor in tensors]
         saved = unpack_pieces(data, forms, num_before)
@@ -356,8 +358,9 @@ class CudaRunner:
         with torch.inference_mode():
             if self._parts is None:
                 layered, graphs = model.network.layered(), model.graphs
+                like = model.state.table.new_empty(0, model.hidden_size, dtype=model.dtype)
                 sizes = graphs.sizes_for(model.slots)
-                self._parts = NetworkParts(layered, model.state, model.hidden_size, sizes, graphs.recorder)
+                self._parts = NetworkParts(layered, model.state, like, sizes, graphs.recorder)
             self._parts.prepare(policy.layers)
         self._exits = CudaExits(self._parts, policy)
 
@@ -382,7 +385,7 @@ class CudaRunner:
         if len(model.state.layers) != model.num_layers:
             raise ModelLoadError("layers of this model share keys and values; hf has no draft heads for it on a GPU")
         head = self._load_head(source)
-        memory = PoolHeadMemory(head, model.state, self._positions, model.hidden_size)
+        memory = PoolHeadMemory(head, model.state, self._positions, model.hidden_size, model.dtype)
         model.network.write_features(memory.writer)
         with torch.inference_mode():
             graphs = DecodeGraphs(model.network, model.state, model.graphs.sizes, Recorder(), lambda _share: None)

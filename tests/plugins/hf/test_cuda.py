@@ -15,7 +15,7 @@ from attrs import evolve
 from enginehouse.contract.adapters import Adapter, digest_of
 from enginehouse.contract.backend import Draw, ModelSource, Runner, Span
 from enginehouse.contract.drafter import DraftContext
-from enginehouse.contract.errors import ModelLoadError
+from enginehouse.contract.errors import ModelLoadError, StateRefused
 from enginehouse.contract.exit_policy import ExitView
 from enginehouse.contract.types import (
     EngineRequest,
@@ -105,6 +105,14 @@ class TestLlamaInBfloat16(_CudaContract):
     architecture = "llama"
     max_logit_difference = 0.5
     options = {"dtype": "bfloat16"}
+
+
+class TestLlamaWithPackedKv(_CudaContract):
+    """A sum that rounds otherwise for one row and for many may move a code by one step."""
+
+    architecture = "llama"
+    max_logit_difference = 0.5
+    options = {"type_k": "fp8", "type_v": "fp8"}
 
 
 class TestLlamaInBfloat16WithoutGraphs(TestLlamaInBfloat16):
@@ -372,6 +380,43 @@ def test_a_loaded_sequence_goes_on_in_recorded_steps(tiny_model: TinyModel) -> N
         assert np.abs(found - expected).max() < 1e-3
     first.close()
     second.close()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("fused", [True, False])
+def test_keys_and_values_in_8_bits_are_near_whole_ones(tiny_model: TinyModel, fused: bool, dtype: str) -> None:
+    """In one span, in chunks and token by token, in about half of the memory."""
+    whole = _open(tiny_model("llama"), context=256, dtype=dtype, fused=fused)
+    packed = _open(tiny_model("llama"), context=256, dtype=dtype, fused=fused, type_k="fp8", type_v="fp8")
+    token_ids = whole.tokenizer.encode("".join(TEXTS), False)
+    expected = _rows(whole, token_ids, len(token_ids))
+    for chunk_tokens in (len(token_ids), 7, 1):
+        found = _rows(packed, token_ids, chunk_tokens)
+        assert 1e-4 < np.linalg.norm(found - expected) / np.linalg.norm(expected) < 0.1
+
+    sizes = [runner._model.state.bytes_per_token for runner in (whole, packed)]
+    assert sizes[1] < sizes[0] * (0.3 if dtype == "float32" else 0.6)
+    assert (packed.info.metadata["type_k"], packed.info.metadata["type_v"]) == ("fp8", "fp8")
+    whole.close()
+    packed.close()
+
+
+def test_a_sequence_in_8_bits_is_saved_forked_and_refused_by_other_types(tiny_model: TinyModel) -> None:
+    packed, whole = (_open(tiny_model("llama"), context=128, type_k=kind, type_v=kind) for kind in ("fp8", None))
+    token_ids = np.array(packed.tokenizer.encode(TEXTS[2], False), np.int32)
+    kept = packed.open_sequence()
+    packed.forward([Span(kept, 0, token_ids, "none")])
+    saved = packed.save(kept)
+    others = [packed.load(saved), packed.fork(kept, len(token_ids))[0]]
+    spans = [Span(sequence, len(token_ids), np.array([5], np.int32)) for sequence in (kept, *others)]
+    rows = packed.forward(spans).host()
+
+    assert np.array_equal(rows[0], rows[1])
+    assert np.array_equal(rows[0], rows[2])
+    with pytest.raises(StateRefused):
+        whole.load(saved)
+    packed.close()
+    whole.close()
 
 
 # -- draws ---------------------------------------------------------------------------------------------
