@@ -413,7 +413,8 @@ class _Dissection:
 def _projections(layer: Layer) -> list[Projection]:
     """Return those of a layer that see the tokens of a step in order."""
     attention, mlp = layer.attention, layer.mlp
-    return [attention.qkv, attention.output, *((mlp.gate_up, mlp.down) if isinstance(mlp, Gated) else ())]
+    first = () if isinstance(attention, Recurrent) else (attention.qkv, attention.output)
+    return [*first, *((mlp.gate_up, mlp.down) if isinstance(mlp, Gated) else ())]
 
 
 def _num_rows(part: Projection) -> int:

@@ -17,14 +17,10 @@ from enginehouse_hf.cuda.experts import run_experts
 from enginehouse_hf.cuda.features import FeatureWriter
 from enginehouse_hf.cuda.few import project_few
 from enginehouse_hf.cuda.layered import States
-<<<<<<< HEAD
-from enginehouse_hf.cuda.layers import add_norm, gated, rotate_and_store
-from enginehouse_hf.cuda.lora import Stack, Sums, expand, expand_gated, shrink
-from enginehouse_hf.cuda.networks import Adaptable
-=======
 from enginehouse_hf.cuda.layers import add_norm, gate_heads, gated, rotate_and_store
+from enginehouse_hf.cuda.lora import Stack, Sums, expand, expand_gated, shrink
 from enginehouse_hf.cuda.mixers import PooledMixers
->>>>>>> main
+from enginehouse_hf.cuda.networks import Adaptable
 from enginehouse_hf.cuda.packed import project_packed
 from enginehouse_hf.cuda.step import Step
 from enginehouse_hf.cuda.structure import Attention, Experts, Gated, Linear, Projection, Recurrent, Structure
@@ -72,13 +68,10 @@ class FusedNetwork:
     def run(self, step: Step) -> Tensor:
         """See :class:`Network`."""
         step.begin()
-<<<<<<< HEAD
         if step.scales is not None:
             self._sums = Sums(self.stacks.values(), step.num_tokens)
-=======
         if self._mixers is not None:
             self._mixers.begin(step)
->>>>>>> main
         hidden = self._embed(step)
         num_layers = step.num_layers or self.num_layers
         update, last = self._run(step, hidden, range(num_layers)), self._layers[num_layers - 1]
@@ -145,22 +138,21 @@ class FusedNetwork:
                 self._writer.note(index - 1, hidden.clone())
             if before is not None and index == layers[-1]:
                 before.copy_(hidden)
-<<<<<<< HEAD
-            attended = self._attend(
-                step, index, layer.attention, self._adapted(_linear, normed, layer.attention.qkv, step)
-            )
-            update = self._adapted(_update, attended, layer.attention.output, step)
-            after, factor = layer.after_attention, layer.factor
-=======
             update, after, factor = self._mix(step, index, layer.attention, normed), layer.after_attention, layer.factor
->>>>>>> main
             normed = add_norm(hidden, update, layer.before_mlp, after=after, factor=factor)
             update = self._feed_forward(step, normed, layer.mlp)
             after = layer.after_mlp
         assert update is not None
         return update
 
-<<<<<<< HEAD
+    def _mix(self, step: Step, index: int, part: Attention | Recurrent, normed: Tensor) -> Tensor:
+        """Return the update of the attention, or of the recurrent module in its place."""
+        if isinstance(part, Recurrent):
+            assert self._mixers is not None
+            return self._mixers.run(part.index, normed)
+        attended = self._attend(step, index, part, self._adapted(_linear, normed, part.qkv, step))
+        return self._adapted(_update, attended, part.output, step)
+
     def _feed_forward(self, step: Step, normed: Tensor, mlp: Gated | Experts) -> Tensor:
         if isinstance(mlp, Experts):
             return run_experts(normed, mlp)
@@ -187,14 +179,6 @@ class FusedNetwork:
         out = apply(x, part)
         expand(out if out.dim() == 2 else out[:, 0], low, stack, scales)  # of rows that add up, to the first
         return out
-=======
-    def _mix(self, step: Step, index: int, part: Attention | Recurrent, normed: Tensor) -> Tensor:
-        """Return the update of the attention, or of the recurrent module in its place."""
-        if isinstance(part, Recurrent):
-            assert self._mixers is not None
-            return self._mixers.run(part.index, normed)
-        return _update(self._attend(step, index, part, _linear(normed, part.qkv)), part.output)
->>>>>>> main
 
     def _attend(self, step: Step, index: int, part: Attention, qkv: Tensor) -> Tensor:
         keys, values = step.state.layers[index]

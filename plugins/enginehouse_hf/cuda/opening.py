@@ -189,13 +189,8 @@ def _choose_network(
     Its kernels for decode steps of ``sizes`` are compiled, and those of draws.
     """
     pooled = _pooled(model, facts, mixers, options) if facts.states else None
-<<<<<<< HEAD
     plain = TransformersNetwork(model, attention, pooled, mixers.names if facts.states else ())
-    fused = _fused(model, facts, attention) if options.fused and not facts.states else None
-=======
-    plain = TransformersNetwork(model, attention, pooled)
     fused = _fused(model, facts, attention, pooled) if options.fused else None
->>>>>>> main
     progress(0.81, "compiling kernels")
     _compile(fused or plain, facts, model, options, () if facts.states else sizes or (1, 2))
     if fused is None:
