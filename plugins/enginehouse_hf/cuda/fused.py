@@ -15,10 +15,11 @@ from enginehouse_hf.cuda.experts import run_experts
 from enginehouse_hf.cuda.features import FeatureWriter
 from enginehouse_hf.cuda.few import project_few
 from enginehouse_hf.cuda.layered import States
-from enginehouse_hf.cuda.layers import add_norm, gated, rotate_and_store
+from enginehouse_hf.cuda.layers import add_norm, gate_heads, gated, rotate_and_store
+from enginehouse_hf.cuda.mixers import PooledMixers
 from enginehouse_hf.cuda.packed import project_packed
 from enginehouse_hf.cuda.step import Step
-from enginehouse_hf.cuda.structure import Attention, Experts, Gated, Linear, Projection, Structure
+from enginehouse_hf.cuda.structure import Attention, Experts, Gated, Linear, Projection, Recurrent, Structure
 from enginehouse_hf.cuda.vector import project
 from enginehouse_hf.packed import Packed, rows_from
 
@@ -31,11 +32,13 @@ class FusedNetwork:
     Args:
         structure: the parts of the model.
         attention: attention over the pool.
+        mixers: its recurrent modules, if it has some.
     """
 
     name = "fused layers"
 
-    def __init__(self, structure: Structure, attention: PoolAttention) -> None:
+    def __init__(self, structure: Structure, attention: PoolAttention, mixers: PooledMixers | None = None) -> None:
+        self._mixers = mixers
         self.structure, self._layers, self._attention = structure, structure.layers, attention
         self._writer: FeatureWriter | None = None
 
@@ -51,6 +54,8 @@ class FusedNetwork:
     def run(self, step: Step) -> Tensor:
         """See :class:`Network`."""
         step.begin()
+        if self._mixers is not None:
+            self._mixers.begin(step)
         hidden = self._embed(step)
         num_layers = step.num_layers or self.num_layers
         update, last = self._run(step, hidden, range(num_layers)), self._layers[num_layers - 1]
@@ -89,9 +94,9 @@ class FusedNetwork:
         """See :class:`enginehouse_hf.cuda.layered.LayeredNetwork`."""
         for index, layer in enumerate(self._layers[begin:], begin):
             keys, values = step.state.layers[index]
-            num_rows = (
-                2 * keys.numbers.shape[1] * keys.numbers.shape[2]
-            )  # the joint projection ends with keys and values
+            assert isinstance(layer.attention, Attention), "no token skips a recurrent layer"
+            # The joint projection ends with keys and values.
+            num_rows = 2 * keys.numbers.shape[1] * keys.numbers.shape[2]
             projected = _linear(add_norm(hidden, None, layer.before_attention), _end(layer.attention.qkv, num_rows))
             rotate_and_store(projected, keys, values, step.positions, step.places, layer.attention)
 
@@ -117,8 +122,7 @@ class FusedNetwork:
                 self._writer.note(index - 1, hidden.clone())
             if before is not None and index == layers[-1]:
                 before.copy_(hidden)
-            attended = self._attend(step, index, layer.attention, _linear(normed, layer.attention.qkv))
-            update, after, factor = _update(attended, layer.attention.output), layer.after_attention, layer.factor
+            update, after, factor = self._mix(step, index, layer.attention, normed), layer.after_attention, layer.factor
             normed = add_norm(hidden, update, layer.before_mlp, after=after, factor=factor)
             mlp = layer.mlp
             update = run_experts(normed, mlp) if isinstance(mlp, Experts) else _update(_gated(normed, mlp), mlp.down)
@@ -126,12 +130,21 @@ class FusedNetwork:
         assert update is not None
         return update
 
+    def _mix(self, step: Step, index: int, part: Attention | Recurrent, normed: Tensor) -> Tensor:
+        """Return the update of the attention, or of the recurrent module in its place."""
+        if isinstance(part, Recurrent):
+            assert self._mixers is not None
+            return self._mixers.run(part.index, normed)
+        return _update(self._attend(step, index, part, _linear(normed, part.qkv)), part.output)
+
     def _attend(self, step: Step, index: int, part: Attention, qkv: Tensor) -> Tensor:
         keys, values = step.state.layers[index]
         query = rotate_and_store(qkv, keys, values, step.positions, step.places, part)
         attended = self._attention.attend(
             step, index, query, scaling=part.scale, window=part.window, softcap=part.softcap, sinks=part.sinks
         )
+        if part.is_gated:
+            gate_heads(attended, qkv)
         return attended.view(step.num_tokens, -1)
 
     def _logits(self, normed: Tensor) -> Tensor:

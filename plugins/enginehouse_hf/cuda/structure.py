@@ -23,6 +23,7 @@ __all__ = [
     "Linear",
     "Norm",
     "Projection",
+    "Recurrent",
     "Rotary",
     "Structure",
 ]
@@ -92,6 +93,8 @@ class Attention:
         window: number of visible positions; None is all.
         softcap: bound of the scores; None is none.
         sinks: (num_query,), for each head the score of a further key whose value is zero; None is none.
+        is_gated: the rows of each query head in ``qkv`` are followed by those of its gate, whose sigmoid is a factor of
+            the result of the head.
     """
 
     qkv: Projection
@@ -103,6 +106,14 @@ class Attention:
     window: int | None
     softcap: float | None
     sinks: Tensor | None = None
+    is_gated: bool = False
+
+
+@frozen(eq=False)
+class Recurrent:
+    """Recurrent module of a layer, in place of attention: ``PooledMixers`` runs it by the ``index`` of the layer."""
+
+    index: int
 
 
 @frozen(eq=False)
@@ -144,7 +155,7 @@ class Layer:
     """``hidden += factor * after(part(before(hidden)))``, first for the attention, then for the feed-forward part."""
 
     before_attention: Norm | None
-    attention: Attention
+    attention: Attention | Recurrent
     after_attention: Norm | None
     before_mlp: Norm | None
     mlp: Gated | Experts
