@@ -21,7 +21,6 @@ from enginehouse.contract.backend import (
     ForwardOutput,
     ModelSource,
     RunnerCapabilities,
-    Sampled,
     Span,
     Tokenizer,
 )
@@ -30,6 +29,7 @@ from enginehouse.contract.exit_policy import BoundExitPolicy
 from enginehouse.contract.types import ModelInfo
 from enginehouse_backendkit.saved_states import check_head, state_body
 from enginehouse_backendkit.slot_table import checked_length
+from enginehouse_hf.cuda.exit_rows import ExitDrawn, ExitRows, RowGroup
 from enginehouse_hf.cuda.exits import CudaExits
 from enginehouse_hf.cuda.graphs import DecodeGraphs, Recorder
 from enginehouse_hf.cuda.heads import PoolHeadMemory
@@ -46,7 +46,7 @@ from enginehouse_hf.heads.drafting import DraftHead, HeadDrafts, HeadLimits
 from enginehouse_hf.states import check_state, pack_lengths, pack_pieces, read_lengths, unpack_pieces
 from enginehouse_hf.tokenizer import ModelText
 
-__all__ = ["CudaModel", "CudaRunner", "ExitDrawn", "ExitRows"]
+__all__ = ["CudaModel", "CudaRunner"]
 
 _log = logging.getLogger(__name__)
 
@@ -79,106 +79,6 @@ class CudaModel:
     dtype: torch.dtype
     hidden_size: int
     checkpoint_bytes: int = 0
-
-
-class ExitRows:
-    """Rows of a pass in which tokens may exit, and the tokens drawn from them. Implements ``ExitOutput``.
-
-    The pass is finished, and its tokens are drawn, when one of them is needed: to read it, or for the next pass.
-
-    Args:
-        finish: runs the pass to its end.
-        foreseen: the rows that it probably ends with, if they are known; tokens are drawn from them at once.
-        last: the last token drawn for each sequence.
-    """
-
-    def __init__(
-        self, num_rows: int, finish: Callable[[], _Group], foreseen: DeviceRows | None, last: torch.Tensor
-    ) -> None:
-        self.num_rows = num_rows
-        self._finish: Callable[[], _Group] | None = finish
-        self._foreseen, self._last = foreseen, last
-        self._group: _Group | None = None
-        self._draws: Sequence[Draw] = ()
-        self._drawn: DeviceDrawn | None = None
-
-    def finish(self) -> _Group:
-        """Run the pass to its end; waits for the decisions of the policy."""
-        if self._finish is not None:
-            finish, self._finish = self._finish, None  # after an error it is not run again
-            with torch.inference_mode():
-                self._group = finish()
-                is_foreseen = self._foreseen is not None and self._foreseen.logits is self._group.logits
-                if self._draws and not is_foreseen:
-                    self._drawn = sample(self.rows(), self._draws, self._last)
-        if self._group is None:
-            raise EngineError("hf: the forward pass failed after an exit decision")
-        return self._group
-
-    def draw(self, draws: Sequence[Draw]) -> ExitDrawn:
-        """Draw tokens at the end of the pass."""
-        self._draws = draws
-        rows = self.rows() if self._group is not None else self._foreseen
-        if rows is not None:
-            with torch.inference_mode():
-                self._drawn = sample(rows, draws, self._last)
-        return ExitDrawn(self)
-
-    def drawn(self) -> DeviceDrawn:
-        """Return the tokens, on their way to the host."""
-        self.finish()
-        assert self._drawn is not None, "nothing was drawn"
-        return self._drawn
-
-    @property
-    def exit_layers(self) -> Sequence[int]:
-        """Number of layers that the token of each row ran through."""
-        return self.finish().exit_layers
-
-    def rows(self) -> DeviceRows:
-        """Return the rows on the device."""
-        group = self.finish()
-        return DeviceRows(group.logits, group.order)
-
-    def host(self) -> NDArray[np.float32]:
-        """(num_rows, vocab_size) float32, writable."""
-        return self.rows().host()
-
-    def select(self, rows: Sequence[int]) -> DeviceRows:
-        """Select rows."""
-        return self.rows().select(rows)
-
-
-@frozen(eq=False)
-class ExitDrawn:
-    """Tokens that are drawn when their pass is finished."""
-
-    _rows: ExitRows
-
-    def host(self) -> Sequence[Sampled]:
-        """Finish the pass, and wait for the tokens; one per draw."""
-        return self._rows.drawn().host()
-
-
-@frozen(eq=False)
-class _Group:
-    """Result of the spans with the same execution path.
-
-    Attributes:
-        logits: (num_rows, vocab_size).
-        order: index into ``logits`` of each row; None is the identity.
-        exit_layers: number of layers that each row ran through.
-    """
-
-    logits: torch.Tensor
-    order: NDArray[np.int32] | None
-    exit_layers: list[int]
-
-    def in_order(self) -> torch.Tensor:
-        """(num_rows, vocab_size), row by row; a copy that outlives the next group."""
-        if self.order is None:
-            return self.logits.clone()
-        return self.logits[torch.from_numpy(self.order).to(self.logits.device)]
 
 
 class CudaRunner:
@@ -425,10 +325,10 @@ class CudaRunner:
         with torch.inference_mode():
             begun = exits.begin(packed, staged)
 
-        def finish() -> _Group:
+        def finish() -> RowGroup:
             exited = exits.finish(begun)
             assert exited.logits is not None
-            return _Group(exited.logits, packed.rows, exited.layers[packed.rows].tolist())
+            return RowGroup(exited.logits, packed.rows, exited.layers[packed.rows].tolist())
 
         logits = exits.foreseen(begun)
         foreseen = None if logits is None else DeviceRows(logits, packed.rows)
@@ -440,7 +340,7 @@ class CudaRunner:
         sizes: Sequence[int],
         places: NDArray[np.int32],
         ways: Mapping[_Way, list[int]],
-    ) -> _Group:
+    ) -> RowGroup:
         """Run spans, by index, that have different execution paths, one path after the other."""
         begins = [0, *accumulate(sizes)]
         parts: list[torch.Tensor] = []
@@ -452,11 +352,11 @@ class CudaRunner:
             parts.append(group.in_order())
             exit_layers += group.exit_layers
         order = row_order(spans, sizes, ways)
-        return _Group(torch.cat(parts), np.array(order, np.int32), [exit_layers[row] for row in order])
+        return RowGroup(torch.cat(parts), np.array(order, np.int32), [exit_layers[row] for row in order])
 
     def _launch_group(
         self, spans: Sequence[Span], sizes: Sequence[int], places: NDArray[np.int32], way: _Way
-    ) -> _Group:
+    ) -> RowGroup:
         """Run spans with the same execution path."""
         if way == "early":
             return self._begin_early(spans, sizes, places).finish()
@@ -471,9 +371,9 @@ class CudaRunner:
         with torch.inference_mode():
             exit_layers = [way or self.num_layers] * len(packed.rows)
             if is_recorded:
-                return _Group(model.graphs.run(packed, way), packed.rows, exit_layers)
+                return RowGroup(model.graphs.run(packed, way), packed.rows, exit_layers)
             logits = model.network.run(Step.upload(model.state, packed, way))
-            return _Group(logits, packed.rows if packed.is_plain_decode else None, exit_layers)
+            return RowGroup(logits, packed.rows if packed.is_plain_decode else None, exit_layers)
 
     def sample(self, output: ForwardOutput, draws: Sequence[Draw]) -> DeviceDrawn | ExitDrawn:
         """Launch the draws; see :class:`enginehouse.contract.backend.DeviceSampler`."""
