@@ -1,11 +1,12 @@
 """Weights of few bits: their form in memory, quantising to it, and unpacking, in plain torch.
 
-FP8: one ``float8_e4m3fn`` per weight. Four bits: eight weights per int32. Both with factors per row, or per group of
+FP8: one ``float8_e4m3fn`` per weight. Four bits: two weights per byte. Both with factors per row, or per group of
 columns of a row. Files of every format are brought to this form by ``stored.py``; kernels are in ``cuda/packed.py``.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -20,7 +21,7 @@ __all__ = [
     "Quantize",
     "joined",
     "num_packed",
-    "pack_codes",
+    "pack_four_bits",
     "quantized",
     "rounds_states",
     "rows_from",
@@ -31,7 +32,7 @@ Quantize = Literal["fp8", "int4"]
 
 _LARGEST_FP8 = 448.0
 _GROUPS = (128, 64, 32)
-"""Columns that share a factor when weights are quantised to four bits: the first size that divides a row."""
+"""Columns that share a factor of four-bit weights; larger groups are divided, which repeats their factor."""
 
 
 @frozen(eq=False)
@@ -39,17 +40,21 @@ class Packed:
     """A matrix of (rows, width).
 
     Attributes:
-        codes: (rows, width) float8_e4m3fn, or (rows, width / 8) int32. Bits 4k to 4k + 3 of word j of a group are its
-            column k * (group / 8) + j, so that the columns of one k are neighbours.
-        scales: (rows, groups), factors of the codes.
-        zeros: (rows, groups) uint8, what is subtracted from four-bit codes; None is 8.
+        codes: (rows, width) float8_e4m3fn; or (rows, width / 2) uint8, four bits each: byte i of a group holds its
+            column i in the lower half and column i + group / 2 in the upper half.
+        scales: (rows, groups), factors of the codes, float. For four bits int32, groups of 32, 64 or 128 columns: the
+            bits of a float32 factor, whose lowest 8 are what is subtracted from the codes.
         bias: (rows,), added to the product.
     """
 
     codes: Tensor
     scales: Tensor
-    zeros: Tensor | None = None
     bias: Tensor | None = None
+
+    @property
+    def is_four_bits(self) -> bool:
+        """True for four bits, false for FP8."""
+        return self.codes.dtype == torch.uint8
 
     @property
     def num_rows(self) -> int:
@@ -59,7 +64,12 @@ class Packed:
     @property
     def width(self) -> int:
         """Number of columns."""
-        return self.codes.shape[1] * (8 if self.codes.dtype == torch.int32 else 1)
+        return self.codes.shape[1] * (2 if self.is_four_bits else 1)
+
+    @property
+    def group(self) -> int:
+        """Number of columns of a row with the same factor."""
+        return self.width // self.scales.shape[1]
 
 
 class PackedLinear(nn.Module):
@@ -91,27 +101,39 @@ def rounds_states(x: Tensor, packed: Packed) -> bool:
     return is_usual and torch.cuda.get_device_capability(x.device) >= (9, 0)
 
 
-def pack_codes(codes: Tensor, group: int) -> Tensor:
-    """(rows, width / 8) int32 of (rows, width) integers from 0 to 15."""
+def pack_four_bits(codes: Tensor, scales: Tensor, zeros: Tensor | None = None) -> Packed:
+    """Pack weights ``(codes - zeros) * scales``.
+
+    Args:
+        codes: (rows, width) integers from 0 to 15.
+        scales: (rows, groups), groups of a multiple of 32 columns; rounded to 16 bits of mantissa.
+        zeros: (rows, groups) integers from 0 to 255; None is 8.
+    """
     rows, width = codes.shape
-    nibbles = codes.to(torch.int64).view(rows, width // group, 8, group // 8)
-    shifts = torch.arange(0, 32, 4, device=codes.device)[:, None]
-    words = (nibbles << shifts).sum(2).view(rows, width // 8)
-    return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
+    group = math.gcd(width // scales.shape[1], _GROUPS[0])
+    halves = codes.to(torch.uint8).view(rows, -1, 2, group // 2)
+    factors = _rounded(scales).view(torch.int32) | (8 if zeros is None else zeros.to(torch.int32))
+    repeats = width // group // scales.shape[1]
+    return Packed(
+        (halves[:, :, 0] | (halves[:, :, 1] << 4)).view(rows, width // 2), factors.repeat_interleave(repeats, 1)
+    )
+
+
+def _rounded(scales: Tensor) -> Tensor:
+    """Float32 without the lowest 8 bits."""
+    return ((scales.float().contiguous().view(torch.int32) + 128) & -256).view(torch.float32)
 
 
 def unpacked(packed: Packed, dtype: torch.dtype) -> Tensor:
     """(rows, width) weights, computed in float32."""
     rows, num_groups = packed.scales.shape
-    scales = packed.scales.float()[:, :, None]
-    if packed.codes.dtype != torch.int32:
-        codes = packed.codes.float().view(rows, num_groups, -1)
+    if packed.is_four_bits:
+        halves = packed.codes.view(rows, num_groups, -1)
+        codes = torch.cat([halves & 15, halves >> 4], 2).float() - (packed.scales & 255)[:, :, None]
+        scales = (packed.scales & -256).view(torch.float32)
     else:
-        words = packed.codes.view(rows, num_groups, 1, -1)
-        shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=words.device)[:, None]
-        zeros = 8 if packed.zeros is None else packed.zeros.to(torch.int32)[:, :, None]
-        codes = (((words >> shifts) & 15).flatten(2) - zeros).float()
-    return (codes * scales).view(rows, -1).to(dtype)
+        codes, scales = packed.codes.float().view(rows, num_groups, -1), packed.scales.float()
+    return (codes * scales[:, :, None]).view(rows, -1).to(dtype)
 
 
 def quantized(weight: Tensor, kind: Quantize) -> Packed:
@@ -132,11 +154,10 @@ def quantized(weight: Tensor, kind: Quantize) -> Packed:
         raise ValueError(f"rows of {width} weights cannot be cut into groups of {_GROUPS[-1]}")
     groups = wide.view(len(wide), -1, group)
     low, high = groups.amin(2).clamp_max(0.0), groups.amax(2).clamp_min(0.0)
-    scales = ((high - low) / 15.0).clamp_min(1e-8)
-    scales = scales.to(torch.float16) if float(scales.max()) < 6e4 and float(scales.min()) > 1e-6 else scales
-    zeros = (-low / scales.float()).round().clamp(0, 15)
-    codes = (groups / scales.float()[:, :, None] + zeros[:, :, None]).round().clamp(0, 15)
-    return Packed(pack_codes(codes.view(wide.shape), group), scales, zeros.to(torch.uint8))
+    scales = _rounded(((high - low) / 15.0).clamp_min(1e-8))
+    zeros = (-low / scales).round().clamp(0, 15)
+    codes = (groups / scales[:, :, None] + zeros[:, :, None]).round().clamp(0, 15)
+    return pack_four_bits(codes.view(wide.shape), scales, zeros)
 
 
 def joined(parts: Sequence[Packed]) -> Packed:
@@ -146,32 +167,22 @@ def joined(parts: Sequence[Packed]) -> Packed:
         ValueError: the parts are packed in different forms.
     """
     first = parts[0]
-    forms = {(part.codes.dtype, part.scales.shape[1], part.zeros is None, part.bias is None) for part in parts}
+    forms = {(part.codes.dtype, part.scales.shape[1], part.bias is None) for part in parts}
     if len(forms) != 1:
         raise ValueError("the projections that belong together are quantised in different forms")
 
-    def join(tensors: Sequence[Tensor | None]) -> Tensor | None:
-        given = [tensor for tensor in tensors if tensor is not None]
-        return torch.cat(given) if given else None
-
+    biases = [part.bias for part in parts if part.bias is not None]
     return Packed(
         torch.cat([part.codes.view(torch.uint8) for part in parts]).view(first.codes.dtype),
         torch.cat([part.scales for part in parts]),
-        join([part.zeros for part in parts]),
-        join([part.bias for part in parts]),
+        torch.cat(biases) if biases else None,
     )
 
 
 def rows_from(part: Packed, begin: int, end: int | None = None) -> Packed:
     """Return the rows from ``begin`` to ``end``, as views."""
     rows = slice(begin, end)
-    zeros, bias = part.zeros, part.bias
-    return Packed(
-        part.codes[rows],
-        part.scales[rows],
-        None if zeros is None else zeros[rows],
-        None if bias is None else bias[rows],
-    )
+    return Packed(part.codes[rows], part.scales[rows], None if part.bias is None else part.bias[rows])
 
 
 def num_packed(model: nn.Module) -> int:

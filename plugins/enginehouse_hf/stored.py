@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from safetensors import safe_open
 from torch import Tensor, nn
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
@@ -24,7 +24,7 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from enginehouse.contract.errors import ModelLoadError
-from enginehouse_hf.packed import Packed, pack_codes
+from enginehouse_hf.packed import Packed, pack_four_bits
 
 __all__ = ["METHOD", "Stored", "find_stored", "pack_stored", "pack_tensors", "projections"]
 
@@ -137,7 +137,7 @@ class _StoredLinear(nn.Module):
         tensors = {name: tensor.detach() for name, tensor in self.named_parameters(recurse=False)}
         bias = tensors.pop("bias", None)
         found = pack_tensors(self.stored.form, tensors, is_off_by_one=self.stored.is_off_by_one)
-        return Packed(found.codes, found.scales, found.zeros, bias)
+        return evolve(found, bias=bias)
 
 
 _DTYPES = {
@@ -182,10 +182,7 @@ def pack_tensors(form: str, tensors: Mapping[str, Tensor], *, is_off_by_one: boo
             f"4-bit weights of {rows} x {width} with factors of {list(scales.shape)} have no kernel in hf; groups must "
             "have a multiple of 32 columns"
         )
-    if zeros is not None and bool((zeros == 8).all()):
-        zeros = None
-    found = None if zeros is None else zeros.to(torch.uint8).contiguous()
-    return Packed(pack_codes(codes, width // num_groups), scales.contiguous(), found)
+    return pack_four_bits(codes, scales, zeros)
 
 
 def _nibbles(words: Tensor, order: tuple[int, ...] = tuple(range(8))) -> Tensor:
