@@ -24,6 +24,9 @@ __all__ = ["MAX_UNPACKED", "project_four_bits"]
 MAX_UNPACKED = 128
 """Most tokens for which weights are unpacked in registers."""
 
+_FEW_TOKENS = tl.constexpr(16)
+"""Tokens for which the order of the states is changed instead of that of the weights."""
+
 _HAS_ASSEMBLY = tl.constexpr(torch.cuda.is_available())
 
 
@@ -55,24 +58,23 @@ _GATHER = tl.constexpr(
 
 
 @triton.jit
-def _neighbours(x):
-    """Return every fourth word along the last axis, from the first, second, third and fourth on."""
-    even, odd = tl.split(tl.reshape(x, [x.shape[0], x.shape[1] // 4, 2, 2]))
+def _fourths(x):
+    """Return every fourth number of all, from the first, second, third and fourth on, one axis."""
+    even, odd = tl.split(tl.reshape(x, [x.numel // 4, 2, 2]))
     first, third = tl.split(even)
     second, fourth = tl.split(odd)
     return first, second, third, fourth
 
 
 @triton.jit
-def _bytes(x):
-    """Return the low bytes of (N, 8) numbers of 16 bits as two words each, and their high bytes."""
-    first, second, third, fourth = _neighbours(x)
+def _bytes(left, right):
+    """Return the low bytes of columns, (N, 8) and the 8 after them, as four words of N each, and their high bytes."""
+    first, second = tl.split(tl.reshape(left, [left.numel // 2, 2]))
+    third, fourth = tl.split(tl.reshape(right, [right.numel // 2, 2]))
     low, high = tl.inline_asm_elementwise(
         _GATHER, "=r,=r,r,r,r,r", [first, second, third, fourth], dtype=(tl.int32, tl.int32), is_pure=True, pack=1
     )
-    low0, low1 = tl.split(low)
-    high0, high1 = tl.split(high)
-    return low0, low1, high0, high1
+    return _fourths(low), _fourths(high)
 
 
 @triton.jit
@@ -98,7 +100,8 @@ def _project_single(
     first = tl.program_id(0) * ROWS + index % ROWS
     is_row = first < num_rows
     rows = (first + index // ROWS * num_rows).to(tl.int64)  # those of the gate, then those of the other factor
-    sums = tl.zeros([PARTS * ROWS, UNITS], tl.float32)
+    part_shape: tl.constexpr = [PARTS * ROWS, UNITS]
+    sums = tl.zeros(part_shape, tl.float32)
     for start in tl.static_range(0, OWN, UNITS):
         word = (split * OWN + start) * 4 + tl.arange(0, UNITS * 4)
         last = min((split + 1) * OWN, NUM_UNITS)
@@ -122,15 +125,15 @@ def _project_single(
         factor = (32767.0 / largest)[:, None]
         x0, x1, x2, x3 = _rounded(x0, factor), _rounded(x1, factor), _rounded(x2, factor), _rounded(x3, factor)
         total = tl.sum((x0 + x1) + (x2 + x3) - 0x2D000000, 1).to(tl.float32)  # four times 0x4B400000, modulo 2**32
-        a0, a1, b0, b1 = _bytes(x0)
-        a2, a3, b2, b3 = _bytes(x1)
-        c0, c1, d0, d1 = _bytes(x2)
-        c2, c3, d2, d3 = _bytes(x3)
-        w0, w1, w2, w3 = _neighbours(words)
+        a, b = _bytes(x0, x1)
+        c, d = _bytes(x2, x3)
+        w0, w1, w2, w3 = _fourths(words)
         operands = [
-            w0, w1, w2, w3,
-            a0[None, :], a1[None, :], a2[None, :], a3[None, :], b0[None, :], b1[None, :], b2[None, :], b3[None, :],
-            c0[None, :], c1[None, :], c2[None, :], c3[None, :], d0[None, :], d1[None, :], d2[None, :], d3[None, :],
+            tl.reshape(w0, part_shape), tl.reshape(w1, part_shape), tl.reshape(w2, part_shape), tl.reshape(w3, part_shape),
+            a[0][None, :], a[1][None, :], a[2][None, :], a[3][None, :],
+            b[0][None, :], b[1][None, :], b[2][None, :], b[3][None, :],
+            c[0][None, :], c[1][None, :], c[2][None, :], c[3][None, :],
+            d[0][None, :], d[1][None, :], d[2][None, :], d[3][None, :],
         ]  # fmt: skip
         part = tl.inline_asm_elementwise(_MULTIPLY, _MULTIPLY_OPERANDS, operands, dtype=tl.int32, is_pure=True, pack=1)
         part = part.to(tl.float32) - (given & 255).to(tl.float32) * (total * 16.0)[None, :]
@@ -173,6 +176,20 @@ def _half(byte, zero, UPPER: tl.constexpr, kind: tl.constexpr):
 
 
 @triton.jit
+def _in_order(byte):
+    """Bytes of rows in the order of their columns."""
+    blocks = tl.reshape(byte, [byte.shape[0], byte.shape[1] // 16, 4, 2, 2])
+    return tl.reshape(tl.permute(blocks, (0, 1, 3, 2, 4)), byte.shape)
+
+
+@triton.jit
+def _in_tensor_order(x):
+    """States, columns first, in the order of the weights."""
+    blocks = tl.reshape(x, [x.shape[0] // 16, 2, 4, 2, x.shape[1]])
+    return tl.reshape(tl.permute(blocks, (0, 2, 1, 3, 4)), x.shape)
+
+
+@triton.jit
 def _project_few(
     x, codes, factors, bias, out, num_tokens, num_rows,
     WIDTH: tl.constexpr, GROUP: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr,
@@ -194,12 +211,18 @@ def _project_few(
     at_factors = factors + rows * NUM_GROUPS
     at_x = x + token[None, :] * WIDTH + byte[:, None]
     sums = tl.zeros([ROWS, TOKENS], tl.float32)
-    for group in tl.range(split * OWN, min(split * OWN + OWN, NUM_GROUPS), num_stages=STAGES, loop_unroll_factor=UNROLL):
+    for group in tl.range(
+        split * OWN, min(split * OWN + OWN, NUM_GROUPS), num_stages=STAGES, loop_unroll_factor=UNROLL
+    ):
         both = tl.load(at_codes + group * HALF, mask=is_row[:, None], other=0)
         lower = tl.load(at_x + group * GROUP, mask=is_token[None, :], other=0.0)
         upper = tl.load(at_x + group * GROUP + HALF, mask=is_token[None, :], other=0.0)
         factor = tl.load(at_factors + group, mask=is_row, other=0)
         zero = (factor & 255).to(tl.float32)[:, None]
+        if TOKENS <= _FEW_TOKENS:  # the cheaper one, as it is smaller, but a part of it would need another layout
+            lower, upper = _in_tensor_order(lower), _in_tensor_order(upper)
+        else:
+            both = _in_order(both)
         part = tl.dot(_half(both, zero, False, kind), lower)
         part = tl.dot(_half(both, zero, True, kind), upper, part)
         sums += part * (factor & -256).to(tl.float32, bitcast=True)[:, None]
@@ -221,6 +244,7 @@ def _unpack(codes, factors, out, num_groups, HALF: tl.constexpr, BLOCK: tl.const
     factor = tl.load(factors + group, mask=is_group, other=0)[:, None]
     zero, scale = (factor & 255).to(tl.float32), (factor & -256).to(tl.float32, bitcast=True)
     at_out = out + group.to(tl.int64)[:, None] * (2 * HALF) + byte
+    both = _in_order(both)
     lower = (_half(both, zero, False, tl.float16).to(tl.float32) * scale).to(kind)
     upper = (_half(both, zero, True, tl.float16).to(tl.float32) * scale).to(kind)
     tl.store(at_out, lower, mask=is_group[:, None])

@@ -235,7 +235,7 @@ def test_kernels_give_the_products_of_the_unpacked_weights(kind: Any, dtype: str
     packed = evolve(quantized(weight, kind), bias=bias)
     for num_tokens in _NUM_TOKENS:
         rounds = kind == "fp8" and dtype == "bfloat16" and num_tokens > 1
-        bound = 0.05 if rounds else 0.01 if dtype != "float32" else 1e-4
+        bound = 0.05 if rounds else 0.01 if dtype != "float32" else 3e-4
 
         assert _product_error(packed, num_tokens, bias.dtype) < bound, num_tokens
 
@@ -252,7 +252,7 @@ def test_kernels_for_four_bits_in_groups_of_any_size(group: int, dtype: torch.dt
     zeros = torch.randint(17, size, generator=generator, device="cuda")
     packed = pack_four_bits(codes, torch.rand(size, generator=generator, device="cuda") * 0.01, zeros)
     for num_tokens in _NUM_TOKENS:
-        assert _product_error(packed, num_tokens, dtype) < (1e-4 if dtype == torch.float32 else 0.01), num_tokens
+        assert _product_error(packed, num_tokens, dtype) < (3e-4 if dtype == torch.float32 else 0.01), num_tokens
 
 
 @needs_gpu
@@ -268,7 +268,7 @@ def test_the_product_of_gate_and_up_for_one_token(kind: Any, dtype: torch.dtype)
     expected = torch.nn.functional.silu(gate) * up
 
     found = project_packed(x, packed, "silu").float()
-    assert (found - expected).norm() < (1e-4 if dtype == torch.float32 else 0.02) * expected.norm()
+    assert (found - expected).norm() < (3e-4 if dtype == torch.float32 else 0.02) * expected.norm()
 
 
 @needs_gpu
