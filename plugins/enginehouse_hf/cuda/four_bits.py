@@ -207,17 +207,19 @@ def _project_few(
     token = (tl.program_id(2) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
     is_token = token < num_tokens
     byte = tl.arange(0, HALF)
-    at_codes = codes + rows[:, None] * (WIDTH // 2) + byte[None, :]
-    at_factors = factors + rows * NUM_GROUPS
-    at_x = x + token[None, :] * WIDTH + byte[:, None]
+    row = tl.where(is_row, rows, 0)
+    known = tl.where(is_token, token, 0)
+    at_codes = codes + row[:, None] * (WIDTH // 2) + byte[None, :]
+    at_factors = factors + row * NUM_GROUPS
+    at_x = x + known[None, :] * WIDTH + byte[:, None]
     sums = tl.zeros([ROWS, TOKENS], tl.float32)
     for group in tl.range(
         split * OWN, min(split * OWN + OWN, NUM_GROUPS), num_stages=STAGES, loop_unroll_factor=UNROLL
     ):
-        both = tl.load(at_codes + group * HALF, mask=is_row[:, None], other=0)
-        lower = tl.load(at_x + group * GROUP, mask=is_token[None, :], other=0.0)
-        upper = tl.load(at_x + group * GROUP + HALF, mask=is_token[None, :], other=0.0)
-        factor = tl.load(at_factors + group, mask=is_row, other=0)
+        both = tl.load(at_codes + group * HALF)
+        lower = tl.load(at_x + group * GROUP)
+        upper = tl.load(at_x + group * GROUP + HALF)
+        factor = tl.load(at_factors + group)
         zero = (factor & 255).to(tl.float32)[:, None]
         if TOKENS <= _FEW_TOKENS:  # the cheaper one, as it is smaller, but a part of it would need another layout
             lower, upper = _in_tensor_order(lower), _in_tensor_order(upper)
