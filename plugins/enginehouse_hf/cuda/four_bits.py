@@ -269,7 +269,7 @@ _MANY_ROWS = 16_384
 
 def _single(x: Tensor, part: Packed, activation: Activation | None, may_split: bool) -> Tensor:
     num_rows = part.num_rows // (1 if activation is None else 2)
-    splits = 4 if may_split and num_rows < _MANY_ROWS else 1
+    splits = _SINGLE_SPLITS if may_split and num_rows < _MANY_ROWS else 1
     out = _empty(x, num_rows, splits)
     rows = _SINGLE_ROWS // (1 if activation is None else 2)
     _project_single[(triton.cdiv(num_rows, rows), splits)](
@@ -279,13 +279,13 @@ def _single(x: Tensor, part: Packed, activation: Activation | None, may_split: b
     return out
 
 
-_SINGLE_ROWS, _SINGLE_UNITS = 16, 128
+_SINGLE_ROWS, _SINGLE_UNITS, _SINGLE_SPLITS = 16, 128, 4
 
 
 def _few(x: Tensor, part: Packed, may_split: bool) -> Tensor:
     num_tokens, num_rows = len(x), part.num_rows
     tokens = max(8, triton.next_power_of_2(num_tokens))
-    splits = 4 if may_split and num_rows < _MANY_ROWS else 1
+    splits = _FEW_SPLITS if may_split and num_rows < _MANY_ROWS else 1
     rows, warps, stages = _FEW[tokens]
     out = _empty(x, num_rows, splits)
     _project_few[(triton.cdiv(num_rows, rows), splits, triton.cdiv(num_tokens, tokens))](
@@ -298,6 +298,8 @@ def _few(x: Tensor, part: Packed, may_split: bool) -> Tensor:
 
 _FEW = {8: (128, 4, 4), 16: (64, 2, 4), 32: (64, 4, 3), 64: (128, 8, 3), 128: (128, 8, 3)}
 """Rows, warps and stages. Measured on an H200."""
+
+_FEW_SPLITS = 4
 
 
 def _empty(x: Tensor, num_rows: int, splits: int) -> Tensor:
