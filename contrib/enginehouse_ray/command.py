@@ -112,14 +112,14 @@ def deploy(
         click.echo(json.dumps([*shown, {"server": proxies}] if proxies else shown, indent=2))
         return
     check_installed()
-    from enginehouse_ray import front_door, placement  # noqa: PLC0415 - imports Ray
+    from enginehouse_ray import ingress, placement  # noqa: PLC0415 - imports Ray
 
     placement.connect(address, proxies)
     for one in planned:
         placement.deploy(one.model, one.load, one.options, one.options.num_at_start, restart=restart)
         click.echo(f"{one.model}: {one.options.num_at_start} replicas run")
     if proxies is not None:
-        front_door.deploy(settings, restart=restart)
+        ingress.deploy(settings, restart=restart)
         click.echo(
             f"the server runs behind Ray's proxies, {settings.server.host}:{settings.server.port} of each machine"
         )

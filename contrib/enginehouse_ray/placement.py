@@ -34,7 +34,7 @@ from ray.serve.exceptions import RayServeException
 
 from enginehouse_ray.replica import EngineReplica
 
-__all__ = ["FRONT_DOOR", "RayPlacement", "app_name", "connect", "deploy", "scale", "undeploy", "version_of"]
+__all__ = ["INGRESS", "RayPlacement", "app_name", "connect", "deploy", "scale", "undeploy", "version_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ _SHORT_S = 5.0
 _SCALE_S = 1.0
 """Seconds between two looks at the demand."""
 
-FRONT_DOOR = "enginehouse"
+INGRESS = "enginehouse"
 """Name in Ray Serve of the application that is the server; those of models have a dash after it."""
 
 _DEPLOYMENT = "replica"
@@ -165,7 +165,7 @@ def undeploy(models: Sequence[str], address: str) -> list[str]:
     """Stop the replicas of models; those of all models, and the server, if none is named.
 
     Returns:
-        The names of what was stopped; that of the server is :data:`FRONT_DOOR`.
+        The names of what was stopped; that of the server is :data:`INGRESS`.
     """
     connect(address)
     prefix = app_name("")
@@ -173,8 +173,8 @@ def undeploy(models: Sequence[str], address: str) -> list[str]:
     stopped = [(app.removeprefix(prefix), app) for app in running if app.startswith(prefix)]
     if models:
         stopped = [(model, app) for model, app in stopped if model in models]
-    elif FRONT_DOOR in running:
-        stopped.insert(0, (FRONT_DOOR, FRONT_DOOR))
+    elif INGRESS in running:
+        stopped.insert(0, (INGRESS, INGRESS))
     for _, app in stopped:
         serve.delete(app)
     return [name for name, _ in stopped]

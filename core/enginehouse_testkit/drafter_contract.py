@@ -8,8 +8,8 @@
         def drafter(cls):
             return MyDrafter()
 
-It drafts for the fake model, which supports early exit after any of its layers. A drafter with a second model gets
-another fake one if ``uses_second_model`` is set. ``drafter_options`` are its settings.
+It drafts for the fake model, which supports early exit after any of its layers and has a draft head. A drafter with a
+second model gets another fake one if ``uses_second_model`` is set. ``drafter_options`` are its settings.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
 
 __all__ = ["DrafterContract"]
 
-_OPTIONS = FakeOptions(context=512, num_layers=4, slots=4)
+_OPTIONS = FakeOptions(context=512, num_layers=4, slots=4, draft_head=True)
 _PROMPT = [ord(character) for character in "one two three, one two three, one two "]
 _SAMPLINGS = {
     "greedy": SamplingParams(temperature=0),

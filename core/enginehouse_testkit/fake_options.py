@@ -93,6 +93,7 @@ class FakeOptions:
         mixed_batch: as in :class:`RunnerCapabilities`.
         states: sequences can be saved and loaded.
         num_layers: number of layers, of which a pass may run any smaller number; 0: it always runs all.
+        draft_head: the runner drafts with a draft head; needs ``truncate`` of any length.
         device_sampling: the runner samples tokens itself, like one on a GPU.
         end_logit: raises (or lowers) the probability that an answer ends.
         step_delay_s: duration of each forward pass, and of encoding a chunk.
@@ -119,6 +120,7 @@ class FakeOptions:
     mixed_batch: bool = True
     states: bool = True
     num_layers: int = field(default=0, validator=validators.ge(0))
+    draft_head: bool = False
     device_sampling: bool = False
     end_logit: float = -2.5
     step_delay_s: float = field(default=0.0, validator=validators.ge(0.0))

@@ -37,6 +37,7 @@ from enginehouse.contract.types import ModelInfo
 from enginehouse_backendkit.checkpoints import Checkpoints
 from enginehouse_testkit.fake_adapters import FakeAdapters, read_fake_adapter, salt_of
 from enginehouse_testkit.fake_exits import FakeExits
+from enginehouse_testkit.fake_heads import FakeHead, check_fake_head
 from enginehouse_testkit.fake_media import AUDIO_RATE, IMAGE_TEMPLATE, encode_fake, prepare_fake, prepare_fake_audio
 from enginehouse_testkit.fake_model import FakeModel, State
 from enginehouse_testkit.fake_options import FakeFaults, FakeOptions
@@ -318,6 +319,20 @@ class FakeRunner:
         if not self.capabilities.exit_layers and policy is not None:
             raise ModelLoadError("this fake model has no layers; set num_layers")
         self._exits.policy = policy
+
+    def open_head(self, source: ModelSource | None, *, max_tokens: int, min_probability: float) -> FakeHead:
+        """See :class:`enginehouse.contract.drafter.HeadKeeper`."""
+        if not self.options.draft_head or self.capabilities.truncate != "any":
+            raise ModelLoadError("this fake model has no draft head; set draft_head")
+        if source is not None:
+            check_fake_head(source)
+        return FakeHead(
+            model=self._model, state_of=self._last_state, max_tokens=max_tokens, min_probability=min_probability
+        )
+
+    def _last_state(self, sequence: int) -> State:
+        cells = self._cells(sequence)
+        return cells[-1].state if cells else self._model.start()
 
     def sample(self, output: ForwardOutput, draws: Sequence[Draw]) -> FakeDrawn:
         """See :class:`enginehouse.contract.backend.DeviceSampler`; tokens are available at once, but read later."""

@@ -65,6 +65,10 @@ class KvMemory:
             self._layers[index] = keys, values
         return self._layers[index]
 
+    def known(self, index: int) -> tuple[Tensor, Tensor]:
+        """Memory of a layer that has run."""
+        return self._layers[index]
+
     @property
     def shapes(self) -> list[tuple[tuple[int, int], tuple[int, int]]]:
         """Return (num_heads, head_dim) of keys and of values for each layer that has run."""

@@ -29,6 +29,7 @@ from enginehouse_hf.attention import ATTENTION_NAME, KvMemory, Segment, Step, Un
 from enginehouse_hf.backend import HfOptions, no_model
 from enginehouse_hf.depth import exit_layers
 from enginehouse_hf.facts import ModelFacts
+from enginehouse_hf.heads.opening import open_head
 from enginehouse_hf.images.opening import ImageSupport, find_support
 from enginehouse_hf.images.reader import ImageReader
 from enginehouse_hf.packed import num_packed
@@ -129,10 +130,6 @@ def _build(files: ModelFiles, model: Any, options: HfOptions, progress: Progress
         metadata=metadata,
     )
     if _runs_on_cuda(options):
-        if facts.has_sinks:
-            raise ModelLoadError(
-                f'{files.folder}: this model uses attention sinks, for which hf has no CUDA kernel; set device = "cpu"'
-            )
         from enginehouse_hf.cuda.opening import open_on_cuda  # noqa: PLC0415 - imports triton
         from enginehouse_hf.cuda.runner import CudaRunner  # noqa: PLC0415
 
@@ -156,6 +153,7 @@ def _build(files: ModelFiles, model: Any, options: HfOptions, progress: Progress
         mixers=mixers,
         state_format=state_format,
         num_checkpoints=options.checkpoints,
+        load_head=lambda source: open_head(source, files, model, facts.vocab_size),
         reader=reader,
     )
 

@@ -8,7 +8,8 @@ is ``cuda/runner.py``.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from enginehouse.contract.backend import RunnerCapabilities, Span, Tokenizer
+from enginehouse.contract.backend import ModelSource, RunnerCapabilities, Span, Tokenizer
 from enginehouse.contract.errors import EngineError, InvalidSpan, ModelLoadError, StepAborted
 from enginehouse.contract.exit_policy import BoundExitPolicy
 from enginehouse.contract.media import MAX_IMAGE_PIXELS, DecodedImage, MediaChunk, MediaInput
@@ -31,6 +32,7 @@ from enginehouse_hf.attention import ForwardAborted, KvMemory, Segment, Step
 from enginehouse_hf.depth import Depths, groups_by, row_order
 from enginehouse_hf.exits import EarlyExits
 from enginehouse_hf.facts import ModelFacts
+from enginehouse_hf.heads.drafting import DraftHead, HeadDrafts, HeadLimits
 from enginehouse_hf.images.reader import ImageReader
 from enginehouse_hf.pieces import copy_piece
 from enginehouse_hf.recurrent import Mixers, SequenceState
@@ -95,10 +97,11 @@ class HfRunner:
     """Implements :class:`enginehouse.contract.backend.StateKeeper`; a sequence is a slot of :class:`KvMemory`.
 
     With a ``reader`` it is a :class:`enginehouse.contract.media.MediaRunner` as well, with recurrent layers a
-    :class:`enginehouse.contract.checkpoints.CheckpointKeeper`.
+    :class:`enginehouse.contract.checkpoints.CheckpointKeeper`. Also a :class:`enginehouse.contract.drafter.HeadKeeper`.
 
     Args:
         num_checkpoints: maximum number of checkpoints over all sequences.
+        load_head: reads a draft head for this model.
     """
 
     max_image_pixels = MAX_IMAGE_PIXELS
@@ -115,6 +118,7 @@ class HfRunner:
         mixers: Mixers,
         state_format: str,
         num_checkpoints: int,
+        load_head: Callable[[ModelSource | None], DraftHead],
         reader: ImageReader | None = None,
     ) -> None:
         self.capabilities = capabilities
@@ -128,6 +132,8 @@ class HfRunner:
         self._checkpoints = Checkpoints[SequenceState](num_checkpoints * facts.state_bytes)
         self._adapters: Any = Adapters(model, mixers.names)
         self._exits: EarlyExits | None = None
+        self._load_head: Any = load_head
+        self._head: HeadDrafts | None = None
         self._memory: Any = memory
         self._device = model.device
         self._table = SlotTable(capabilities, info.vocab_size)
@@ -145,6 +151,8 @@ class HfRunner:
         self._chunks.pop(sequence, None)
         self._mixers.put(sequence, {})
         self._checkpoints.free(sequence)
+        if self._head is not None:
+            self._head.free(sequence)
 
     def length(self, sequence: int) -> int:
         """Number of tokens in the sequence."""
@@ -156,6 +164,8 @@ class HfRunner:
         self._mixers.put(sequence, self._state(sequence, kept))
         self._checkpoints.cut(sequence, kept)
         self._place(sequence, self._chunks_of(sequence).cut(kept))
+        if self._head is not None:
+            self._head.cut(sequence, kept)
         return self._table.truncate(sequence, kept)
 
     def fork(self, source: int, length: int) -> tuple[int, int]:
@@ -167,6 +177,8 @@ class HfRunner:
         self._place(sequence, self._chunks_of(source).cut(kept))
         self._mixers.put(sequence, state)
         self._checkpoints.share(source, sequence, kept)
+        if self._head is not None:
+            self._head.share(source, sequence, kept)
         return sequence, kept
 
     def kept_length(self, sequence: int, length: int) -> int:
@@ -295,6 +307,22 @@ class HfRunner:
             raise ModelLoadError("the layers of this model are spread over devices, or built in an unknown way")
         self._exits = EarlyExits(self._depths.model(None), policy) if policy is not None else None
 
+    def open_head(self, source: ModelSource | None, *, max_tokens: int, min_probability: float) -> HeadDrafts:
+        """Implements :class:`enginehouse.contract.drafter.HeadKeeper`."""
+        if self._facts.states:
+            raise ModelLoadError("some layers of this model are recurrent: rejected drafts could not be dropped")
+        head, config = self._load_head(source), self._depths.model(None).config.get_text_config()
+        self._head = HeadDrafts(
+            head,
+            self._memory,
+            index=self.num_layers,
+            hidden_size=config.hidden_size,
+            limits=HeadLimits.of(self.capabilities, self.num_layers, max_tokens, min_probability),
+            device=self._device,
+        )
+        self.state_format += f", draft head {head.identity}"
+        return self._head
+
     def _way(self, span: Span) -> int | Literal["early"] | None:
         """Return the execution path of a span: number of layers, None for all, or ``early``."""
         if (
@@ -317,7 +345,8 @@ class HfRunner:
             exited = self._exits.run(step, token_ids)
             return exited.logits[rows], [exited.layers[row] for row in rows]
         positions = self._positions(step) if self._chunks else None
-        logits = run_model(self._depths.model(way), step, token_ids, rows, positions)
+        with self._recording(step, way):
+            logits = run_model(self._depths.model(way), step, token_ids, rows, positions)
         return logits, [way or self.num_layers] * len(rows)
 
     def _run_chunk(self, span: Span, media: MediaInput) -> tuple[torch.Tensor, list[int]]:
@@ -332,8 +361,13 @@ class HfRunner:
             step = Step(self._memory, [segment], self._aborted, sees_ahead=reader.sees_ahead)
             self._mixers.begin(step)
             self._adapters.begin([(span.adapter, end - begin)])
-            rows = run_model(self._depths.model(None), step, embedding[begin:end], [], positions[..., begin:end])
+            with self._recording(step, None):
+                rows = run_model(self._depths.model(None), step, embedding[begin:end], [], positions[..., begin:end])
         return rows, []
+
+    def _recording(self, step: Step, way: int | None) -> AbstractContextManager[None]:
+        """Let the draft head note the states of a pass over all layers."""
+        return self._head.recording(step) if self._head is not None and way is None else nullcontext()
 
     def _positions(self, step: Step) -> torch.Tensor:
         """Positions of text, (T,): fewer than the places in the slots after images under M-RoPE."""
@@ -360,6 +394,7 @@ class HfRunner:
     def close(self) -> None:
         """Release weights and KV memory. Idempotent."""
         self._depths = self._memory = self._exits = self._adapters = self._reader = self._mixers = None
+        self._head = self._load_head = None
         self._checkpoints.clear()
 
     def _pack(self, spans: Sequence[Span]) -> tuple[Step, torch.Tensor, list[int]]:

@@ -95,7 +95,7 @@ class Projector:
         progress: Callable[[float], None],
     ) -> None:
         header = read_projector(path)
-        self._token_bytes, self._recording_bytes = token_bytes(header), recording_bytes(header)
+        self._header, self._token_bytes = header, token_bytes(header)
         self.path = path
         limits = f"{options.image_min_tokens} {options.image_max_tokens}"
         self.identity = f"{identity_of(path)}, image tokens {limits}"
@@ -184,15 +184,15 @@ class Projector:
             samples = np.pad(samples, (0, missing))
         address = samples.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
         with self._chunks(self._mtmd.mtmd_bitmap_init_from_audio(len(samples), address), audio.param) as chunks:
-            return self._parts(chunks, audio.param)
+            return self._parts(chunks, audio.param, len(samples) / audio.rate)
 
-    def _parts(self, chunks: int, param: str) -> list[list[int] | MediaChunk]:
-        """Return token ids and chunks of ``mtmd_input_chunks``."""
+    def _parts(self, chunks: int, param: str, seconds: float = 0.0) -> list[list[int] | MediaChunk]:
+        """Return token ids and chunks of ``mtmd_input_chunks``; ``seconds`` of a recording."""
         mtmd = self._mtmd
-        found = [
-            self._read(mtmd.mtmd_input_chunks_get(chunks, index), param)
-            for index in range(mtmd.mtmd_input_chunks_size(chunks))
-        ]
+        addresses = [mtmd.mtmd_input_chunks_get(chunks, index) for index in range(mtmd.mtmd_input_chunks_size(chunks))]
+        num_audio = sum(mtmd.mtmd_input_chunk_get_type(address) == _AUDIO for address in addresses)
+        audio_bytes = recording_bytes(self._header, seconds, num_audio) if num_audio else 0
+        found = [self._read(address, param, audio_bytes) for address in addresses]
         if not any(isinstance(item, MediaChunk) for item in found):
             raise InvalidRequest("llama.cpp made no tokens of it", param or None)
         return found
@@ -230,7 +230,8 @@ class Projector:
             count = self._count(width, height, param)
         return _averaged(pixels, width, height)
 
-    def _read(self, address: int, param: str) -> list[int] | MediaChunk:
+    def _read(self, address: int, param: str, audio_bytes: int) -> list[int] | MediaChunk:
+        """Return the token ids of a chunk, or the chunk itself; ``audio_bytes`` is its memory if it is a recording."""
         mtmd = self._mtmd
         if mtmd.mtmd_input_chunk_get_type(address) == _TEXT:
             count = ctypes.c_size_t()
@@ -260,7 +261,7 @@ class Projector:
             num_tokens=num_tokens,
             num_positions=int(mtmd.mtmd_input_chunk_get_n_pos(address)),
             data=data,
-            num_bytes=self._recording_bytes if kind == "audio" else num_tokens * self._token_bytes,
+            num_bytes=audio_bytes if kind == "audio" else num_tokens * self._token_bytes,
             kind=kind,
         )
 

@@ -47,7 +47,10 @@ _DIVISORS = ("projector.scale_factor", "spatial_merge_size")
 _AUDIO_AT_LEAST_ONE = ("num_mel_bins", "embedding_length", "attention.head_count")
 _AUDIO_DIVISORS = ("projector.stack_factor",)
 
-_FRAMES = 3000
+_FRAMES_PER_SECOND = 100
+"""Frames of the spectrum of a recording, one per 10 ms for all kinds."""
+
+_FRAMES = 30 * _FRAMES_PER_SECOND
 """Frames of a part of a recording of 30 seconds, by the encoders of Whisper's kind."""
 
 _OF_SPEECH = ("qwen3tts_spkenc", "pockettts_spkenc")
@@ -163,9 +166,14 @@ def token_bytes(header: GgufHeader) -> int:
     return 3 * 4 * side * side
 
 
-def recording_bytes(header: GgufHeader) -> int:
-    """Return about how many bytes mtmd keeps of a chunk of a recording: a float32 spectrum of half a minute."""
-    return 4 * _FRAMES * header.number("audio.num_mel_bins")
+def recording_bytes(header: GgufHeader, seconds: float, num_chunks: int) -> int:
+    """Return about how many bytes mtmd keeps of each chunk of a recording: a float32 spectrum.
+
+    Encoders of Whisper's kind get chunks of half a minute, which silence fills up; a Conformer (LFM2-Audio) or Parakeet
+    gets the recording as one chunk.
+    """
+    num_frames = max(_FRAMES, math.ceil(_FRAMES_PER_SECOND * seconds / num_chunks))
+    return 4 * num_frames * header.number("audio.num_mel_bins")
 
 
 def _check_end(path: Path, tensors: list[TensorPlace], data_begin: int) -> None:

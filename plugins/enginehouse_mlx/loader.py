@@ -132,6 +132,7 @@ def _build(folder: ModelFolder, model: Any, read_text: Callable[[int], ModelText
         metadata={
             "library": f"mlx-lm {mlx_lm.__version__}, mlx {mx.__version__}",
             **_quantization(folder),
+            **_images(folder),
             "architecture": str(folder.config.get("model_type", "")),
             "weights_bytes": str(sum(array.nbytes for array in parameters.values())),
             "device": str(mx.default_device()),
@@ -140,6 +141,13 @@ def _build(folder: ModelFolder, model: Any, read_text: Callable[[int], ModelText
     )
     runner = DrawingRunner if draws == "mlx" else ExitingRunner
     return runner(layered, memory, capabilities, text, info, max_checkpoints=options.checkpoints)
+
+
+def _images(folder: ModelFolder) -> dict[str, str]:
+    """Say of a model that reads images that it takes text only here."""
+    if "vision_config" not in folder.config:
+        return {}
+    return {"images": "none: mlx-lm computes only the text part of this model; hf and llamacpp read images"}
 
 
 def _without_lost_windows(config: dict[str, Any], memory: SlotMemory) -> dict[str, Any]:

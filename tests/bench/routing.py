@@ -1,4 +1,4 @@
-"""Simulates many replicas behind one front door: the real rule of prefix-aware routing against others.
+"""Simulates many replicas behind one server: the real rule of prefix-aware routing against others.
 
 ``cd tests && python -m bench.routing`` prints the table of docs/performance.md. Time is simulated, so the figures do
 not depend on the machine; no model and no server is involved. A replica computes one prompt at a time and decodes up to

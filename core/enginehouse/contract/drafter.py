@@ -25,6 +25,8 @@ __all__ = [
     "DraftContext",
     "DraftTask",
     "Drafter",
+    "HeadDrafter",
+    "HeadKeeper",
     "LayerBackend",
     "LayerDrafter",
 ]
@@ -42,11 +44,13 @@ class DraftContext:
         slots: sequences that decode concurrently.
         open_second: opens, on this thread, the model of the drafter's ``source`` setting or the layers that a
             :class:`LayerDrafter` has chosen; the drafter closes it. None if there is neither.
+        head_source: for a :class:`HeadDrafter`, its ``source`` setting; None if it is not set.
     """
 
     runner: Runner
     slots: int
     open_second: Callable[[], Runner] | None = None
+    head_source: ModelSource | None = None
 
 
 @frozen(eq=False)
@@ -183,5 +187,48 @@ class LayerBackend(Backend, Protocol):
 
         Raises:
             ModelLoadError: the source cannot be read, or its first layers do not form a model of their own; says why.
+        """
+        ...
+
+
+@runtime_checkable
+class HeadDrafter(Drafter, Protocol):
+    """A drafter that uses a draft head of the model: a layer that predicts further tokens from its hidden states.
+
+    Its ``source`` setting names the files of the head instead of a second model; the model's own backend reads them.
+    Without one it is the head in the model's own files.
+
+    Attributes:
+        takes_head: True; it distinguishes such a drafter from one with a second model.
+    """
+
+    takes_head: bool
+
+
+@runtime_checkable
+class HeadKeeper(Runner, Protocol):
+    """A runner that drafts with a draft head of its model.
+
+    The head reads the hidden states of the runner's own passes, so these never leave the process. From
+    :meth:`open_head` on the runner keeps what the head needs of each position beside its keys and values: sequences
+    that were forked, truncated or loaded are drafted for as if they had been computed at once. ``state_format`` then
+    names the head as well.
+
+    Calls:
+        open_head: once per load, before the first sequence; worker, engine thread; seconds.
+    """
+
+    def open_head(self, source: ModelSource | None, *, max_tokens: int, min_probability: float) -> BoundDrafter:
+        """Load a draft head for this model and return the drafter that uses it.
+
+        It drafts greedily, and leaves the runner's sequences as they are.
+
+        Args:
+            source: the files of the head; None is the one in the model's own files.
+            max_tokens: longest draft.
+            min_probability: a draft ends before a token that the head considers less probable than this.
+
+        Raises:
+            ModelLoadError: there is no head, or it does not fit the model; the message names what differs.
         """
         ...

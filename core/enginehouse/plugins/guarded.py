@@ -19,7 +19,7 @@ from enginehouse.contract.adapters import AdapterKeeper
 from enginehouse.contract.backend import Backend, CutPlanner, DeviceSampler, Drawn, Runner, StateKeeper
 from enginehouse.contract.checkpoints import CheckpointKeeper
 from enginehouse.contract.compressor import CompressionTask, Compressor, Range, cut
-from enginehouse.contract.drafter import BoundDrafter, Drafter, LayerBackend, LayerDrafter
+from enginehouse.contract.drafter import BoundDrafter, Drafter, HeadDrafter, HeadKeeper, LayerBackend, LayerDrafter
 from enginehouse.contract.engine import Engine, PoolingEngine, ReplicatedEngine
 from enginehouse.contract.errors import ConfigError, EnginehouseError, PluginFailed, RequestError
 from enginehouse.contract.exit_policy import ExitPolicy, LayerAccess
@@ -51,7 +51,7 @@ _GUARDED: dict[type[Any], tuple[type[Any], ...]] = {
     BoundDrafter: (),
     BoundPreparer: (),
     Compressor: (),
-    Drafter: (LayerDrafter,),
+    Drafter: (HeadDrafter, LayerDrafter),
     Drawn: (),
     Engine: (Inspectable, PoolingEngine, ReplicatedEngine),
     ExitPolicy: (),
@@ -69,6 +69,7 @@ _GUARDED: dict[type[Any], tuple[type[Any], ...]] = {
         CheckpointKeeper,
         CutPlanner,
         DeviceSampler,
+        HeadKeeper,
         LayerAccess,
         AudioRunner,
         MediaRunner,

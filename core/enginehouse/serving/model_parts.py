@@ -11,7 +11,7 @@ import attrs
 from attrs import frozen
 
 from enginehouse.contract.backend import Backend, ModelSource
-from enginehouse.contract.drafter import LayerBackend, LayerDrafter
+from enginehouse.contract.drafter import HeadDrafter, LayerBackend, LayerDrafter
 from enginehouse.contract.errors import ConfigError, ModelLoadError
 from enginehouse.plugins import PluginRegistry
 from enginehouse.serving.sources import check_backend, choose_backend, find_source, no_such_model
@@ -78,7 +78,7 @@ class DrafterPlan:
     Attributes:
         options: the drafter's own settings, as plain data.
         options_path: their dotted path in the configuration, for messages.
-        second: the second model that it uses; None if it uses none.
+        second: the second model, or the files of the draft head, that it uses; None if it uses none.
     """
 
     name: str
@@ -138,6 +138,8 @@ def _plan(
     second: SecondModel | None = None
     if isinstance(known, LayerDrafter):
         second = _first_layers(drafter, path, model, lambda num_layers: known.choose_layers(options, num_layers))
+    elif isinstance(known, HeadDrafter):
+        second = _head(drafter, path, registry, model)
     elif drafter.source is not None:
         second = _second_model(drafter, path, settings, registry)
     elif named := _first_set(drafter, "backend", "settings"):
@@ -160,6 +162,20 @@ def _second_model(drafter: DrafterSettings, path: str, model: ModelSettings, reg
     shared = {name: getattr(model, name) for name in ("context", "slots") if name in known}
     options = {**shared, **drafter.settings}
     structure_options(backend.options, options, f"{path}.settings")
+    return source, backend, options
+
+
+def _head(drafter: DrafterSettings, path: str, registry: PluginRegistry, model: SecondModel) -> SecondModel | None:
+    """Return the files of a draft head, for the model's own backend; None if the drafter names none."""
+    _, backend, options = model
+    if named := _first_set(drafter, "backend", "settings"):
+        reason = f"the model's own backend opens the head of {drafter.name!r}; remove the setting"
+        raise ConfigError(f"{path}.{named}: {reason}", f"{path}.{named}")
+    if drafter.source is None:
+        return None
+    source = find_source(drafter.source, registry)
+    if source.path is None:
+        raise no_such_model(drafter.source, registry)
     return source, backend, options
 
 

@@ -291,12 +291,12 @@ class WorkerHost:
             slots = message.engine.slots
             if message.exit_policy is not None:
                 use_exit_policy(registry, message.exit_policy, runner, message.backend)
-            if message.prefix_disk is not None:
+            drafters = bind_drafters(registry, message.drafters, runner, slots, self._report)
+            undo.callback(shut_down, drafters)
+            if message.prefix_disk is not None:  # after the drafters: a draft head is part of saved sequences
                 self._disk = open_disk(message.prefix_disk, message, runner)
             if self._disk is not None:
                 undo.callback(self._disk.close)
-            drafters = bind_drafters(registry, message.drafters, runner, slots, self._report)
-            undo.callback(shut_down, drafters)
             engine = StepEngine(
                 runner,
                 message.engine,

@@ -67,7 +67,7 @@ class ModelLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DrafterLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """A drafter to bind to the model, with its own settings as plain data and the second model that it uses."""
+    """A drafter to bind to the model: its own settings as plain data, and its second model or draft head."""
 
     name: str
     options: dict[str, Any]

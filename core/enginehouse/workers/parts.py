@@ -16,7 +16,7 @@ from attrs import define
 from numpy.typing import NDArray
 
 from enginehouse.contract.backend import Backend, ModelSource, Progress, Runner, StateKeeper
-from enginehouse.contract.drafter import BoundDrafter, DraftContext
+from enginehouse.contract.drafter import BoundDrafter, DraftContext, HeadDrafter
 from enginehouse.contract.errors import AdapterRefused, EnginehouseError, ModelLoadError, PluginFailed
 from enginehouse.contract.exit_policy import BoundExitPolicy, ExitContext, ExitView, LayerAccess
 from enginehouse.contract.pooler import Pooler
@@ -85,11 +85,14 @@ def _facts(source: Path) -> Iterator[bytes]:
 def open_model(backend: Backend, model: Load | ModelLoad, progress: Progress) -> Runner | Pooler:
     """Open a model on this thread; returns its runner or pooler, guarded."""
     options = structure_options(backend.options, model.options, model.options_path)
-    path = Path(model.source_path) if model.source_path is not None else None
-    opened = backend.open(ModelSource(text=model.source_text, path=path), options, progress)
+    opened = backend.open(_source_of(model), options, progress)
     if isinstance(opened, Pooler):
         return guarded(opened, Pooler, guard_of(backend, "backend"))
     return guarded(cast(Runner, opened), Runner, guard_of(backend, "backend"))
+
+
+def _source_of(model: Load | ModelLoad) -> ModelSource:
+    return ModelSource(model.source_text, Path(model.source_path) if model.source_path is not None else None)
 
 
 def open_pooling(opened: Runner | Pooler, load: Load, on_turn: Callable[[int, bool], None]) -> PoolEngine:
@@ -144,10 +147,16 @@ def bind_drafters(
     and another pass over the tokens that were accepted.
 
     Raises:
-        ModelLoadError: a drafter is not installed here, or cannot draft for this model.
+        ModelLoadError: a drafter is not installed here, or cannot draft for this model; or a draft head is to be used
+            with a model that goes back to checkpoints.
     """
     bound: dict[str, BoundDrafter] = {}
     if runner.capabilities.truncate == "checkpoint":
+        if head := next((one for one in loads if isinstance(registry.drafters.get(one.name), HeadDrafter)), None):
+            raise ModelLoadError(
+                f"{head.options_path}: this model has recurrent layers and goes back to checkpoints only, so rejected "
+                f"drafts of its head cannot be dropped one by one; remove the drafter {head.name!r}"
+            )
         if loads:
             _log.info("the drafters %s are not used: this model cannot drop single tokens", [one.name for one in loads])
         return bound
@@ -171,9 +180,13 @@ def _bind(registry: PluginRegistry, load: DrafterLoad, runner: Runner, slots: in
     if drafter is None:
         raise ModelLoadError(f"the worker has no drafter {load.name!r}")
     options = structure_options(drafter.options, load.options, load.options_path)
-    second = _Second(registry, load.model, progress) if load.model is not None else None
+    second = head = None
+    if load.model is not None and isinstance(drafter, HeadDrafter):
+        head = _source_of(load.model)
+    elif load.model is not None:
+        second = _Second(registry, load.model, progress)
     try:
-        bound = drafter.bind(DraftContext(runner, slots, second), options)
+        bound = drafter.bind(DraftContext(runner, slots, second, head), options)
     except PluginFailed:
         raise
     except EnginehouseError as error:

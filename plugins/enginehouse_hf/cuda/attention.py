@@ -22,13 +22,22 @@ class PoolAttention:
         self.kernel = kernel
 
     def attend(
-        self, step: Step, layer: int, query: Tensor, *, scaling: float, window: int | None, softcap: float | None
+        self,
+        step: Step,
+        layer: int,
+        query: Tensor,
+        *,
+        scaling: float,
+        window: int | None,
+        softcap: float | None,
+        sinks: Tensor | None,
     ) -> Tensor:
         """Attend with all new tokens, whose keys and values are already in the pool.
 
         Args:
             query: (T, num_query, head_dim), contiguous.
             layer: index of the layer.
+            sinks: (num_query,), for each head the score of a further key whose value is zero.
 
         Returns:
             (T, num_query, head_dim of the values).
@@ -39,14 +48,14 @@ class PoolAttention:
         if num_decodes:
             decoded = decode_attention(
                 query[:num_decodes], keys, values, step.state.table, step.slots, step.lengths,
-                scale=scaling, window=window, softcap=softcap,
+                scale=scaling, window=window, softcap=softcap, sinks=sinks,
             )  # fmt: skip
             if num_decodes == step.num_tokens:
                 return decoded
         rest = query[num_decodes:]
         seen_keys, seen_values = keys.index_select(0, step.gather), values.index_select(0, step.gather)
         if self.kernel is not None and softcap is None and fits(rest.dtype, rest.shape[2], seen_values.shape[2]):
-            longer = self.kernel.attend(rest, seen_keys, seen_values, step, scaling, window)
+            longer = self.kernel.attend(rest, seen_keys, seen_values, step, scaling, window, sinks)
         else:
-            longer = span_by_span(rest, seen_keys, seen_values, step, scaling, window, softcap)
+            longer = span_by_span(rest, seen_keys, seen_values, step, scaling, window, softcap, sinks)
         return longer if decoded is None else torch.cat([decoded, longer])

@@ -44,10 +44,10 @@ def _bounds(length, window, part, PARTS: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _attend(
-    query, keys, values, table, slots, lengths, out, part_out, part_lse, scale, softcap, window, table_stride,
+    query, keys, values, table, slots, lengths, sinks, out, part_out, part_lse, scale, softcap, window, table_stride,
     NUM_QUERY: tl.constexpr, NUM_KV: tl.constexpr, DIM: tl.constexpr, DIM_V: tl.constexpr, COLUMNS: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
-    PRECISION: tl.constexpr, STAGES: tl.constexpr, OVERLAPS: tl.constexpr,
+    HAS_SINKS: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     if OVERLAPS:
         await_previous()
@@ -90,6 +90,9 @@ def _attend(
         v = tl.load(at_values, mask=inside[:, None] & is_dim_v, other=0.0)
         sums = sums * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
         best = higher
+    if HAS_SINKS and PARTS == 1:
+        sink = tl.load(sinks + heads, mask=is_head, other=0.0).to(tl.float32)
+        total += tl.exp2(sink * 1.4426950408889634 - best)
     sums = sums / total[:, None]
     if PARTS == 1:
         at_out = out + (sequence * NUM_QUERY + heads)[:, None] * DIM_V + column[None, :]
@@ -102,9 +105,9 @@ def _attend(
 
 @triton.jit
 def _join(
-    part_out, part_lse, lengths, out, window,
+    part_out, part_lse, lengths, sinks, out, window,
     NUM_QUERY: tl.constexpr, DIM_V: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
-    OVERLAPS: tl.constexpr,
+    HAS_SINKS: tl.constexpr, OVERLAPS: tl.constexpr,
 ):  # fmt: skip
     if OVERLAPS:
         await_previous()
@@ -117,10 +120,14 @@ def _join(
     is_used = begin < end
     cell = (sequence * NUM_QUERY + head) * PARTS + part
     lse = tl.load(part_lse + cell, mask=is_used, other=float("-inf"))
-    weights = tl.exp2(lse - tl.max(lse, 0))
+    highest = tl.max(lse, 0)
+    weights = tl.exp2(lse - highest)
+    total = tl.sum(weights, 0)
+    if HAS_SINKS:
+        total += tl.exp2(tl.load(sinks + head).to(tl.float32) * 1.4426950408889634 - highest)
     at_part = part_out + cell[:, None] * DIM_V + column[None, :]
     rows = tl.load(at_part, mask=is_used[:, None] & is_dim_v[None, :], other=0.0)
-    joined = tl.sum(rows * weights[:, None], 0) / tl.sum(weights, 0)
+    joined = tl.sum(rows * weights[:, None], 0) / total
     tl.store(out + (sequence * NUM_QUERY + head) * DIM_V + column, joined.to(out.dtype.element_ty), mask=is_dim_v)
 
 
@@ -135,6 +142,7 @@ def decode_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
     parts: int | None = None,
     block: int | None = None,
     warps: int | None = None,
@@ -151,6 +159,7 @@ def decode_attention(
         scale: factor of the scores.
         window: number of visible positions, the new one included; None is all.
         softcap: bound of the scores; None is none.
+        sinks: (num_query,), for each head the score of a further key whose value is zero; None is none.
         parts: number of parts per sequence; None selects it automatically.
 
     Returns:
@@ -171,14 +180,15 @@ def decode_attention(
     overlapping = {} if torch.compiler.is_compiling() else OVERLAPPING  # inductor does not know such launches
     usual_block, usual_stages = (32, 2) if is_exact or columns > 128 else (64, 3)
     block, stages = block or usual_block, stages or usual_stages
+    given_sinks = query if sinks is None else sinks
     _attend[(num_kv, num_sequences, parts)](
-        query, keys, values, table, slots, lengths, out, part_out, part_lse, scale, softcap or 1.0, window or 0,
-        table.stride(0), num_query, num_kv, dim, dim_v, columns, rows, block, parts, softcap is not None,
-        "ieee" if is_exact else "tf32", stages, bool(overlapping), num_warps=warps, **overlapping,
+        query, keys, values, table, slots, lengths, given_sinks, out, part_out, part_lse, scale, softcap or 1.0,
+        window or 0, table.stride(0), num_query, num_kv, dim, dim_v, columns, rows, block, parts, softcap is not None,
+        sinks is not None, "ieee" if is_exact else "tf32", stages, bool(overlapping), num_warps=warps, **overlapping,
     )  # fmt: skip
     if parts > 1:
         _join[(num_sequences, num_query)](
-            part_out, part_lse, lengths, out, window or 0, num_query, dim_v, columns, block, parts,
-            bool(overlapping), num_warps=4, **overlapping,
+            part_out, part_lse, lengths, given_sinks, out, window or 0, num_query, dim_v, columns, block, parts,
+            sinks is not None, bool(overlapping), num_warps=4, **overlapping,
         )  # fmt: skip
     return out

@@ -103,6 +103,7 @@ class _Attended:
     scaling: float
     window: int | None
     softcap: float | None
+    sinks: Tensor | None
 
 
 @define(eq=False)
@@ -112,12 +113,8 @@ class _Seen:
     attended: dict[int, _Attended] = field(factory=dict)
     inputs: dict[int, Tensor] = field(factory=dict)
 
-    def attend(
-        self, index: int, query: Tensor, key: Tensor, value: Tensor, *, sinks: Tensor | None, **scores: Any
-    ) -> Tensor:
+    def attend(self, index: int, query: Tensor, key: Tensor, value: Tensor, **scores: Any) -> Tensor:
         """Record the arguments; the result is zero."""
-        if sinks is not None:
-            raise NotFusable("attention sinks")
         self.attended[index] = _Attended(query, key, **scores)
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
 
@@ -259,7 +256,18 @@ class _Dissection:
             scale=attended.scaling,
             window=attended.window,
             softcap=attended.softcap,
+            sinks=self._sinks(module, attended.sinks),
         )
+
+    def _sinks(self, module: Any, sinks: Tensor | None) -> Tensor | None:
+        """Return the sinks of an attention, which are its only weights outside of its projections and norms."""
+        if sinks is None:
+            return None
+        own = [parameter.detach() for parameter in module.parameters(recurse=False)]
+        if len(own) != 1 or not torch.equal(own[0], sinks):
+            raise NotFusable("attention sinks are not the only weight beside the projections")
+        self._know(module)
+        return own[0]
 
     def _feed_forward(self, module: Any) -> Gated | Experts:
         if not hasattr(module, "experts"):
@@ -395,6 +403,8 @@ def _rotary_kinds(tables: tuple[Tensor, Tensor] | None, head_dim: int) -> Iterat
     half = cos.shape[-1] // 2
     if cos.dim() != 2 or cos.shape != sin.shape or 2 * half > head_dim:
         return
+    if 2 * cos.shape[-1] == head_dim:  # each angle once
+        yield from (Rotary(cos.contiguous(), sin.contiguous(), interleaved) for interleaved in (False, True))
     if torch.equal(cos[:, :half], cos[:, half:]) and torch.equal(sin[:, :half], sin[:, half:]):
         cos, sin = cos[:, :half].contiguous(), sin[:, :half].contiguous()
     elif torch.equal(cos[:, ::2], cos[:, 1::2]) and torch.equal(sin[:, ::2], sin[:, 1::2]):

@@ -107,7 +107,7 @@ class FusedNetwork:
         keys, values = step.state.layers[index]
         query = rotate_and_store(qkv, keys, values, step.positions, step.places, part)
         attended = self._attention.attend(
-            step, index, query, scaling=part.scale, window=part.window, softcap=part.softcap
+            step, index, query, scaling=part.scale, window=part.window, softcap=part.softcap, sinks=part.sinks
         )
         return attended.view(step.num_tokens, -1)
 

@@ -8,6 +8,7 @@ reported in the model's metadata.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
 from typing import Any, Protocol
@@ -41,10 +42,21 @@ class Kernel(Protocol):
     name: str
 
     def attend(
-        self, query: Tensor, keys: Tensor, values: Tensor, step: LongSpans, scaling: float, window: int | None
-    ) -> Tensor:
-        """(T, num_query, D); causal, each span at the end of its sequence."""
+        self, query: Tensor, keys: Tensor, values: Tensor, step: LongSpans, scaling: float, window: int | None,
+        sinks: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        """(T, num_query, D); causal, each span at the end of its sequence. ``sinks``: (num_query,) or None."""
         ...
+
+
+def _beside_sinks(attended: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
+    """Attention in which sinks take part, from that without them, (T, num_query, D), which is changed.
+
+    Args:
+        lse: (T, num_query) float32, logarithm of the sum of the exponentials of the scores.
+        sinks: (num_query,).
+    """
+    return attended.mul_(torch.sigmoid(lse - sinks)[:, :, None])
 
 
 def _longest(step: LongSpans) -> tuple[int, int]:
@@ -57,16 +69,17 @@ class _TorchKernel:
     name = "torch's flash attention"
 
     def attend(
-        self, query: Tensor, keys: Tensor, values: Tensor, step: LongSpans, scaling: float, window: int | None
-    ) -> Tensor:
+        self, query: Tensor, keys: Tensor, values: Tensor, step: LongSpans, scaling: float, window: int | None,
+        sinks: Tensor | None,
+    ) -> Tensor:  # fmt: skip
         """See :class:`Kernel`."""
-        result: Tensor = torch.ops.aten._flash_attention_forward(
+        result, lse, *_ = torch.ops.aten._flash_attention_forward(
             query, keys, values, step.query_ends, step.key_ends, *_longest(step), 0.0, True, False,
             scale=scaling,
             window_size_left=None if window is None else window - 1,
             window_size_right=None if window is None else 0,
-        )[0]  # fmt: skip
-        return result
+        )  # fmt: skip
+        return result if sinks is None else _beside_sinks(result, lse.T, sinks)
 
 
 class _FlashAttnKernel:
@@ -77,15 +90,17 @@ class _FlashAttnKernel:
         self._function = module.flash_attn_varlen_func
 
     def attend(
-        self, query: Tensor, keys: Tensor, values: Tensor, step: LongSpans, scaling: float, window: int | None
-    ) -> Tensor:
+        self, query: Tensor, keys: Tensor, values: Tensor, step: LongSpans, scaling: float, window: int | None,
+        sinks: Tensor | None,
+    ) -> Tensor:  # fmt: skip
         """See :class:`Kernel`."""
         result: Any = self._function(
             query, keys, values, step.query_ends, step.key_ends, *_longest(step),
             softmax_scale=scaling, causal=True, window_size=(-1, -1) if window is None else (window - 1, 0),
+            **({} if sinks is None else {"return_attn_probs": True}),  # the second result is the lse
         )  # fmt: skip
         found: Tensor = result[0] if isinstance(result, tuple) else result
-        return found
+        return found if sinks is None else _beside_sinks(found, result[1].T, sinks)
 
 
 class _FlashInferKernel:
@@ -100,8 +115,9 @@ class _FlashInferKernel:
         self._wrappers: dict[tuple[Any, ...], list[Any]] = {}
 
     def attend(
-        self, query: Tensor, keys: Tensor, values: Tensor, step: LongSpans, scaling: float, window: int | None
-    ) -> Tensor:
+        self, query: Tensor, keys: Tensor, values: Tensor, step: LongSpans, scaling: float, window: int | None,
+        sinks: Tensor | None,
+    ) -> Tensor:  # fmt: skip
         """See :class:`Kernel`."""
         sizes = query.shape[1], keys.shape[1], query.shape[2]
         kind = (*sizes, scaling, window, query.dtype)
@@ -119,8 +135,11 @@ class _FlashInferKernel:
             )  # fmt: skip
             is_copied.record()
             self._wrappers[kind][2] = step
-        result: Tensor = wrapper.run(query, keys, values)
-        return result
+        if sinks is None:
+            result: Tensor = wrapper.run(query, keys, values)
+            return result
+        result, lse = wrapper.run(query, keys, values, return_lse=True)
+        return _beside_sinks(result, lse * math.log(2), sinks)  # in units of log 2
 
 
 def _ends(step: LongSpans) -> tuple[Tensor, Tensor]:
@@ -137,15 +156,21 @@ def fits(dtype: torch.dtype, dim: int, value_dim: int) -> bool:
     return dtype in (torch.bfloat16, torch.float16) and dim == value_dim and dim <= _MAX_DIM and dim % 8 == 0
 
 
-def choose(device: torch.device, dtype: torch.dtype, layers: Iterable[tuple[Shape, Shape]]) -> Kernel | None:
-    """Return the first kernel that is installed and correct for these shapes of keys and values, or None."""
+def choose(
+    device: torch.device, dtype: torch.dtype, layers: Iterable[tuple[Shape, Shape]], has_sinks: bool = False
+) -> Kernel | None:
+    """Return the first kernel that is installed and correct for these shapes of keys and values, or None.
+
+    Args:
+        has_sinks: it must be correct with attention sinks, too.
+    """
     dims = {keys[1] for keys, values in layers if fits(dtype, keys[1], values[1])}
     if not dims:
         return None
     for make in _candidates(device):
         try:
             kernel = make()
-            error = max(_error(kernel, device, dtype, dim) for dim in dims)
+            error = max(_error(kernel, device, dtype, dim, has_sinks) for dim in dims)
         except Exception as reason:  # noqa: BLE001 - libraries compile while they run, and fail in their own ways
             _log.warning("hf: an attention kernel that is installed is not used: %s", reason)
             continue
@@ -164,18 +189,19 @@ def _candidates(device: torch.device) -> Iterator[Callable[[], Kernel]]:
     yield _TorchKernel
 
 
-def _error(kernel: Kernel, device: torch.device, dtype: torch.dtype, dim: int) -> float:
-    """Relative error of a kernel compared to plain attention on ragged spans, windows and grouped heads."""
+def _error(kernel: Kernel, device: torch.device, dtype: torch.dtype, dim: int, has_sinks: bool) -> float:
+    """Relative error of a kernel compared to plain attention on ragged spans, windows, grouped heads and sinks."""
     generator = torch.Generator(device).manual_seed(0)
     query, keys, values = (
         torch.randn(num, heads, dim, device=device, dtype=dtype, generator=generator)
         for num, heads in ((106, 4), (191, 2), (191, 2))
     )
+    sinks = torch.randn(4, device=device, dtype=dtype, generator=generator) + 2.0 if has_sinks else None
     errors = []
     for window in (None, 16):
         step = SampleStep([Segment(0, 37, 0), Segment(37, 42, 85), Segment(42, 106, 0)], device)
-        found = kernel.attend(query, keys, values, step, dim**-0.5, window).float()
-        expected = span_by_span(query.float(), keys.float(), values.float(), step, dim**-0.5, window, None)
+        found = kernel.attend(query, keys, values, step, dim**-0.5, window, sinks).float()
+        expected = span_by_span(query.float(), keys.float(), values.float(), step, dim**-0.5, window, None, sinks)
         error = float((found - expected).norm() / expected.norm())
         errors.append(error if error == error else float("inf"))  # noqa: PLR0124 - that is what NaN is
     return max(errors)
@@ -193,14 +219,14 @@ class SampleStep:
 
 def span_by_span(
     query: Tensor, keys: Tensor, values: Tensor, step: LongSpans, scaling: float, window: int | None,
-    softcap: float | None,
+    softcap: float | None, sinks: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """Plain attention, span by span; arguments as for :class:`Kernel`."""
     results, seen = [], 0
     for segment in step.segments:
         begin, end = segment.begin - step.num_decodes, segment.end - step.num_decodes
         parts = query[begin:end], keys[seen : seen + segment.stop], values[seen : seen + segment.stop]
-        results.append(_span(segment, *parts, scaling, window, softcap))
+        results.append(_span(segment, *parts, scaling, window, softcap, sinks))
         seen += segment.stop
     return torch.cat(results)
 
@@ -213,6 +239,7 @@ def _span(
     scaling: float,
     window: int | None,
     softcap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     """Attention of one span: query (t, num_query, D) over its whole sequence, (stop, num_kv, D)."""
     at_query = torch.arange(segment.start, segment.stop, device=query.device)[:, None]
@@ -223,9 +250,14 @@ def _span(
     group = query.shape[1] // keys.shape[1]
     q = query.transpose(0, 1)
     k, v = (part.transpose(0, 1).repeat_interleave(group, 0) for part in (keys, values))
-    if softcap is None:
+    if softcap is None and sinks is None:
         result = scaled_dot_product_attention(q[None], k[None], v[None], attn_mask=mask[None, None], scale=scaling)[0]
     else:
-        scores = torch.tanh(q @ k.transpose(1, 2) * (scaling / softcap)) * softcap
-        result = torch.softmax(scores.masked_fill(~mask, float("-inf")), -1, dtype=torch.float32).to(v.dtype) @ v
+        scores = q @ k.transpose(1, 2) * scaling
+        scores = scores if softcap is None else torch.tanh(scores / softcap) * softcap
+        scores = scores.masked_fill(~mask, float("-inf"))
+        if sinks is not None:
+            scores = torch.cat([scores, sinks.to(scores)[:, None, None].expand(-1, len(mask), 1)], -1)
+        shares = torch.softmax(scores, -1, dtype=torch.float32).to(v.dtype)
+        result = shares[..., : mask.shape[1]] @ v
     return result.transpose(0, 1)

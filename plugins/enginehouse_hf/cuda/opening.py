@@ -58,7 +58,7 @@ def open_on_cuda(
         ModelLoadError: there is not enough device memory.
     """
     torch.cuda.set_device(model.device)
-    attention = PoolAttention(choose(model.device, model.dtype, facts.layers))
+    attention = PoolAttention(choose(model.device, model.dtype, facts.layers, facts.has_sinks))
     with torch.inference_mode():
         network = _choose_network(model, facts, options, attention)
     num_places = _num_places(model, facts, options)

@@ -18,11 +18,8 @@ class PoolStep:
     def __init__(self, step: Step, attention: PoolAttention) -> None:
         self._step, self._attention, self._places = step, attention, step.places.long()
 
-    def attend(
-        self, index: int, query: Tensor, key: Tensor, value: Tensor, *, sinks: Tensor | None, **scores: Any
-    ) -> Tensor:
+    def attend(self, index: int, query: Tensor, key: Tensor, value: Tensor, **scores: Any) -> Tensor:
         """Append keys and values and attend; query (1, H, T, D) gives (1, T, H, D)."""
-        assert sinks is None, "the loader refuses them"
         self.append(index, key, value)
         packed = query[0].transpose(0, 1).contiguous()
         return self._attention.attend(self._step, index, packed, **scores)[None]

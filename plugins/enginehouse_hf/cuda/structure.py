@@ -78,6 +78,7 @@ class Attention:
         norms: of queries and keys; their width is that of a head, or of all heads together.
         window: number of visible positions; None is all.
         softcap: bound of the scores; None is none.
+        sinks: (num_query,), for each head the score of a further key whose value is zero; None is none.
     """
 
     qkv: Projection
@@ -88,6 +89,7 @@ class Attention:
     scale: float
     window: int | None
     softcap: float | None
+    sinks: Tensor | None = None
 
 
 @frozen(eq=False)

@@ -134,7 +134,12 @@ def encoded(data: bytes, form: str = "wav") -> dict[str, Any]:
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "a model of text": (audio(1), {"model": "plain"}, "", "takes text only, not input_audio"),
     "a model of images": (audio(1), {"model": "seeing"}, "", "takes text and image_url, not input_audio"),
-    "mp3": (encoded(b"ID3", "mp3"), {}, ".input_audio.format", "takes recordings as 'wav', not as 'mp3'"),
+    "mp3": (
+        encoded(b"ID3", "mp3"),
+        {},
+        ".input_audio.format",
+        "as 'wav', not as 'mp3'; convert it first, as with ffmpeg",
+    ),
     "mp3 as wav": (encoded(b"ID3" + bytes(50)), {}, ".input_audio.data", "not a WAV file"),
     "another format": (encoded(b"", "ogg"), {}, ".input_audio.format", "must be 'wav'"),
     "no object": ({"type": "input_audio", "input_audio": "x"}, {}, ".input_audio", "must be an object"),
@@ -157,6 +162,19 @@ def test_refusals_name_the_part(client: httpx.Client, name: str) -> None:
 
     assert response.status_code == 400, response.text
     assert error["param"] == f"messages[0].content[1]{place}" and reason in error["message"]
+
+
+def test_members_that_no_recording_or_image_has_are_listed(client: httpx.Client) -> None:
+    pytest.importorskip("PIL")
+    heard, seen = audio(1), image(1)
+    heard["input_audio"]["language"] = "de"
+    seen["image_url"]["size"] = 64
+    response = ask(client, heard, seen, text("what?"))
+
+    assert response.status_code == 200, response.text
+    listed = response.headers["x-enginehouse-ignored"]
+    assert listed == "messages[0].content[0].input_audio.language, messages[0].content[1].image_url.size"
+    assert "x-enginehouse-ignored" not in ask(client, audio(1), image(1), text("what?")).headers
 
 
 def test_samples_count_as_memory_of_the_client() -> None:

@@ -11,6 +11,7 @@ import pytest
 from enginehouse.contract.adapters import AdapterKeeper
 from enginehouse.contract.backend import CutPlanner, DeviceSampler, Runner, StateKeeper
 from enginehouse.contract.checkpoints import CheckpointKeeper
+from enginehouse.contract.drafter import Drafter, HeadDrafter, HeadKeeper, LayerDrafter
 from enginehouse.contract.engine import Engine, PoolingEngine, ReplicatedEngine
 from enginehouse.contract.exit_policy import LayerAccess
 from enginehouse.contract.inspection import Inspectable
@@ -18,9 +19,10 @@ from enginehouse.contract.router import ChecksModels, ComparesTexts, Router
 from enginehouse.plugins import Guard, guarded
 
 OPTIONAL: dict[Any, tuple[Any, ...]] = {
+    Drafter: (HeadDrafter, LayerDrafter),
     Engine: (Inspectable, PoolingEngine, ReplicatedEngine),
     Router: (ChecksModels, ComparesTexts),
-    Runner: (AdapterKeeper, CheckpointKeeper, CutPlanner, DeviceSampler, LayerAccess, StateKeeper),
+    Runner: (AdapterKeeper, CheckpointKeeper, CutPlanner, DeviceSampler, HeadKeeper, LayerAccess, StateKeeper),
 }
 CASES = [(interface, optional) for interface, some in OPTIONAL.items() for optional in some]
 CASES += [(interface, interface) for interface in OPTIONAL if interface is Runner]

@@ -138,6 +138,19 @@ def test_greedy_of_a_fused_family_equals_generate(
     runner.close()
 
 
+@pytest.mark.parametrize("options", [{}, {"fused": False}, {"cuda_graphs": False}])
+def test_greedy_of_a_model_with_sinks_equals_generate(
+    random_model: Callable[[str], Path], greedy: Greedy, options: dict[str, Any]
+) -> None:
+    runner = _open(random_model("gpt_oss"), context=128, **options)
+    prompts = prompts_of(runner)
+    expected = _generate(random_model("gpt_oss"), prompts, 16)
+
+    assert [greedy(runner, [prompt], 16, chunk_tokens=128)[0] for prompt in prompts] == expected
+    assert greedy(runner, prompts, 16, chunk_tokens=5) == expected
+    runner.close()
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
 def test_half_precision_logits_are_near_those_of_float32(tiny_model: TinyModel, architecture: str, dtype: str) -> None:
@@ -166,6 +179,7 @@ def test_a_kernel_for_longer_spans_is_right_here() -> None:
 
     device, layers = torch.device("cuda:0"), [((2, 64), (2, 64)), ((2, 128), (2, 128))]
     assert choose(device, torch.bfloat16, layers) is not None
+    assert choose(device, torch.bfloat16, layers, has_sinks=True) is not None
     assert choose(device, torch.float32, layers) is None
     assert choose(device, torch.bfloat16, [((2, 512), (2, 512))]) is None
 

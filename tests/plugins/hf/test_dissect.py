@@ -58,7 +58,10 @@ def _attend(x: Tensor, part: Attention) -> Tensor:
         scores = torch.tanh(scores / part.softcap) * part.softcap
     age = torch.arange(len(x))[:, None] - torch.arange(len(x))[None]
     hides = (age < 0) | (age >= (part.window or len(x)))
-    attended = torch.softmax(scores.masked_fill(hides, float("-inf")), -1) @ value
+    scores = scores.masked_fill(hides, float("-inf"))
+    if part.sinks is not None:
+        scores = torch.cat([scores, part.sinks[:, None, None].expand(-1, len(x), 1)], -1)
+    attended = torch.softmax(scores, -1)[..., : len(x)] @ value
     return linear(attended.transpose(0, 1).flatten(1), part.output.weight, part.output.bias)
 
 
@@ -114,12 +117,20 @@ def test_parts_of_a_family_give_its_logits(random_model: RandomModel, fused_fami
     [
         ("phi", "norms input_layernorm"),
         ("gpt_neox", "built in another way|norms"),
-        ("gpt_oss", "attention sinks"),
+        ("gpt_oss", "experts of the kind GptOssExperts"),
     ],
 )
 def test_a_model_with_an_unknown_part_is_not_taken_apart(random_model: RandomModel, name: str, reason: str) -> None:
     with pytest.raises(NotFusable, match=reason):
         dissect(_load(random_model(name)), 64)
+
+
+def test_sinks_beside_an_unknown_weight_are_not_taken_apart(random_model: RandomModel) -> None:
+    model = _load(random_model("gpt_oss"))
+    model.model.layers[0].self_attn.register_parameter("other", torch.nn.Parameter(torch.zeros(4)))
+
+    with pytest.raises(NotFusable, match="attention sinks are not the only weight"):
+        dissect(model, 64)
 
 
 def test_a_router_that_answers_in_another_way_is_not_taken_apart(random_model: RandomModel) -> None:

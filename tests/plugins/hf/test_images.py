@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from enginehouse.contract.adapters import AdapterSet
 from enginehouse.contract.backend import ModelSource, Span
 from enginehouse.contract.errors import AdapterRefused, InvalidRequest, ModelLoadError, StateRefused, StepAborted
 from enginehouse.contract.media import DecodedImage, MediaChunk, MediaInput, pseudo_tokens
@@ -44,7 +45,7 @@ def changed(folder: Path, into: Path, file: str, **values: Any) -> Path:
     return into
 
 
-def feed(runner: Any, sequence: int, items: Sequence[Item]) -> np.ndarray | None:
+def feed(runner: Any, sequence: int, items: Sequence[Item], adapter: AdapterSet = ()) -> np.ndarray | None:
     """Append text, a token at a time, and images; return the last row."""
     row = None
     for item in items:
@@ -52,10 +53,11 @@ def feed(runner: Any, sequence: int, items: Sequence[Item]) -> np.ndarray | None
             start = runner.length(sequence)
             if isinstance(part, MediaChunk):
                 media = MediaInput(part, runner.encode(part), pseudo_tokens(item.digest, part.num_tokens))
-                runner.forward([Span(sequence, start, media, "none")])
+                runner.forward([Span(sequence, start, media, "none", adapter=adapter)])
                 continue
             for place, token_id in enumerate(part, start):
-                row = runner.forward([Span(sequence, place, np.array([token_id], np.int32))]).host()[0].copy()
+                span = Span(sequence, place, np.array([token_id], np.int32), adapter=adapter)
+                row = runner.forward([span]).host()[0].copy()
     return row
 
 
@@ -351,6 +353,45 @@ def test_adapters_change_text_and_not_embeddings(vision_model: Callable[[str], P
     assert np.array_equal(rows[0], rows[1])
     assert np.abs(rows[2] - rows[0]).max() > 0.01
     runner.close()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_with_an_adapter_and_images_are_those_of_merged_weights(
+    vision_model: Callable[[str], Path], tmp_path: Path, family: str
+) -> None:
+    """Text before, between and after two images; the base model gives the same before and after."""
+    import torch
+    from safetensors.numpy import save_file
+    from transformers import AutoModelForImageTextToText
+
+    folder, random, tensors = vision_model(family), np.random.default_rng(0), dict[str, np.ndarray]()
+    model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
+    texts = set(model.get_decoder().modules())
+    for name, module in model.named_modules():
+        if module in texts and name.endswith(("q_proj", "v_proj", "o_proj", "up_proj", "down_proj")):
+            num_outputs, num_inputs = module.weight.shape
+            a, b = (random.standard_normal(size).astype(np.float32) / 8 for size in ((4, num_inputs), (num_outputs, 4)))
+            tensors |= {f"base_model.model.{name}.lora_A.weight": a, f"base_model.model.{name}.lora_B.weight": b}
+            module.weight.data += torch.from_numpy(np.float32(0.5 * 8 / 4) * (b @ a))
+    merged = Path(shutil.copytree(folder, tmp_path / "merged", ignore=shutil.ignore_patterns("*.safetensors*")))
+    model.save_pretrained(merged)
+    (tmp_path / "adapter").mkdir()
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8}
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
+    save_file(tensors, tmp_path / "adapter" / "adapter_model.safetensors")
+    runner, oracle = open_model(folder, max_batch_tokens=6), open_model(merged)
+    handle, items = runner.load_adapter(tmp_path / "adapter"), [5, 6, SMALL, 7, 8, WIDE, 9]
+    before = feed(runner, runner.open_sequence(), items)
+    found = feed(runner, runner.open_sequence(), items, ((handle, 0.5),))
+    again = feed(runner, runner.open_sequence(), items)
+    expected = feed(oracle, oracle.open_sequence(), items)
+    assert before is not None and found is not None and expected is not None
+
+    assert np.abs(found - expected).max() < 1e-3
+    assert np.abs(found - before).max() > 0.1
+    assert np.array_equal(before, again)
+    runner.close()
+    oracle.close()
 
 
 class _Images(MediaContract):

@@ -5,6 +5,7 @@ The libraries themselves need a GPU; here modules stand in for them that take th
 
 from __future__ import annotations
 
+import math
 import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -25,9 +26,13 @@ _LAYERS = [((2, 64), (2, 64))]
 
 def _attend(  # noqa: PLR0917
     query: Any, keys: Any, values: Any, ends: Any, key_ends: Any, scale: float, left: int, factor: float
-) -> Any:
-    """Ragged causal attention, written otherwise than the plugin's: repeated heads, float64."""
-    results = []
+) -> tuple[Any, Any]:
+    """Ragged causal attention, written otherwise than the plugin's: repeated heads, float64.
+
+    Returns:
+        (T, num_query, D), and the logarithm of the sum of the exponentials of the scores, (num_query, T) float32.
+    """
+    results, sums = [], []
     for begin, end, low, high in zip(ends, ends[1:], key_ends, key_ends[1:], strict=False):
         group = query.shape[1] // keys.shape[1]
         q = query[begin:end].double()
@@ -38,20 +43,24 @@ def _attend(  # noqa: PLR0917
         if left >= 0:
             scores = scores.masked_fill(distance < -left, float("-inf"))
         results.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), v))
-    return torch.cat(results).to(query.dtype) * factor
+        sums.append(scores.logsumexp(-1))
+    return torch.cat(results).to(query.dtype) * factor, torch.cat(sums, 1).float()
 
 
-def _flash_attn(name: str, factor: float) -> ModuleType:
+def _flash_attn(name: str, factor: float, gives_lse: bool = True) -> ModuleType:
     module = ModuleType(name)
 
     def flash_attn_varlen_func(  # noqa: PLR0917 - as theirs
         q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: int, max_seqlen_k: int, *,
-        softmax_scale: float, causal: bool, window_size: tuple[int, int],
+        softmax_scale: float, causal: bool, window_size: tuple[int, int], **more: bool,
     ) -> Any:  # fmt: skip
         assert causal
         assert max_seqlen_q == cu_seqlens_q.diff().max()
         assert max_seqlen_k == cu_seqlens_k.diff().max()
-        return _attend(q, k, v, cu_seqlens_q.tolist(), cu_seqlens_k.tolist(), softmax_scale, window_size[0], factor)
+        ends = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
+        result, lse = _attend(q, k, v, *ends, softmax_scale, window_size[0], factor)
+        assert more in ({}, {"return_attn_probs": True})
+        return (result, lse, None) if gives_lse and more else result
 
     module.flash_attn_varlen_func = flash_attn_varlen_func  # type: ignore[attr-defined]
     module.__version__ = "9.9"  # type: ignore[attr-defined]
@@ -73,8 +82,9 @@ class _Wrapper:
         type(self).num_plans += 1
         self._planned = qo_indptr.tolist(), kv_indptr.tolist(), sm_scale, window_left
 
-    def run(self, query: Any, keys: Any, values: Any) -> Any:
-        return _attend(query, keys, values, *self._planned, 1.0)
+    def run(self, query: Any, keys: Any, values: Any, return_lse: bool = False) -> Any:
+        result, lse = _attend(query, keys, values, *self._planned, 1.0)
+        return (result, lse.T / math.log(2)) if return_lse else result
 
 
 class _Event:
@@ -135,10 +145,51 @@ def test_flashinfer_plans_once_per_step_and_kind_of_layer(monkeypatch: pytest.Mo
         step = long_spans.SampleStep([Segment(0, 9, 3)], _CPU)
         query, keys, values = (torch.randn(n, h, 64, dtype=torch.bfloat16) for n, h in ((9, 4), (12, 2), (12, 2)))
         for window in (None, 4, None, 4):
-            found = kernel.attend(query, keys, values, step, 0.125, window)
-            expected = long_spans.span_by_span(query, keys, values, step, 0.125, window, None)
+            found = kernel.attend(query, keys, values, step, 0.125, window, None)
+            expected = long_spans.span_by_span(query, keys, values, step, 0.125, window, None, None)
             assert (found.float() - expected.float()).norm() < 0.02 * expected.float().norm()
     assert _Wrapper.num_plans == 4
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_sinks_take_a_share_of_the_softmax(monkeypatch: pytest.MonkeyPatch, window: int | None) -> None:
+    """In plain attention and beside each library, whose results do not know of them."""
+    flashinfer = ModuleType("flashinfer")
+    flashinfer.BatchPrefillWithRaggedKVCacheWrapper = _Wrapper  # type: ignore[attr-defined]
+    flashinfer.__version__ = "0.5"  # type: ignore[attr-defined]
+    monkeypatch.setattr(torch.cuda, "Event", _Event)
+    step = long_spans.SampleStep([Segment(0, 9, 3)], _CPU)
+    query, keys, values = (torch.randn(n, h, 64, dtype=torch.bfloat16) for n, h in ((9, 4), (12, 2), (12, 2)))
+    sinks = torch.tensor([-1.0, 0.0, 2.0, 5.0])
+    more = torch.cat([keys, torch.zeros_like(keys[:1])]), torch.cat([values, torch.zeros_like(values[:1])])
+    k, v = (part.float().repeat_interleave(2, 1) for part in more)
+    scores = torch.einsum("qhd,khd->hqk", query.float(), k) * 0.125
+    age = torch.arange(3, 12)[:, None] - torch.arange(13)[None]
+    scores = scores.masked_fill((age < 0) | (age >= (window or 12)), float("-inf"))
+    scores[:, :, 12] = sinks[:, None]  # the key past the end
+    expected = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v)
+
+    plain = long_spans.span_by_span(query, keys, values, step, 0.125, window, None, sinks)
+    assert (plain.float() - expected).norm() < 0.02 * expected.norm()
+    for module in (flashinfer, _flash_attn("flash_attn", 1.0)):
+        _install(monkeypatch, module)
+        kernel = long_spans.choose(_CPU, torch.bfloat16, _LAYERS, has_sinks=True)
+        assert kernel is not None
+        assert kernel.name.startswith(module.__name__)
+        found = kernel.attend(query, keys, values, step, 0.125, window, sinks)
+        assert (found.float() - expected).norm() < 0.02 * expected.norm()
+
+
+def test_a_kernel_that_gives_no_sums_is_not_used_for_sinks(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    _install(monkeypatch, _flash_attn("flash_attn", 1.0, gives_lse=False))
+    without, kernel = (long_spans.choose(_CPU, torch.bfloat16, _LAYERS, has_sinks) for has_sinks in (False, True))
+
+    assert without is not None
+    assert without.name == "flash_attn 9.9"
+    assert kernel is None or kernel.name == "torch's flash attention"
+    assert "an attention kernel that is installed is not used" in caplog.text
 
 
 def test_nothing_is_tried_where_it_could_not_be_used() -> None:

@@ -15,8 +15,9 @@ from enginehouse_testkit.gguf_writer import write_gguf
 
 RATE = 16_000
 NUM_TOKENS = 15
+NUM_BINS = 16
 
-_WIDTH, _INNER, _LAYERS, _HEADS, _BINS, _POSITIONS, _STACK, _MIDDLE = 32, 64, 2, 2, 16, 1500, 100, 24
+_WIDTH, _INNER, _LAYERS, _HEADS, _POSITIONS, _STACK, _MIDDLE = 32, 64, 2, 2, 1500, 100, 24
 
 
 def recording(seed: int, seconds: float = 1.0) -> NDArray[np.float32]:
@@ -31,7 +32,7 @@ def audio_values(width: int) -> dict[str, Any]:
     """The sizes of the encoder, and of its projector for text models of ``width``."""
     sizes = {
         "projector_type": "ultravox",
-        "num_mel_bins": _BINS,
+        "num_mel_bins": NUM_BINS,
         "embedding_length": _WIDTH,
         "feed_forward_length": _INNER,
         "block_count": _LAYERS,
@@ -57,7 +58,7 @@ def audio_tensors(width: int) -> dict[str, NDArray[np.float32]]:
         return (rng.standard_normal(shape) / np.sqrt(np.prod(shape[1:]))).astype(np.float32)
 
     made = {"a.position_embd.weight": random(_POSITIONS, _WIDTH)}
-    for number, channels in ((1, _BINS), (2, _WIDTH)):
+    for number, channels in ((1, NUM_BINS), (2, _WIDTH)):
         made[f"a.conv1d.{number}.weight"] = random(_WIDTH, channels, 3)
         made[f"a.conv1d.{number}.bias"] = random(_WIDTH, 1) / 10
     shapes = dict.fromkeys(("attn_q", "attn_k", "attn_v", "attn_out"), (_WIDTH, _WIDTH))

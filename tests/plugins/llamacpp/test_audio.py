@@ -19,12 +19,13 @@ from enginehouse.contract.types import DecodedMedia
 from enginehouse.settings.config import ModelSettings, Settings
 from enginehouse_llamacpp.backend import LlamaCppBackend
 from enginehouse_llamacpp.options import LlamaCppOptions
+from enginehouse_llamacpp.projector_files import read_projector, recording_bytes
 from enginehouse_llamacpp.runner import LlamaCppRunner
 from enginehouse_testkit.contract.opening import ModelUnderTest
 from enginehouse_testkit.media_contract import MediaContract
 from enginehouse_testkit.served import served
 
-from .audio_models import NUM_TOKENS, RATE, audio_tensors, audio_values, recording, write_audio_projector
+from .audio_models import NUM_BINS, NUM_TOKENS, RATE, audio_tensors, audio_values, recording, write_audio_projector
 from .media_oracle import Oracle
 from .vision_models import IDEFICS3, QWEN2VL, VisionKind, write_projector, write_text_model
 
@@ -103,7 +104,17 @@ def test_a_long_recording_has_a_chunk_for_each_half_minute(tmp_path: Path) -> No
     parts = runner.prepare_audio(audio(1, 70))
     runner.close()
 
-    assert [part.num_tokens for part in parts if isinstance(part, MediaChunk)] == [NUM_TOKENS] * 3
+    chunks = [part for part in parts if isinstance(part, MediaChunk)]
+    assert [chunk.num_tokens for chunk in chunks] == [NUM_TOKENS] * 3
+    assert [chunk.num_bytes for chunk in chunks] == [4 * 3000 * NUM_BINS] * 3
+
+
+def test_a_recording_that_is_one_chunk_is_counted_as_a_whole(tmp_path: Path) -> None:
+    """As a Conformer or Parakeet gets it: five minutes, not half of one."""
+    header = read_projector(write_audio_projector(tmp_path / "mmproj.gguf"))
+
+    assert recording_bytes(header, 300.0, 1) == 4 * 30_000 * NUM_BINS
+    assert recording_bytes(header, 300.0, 10) == recording_bytes(header, 1.0, 1) == 4 * 3000 * NUM_BINS
 
 
 @pytest.mark.parametrize("num_samples", [1, 2, 161])

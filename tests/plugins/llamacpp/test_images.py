@@ -14,6 +14,7 @@ import pytest
 from attrs import evolve
 from numpy.typing import NDArray
 
+from enginehouse.contract.adapters import AdapterSet
 from enginehouse.contract.backend import ModelSource, Span
 from enginehouse.contract.errors import StateRefused, StepAborted
 from enginehouse.contract.media import DecodedImage, MediaChunk, MediaInput, pseudo_tokens
@@ -23,10 +24,22 @@ from enginehouse_llamacpp.options import LlamaCppOptions
 from enginehouse_llamacpp.runner import LlamaCppRunner
 from enginehouse_llamacpp.sequences import SequenceTable
 from enginehouse_testkit.contract.opening import ModelUnderTest
+from enginehouse_testkit.gguf_writer import write_gguf
 from enginehouse_testkit.media_contract import MediaContract
 
 from .media_oracle import Oracle
-from .vision_models import GEMMA3, IDEFICS3, KINDS, LLAVA, QWEN2VL, VisionKind, image, write_projector, write_text_model
+from .vision_models import (
+    GEMMA3,
+    IDEFICS3,
+    KINDS,
+    LLAVA,
+    QWEN2VL,
+    VisionKind,
+    image,
+    text_tensors,
+    write_projector,
+    write_text_model,
+)
 
 pytestmark = pytest.mark.llamacpp
 
@@ -57,29 +70,35 @@ def open_model(path: Path, **more: Any) -> LlamaCppRunner:
     return opened
 
 
-def feed_image(runner: LlamaCppRunner, sequence: int, prepared: Sequence[Sequence[int] | MediaChunk]) -> None:
+def feed_image(
+    runner: LlamaCppRunner,
+    sequence: int,
+    prepared: Sequence[Sequence[int] | MediaChunk],
+    adapter: AdapterSet = (),
+) -> None:
     for part in prepared:
         if isinstance(part, MediaChunk):
             media = MediaInput(part, runner.encode(part), pseudo_tokens("any", part.num_tokens))
-            runner.forward([Span(sequence, runner.length(sequence), media, "none")])
+            runner.forward([Span(sequence, runner.length(sequence), media, "none", adapter=adapter)])
         else:
-            runner.forward([Span(sequence, runner.length(sequence), np.array(part, np.int32), "none")])
+            tokens = np.array(part, np.int32)
+            runner.forward([Span(sequence, runner.length(sequence), tokens, "none", adapter=adapter)])
 
 
-def feed(runner: LlamaCppRunner, sequence: int, items: Sequence[Item]) -> NDArray[np.float32]:
+def feed(runner: LlamaCppRunner, sequence: int, items: Sequence[Item], adapter: AdapterSet = ()) -> NDArray[np.float32]:
     """Append text, a token at a time, and images; return the last row. The last item is a token."""
     for item in items:
         if isinstance(item, str):
-            feed_image(runner, sequence, runner.prepare_image(decoded(item)))
+            feed_image(runner, sequence, runner.prepare_image(decoded(item)), adapter)
         else:
-            span = Span(sequence, runner.length(sequence), np.array([item], np.int32))
+            span = Span(sequence, runner.length(sequence), np.array([item], np.int32), adapter=adapter)
             row = runner.forward([span]).host()[0].copy()
     return row
 
 
-def fresh(runner: LlamaCppRunner, items: Sequence[Item]) -> NDArray[np.float32]:
+def fresh(runner: LlamaCppRunner, items: Sequence[Item], adapter: AdapterSet = ()) -> NDArray[np.float32]:
     sequence = runner.open_sequence()
-    row = feed(runner, sequence, items)
+    row = feed(runner, sequence, items, adapter)
     runner.free_sequence(sequence)
     return row
 
@@ -105,6 +124,35 @@ def test_text_after_an_image_is_llama_cpps_own(tmp_path: Path, kind: VisionKind)
     assert np.array_equal(row, first) and answer == expected
     assert np.abs(other).max() > 0.01
     assert (chunks[-1].num_tokens, chunks[-1].num_positions) == (kind.num_tokens, kind.num_positions)
+
+
+@pytest.mark.parametrize("kind", [IDEFICS3, GEMMA3, QWEN2VL], ids=["tiles", "non-causal", "M-RoPE"])
+def test_rows_with_an_adapter_and_images_are_those_of_merged_weights(tmp_path: Path, kind: VisionKind) -> None:
+    """Text before, between and after two images; the base model gives the same before and after."""
+    random, rank, scale, alpha = np.random.default_rng(0), 4, 0.5, 8.0
+    halves, merged = dict[str, NDArray[np.float32]](), dict[str, NDArray[np.float32]]()
+    for name, weight in text_tensors(kind).items():
+        if weight.ndim == 2 and name.split(".")[-2] in ("attn_q", "attn_v", "attn_output", "ffn_gate", "ffn_down"):
+            a, b = (
+                random.standard_normal(size).astype(np.float32) / 4
+                for size in ((rank, weight.shape[1]), (len(weight), rank))
+            )
+            halves |= {f"{name}.lora_a": a, f"{name}.lora_b": b}
+            merged[name] = weight + np.float32(scale * alpha / rank) * (b @ a)
+    values = {"general.architecture": kind.architecture, "general.type": "adapter", "adapter.type": "lora"}
+    adapter = write_gguf(tmp_path / "adapter.gguf", {**values, "adapter.lora.alpha": alpha}, halves)
+    runner = open_model(write_model(tmp_path / "base", kind))
+    oracle = open_model(write_model(tmp_path / "merged", kind, tensors=merged))
+    handle = runner.load_adapter(adapter)
+    items: list[Item] = [1, _A, _B, "1", _B, _A, "2", _A]
+    before, found = fresh(runner, items), fresh(runner, items, ((handle, scale),))
+    again, expected = fresh(runner, items), fresh(oracle, items)
+    runner.close()
+    oracle.close()
+
+    assert np.abs(found - expected).max() < 0.05  # keys and values are float16
+    assert np.abs(found - before).max() > 0.5
+    assert np.array_equal(before, again)
 
 
 def seeing(path: Path, **more: Any) -> ModelUnderTest:

@@ -59,8 +59,11 @@ def image(seed: int, width: int = 64, height: int = 64) -> NDArray[np.uint8]:
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3)).astype(np.uint8)
 
 
-def write_text_model(path: Path, kind: VisionKind, **more: Any) -> Path:
-    """The text half: a tiny model with a vocabulary of bytes, and the marks around images."""
+def write_text_model(path: Path, kind: VisionKind, tensors: Tensors | None = None, **more: Any) -> Path:
+    """The text half: a tiny model with a vocabulary of bytes, and the marks around images.
+
+    ``tensors`` replace its own.
+    """
     name = kind.architecture
     values = {key: item for key, item in tiny_values().items() if not key.startswith("llama.")}
     values["tokenizer.ggml.tokens"] = [*values["tokenizer.ggml.tokens"], *_MARKS]
@@ -82,11 +85,13 @@ def write_text_model(path: Path, kind: VisionKind, **more: Any) -> Path:
     if name == "qwen2vl":
         sizes |= {"rope.dimension_sections": np.array([1, 1, 1, 0], np.int32)}
     values |= {"general.architecture": name, **{f"{name}.{key}": item for key, item in sizes.items()}}
-    num_tokens = len(values["tokenizer.ggml.tokens"])
-    return write_gguf(path, {**values, **more}, _text_tensors(name, num_tokens, np.random.default_rng(3)))
+    return write_gguf(path, {**values, **more}, text_tensors(kind) | (tensors or {}))
 
 
-def _text_tensors(architecture: str, num_tokens: int, rng: np.random.Generator) -> Tensors:
+def text_tensors(kind: VisionKind) -> Tensors:
+    """The weights of the text half."""
+    rng, architecture = np.random.default_rng(3), kind.architecture
+    num_tokens = len(tiny_values()["tokenizer.ggml.tokens"]) + len(_MARKS)
     narrow = _KV_HEADS * _HEAD
     shapes: dict[str, tuple[int, ...]] = {"attn_q": (_WIDTH, _WIDTH), "attn_output": (_WIDTH, _WIDTH)}
     shapes |= {"attn_k": (narrow, _WIDTH), "attn_v": (narrow, _WIDTH)}

@@ -133,7 +133,6 @@ class _MlxAdapters(AdapterContract):
     """
 
     max_logit_difference = 2e-3
-    num_adapter_steps = 40
 
     @pytest.fixture(scope="class")
     @classmethod

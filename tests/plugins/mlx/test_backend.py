@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from enginehouse.contract.backend import ModelSource, Runner
-from enginehouse.contract.errors import ModelLoadError
+from enginehouse.contract.errors import ConfigError, ModelLoadError
+from enginehouse.settings.config import ModelSettings, Settings, structure_options
 from enginehouse_mlx.backend import MlxBackend, MlxOptions
 from enginehouse_testkit.contract.model_folder import changed_folder
+from enginehouse_testkit.served import served
 
 pytestmark = pytest.mark.mlx
 
@@ -58,6 +60,29 @@ def test_pooling_models_are_left_to_other_backends(tiny_model: TinyModel, tmp_pa
 def test_options_are_at_least_one(name: str) -> None:
     with pytest.raises(ValueError, match=name):
         MlxOptions(**{name: 0})  # type: ignore[arg-type]
+
+
+def test_a_model_that_reads_images_takes_text_only(tiny_model: TinyModel, tmp_path: Path) -> None:
+    """mlx-lm has no vision towers; the reason is in the model's metadata, and a projector cannot be set."""
+    runner = _open(changed_folder(tiny_model("llama"), tmp_path / "seeing", vision_config={"hidden_size": 8}))
+    assert runner.capabilities.media == ()
+    assert runner.info.metadata["images"].startswith("none: mlx-lm computes only the text part")
+    runner.close()
+    plain = _open(tiny_model("llama"))
+    assert "images" not in plain.info.metadata
+    plain.close()
+    with pytest.raises(ConfigError, match=r"models\.x\.mmproj: unknown setting"):
+        structure_options(MlxOptions, {"mmproj": "mmproj.gguf"}, "models.x")
+
+
+def test_images_are_refused_by_name(tiny_model: TinyModel) -> None:
+    settings = Settings(models={"x": ModelSettings(source=str(tiny_model("llama")), backend="mlx")})
+    part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+    with served(settings, timeout=60) as client:
+        response = client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": [part]}]})
+
+    assert response.status_code == 400
+    assert response.json()["error"]["message"] == "messages[0].content[0]: this model takes text only, not image_url"
 
 
 def test_estimate_needs_a_model(tmp_path: Path) -> None:

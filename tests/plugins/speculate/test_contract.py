@@ -15,6 +15,7 @@ from enginehouse.engine.loop import StepEngine
 from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.config import PluginsSettings, structure_options
 from enginehouse_speculate.draft_model import DraftModelDrafter, DraftModelOptions
+from enginehouse_speculate.head import HeadDrafter
 from enginehouse_speculate.layers import LayersDrafter, LayersOptions
 from enginehouse_speculate.prediction import PredictionDrafter
 from enginehouse_speculate.prompt_lookup import PromptLookupDrafter
@@ -69,10 +70,19 @@ class TestLayersApart(DrafterContract):
         return LayersDrafter()
 
 
+class TestHead(DrafterContract):
+    drafter_options = {"min_probability": 0.0, "max_tokens": 4}
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def drafter(cls) -> Drafter:
+        return HeadDrafter()
+
+
 def test_the_plugin_registers_its_drafters() -> None:
     registry = PluginRegistry.load(PluginsSettings())
 
-    assert list(registry.drafters) == ["prediction", "prompt-lookup", "draft-model", "layers"]
+    assert list(registry.drafters) == ["prediction", "prompt-lookup", "draft-model", "layers", "head"]
 
 
 def answer(

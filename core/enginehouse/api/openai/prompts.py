@@ -77,6 +77,8 @@ def _read_call(call: Any, index: int, path: str) -> ToolCall:
 
 PART_SEPARATOR = "\n"
 _MEDIA = ("image_url", "image", "input_image", "input_audio", "video_url", "file")
+_MEMBERS = {"image_url": ("url", "detail"), "input_audio": ("data", "format")}
+"""Members of the parts of media that are read."""
 
 
 _KNOWN = frozenset(attribute.name for attribute in attrs.fields(MessageBody))
@@ -115,8 +117,11 @@ def _has_effect(key: str, value: Any, message: Mapping[str, Any]) -> bool:
 def _ignored_in_parts(content: Any, path: str) -> Iterator[str]:
     for index, part in enumerate(content if isinstance(content, list) else ()):
         if isinstance(part, Mapping):
-            known = ("type", "compress", part.get("type"))
-            yield from (f"{path}[{index}].{key}" for key in part if key not in known)
+            kind = part.get("type")
+            yield from (f"{path}[{index}].{key}" for key in part if key not in ("type", "compress", kind))
+            members = _MEMBERS.get(kind) if isinstance(kind, str) else None
+            if members is not None and isinstance(part.get(kind), Mapping):
+                yield from (f"{path}[{index}].{kind}.{key}" for key in part[kind] if key not in members)
 
 
 def _read_message(body: MessageBody, path: str) -> Message:

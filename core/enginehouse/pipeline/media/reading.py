@@ -264,7 +264,8 @@ def _read_audio(value: Any, where: str) -> str:
     if form not in _AUDIO_FORMATS:
         raise InvalidRequest(f"{where}.format: must be 'wav'", f"{where}.format")
     if form != "wav":
-        message = f"{where}.format: this server takes recordings as 'wav', not as {form!r}"
+        convert = "convert it first, as with ffmpeg -i FILE -ac 1 -ar 16000 out.wav"
+        message = f"{where}.format: this server takes recordings as 'wav', not as {form!r}; {convert}"
         raise UnsupportedParameter(message, f"{where}.format")
     return data
 

@@ -19,7 +19,7 @@ from enginehouse_ray import placement
 
 from ray import serve  # isort: skip - after the settings of Ray in placement
 
-__all__ = ["FrontDoor", "deploy"]
+__all__ = ["Ingress", "deploy"]
 
 
 def deploy(settings: Settings, *, restart: bool) -> None:
@@ -30,7 +30,7 @@ def deploy(settings: Settings, *, restart: bool) -> None:
     """
     pickled = pickle.dumps(settings)
     deployment = serve.deployment(
-        serve.ingress()(FrontDoor),
+        serve.ingress()(Ingress),
         name="server",
         num_replicas=1,
         max_ongoing_requests=1_000_000,  # the server's own limits decide which requests are too many
@@ -40,15 +40,15 @@ def deploy(settings: Settings, *, restart: bool) -> None:
         graceful_shutdown_wait_loop_s=0.5,
         graceful_shutdown_timeout_s=settings.server.shutdown_s,
     )
-    version = placement.version_of(placement.FRONT_DOOR, "server", hashlib.sha256(pickled).digest(), restart=restart)
+    version = placement.version_of(placement.INGRESS, "server", hashlib.sha256(pickled).digest(), restart=restart)
     try:
         application = deployment.options(version=version, _internal=True).bind(pickled)
-        serve.run(application, name=placement.FRONT_DOOR, route_prefix="/")
+        serve.run(application, name=placement.INGRESS, route_prefix="/")
     except RuntimeError as error:
         raise ModelLoadError(f"Ray Serve could not start the server: {error}") from error
 
 
-class FrontDoor:
+class Ingress:
     """Runs the server in the replica's process.
 
     Args:

@@ -1,0 +1,55 @@
+"""Tiny models with draft heads, and how to open them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from enginehouse.contract.backend import ModelSource
+
+if find_spec("torch") and find_spec("transformers"):
+    from .models import write_eagle3, write_model
+
+
+@pytest.fixture(scope="session")
+def headed_model(tiny_model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """A function from a kind of model, and settings of ``write_model``, to a folder with it."""
+    folders: dict[Any, Path] = {}
+
+    def make(kind: str, **settings: Any) -> Path:
+        key = (kind, *sorted(settings.items()))
+        if key not in folders:
+            folders[key] = write_model(kind, tiny_model("llama"), tmp_path_factory.mktemp(kind) / "model", **settings)
+        return folders[key]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def eagle3(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """A function from settings of ``write_eagle3`` to a folder with a head."""
+    folders: dict[str, Path] = {}
+
+    def make(**settings: Any) -> Path:
+        key = repr(sorted(settings.items()))
+        if key not in folders:
+            folders[key] = write_eagle3(tmp_path_factory.mktemp("eagle3") / "head", **settings)
+        return folders[key]
+
+    return make
+
+
+@pytest.fixture
+def open_model() -> Callable[..., Any]:
+    """A function from a folder and settings to a runner on the CPU in float32."""
+    from enginehouse_hf.backend import HfBackend, HfOptions
+
+    def open_one(folder: Path, **settings: Any) -> Any:
+        options = HfOptions(**{"device": "cpu", "dtype": "float32", "context": 128, "slots": 4} | settings)
+        return HfBackend().open(ModelSource(str(folder), folder), options, lambda _share, _what: None)
+
+    return open_one

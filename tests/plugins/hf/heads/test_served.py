@@ -1,0 +1,73 @@
+"""A draft head on a running server: its settings, its figures, and refusals that name the setting."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from enginehouse.settings.config import ModelSettings, PluginsSettings, ServerSettings, Settings
+from enginehouse.settings.optimisations import DrafterSettings
+from enginehouse_testkit.server_thread import server_thread
+
+pytestmark = [pytest.mark.hf, pytest.mark.timeout(300)]
+
+
+def model(folder: Path, *drafters: Any) -> ModelSettings:
+    return ModelSettings(
+        source=str(folder),
+        backend="hf",
+        context=128,
+        slots=2,
+        isolation="thread",
+        drafters=tuple(map(DrafterSettings.read, drafters)),
+        options={"device": "cpu", "threads": 1},
+    )
+
+
+def test_heads_are_configured_and_counted_like_other_drafters(
+    headed_model: Callable[..., Path], eagle3: Callable[..., Path], random_model: Callable[[str], Path]
+) -> None:
+    llama, glm = headed_model("llama", is_chain=True), headed_model("glm4_moe", is_chain=True)
+    head = {"name": "head", "min_probability": 0.0}
+    models = {
+        "eagle3": model(llama, {**head, "source": str(eagle3(is_chain=llama))}),
+        "mtp": model(glm, head),
+        "none": model(llama, head),
+        "other": model(glm, {**head, "source": str(llama)}),
+        "recurrent": model(random_model("qwen3_next"), head),
+    }
+    settings = Settings(
+        models=models, server=ServerSettings(port=0), plugins=PluginsSettings(allow=("hf", "speculate"))
+    )
+    with server_thread(settings) as server, httpx.Client(base_url=server.url, timeout=120) as client:
+        deadline = time.monotonic() + 120
+        while any(card["state"] not in ("ready", "failed") for card in cards(client).values()):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        found = {name: drafts_of(client, name) for name in ("eagle3", "mtp")}
+        metrics, failures = client.get("/metrics").text, {name: str(card) for name, card in cards(client).items()}
+
+    for name, (drafted, accepted) in found.items():
+        assert drafted == accepted > 0
+        assert f'enginehouse_drafted_tokens_total{{drafter="head",model="{name}"}} {drafted}' in metrics
+    assert "the drafter 'head': " in failures["none"] and "set 'source' to a draft head" in failures["none"]
+    assert "its architectures are LlamaForCausalLM" in failures["other"]
+    assert "models.recurrent.drafters[0]: this model has recurrent layers" in failures["recurrent"]
+
+
+def cards(client: httpx.Client) -> dict[str, dict[str, Any]]:
+    return {card["id"]: card for card in client.get("/v1/models").json()["data"]}
+
+
+def drafts_of(client: httpx.Client, name: str) -> tuple[int, int]:
+    """Drafted and accepted tokens of an answer."""
+    body = {"model": name, "prompt": [11, 52, 93], "max_tokens": 40, "temperature": 0, "ignore_eos": True}
+    answer = client.post("/v1/completions", json=body, headers={"X-Enginehouse-Details": "1"})
+    assert answer.status_code == 200, answer.text
+    counts = answer.json()["enginehouse"]["drafters"]["head"]
+    return counts["drafted_tokens"], counts["accepted_draft_tokens"]
