@@ -129,7 +129,8 @@ def _project_single(
         c, d = _bytes(x2, x3)
         w0, w1, w2, w3 = _fourths(words)
         operands = [
-            tl.reshape(w0, part_shape), tl.reshape(w1, part_shape), tl.reshape(w2, part_shape), tl.reshape(w3, part_shape),
+            tl.reshape(w0, part_shape), tl.reshape(w1, part_shape),
+            tl.reshape(w2, part_shape), tl.reshape(w3, part_shape),
             a[0][None, :], a[1][None, :], a[2][None, :], a[3][None, :],
             b[0][None, :], b[1][None, :], b[2][None, :], b[3][None, :],
             c[0][None, :], c[1][None, :], c[2][None, :], c[3][None, :],
@@ -195,7 +196,6 @@ def _project_few(
     WIDTH: tl.constexpr, GROUP: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr,
     HAS_BIAS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    await_previous()
     kind: tl.constexpr = x.dtype.element_ty
     HALF: tl.constexpr = GROUP // 2
     NUM_GROUPS: tl.constexpr = WIDTH // GROUP
@@ -209,6 +209,7 @@ def _project_few(
     byte = tl.arange(0, HALF)
     row = tl.where(is_row, rows, 0)
     known = tl.where(is_token, token, 0)
+    await_previous()
     at_codes = codes + row[:, None] * (WIDTH // 2) + byte[None, :]
     at_factors = factors + row * NUM_GROUPS
     at_x = x + known[None, :] * WIDTH + byte[:, None]
@@ -269,17 +270,26 @@ _MANY_ROWS = 16_384
 
 def _single(x: Tensor, part: Packed, activation: Activation | None, may_split: bool) -> Tensor:
     num_rows = part.num_rows // (1 if activation is None else 2)
-    splits = _SINGLE_SPLITS if may_split and num_rows < _MANY_ROWS else 1
+    units, warps = _SINGLE["many" if activation is not None or num_rows >= _MANY_ROWS else "few"]
+    splits = min(4, _power_below(part.width // _SPLIT_COLUMNS)) if may_split and num_rows < _MANY_ROWS else 1
     out = _empty(x, num_rows, splits)
     rows = _SINGLE_ROWS // (1 if activation is None else 2)
     _project_single[(triton.cdiv(num_rows, rows), splits)](
         x, part.codes.view(torch.int32), part.scales, x if part.bias is None else part.bias, out, num_rows, part.width,
-        part.group, rows, _SINGLE_UNITS, splits, part.bias is not None, activation, num_warps=4, **OVERLAPPING,
+        part.group, rows, units, splits, part.bias is not None, activation, num_warps=warps, **OVERLAPPING,
     )  # fmt: skip
     return out
 
 
-_SINGLE_ROWS, _SINGLE_UNITS, _SINGLE_SPLITS = 16, 128, 4
+_SINGLE_ROWS = 16
+_SINGLE = {"many": (32, 1), "few": (64, 2)}
+"""Units of columns per turn, and warps, for many rows and few. Measured on an H200."""
+
+_SPLIT_COLUMNS = 2048
+
+
+def _power_below(number: int) -> int:
+    return 1 << (max(1, number).bit_length() - 1)
 
 
 def _few(x: Tensor, part: Packed, may_split: bool) -> Tensor:

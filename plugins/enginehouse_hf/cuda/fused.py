@@ -91,13 +91,15 @@ class FusedNetwork:
         after, factor = None, 1.0
         for index in layers:
             layer = self._layers[index]
-            normed = add_norm(hidden, update, layer.before_attention, after=after, factor=factor)
+            weights = _weights(layer.attention.qkv)
+            normed = add_norm(hidden, update, layer.before_attention, after=after, factor=factor, following=weights)
             if before is not None and index == layers[-1]:
                 before.copy_(hidden)
             attended = self._attend(step, index, layer.attention, _linear(normed, layer.attention.qkv))
             update, after, factor = _update(attended, layer.attention.output), layer.after_attention, layer.factor
-            normed = add_norm(hidden, update, layer.before_mlp, after=after, factor=factor)
             mlp = layer.mlp
+            weights = None if isinstance(mlp, Experts) else _weights(mlp.gate_up)
+            normed = add_norm(hidden, update, layer.before_mlp, after=after, factor=factor, following=weights)
             update = run_experts(normed, mlp) if isinstance(mlp, Experts) else _update(_gated(normed, mlp), mlp.down)
             after = layer.after_mlp
         assert update is not None
@@ -105,7 +107,8 @@ class FusedNetwork:
 
     def _attend(self, step: Step, index: int, part: Attention, qkv: Tensor) -> Tensor:
         keys, values = step.state.layers[index]
-        query = rotate_and_store(qkv, keys, values, step.positions, step.places, part)
+        following = _weights(part.output)
+        query = rotate_and_store(qkv, keys, values, step.positions, step.places, part, following)
         attended = self._attention.attend(
             step, index, query, scaling=part.scale, window=part.window, softcap=part.softcap, sinks=part.sinks
         )
@@ -116,6 +119,10 @@ class FusedNetwork:
         if structure.divisor != 1.0:
             logits = logits / structure.divisor
         return logits if structure.softcap is None else torch.tanh(logits / structure.softcap) * structure.softcap
+
+
+def _weights(part: Projection) -> Tensor:
+    return part.codes if isinstance(part, Packed) else part.weight
 
 
 def _end(part: Projection, num_rows: int) -> Projection:

@@ -33,43 +33,44 @@ _LARGEST_FP8 = tl.constexpr(448.0)
 @triton.jit
 def _project_single(
     x, codes, scales, bias, out, num_rows,
-    WIDTH: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr, IS_GROUPED: tl.constexpr,
-    HAS_BIAS: tl.constexpr, KIND: tl.constexpr,
+    WIDTH: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
+    IS_GROUPED: tl.constexpr, HAS_BIAS: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
     kind = x.dtype.element_ty
-    NUM_GROUPS: tl.constexpr = WIDTH // GROUP
+    OWN: tl.constexpr = WIDTH // SPLITS
     PARTS: tl.constexpr = 1 if KIND is None else 2
+    split = tl.program_id(1)
     index = tl.arange(0, PARTS * ROWS)
     first = tl.program_id(0) * ROWS + index % ROWS
     is_row = first < num_rows
     rows = (first + index // ROWS * num_rows).to(tl.int64)  # those of the gate, then those of the other factor
-    group = tl.arange(0, GROUPS)
-    lane = tl.arange(0, GROUP)
-    sums = tl.zeros([PARTS * ROWS, GROUPS, GROUP], tl.float32)
-    for start in tl.static_range(0, NUM_GROUPS, GROUPS):
-        is_group = start + group < NUM_GROUPS
-        both = is_row[:, None] & is_group[None, :]
-        at_group = rows[:, None] * NUM_GROUPS + (start + group)[None, :]
-        at_codes = codes + (at_group * GROUP)[:, :, None] + lane[None, None, :]
-        word = tl.load(at_codes, mask=both[:, :, None], other=0.0, eviction_policy="evict_first")
+    sums = tl.zeros([PARTS * ROWS, BLOCK], tl.float32)
+    for start in tl.static_range(0, OWN, BLOCK):
+        column = split * OWN + start + tl.arange(0, BLOCK)
+        inside = column < (split + 1) * OWN
+        both = is_row[:, None] & inside[None, :]
+        at_codes = codes + rows[:, None] * WIDTH + column[None, :]
+        code = tl.load(at_codes, mask=both, other=0.0, eviction_policy="evict_first")
         if IS_GROUPED:
-            scale = tl.load(scales + at_group, mask=both, other=0.0).to(tl.float32)
+            group = (split * OWN + start) // GROUP + tl.arange(0, BLOCK // GROUP)
+            is_group = is_row[:, None] & (group < WIDTH // GROUP)[None, :]
+            scale = tl.load(scales + rows[:, None] * (WIDTH // GROUP) + group[None, :], mask=is_group, other=0.0)
         if start == 0:
             await_previous()
-        at_x = x + ((start + group) * GROUP)[:, None] + lane[None, :]
-        value = tl.load(at_x, mask=is_group[:, None], other=0.0).to(tl.float32)[None, :, :]
-        part = word.to(tl.float32) * value
+        value = tl.load(x + column, mask=inside, other=0.0).to(tl.float32)
+        part = code.to(tl.float32) * value[None, :]
         if IS_GROUPED:
-            sums += part * scale[:, :, None]
-        else:
-            sums += part
-    result = tl.sum(tl.sum(sums, 2), 1)
+            parts = tl.reshape(part, [PARTS * ROWS, BLOCK // GROUP, GROUP]) * scale.to(tl.float32)[:, :, None]
+            part = tl.reshape(parts, [PARTS * ROWS, BLOCK])
+        sums += part
+    result = tl.sum(sums, 1)
     if not IS_GROUPED:
         result *= tl.load(scales + rows, mask=is_row, other=0.0).to(tl.float32)
     if KIND is None:
         if HAS_BIAS:
-            result += tl.load(bias + rows, mask=is_row, other=0.0).to(tl.float32)
-        tl.store(out + rows, result.to(kind), mask=is_row)
+            added = tl.load(bias + rows, mask=is_row, other=0.0).to(tl.float32)
+            result += tl.where(split == 0, added, 0.0)
+        tl.store(out + split * num_rows + rows, result.to(out.dtype.element_ty), mask=is_row)
     else:
         gate, up = tl.split(tl.trans(tl.reshape(result, [2, ROWS])))
         active = activate(gate.to(kind).to(tl.float32), KIND).to(kind).to(tl.float32)
@@ -146,11 +147,11 @@ def project_packed(x: Tensor, part: Packed, activation: Activation | None = None
         return project_four_bits(x, part, activation, may_split)
     num_tokens = len(x)
     if num_tokens == 1:
-        return _single(x, part, activation)
+        return _single(x, part, activation, may_split)
     assert activation is None
     if rounds_states(x, part):
         codes, scales = _rounded(x)
-        if num_tokens <= MAX_FP8:
+        if num_tokens <= MAX_FP8 or part.num_rows % 16 or part.width % 16:  # which cuBLAS refuses
             return _few(codes, scales, part, x.dtype, may_split)
         result = torch._scaled_mm(codes, part.codes.T, scales, part.scales.T, out_dtype=x.dtype, use_fast_accum=True)
         return result if part.bias is None else result.add_(part.bias)
@@ -164,22 +165,32 @@ def _group(part: Packed) -> int:
     return part.group if part.group < part.width else min(128, part.width & -part.width)
 
 
-def _single(x: Tensor, part: Packed, activation: Activation | None) -> Tensor:
+def _single(x: Tensor, part: Packed, activation: Activation | None, may_split: bool) -> Tensor:
     num_rows = part.num_rows // (1 if activation is None else 2)
+    group, is_grouped = _group(part), part.group < part.width
+    rows, columns, warps = _SINGLE["many" if activation is not None or num_rows >= _MANY_ROWS else "few"]
+    if may_split and part.width >= _WIDE and part.width % (2 * group) == 0:
+        rows, columns, warps = _SINGLE["wide"]
+        splits = 2
+    else:
+        splits = 1
+    block = max(group if is_grouped else 16, min(columns, triton.next_power_of_2(part.width)))
+    rows = rows // (1 if activation is None else 2)
     out = x.new_empty(1, num_rows)
-    group = _group(part)
-    rows, columns, warps = _SINGLE
-    rows = max(1, rows // (1 if activation is None else 2))
-    groups = min(max(1, columns // group), triton.next_power_of_2(part.width // group))
-    _project_single[(triton.cdiv(num_rows, rows),)](
-        x, part.codes, part.scales, x if part.bias is None else part.bias, out, num_rows, part.width, group, groups,
-        rows, part.scales.shape[1] > 1, part.bias is not None, activation, num_warps=warps, **OVERLAPPING,
+    if splits > 1:
+        out = torch.empty(1, splits, num_rows, dtype=torch.float32, device=x.device)
+    _project_single[(triton.cdiv(num_rows, rows), splits)](
+        x, part.codes, part.scales, x if part.bias is None else part.bias, out, num_rows, part.width, group, rows, block,
+        splits, is_grouped, part.bias is not None, activation, num_warps=warps, **OVERLAPPING,
     )  # fmt: skip
     return out
 
 
-_SINGLE = (8, 1024, 4)
-"""Rows, columns per turn and warps. Measured on an H200."""
+_SINGLE = {"many": (4, 1024, 4), "few": (8, 512, 2), "wide": (8, 1024, 4)}
+"""Rows, columns per turn and warps, for many rows, few, and few of which the columns are split. Measured on an H200."""
+
+_WIDE = 8192
+"""Columns that are split for one token."""
 
 _LEAST_TOKENS = 64
 """Height of a tile of the tensor cores that multiply FP8."""

@@ -37,7 +37,7 @@ def test_products_for_one_token_and_for_a_few(dtype: str, width: int, is_gated: 
     num_rows = 256
     bias = None if is_gated else _random(dtype, num_rows)
     part = Linear(_random(dtype, num_rows, width), bias)
-    for num_tokens in (1, 2, 16):
+    for num_tokens in (1, 2, 16, 32):
         x = _random(dtype, num_tokens, width)
         expected = torch.nn.functional.linear(x.float(), part.weight.float(), bias if bias is None else bias.float())
         if is_gated:
