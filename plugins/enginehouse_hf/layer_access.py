@@ -1,7 +1,7 @@
 """Access to the layers of a transformers model for early exit: replace them, stop inside them, skip to the end.
 
-Nothing of the model is copied: all objects made here share its weights. Used by ``exits.py``, and on a single CUDA
-device by ``cuda/layered.py``.
+Nothing of the model is copied: all objects made here share its weights. Used by ``exits.py``, for draft heads, and on a
+single CUDA device by ``cuda/layered.py``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from enginehouse_hf.depth import own_modules
 
-__all__ = ["Head", "KeyMemory", "run_to_keys", "states_of", "with_forward"]
+__all__ = ["Head", "KeyMemory", "run_to_keys", "states_of", "watched_module", "with_forward"]
 
 
 class KeyMemory(Protocol):
@@ -74,6 +74,13 @@ def states_of(result: Any) -> Tensor:
     """Return the states from a layer's result, which some layers wrap in a tuple."""
     states: Tensor = result[0] if isinstance(result, tuple) else result
     return states
+
+
+def watched_module(model: Any, layer: int | None) -> nn.Module:
+    """Return the module whose output are the states after a layer, counted from 0, or after the output norm (None)."""
+    decoder = model.get_decoder()
+    found: nn.Module = decoder.norm if layer is None else decoder.layers[layer]
+    return found
 
 
 def with_forward(layer: Any, forward: Callable[..., Any]) -> Any:

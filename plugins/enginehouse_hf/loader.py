@@ -29,13 +29,14 @@ from enginehouse_hf.attention import ATTENTION_NAME, KvMemory, Segment, Step, Un
 from enginehouse_hf.backend import HfOptions, no_model
 from enginehouse_hf.depth import exit_layers
 from enginehouse_hf.facts import ModelFacts
+from enginehouse_hf.heads.drafting import DraftHead
 from enginehouse_hf.heads.opening import open_head
 from enginehouse_hf.images.opening import ImageSupport, find_support
 from enginehouse_hf.images.reader import ImageReader
-from enginehouse_hf.packed import num_packed
+from enginehouse_hf.packed import PackedLinear, num_packed
 from enginehouse_hf.recurrent import Mixers, recurrent_layers
 from enginehouse_hf.runner import HfRunner, run_model
-from enginehouse_hf.tokenizer import ModelFiles, load_text
+from enginehouse_hf.tokenizer import ModelFiles, ModelText, load_text
 from enginehouse_hf.weights import load_weights, mapped_errors
 
 __all__ = ["find_files", "open_runner"]
@@ -118,25 +119,29 @@ def _build(files: ModelFiles, model: Any, options: HfOptions, progress: Progress
     }
     reader, of_images = images.open(files, model, text)
     metadata |= of_images
-    info = ModelInfo(
-        backend="hf",
-        max_context=facts.max_context,
-        vocab_size=facts.vocab_size,
-        chat_templates=text.chat_templates,
-        special_tokens=dict(text.tokenizer.special_tokens),
-        bos_token=text.bos_token,
-        eos_token=text.eos_token,
-        generation_defaults=recommended_parameters(files.folder) if files.gguf_file is None else {},
-        metadata=metadata,
-    )
+    info = _info(files, text, facts, metadata)
+
+    def load_head(source: ModelSource | None) -> DraftHead:
+        return open_head(source, files, model, facts.vocab_size)
+
     if _runs_on_cuda(options):
-        from enginehouse_hf.cuda.opening import open_on_cuda  # noqa: PLC0415 - imports triton
+        from enginehouse_hf.cuda.fused import FusedNetwork  # noqa: PLC0415 - imports triton
+        from enginehouse_hf.cuda.opening import open_on_cuda  # noqa: PLC0415
         from enginehouse_hf.cuda.runner import CudaRunner  # noqa: PLC0415
 
         opened, capabilities = open_on_cuda(model, facts, options, progress)
         graphs = "" if opened.graphs.largest else ", without graphs"
         metadata |= {"layers": f"{opened.network.name}{graphs}", "attention": opened.attention}
-        return CudaRunner(opened, capabilities, text, info, state_format=_state_format(metadata, facts, options))
+        if opened.network.name == FusedNetwork.name:
+            _drop_weights(model)
+        return CudaRunner(
+            opened,
+            capabilities,
+            text,
+            info,
+            state_format=_state_format(metadata, facts, options),
+            load_head=load_head,
+        )
     metadata["layers"] = "transformers layers, step by step"
     state_format = _state_format(metadata, facts, options)
     if reader is not None:
@@ -153,9 +158,32 @@ def _build(files: ModelFiles, model: Any, options: HfOptions, progress: Progress
         mixers=mixers,
         state_format=state_format,
         num_checkpoints=options.checkpoints,
-        load_head=lambda source: open_head(source, files, model, facts.vocab_size),
+        load_head=load_head,
         reader=reader,
     )
+
+
+def _info(files: ModelFiles, text: ModelText, facts: ModelFacts, metadata: dict[str, str]) -> ModelInfo:
+    """Describe the model; ``metadata`` may still grow."""
+    return ModelInfo(
+        backend="hf",
+        max_context=facts.max_context,
+        vocab_size=facts.vocab_size,
+        chat_templates=text.chat_templates,
+        special_tokens=dict(text.tokenizer.special_tokens),
+        bos_token=text.bos_token,
+        eos_token=text.eos_token,
+        generation_defaults=recommended_parameters(files.folder) if files.gguf_file is None else {},
+        metadata=metadata,
+    )
+
+
+def _drop_weights(model: Any) -> None:
+    """Release the weights of the layers: other layers compute with them, and may hold them in another form."""
+    layers = model.get_decoder().layers.to("meta")
+    for module in layers.modules():
+        if isinstance(module, PackedLinear):
+            del module.packed
 
 
 def _find_mixers(files: ModelFiles, model: Any, options: HfOptions) -> Mixers:

@@ -33,6 +33,7 @@ from enginehouse_hf.depth import Depths, groups_by, row_order
 from enginehouse_hf.exits import EarlyExits
 from enginehouse_hf.facts import ModelFacts
 from enginehouse_hf.heads.drafting import DraftHead, HeadDrafts, HeadLimits
+from enginehouse_hf.heads.slots import SlotHeadMemory
 from enginehouse_hf.images.reader import ImageReader
 from enginehouse_hf.pieces import copy_piece
 from enginehouse_hf.recurrent import Mixers, SequenceState
@@ -134,6 +135,7 @@ class HfRunner:
         self._exits: EarlyExits | None = None
         self._load_head: Any = load_head
         self._head: HeadDrafts | None = None
+        self._head_memory: SlotHeadMemory | None = None
         self._memory: Any = memory
         self._device = model.device
         self._table = SlotTable(capabilities, info.vocab_size)
@@ -311,15 +313,10 @@ class HfRunner:
         """Implements :class:`enginehouse.contract.drafter.HeadKeeper`."""
         if self._facts.states:
             raise ModelLoadError("some layers of this model are recurrent: rejected drafts could not be dropped")
-        head, config = self._load_head(source), self._depths.model(None).config.get_text_config()
-        self._head = HeadDrafts(
-            head,
-            self._memory,
-            index=self.num_layers,
-            hidden_size=config.hidden_size,
-            limits=HeadLimits.of(self.capabilities, self.num_layers, max_tokens, min_probability),
-            device=self._device,
-        )
+        head = self._load_head(source)
+        self._head_memory = SlotHeadMemory(head, self._depths.model(None), self._memory)
+        limits = HeadLimits.of(self.capabilities, self.num_layers, max_tokens, min_probability)
+        self._head = HeadDrafts(head, self._head_memory, limits)
         self.state_format += f", draft head {head.identity}"
         return self._head
 
@@ -367,7 +364,8 @@ class HfRunner:
 
     def _recording(self, step: Step, way: int | None) -> AbstractContextManager[None]:
         """Let the draft head note the states of a pass over all layers."""
-        return self._head.recording(step) if self._head is not None and way is None else nullcontext()
+        memory = self._head_memory if way is None else None
+        return nullcontext() if memory is None else memory.recording(step)
 
     def _positions(self, step: Step) -> torch.Tensor:
         """Positions of text, (T,): fewer than the places in the slots after images under M-RoPE."""
@@ -394,7 +392,7 @@ class HfRunner:
     def close(self) -> None:
         """Release weights and KV memory. Idempotent."""
         self._depths = self._memory = self._exits = self._adapters = self._reader = self._mixers = None
-        self._head = self._load_head = None
+        self._head = self._head_memory = self._load_head = None
         self._checkpoints.clear()
 
     def _pack(self, spans: Sequence[Span]) -> tuple[Step, torch.Tensor, list[int]]:

@@ -41,7 +41,7 @@ class HeadDrafter:
         """
         runner = context.runner
         if not isinstance(runner, HeadKeeper):
-            raise ModelLoadError("needs a backend that runs draft heads of its models: hf on the CPU")
+            raise ModelLoadError("needs a backend that runs draft heads of its models, such as hf")
         return runner.open_head(
             context.head_source, max_tokens=options.max_tokens, min_probability=options.min_probability
         )

@@ -40,6 +40,7 @@ from enginehouse.engine.loop import StepEngine
 from enginehouse_hf.backend import HfBackend, HfOptions
 
 from .cuda_early_exit import measure_early_exit
+from .cuda_heads import measure_heads
 from .cuda_models import SHAPES, write_shape
 from .cuda_speculation import measure_speculation
 
@@ -372,6 +373,7 @@ def main() -> None:
         "gemma": lambda: _measure_shape("gemma-3-4b", bandwidth),
         "offline": measure_offline,
         "speculation": lambda: _measure_changed(measure_speculation),
+        "heads": lambda: _measure_changed(measure_heads),
         "early-exit": lambda: _measure_changed(measure_early_exit),
         "served": measure_served,
         "served-large-chunks": lambda: measure_served(prefill_chunk_tokens=8192),

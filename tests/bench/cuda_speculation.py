@@ -39,14 +39,23 @@ from enginehouse_speculate.prompt_lookup import PromptLookupDrafter, PromptLooku
 
 from .statistics import estimate, estimate_ratio
 
-__all__ = ["chain_tokens", "measure_speculation"]
+__all__ = [
+    "FIRST_WORD",
+    "NUM_ANSWER",
+    "NUM_PROMPT",
+    "Subject",
+    "chain_tokens",
+    "measure_speculation",
+    "speeds_of",
+    "step_lines",
+]
 
 _NUM_ROUNDS = 5
-_NUM_PROMPT, _NUM_ANSWER = 450, 300
-_FIRST_WORD = 300  # ids below are single bytes, which wait for others until they are text
+NUM_PROMPT, NUM_ANSWER = 450, 300
+FIRST_WORD = 300  # ids below are single bytes, which wait for others until they are text
 _BLOCK = 50
 _EMBEDDING_RMS = 100.0  # what 32 layers of random weights add has 17
-_TOP_LOGIT = 30.0  # as sure as models are of what they quote; the other logits are within 3 of 0
+TOP_LOGIT = 30.0  # as sure as models are of what they quote; the other logits are within 3 of 0
 _NUM_SHOWN = 6
 
 _WARM = SamplingParams(temperature=0.6, seed=1)
@@ -86,24 +95,24 @@ def chain_tokens(embeddings: Tensor, head: Tensor, block: int) -> None:
     with torch.inference_mode():
         directions = normalize(embeddings.float(), dim=1)
         embeddings.copy_(directions * (_EMBEDDING_RMS * math.sqrt(width)))
-        head.index_copy_(0, following, (directions * (_TOP_LOGIT / math.sqrt(width))).to(head.dtype))
+        head.index_copy_(0, following, (directions * (TOP_LOGIT / math.sqrt(width))).to(head.dtype))
 
 
 _MakePrompt = Callable[[np.random.Generator, int], list[int]]
 
 
 def _random_prompt(rng: np.random.Generator, vocab_size: int) -> list[int]:
-    found: list[int] = rng.integers(_FIRST_WORD, vocab_size - 1, _NUM_PROMPT).tolist()
+    found: list[int] = rng.integers(FIRST_WORD, vocab_size - 1, NUM_PROMPT).tolist()
     return found
 
 
 def _misleading_prompt(rng: np.random.Generator, vocab_size: int) -> list[int]:
     """Pairs of tokens that the answer will have, each with another token behind it than there."""
-    last = int(rng.integers(_FIRST_WORD, vocab_size - 2 * _NUM_ANSWER))
-    firsts = rng.permutation(np.arange(last + 1, last + _NUM_ANSWER, 2))[: _NUM_PROMPT // 3]
-    others = rng.integers(_FIRST_WORD, vocab_size - 1, len(firsts))
+    last = int(rng.integers(FIRST_WORD, vocab_size - 2 * NUM_ANSWER))
+    firsts = rng.permutation(np.arange(last + 1, last + NUM_ANSWER, 2))[: NUM_PROMPT // 3]
+    others = rng.integers(FIRST_WORD, vocab_size - 1, len(firsts))
     found: list[int] = np.stack([firsts, firsts + 1, others], 1).reshape(-1).tolist()
-    return [*found[: _NUM_PROMPT - 1], last]
+    return [*found[: NUM_PROMPT - 1], last]
 
 
 def _compare(
@@ -111,7 +120,7 @@ def _compare(
 ) -> Iterator[str]:
     """Both engines in turn on the prompts of each round; the round before the first is not counted."""
     lookup = PromptLookupDrafter().bind(DraftContext(runner, num_clients), PromptLookupOptions())
-    plain, drafted = _Subject.over(runner, {}), _Subject.over(runner, {"prompt-lookup": lookup})
+    plain, drafted = Subject.over(runner, {}), Subject.over(runner, {"prompt-lookup": lookup})
     rng = np.random.default_rng(0)
     num_same = 0
     for round_number in range(-1, _NUM_ROUNDS):
@@ -123,17 +132,17 @@ def _compare(
             drafted.forget()
             continue
         num_same += sum(one == other for one, other in zip(answers[False], answers[True], strict=True))
-    yield f"speculation, {scenario}: {_speeds(plain, drafted)}"
+    yield f"speculation, {scenario}: {speeds_of(plain, drafted)}"
     yield (
         f"  drafted {drafted.num_drafted} tokens, accepted {drafted.num_accepted} of them, for "
         f"{drafted.num_tokens} tokens; the same token ids as without drafts: {num_same} of "
         f"{num_clients * _NUM_ROUNDS} sequences"
     )
-    yield from _step_lines("without drafts", plain.steps)
-    yield from _step_lines("with drafts", drafted.steps)
+    yield from step_lines("without drafts", plain.steps)
+    yield from step_lines("with drafts", drafted.steps)
 
 
-def _speeds(plain: _Subject, drafted: _Subject) -> str:
+def speeds_of(plain: Subject, drafted: Subject) -> str:
     ratio = estimate_ratio(drafted.speeds, plain.speeds)
     return (
         f"{estimate(plain.speeds).median:.1f} tok/s without, {estimate(drafted.speeds).median:.1f} tok/s with drafts, "
@@ -162,7 +171,7 @@ class _StepTimes:
     copying_s: float = 0.0
 
 
-def _step_lines(whose: str, steps: Sequence[_StepTimes]) -> Iterator[str]:
+def step_lines(whose: str, steps: Sequence[_StepTimes]) -> Iterator[str]:
     """The most frequent kinds of steps, medians in milliseconds."""
     kinds: dict[tuple[bool, int], list[_StepTimes]] = {}
     for step in steps:
@@ -184,7 +193,7 @@ def _median_ms(seconds: Sequence[float]) -> str:
 
 
 @define(eq=False)
-class _Subject:
+class Subject:
     """An engine with or without drafts, and what it has shown.
 
     Attributes:
@@ -201,7 +210,7 @@ class _Subject:
     num_tokens: int = 0
 
     @classmethod
-    def over(cls, runner: Any, drafters: Mapping[str, BoundDrafter]) -> _Subject:
+    def over(cls, runner: Any, drafters: Mapping[str, BoundDrafter]) -> Subject:
         """With an engine of its own. The runner is used by one engine at a time, and stays open."""
         watched: Any = _Watched(runner)
         return cls(watched, StepEngine(watched, EngineSettings(slots=4, prefix_cache=False), {}, drafters=drafters))
@@ -213,7 +222,7 @@ class _Subject:
 
     def run(self, prompts: Sequence[list[int]], sampling: SamplingParams) -> list[list[int]]:
         """Give the prompts to the engine at once; the token ids of their answers."""
-        stopping = StopParams(max_tokens=_NUM_ANSWER, ignore_eos=True)
+        stopping = StopParams(max_tokens=NUM_ANSWER, ignore_eos=True)
         for index, prompt in enumerate(prompts):
             self._engine.add(EngineRequest(request_id=str(index), sampling=sampling, stopping=stopping), prompt)
         answers: dict[str, list[int]] = {str(index): [] for index in range(len(prompts))}

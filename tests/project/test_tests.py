@@ -11,6 +11,7 @@ MODULES = sorted((ROOT / "tests").rglob("*.py"))
 
 PRIVATE = {
     "tests/bench/cuda.py": "changes weights of a model that has no other use",
+    "tests/bench/cuda_heads.py": "gives a runner a head that is in no file",
     "tests/core/api/test_listeners.py": "loads a plugin that is not installed",
     "tests/core/engine/test_speculation.py": "compares what a runner holds with the sequences of the scheduler",
     "tests/core/recovery/test_culprits.py": "constants",

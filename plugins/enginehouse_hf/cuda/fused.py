@@ -13,6 +13,7 @@ from torch.nn.functional import embedding, linear
 from enginehouse_hf.cuda.attention import PoolAttention
 from enginehouse_hf.cuda.experts import run_experts
 from enginehouse_hf.cuda.few import project_few
+from enginehouse_hf.cuda.heads import FeatureWriter
 from enginehouse_hf.cuda.layered import States
 from enginehouse_hf.cuda.layers import add_norm, gated, rotate_and_store
 from enginehouse_hf.cuda.packed import project_packed
@@ -36,6 +37,7 @@ class FusedNetwork:
 
     def __init__(self, structure: Structure, attention: PoolAttention) -> None:
         self.structure, self._layers, self._attention = structure, structure.layers, attention
+        self._writer: FeatureWriter | None = None
 
     @property
     def num_layers(self) -> int:
@@ -52,11 +54,28 @@ class FusedNetwork:
         hidden = self._embed(step)
         num_layers = step.num_layers or self.num_layers
         update, last = self._run(step, hidden, range(num_layers)), self._layers[num_layers - 1]
+        if self._writer is not None and step.num_layers is None:
+            return self._run_head(step, self._writer, hidden, update)
         if step.rows is not None:
             hidden, update = hidden.index_select(0, step.rows), update.index_select(0, step.rows)
         if not len(hidden):
             return hidden.new_empty(0, self.structure.head.weight.shape[0])
         return self._logits(add_norm(hidden, update, self.structure.norm, after=last.after_mlp, factor=last.factor))
+
+    def _run_head(self, step: Step, writer: FeatureWriter, hidden: Tensor, update: Tensor) -> Tensor:
+        """Norm all tokens, write their features, and return the logits that a step requests."""
+        last = self._layers[-1]
+        normed = add_norm(hidden, update, self.structure.norm, after=last.after_mlp, factor=last.factor)
+        writer.note(self.num_layers - 1, hidden)
+        writer.note(None, normed)
+        writer.write(step)
+        if step.rows is not None:
+            normed = normed.index_select(0, step.rows)
+        return self._logits(normed) if len(normed) else normed.new_empty(0, self.structure.head.weight.shape[0])
+
+    def write_features(self, writer: FeatureWriter) -> None:
+        """See :class:`Network`."""
+        self._writer = writer
 
     def run_layers(self, step: Step, states: States, begin: int, end: int) -> None:
         """See :class:`enginehouse_hf.cuda.layered.LayeredNetwork`."""
@@ -93,6 +112,8 @@ class FusedNetwork:
             layer = self._layers[index]
             weights = _weights(layer.attention.qkv)
             normed = add_norm(hidden, update, layer.before_attention, after=after, factor=factor, following=weights)
+            if self._writer is not None and index - 1 in self._writer.reads:
+                self._writer.note(index - 1, hidden.clone())
             if before is not None and index == layers[-1]:
                 before.copy_(hidden)
             attended = self._attend(step, index, layer.attention, _linear(normed, layer.attention.qkv))

@@ -5,16 +5,20 @@ Supports every causal model that the plugin accepts. ``fused.py`` has a faster v
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from enginehouse.contract.errors import ModelLoadError
 from enginehouse_hf.cuda.attention import PoolAttention
+from enginehouse_hf.cuda.heads import FeatureWriter
 from enginehouse_hf.cuda.layered import LayeredNetwork, LayeredTransformers
 from enginehouse_hf.cuda.pool_step import PoolStep
 from enginehouse_hf.cuda.step import Step
 from enginehouse_hf.depth import Depths
+from enginehouse_hf.layer_access import states_of, watched_module
 
 __all__ = ["Network", "TransformersNetwork"]
 
@@ -32,6 +36,10 @@ class Network(Protocol):
         """The same network, split into parts; only for models that have ``exit_layers``."""
         ...
 
+    def write_features(self, writer: FeatureWriter) -> None:
+        """Let a draft head write features in each later pass over all layers. Raises ModelLoadError if it cannot."""
+        ...
+
 
 class TransformersNetwork:
     """Runs the layers of a transformers model.
@@ -46,6 +54,7 @@ class TransformersNetwork:
         self.name = "transformers layers, compiled" if compiles else "transformers layers"
         self._depths, self._attention = Depths(model), attention
         self._compiled = torch.compile(model, dynamic=False) if compiles else model
+        self._writer: FeatureWriter | None = None
 
     def run(self, step: Step) -> Tensor:
         """See :class:`Network`."""
@@ -60,9 +69,24 @@ class TransformersNetwork:
             enginehouse_step=PoolStep(step, self._attention),
             **rows,
         ).logits[0]
+        if self._writer is not None and step.num_layers is None:
+            self._writer.write(step)
         if step.rows is not None and len(logits) != len(step.rows):
             return logits[step.rows]  # old model classes return every column
         return logits
+
+    def write_features(self, writer: FeatureWriter) -> None:
+        """See :class:`Network`."""
+        model = self._depths.model(None)
+        if self._compiled is not model:
+            raise ModelLoadError("compile = true: a draft head needs layers that are not compiled; remove the setting")
+        for layer in writer.reads:
+
+            def note(_module: Any, _arguments: Any, result: Any, *, at: int | None) -> None:
+                writer.note(at, states_of(result)[0])
+
+            watched_module(model, layer).register_forward_hook(partial(note, at=layer))
+        self._writer = writer
 
     def layered(self) -> LayeredTransformers:
         """See :class:`Network`."""

@@ -5,21 +5,22 @@ Handles sequences, steps and logits. Does not know files (see ``opening.py``), r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Literal
 
 import numpy as np
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from numpy.typing import NDArray
 
-from enginehouse.contract.backend import Draw, ForwardOutput, RunnerCapabilities, Span, Tokenizer
+from enginehouse.contract.backend import Draw, ForwardOutput, ModelSource, RunnerCapabilities, Span, Tokenizer
 from enginehouse.contract.errors import EngineError, ModelLoadError
 from enginehouse.contract.exit_policy import BoundExitPolicy
 from enginehouse.contract.types import ModelInfo
 from enginehouse_hf.cuda.exits import CudaExits
-from enginehouse_hf.cuda.graphs import DecodeGraphs
+from enginehouse_hf.cuda.graphs import DecodeGraphs, Recorder
+from enginehouse_hf.cuda.heads import PoolHeadMemory
 from enginehouse_hf.cuda.networks import Network
 from enginehouse_hf.cuda.packing import pack
 from enginehouse_hf.cuda.parts import NetworkParts
@@ -27,6 +28,7 @@ from enginehouse_hf.cuda.positions import PositionPool
 from enginehouse_hf.cuda.sampling import DeviceDrawn, DeviceRows, sample
 from enginehouse_hf.cuda.step import DeviceState, Step
 from enginehouse_hf.depth import groups_by, row_order
+from enginehouse_hf.heads.drafting import DraftHead, HeadDrafts, HeadLimits
 from enginehouse_hf.states import check_state, pack_pieces, unpack_pieces
 from enginehouse_hf.tokenizer import ModelText
 
@@ -87,7 +89,10 @@ class CudaRunner:
     """Implements ``DeviceSampler``; ``forward`` and ``sample`` return before they are done.
 
     Also a :class:`enginehouse.contract.backend.StateKeeper`: saving waits for previously launched work. Also a
-    ``LayerAccess``: with a policy, ``forward`` waits for the values that the policy reads.
+    ``LayerAccess``: with a policy, ``forward`` waits for the values that the policy reads. Also a ``HeadKeeper``.
+
+    Args:
+        load_head: reads a draft head for this model.
     """
 
     def __init__(
@@ -98,6 +103,7 @@ class CudaRunner:
         info: ModelInfo,
         *,
         state_format: str,
+        load_head: Callable[[ModelSource | None], DraftHead],
     ) -> None:
         self.capabilities = capabilities
         self.state_format = state_format
@@ -107,6 +113,8 @@ class CudaRunner:
         self._model: CudaModel | None = model
         self._parts: NetworkParts | None = None
         self._exits: CudaExits | None = None
+        self._load_head: Callable[[ModelSource | None], DraftHead] | None = load_head
+        self._head: HeadDrafts | None = None
         self._positions = PositionPool(capabilities, info.vocab_size)
 
     def open_sequence(self) -> int:
@@ -116,6 +124,8 @@ class CudaRunner:
     def free_sequence(self, sequence: int) -> None:
         """Free the sequence and the positions that no other sequence shares."""
         self._positions.free(sequence)
+        if self._head is not None:
+            self._head.free(sequence)
 
     def length(self, sequence: int) -> int:
         """Number of tokens in the sequence."""
@@ -123,7 +133,10 @@ class CudaRunner:
 
     def truncate(self, sequence: int, length: int) -> int:
         """Drop tokens from the end. Sliding-window layers keep every position, so any length is exact."""
-        return self._positions.truncate(sequence, length)
+        kept = self._positions.truncate(sequence, length)
+        if self._head is not None:
+            self._head.cut(sequence, kept)
+        return kept
 
     def fork(self, source: int, length: int) -> tuple[int, int]:
         """Create a sequence that shares the first ``length`` positions."""
@@ -131,6 +144,8 @@ class CudaRunner:
         table = self._loaded.state.table
         with torch.inference_mode():
             table[sequence, :kept] = table[source, :kept]
+        if self._head is not None:
+            self._head.share(source, sequence, kept)
         return sequence, kept
 
     def save(self, sequence: int) -> memoryview:
@@ -185,6 +200,23 @@ class CudaRunner:
                 self._parts = NetworkParts(layered, model.state, model.hidden_size, sizes, graphs.recorder)
             self._parts.prepare(policy.layers)
         self._exits = CudaExits(self._parts, policy)
+
+    def open_head(self, source: ModelSource | None, *, max_tokens: int, min_probability: float) -> HeadDrafts:
+        """Implements :class:`enginehouse.contract.drafter.HeadKeeper`; records the graphs again, with features."""
+        model = self._loaded
+        assert self._load_head is not None, "the runner is closed"
+        if len(model.state.layers) != model.num_layers:
+            raise ModelLoadError("layers of this model share keys and values; hf has no draft heads for it on a GPU")
+        head = self._load_head(source)
+        memory = PoolHeadMemory(head, model.state, self._positions, model.hidden_size)
+        model.network.write_features(memory.writer)
+        with torch.inference_mode():
+            graphs = DecodeGraphs(model.network, model.state, model.graphs.sizes, Recorder(), lambda _share: None)
+        self._model = evolve(model, graphs=graphs)
+        limits = HeadLimits.of(self.capabilities, self.num_layers, max_tokens, min_probability)
+        self._head = HeadDrafts(head, memory, limits)
+        self.state_format += f", draft head {head.identity}"
+        return self._head
 
     def _way(self, span: Span) -> _Way:
         may_exit = span.may_exit and span.num_tokens == 1 and span.num_layers is None and span.outputs != "none"
@@ -249,7 +281,7 @@ class CudaRunner:
 
     def close(self) -> None:
         """Release weights and KV memory. Idempotent."""
-        self._model = self._parts = self._exits = None
+        self._model = self._parts = self._exits = self._head = self._load_head = None
 
     def _on_device(self, places: NDArray[np.int32]) -> torch.Tensor:
         """(num_places,) int64, used as an index."""

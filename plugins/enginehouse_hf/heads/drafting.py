@@ -1,45 +1,44 @@
-"""Drafts with a draft head: keeps its features and keys beside those of the model, and runs it token by token.
+"""Drafts with a draft head: reads what the model has computed, then drafts token by token.
 
 A head reads pairs: the feature of a position, which comes from the model's own states there, and the token after it.
 The pair of position ``p`` gives the token at ``p + 2``. While the model computes positions, their features are written
 to the memory of its keys and values, so that copies, cuts and saved sequences contain them. The head itself runs when
-drafts are wanted: first over the pairs that it has not read yet, then over its own drafts, which are written after
-these and overwritten later. So its keys are always those of the text, whatever happened to the sequence.
+drafts are wanted: first over the pairs that it has not read yet, then over its own drafts. The last token of a text is
+not in the model yet, so its pair is read again later, like those of drafts. So the head's keys are always those of the
+text, whatever happened to the sequence.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
 from attrs import define, field, frozen
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from enginehouse.contract.backend import RunnerCapabilities
 from enginehouse.contract.drafter import NUM_GRADES, Draft, DraftTask
-from enginehouse_hf.attention import KvMemory, Segment, Step
-from enginehouse_hf.layer_access import states_of
+from enginehouse.contract.errors import CacheFull
+from enginehouse_hf.attention import AnyStep
 
-__all__ = ["DraftHead", "HeadDrafts", "HeadLimits"]
+__all__ = ["DraftHead", "HeadDrafts", "HeadLimits", "HeadMemory", "Pairs"]
 
 
 class DraftHead(Protocol):
     """A loaded head. T are pairs of any sequences, packed as in a step.
 
     Attributes:
-        watched: modules of the model whose output states, (T, hidden_size), features are made of.
+        reads: layers of the model, counted from 0, after which it reads the states; None are those after the output
+            norm.
         token_ids: (draft_vocab_size,) int64, the model's token id of each column of logits; None if these are the same.
         identity: what its features depend on besides the model.
     """
 
     @property
-    def watched(self) -> Sequence[nn.Module]:
+    def reads(self) -> Sequence[int | None]:
         """See above."""
         ...
 
@@ -54,10 +53,14 @@ class DraftHead(Protocol):
         ...
 
     def features(self, states: Sequence[Tensor]) -> Tensor:
-        """Return the feature of each token, (T, feature_size); ``states`` are those of ``watched``, in order."""
+        """Return the feature of each token, (T, feature_size).
+
+        Args:
+            states: (T, hidden_size) each, as ``reads`` lists them.
+        """
         ...
 
-    def run(self, token_ids: Tensor, features: Tensor, positions: Tensor, step: Step) -> Tensor:
+    def run(self, token_ids: Tensor, features: Tensor, positions: Tensor, step: AnyStep) -> Tensor:
         """Run the head over pairs.
 
         Args:
@@ -73,6 +76,47 @@ class DraftHead(Protocol):
 
     def logits(self, states: Tensor) -> Tensor:
         """Return logits (T, draft_vocab_size) of states."""
+        ...
+
+
+@frozen
+class Pairs:
+    """Pairs of one sequence for one pass: positions from ``start`` on, and the tokens after them."""
+
+    sequence: int
+    start: int
+    token_ids: Sequence[int]
+
+    @property
+    def stop(self) -> int:
+        """One past the last position."""
+        return self.start + len(self.token_ids)
+
+
+class HeadMemory(Protocol):
+    """Features, and the keys and values of a head, beside those of the model."""
+
+    def run(self, pairs: Sequence[Pairs], features: Tensor | None = None) -> Tensor:
+        """Run the head over pairs of distinct sequences.
+
+        Args:
+            pairs: those of a sequence follow the ones that were run before.
+            features: (T, feature_size), one per pair; None are those in the memory.
+
+        Returns:
+            (len(pairs), feature_size), the state of the last pair of each sequence.
+
+        Raises:
+            CacheFull: there is no place for pairs beyond the text; nothing was changed.
+        """
+        ...
+
+    def drop_drafts(self, sequence: int, length: int) -> None:
+        """Free the places of pairs beyond the ``length`` tokens that the model holds."""
+        ...
+
+    def close(self) -> None:
+        """Stop writing features."""
         ...
 
 
@@ -130,85 +174,35 @@ class _Growing:
         return Draft(self.token_ids, min(NUM_GRADES - 1, int(self.first_probability * NUM_GRADES)))
 
 
-@frozen
-class _Pairs:
-    """Pairs of one sequence for one pass: positions from ``start`` on, and the tokens after them."""
-
-    sequence: int
-    start: int
-    token_ids: Sequence[int]
-
-
 class HeadDrafts:
-    """Implements :class:`enginehouse.contract.drafter.BoundDrafter` for the runner whose memory it shares.
+    """Implements :class:`enginehouse.contract.drafter.BoundDrafter`; its runner reports what happens to sequences.
 
     Args:
-        head: the head; its attention uses the layer ``index`` of the memory.
-        memory: keys and values of the runner; gets two more layers: the head's own, and the features.
-        index: number of layers of the model.
-        hidden_size: width of the model's states.
+        head: the head.
+        memory: of the same head.
         limits: of drafts and passes.
-        device: of the model.
     """
 
     is_free = False
     prior = 0.6
 
-    def __init__(
-        self,
-        head: DraftHead,
-        memory: KvMemory,
-        *,
-        index: int,
-        hidden_size: int,
-        limits: HeadLimits,
-        device: torch.device,
-    ) -> None:
-        self._head, self._memory, self._limits, self._device = head, memory, limits, device
-        self._features = index + 1
+    def __init__(self, head: DraftHead, memory: HeadMemory, limits: HeadLimits) -> None:
+        self._head, self._memory, self._limits = head, memory, limits
         self._num_read: dict[int, int] = {}  # pairs of each sequence whose keys the head has written
-        self._seen: dict[int, Tensor] | None = None
-        self._never = threading.Event()
-        self._hooks = [
-            module.register_forward_hook(partial(self._see, place)) for place, module in enumerate(head.watched)
-        ]
-        with torch.inference_mode():  # a first pass, so that the two layers of the memory have their shapes
-            states = [torch.zeros(1, hidden_size, device=device)] * len(head.watched)
-            self._write(head.features(states), Step(memory, [Segment(0, 0, 0, 1)], self._never))
-            head.logits(self._run([_Pairs(0, 0, [0])]))
 
     # -- calls of the runner -----------------------------------------------------------------------
 
-    @contextmanager
-    def recording(self, step: Step) -> Iterator[None]:
-        """Write the features of the tokens of a step, while all layers of the model run over them."""
-        self._seen = {}
-        try:
-            yield
-            with torch.inference_mode():
-                self._write(self._head.features([self._seen[place] for place in range(len(self._hooks))]), step)
-        finally:
-            self._seen = None
-
     def cut(self, sequence: int, length: int) -> None:
         """Forget the pairs of tokens beyond a length."""
-        self._num_read[sequence] = min(self._num_read.get(sequence, 0), max(0, length - 1))
+        self.share(sequence, sequence, length)
 
     def share(self, source: int, sequence: int, length: int) -> None:
-        """Note that a sequence begins with a copy of another one."""
+        """Note that a sequence begins with ``length`` tokens of another one."""
         self._num_read[sequence] = min(self._num_read.get(source, 0), max(0, length - 1))
 
     def free(self, sequence: int) -> None:
         """Forget a sequence."""
         self._num_read.pop(sequence, None)
-
-    def _see(self, place: int, _module: nn.Module, _arguments: Any, result: Any) -> None:
-        if self._seen is not None:
-            self._seen[place] = states_of(result)[0]
-
-    def _write(self, features: Tensor, step: Step) -> None:
-        """Write features, (T, feature_size), as keys of a layer whose values are empty."""
-        step.append(self._features, features[None, None], features[None, None, :, :0])
 
     # -- calls of core -----------------------------------------------------------------------------
 
@@ -219,19 +213,24 @@ class HeadDrafts:
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft | None]:
         """Draft with the head; None for sequences whose text it has not read yet."""
         drafts: list[_Growing | None] = []
-        with torch.inference_mode():
-            states, growing = self._read(tasks, drafts)
-            while growing:
-                growing, states = self._extend(growing, states)
+        try:
+            with torch.inference_mode():
+                states, growing = self._read(tasks, drafts)
+                while growing:
+                    growing, states = self._extend(growing, states)
+        except CacheFull:
+            pass  # the drafts end here
+        finally:
+            for task in tasks:
+                self._memory.drop_drafts(task.sequence, len(task.token_ids) - 1)
         return [draft.finished() if draft is not None else None for draft in drafts]
 
     def close(self, _: object) -> None:
         """Nothing to release."""
 
     def shutdown(self) -> None:
-        """Take the hooks out of the model."""
-        for hook in self._hooks:
-            hook.remove()
+        """Stop recording features."""
+        self._memory.close()
 
     def _read(self, tasks: Sequence[DraftTask], drafts: list[_Growing | None]) -> tuple[Tensor, list[_Growing]]:
         """Run the head over the pairs that it has not read.
@@ -242,24 +241,27 @@ class HeadDrafts:
         Returns:
             States, (num_growing, feature_size), of the last pair of each draft, and the drafts.
         """
-        room, pairs, rows, end = self._limits.max_pairs, [], [], 0
+        room, pairs, rows = self._limits.max_pairs, [], []
         for task in tasks:
             num_pairs = len(task.token_ids) - 1
-            start = min(self._num_read.get(task.sequence, 0), max(0, num_pairs - 1))  # the last token may be another
+            start = self._num_read.get(task.sequence, 0)
             stop = min(num_pairs, start + room)
-            if start < stop:
-                pairs.append(_Pairs(task.sequence, start, task.token_ids[start + 1 : stop + 1].tolist()))
-                self._num_read[task.sequence] = stop
-                room, end = room - (stop - start), end + stop - start
-            is_ready = 0 < num_pairs == stop
+            room -= stop - start
+            is_ready = start < stop == num_pairs
             if is_ready:
-                rows.append(end - 1)
+                rows.append(len(pairs))
+            if start < stop:
+                pairs.append(Pairs(task.sequence, start, task.token_ids[start + 1 : stop + 1].tolist()))
             most = min(task.max_tokens, self._limits.max_tokens, self._limits.max_context - num_pairs)
             drafts.append(_Growing(task, most) if is_ready else None)
         growing = [draft for draft in drafts if draft is not None]
         if not pairs:
             return torch.empty(0), growing
-        return self._run(pairs)[rows], growing
+        states = self._memory.run(pairs)
+        lengths = {task.sequence: len(task.token_ids) for task in tasks}
+        for one in pairs:
+            self._num_read[one.sequence] = min(one.stop, lengths[one.sequence] - 2)
+        return states[rows], growing
 
     def _extend(self, growing: list[_Growing], states: Tensor) -> tuple[list[_Growing], Tensor]:
         """Add a token to each draft; return those that go on, and the states after their last tokens."""
@@ -268,25 +270,11 @@ class HeadDrafts:
         chosen = zip(growing, ids.tolist(), probabilities.tolist(), strict=True)
         goes_on = [draft.take(token_id, share, self._limits.min_probability) for draft, token_id, share in chosen]
         rows = [row for row, goes in enumerate(goes_on) if goes]
-        growing = [growing[row] for row in rows]
-        if not growing:
+        if not rows:
             return [], states
+        growing = [growing[row] for row in rows]
         pairs = [
-            _Pairs(draft.task.sequence, len(draft.task.token_ids) - 2 + len(draft.token_ids), draft.token_ids[-1:])
+            Pairs(draft.task.sequence, len(draft.task.token_ids) - 2 + len(draft.token_ids), draft.token_ids[-1:])
             for draft in growing
         ]
-        return growing, self._run(pairs, states[rows])
-
-    def _run(self, pairs: Sequence[_Pairs], features: Tensor | None = None) -> Tensor:
-        """Run the head over pairs; their features are those in the memory, unless given."""
-        segments, token_ids, places, end = [], [], [], 0
-        kept, _ = self._memory.known(self._features)
-        for one in pairs:
-            begin, end = end, end + len(one.token_ids)
-            segments.append(Segment(one.sequence, one.start, begin, end))
-            token_ids += one.token_ids
-            places.append(torch.arange(one.start, segments[-1].stop, device=self._device))
-        if features is None:
-            features = torch.cat([kept[one.slot, 0, one.start : one.stop] for one in segments])
-        ids = torch.tensor(token_ids, device=self._device)
-        return self._head.run(ids, features, torch.cat(places), Step(self._memory, segments, self._never))
+        return growing, self._memory.run(pairs, states[rows])

@@ -22,16 +22,16 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, L
 
 from enginehouse.contract.errors import ModelLoadError
 from enginehouse_backendkit.model_folder import check_model_files, check_weights
-from enginehouse_hf.attention import ATTENTION_NAME, Step
+from enginehouse_hf.attention import ATTENTION_NAME, AnyStep
 from enginehouse_hf.heads.reading import fill, names_in, read_tensors, without_weights
 
-__all__ = ["Eagle3Head", "open_eagle3"]
+__all__ = ["Eagle3Head", "Eagle3Layer", "open_eagle3"]
 
 _ARCHITECTURES = frozenset({"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"})
 _NUM_STATES = 3
 
 
-class _Layer(nn.Module):
+class Eagle3Layer(nn.Module):
     """The weights of a head; ``self_attn`` takes embedding and feature side by side."""
 
     def __init__(self, config: LlamaConfig, feature_size: int, index: int, *, has_embedding: bool) -> None:
@@ -55,15 +55,15 @@ class Eagle3Head:
 
     def __init__(
         self,
-        layer: _Layer,
+        layer: Eagle3Layer,
         config: LlamaConfig,
         *,
-        watched: Sequence[nn.Module],
+        reads: Sequence[int],
         embedding: nn.Module,
         token_ids: Tensor | None,
         identity: str,
     ) -> None:
-        self.watched = watched
+        self.reads: Sequence[int | None] = reads
         self.token_ids = token_ids
         self.identity = identity
         self._layer = layer
@@ -76,7 +76,7 @@ class Eagle3Head:
         joined: Tensor = self._layer.fc(torch.cat(list(states), -1).to(self._layer.fc.weight.dtype))
         return joined
 
-    def run(self, token_ids: Tensor, features: Tensor, positions: Tensor, step: Step) -> Tensor:
+    def run(self, token_ids: Tensor, features: Tensor, positions: Tensor, step: AnyStep) -> Tensor:
         """Run the layer; its states are the features of drafted tokens."""
         layer = self._layer
         normed = layer.hidden_norm(features)
@@ -125,12 +125,12 @@ def open_eagle3(folder: Path, model: Any, vocab_size: int) -> Eagle3Head:
         )
     layers = model.get_decoder().layers
     with without_weights(next(layers[0].parameters()).dtype):
-        layer = _Layer(config, _NUM_STATES * size, len(layers), has_embedding=has_embedding)
+        layer = Eagle3Layer(config, _NUM_STATES * size, len(layers), has_embedding=has_embedding)
     fill(layer, tensors, model.device, what)
     embedding = layer.embed_tokens if has_embedding else model.get_input_embeddings()
-    watched = [layers[index] for index in _state_layers(config, len(layers), what)]
+    reads = _state_layers(config, len(layers), what)
     ids = None if token_ids is None else token_ids.to(model.device)
-    return Eagle3Head(layer, config, watched=watched, embedding=embedding, token_ids=ids, identity=_identity(folder))
+    return Eagle3Head(layer, config, reads=reads, embedding=embedding, token_ids=ids, identity=_identity(folder))
 
 
 def _read_config(folder: Path, vocab_size: int) -> Any:
@@ -157,7 +157,7 @@ def _read_config(folder: Path, vocab_size: int) -> Any:
 
 
 def _renamed(name: str) -> str | None:
-    """Return the name of a tensor in :class:`_Layer`, or None if it is not needed."""
+    """Return the name of a tensor in :class:`Eagle3Layer`, or None if it is not needed."""
     short = name.removeprefix("model.")
     if short == "t2d" or short.endswith("rotary_emb.inv_freq"):
         return None

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from enginehouse.contract.errors import ModelLoadError
-from enginehouse_hf.attention import Step
+from enginehouse_hf.attention import AnyStep
 from enginehouse_hf.depth import own_modules
 from enginehouse_hf.heads.reading import fill, names_in, read_tensors, without_weights
 
@@ -45,10 +45,10 @@ class MtpHead:
 
     identity = "MTP"
     token_ids: Tensor | None = None
+    reads: Sequence[int | None] = (None,)
 
     def __init__(self, around: _Around, layer: nn.Module, model: Any, embedding: nn.Module, output: nn.Module) -> None:
         decoder = model.get_decoder()
-        self.watched: Sequence[nn.Module] = [decoder.norm]
         self._around, self._embedding, self._output = around, embedding, output
         self._body = own_modules(decoder)  # its own forward: rotary embeddings and arguments of this kind of layer
         self._body.layers = nn.ModuleList([layer])
@@ -58,7 +58,7 @@ class MtpHead:
         """Return the model's last states, after its output norm."""
         return states[0]
 
-    def run(self, token_ids: Tensor, features: Tensor, positions: Tensor, step: Step) -> Tensor:
+    def run(self, token_ids: Tensor, features: Tensor, positions: Tensor, step: AnyStep) -> Tensor:
         """Run the layer; its states are the features of drafted tokens."""
         around = self._around
         joined = torch.cat([around.enorm(self._embedding(token_ids)), around.hnorm(features)], -1)

@@ -43,13 +43,20 @@ def eagle3(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     return make
 
 
-@pytest.fixture
-def open_model() -> Callable[..., Any]:
-    """A function from a folder and settings to a runner on the CPU in float32."""
+def _open(folder: Path, settings: dict[str, Any]) -> Any:
     from enginehouse_hf.backend import HfBackend, HfOptions
 
-    def open_one(folder: Path, **settings: Any) -> Any:
-        options = HfOptions(**{"device": "cpu", "dtype": "float32", "context": 128, "slots": 4} | settings)
-        return HfBackend().open(ModelSource(str(folder), folder), options, lambda _share, _what: None)
+    options = HfOptions(**{"dtype": "float32", "context": 128, "slots": 4} | settings)
+    return HfBackend().open(ModelSource(str(folder), folder), options, lambda _share, _what: None)
 
-    return open_one
+
+@pytest.fixture
+def open_model(way: dict[str, Any]) -> Callable[..., Any]:
+    """A function from a folder and settings to a runner in float32, in each way in which the plugin runs a model."""
+    return lambda folder, **settings: _open(folder, way | settings)
+
+
+@pytest.fixture
+def open_on_cpu() -> Callable[..., Any]:
+    """The same, on the CPU only."""
+    return lambda folder, **settings: _open(folder, {"device": "cpu"} | settings)

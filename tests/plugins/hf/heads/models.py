@@ -17,6 +17,7 @@ from torch import Tensor
 
 SIZE = 64
 VOCAB_SIZE = 400
+FIRST = 10
 MTP_KINDS = ("glm4_moe", "deepseek_v3")
 _EXPERTS = {
     "n_routed_experts": 4,
@@ -86,7 +87,8 @@ def _make_chain(tensors: dict[str, Tensor]) -> None:
     """Every layer adds nothing; token ``t`` is followed by ``follower(t)``."""
     embeddings = torch.nn.functional.normalize(torch.randn(VOCAB_SIZE, SIZE), dim=-1)
     output = torch.zeros(VOCAB_SIZE, SIZE)
-    output[follower(torch.arange(VOCAB_SIZE))] = embeddings
+    ids = torch.arange(FIRST, VOCAB_SIZE)
+    output[follower(ids)] = embeddings[ids]
     for name, tensor in tensors.items():
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             tensors[name] = torch.zeros_like(tensor)
@@ -97,8 +99,8 @@ def _make_chain(tensors: dict[str, Tensor]) -> None:
 
 
 def follower(token_ids: Any) -> Any:
-    """The token after each token of a chain: a permutation without ends of texts in its way."""
-    return 10 + (token_ids - 10 + 37) % (VOCAB_SIZE - 10)
+    """The token after each token of a chain: a permutation of those from ``FIRST`` on, which end no text."""
+    return FIRST + (token_ids - FIRST + 37) % (VOCAB_SIZE - FIRST)
 
 
 def write_eagle3(folder: Path, *, is_chain: Path | None = None, reads_feature: bool = False, **changes: Any) -> Path:
@@ -164,7 +166,8 @@ def _know_chain(tensors: dict[str, Tensor], model: dict[str, Tensor], reads_feat
     if reads_feature:  # the feature is the embedding of the token before the last: two steps lead from it to the next
         tensors["fc.weight"] = torch.eye(SIZE, 3 * SIZE)
         twice = torch.zeros(VOCAB_SIZE, SIZE)
-        twice[follower(follower(torch.arange(VOCAB_SIZE)))] = model["model.embed_tokens.weight"]
+        ids = torch.arange(FIRST, VOCAB_SIZE)
+        twice[follower(follower(ids))] = model["model.embed_tokens.weight"][ids]
         tensors["lm_head.weight"] = twice
         return
     # Queries and keys are one constant, so that rotation makes a pair attend to itself; it passes on its embedding.

@@ -116,7 +116,7 @@ class Run:
         return found
 
 
-WAYS: dict[str, tuple[dict[str, Any], dict[str, Any], list[list[tuple[EngineRequest, list[int]]]]]] = {
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any], list[list[tuple[EngineRequest, list[int]]]]]] = {
     "alone": ({}, {}, [requests()]),
     "several": ({}, {}, [requests(4)]),
     "sampled": ({}, {}, [requests(3, sampling=SamplingParams(temperature=1.0, seed=5, repetition_penalty=1.1))]),
@@ -129,10 +129,10 @@ WAYS: dict[str, tuple[dict[str, Any], dict[str, Any], list[list[tuple[EngineRequ
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_answers_are_those_without_a_head(opened: Open, way: str) -> None:
+@pytest.mark.parametrize("case", CASES)
+def test_answers_are_those_without_a_head(opened: Open, case: str) -> None:
     """And drafts were used: most of those of a random head are wrong."""
-    model, settings, batches = WAYS[way]
+    model, settings, batches = CASES[case]
     plain, drafted = Run(opened(has_head=False, **model), **settings), Run(opened(**model), **settings)
     for asked in batches:
         assert drafted.answers(asked) == plain.answers(asked)
@@ -144,10 +144,10 @@ def test_answers_are_those_without_a_head(opened: Open, way: str) -> None:
     drafted.engine.close()
 
 
-@pytest.mark.parametrize("way", ["alone", "several", "chunks", "cached prefixes", "reading in parts"])
-def test_a_head_that_knows_is_always_right(opened: Open, way: str) -> None:
+@pytest.mark.parametrize("case", ["alone", "several", "chunks", "cached prefixes", "reading in parts"])
+def test_a_head_that_knows_is_always_right(opened: Open, case: str) -> None:
     """Whatever part of the text came from a cache; each pass then gives five tokens of a sequence."""
-    model, settings, batches = WAYS[way]
+    model, settings, batches = CASES[case]
     run = Run(opened(is_chain=True, **model), **settings)
     for asked in batches:
         before = run.num_passes

@@ -1,4 +1,4 @@
-"""Draft heads on the CPU: their drafts are those of the same arithmetic over the whole text, without caches."""
+"""Draft heads: their drafts are those of the same arithmetic over the whole text, without caches."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_mtp_drafts_are_those_of_the_models_next_layer(
 
 @pytest.fixture
 def refused(
-    headed_model: Callable[..., Path], eagle3: Callable[..., Path], open_model: Callable[..., Any], tmp_path: Path
+    headed_model: Callable[..., Path], eagle3: Callable[..., Path], open_on_cpu: Callable[..., Any], tmp_path: Path
 ) -> Callable[..., str]:
     """A function from changes of a head's settings and tensors to the message with which it is refused."""
     import shutil
@@ -202,7 +202,7 @@ def refused(
         change(folder, **settings)
         changed = load_file(folder / "model.safetensors") | tensors
         save({name: tensor for name, tensor in changed.items() if tensor is not None}, folder)
-        runner = open_model(headed_model("llama"))
+        runner = open_on_cpu(headed_model("llama"))
         with pytest.raises(ModelLoadError) as caught:
             runner.open_head(ModelSource("head", folder), max_tokens=1, min_probability=0.0)
         assert str(folder) in caught.value.message
@@ -249,7 +249,7 @@ def test_a_head_with_other_tensors_is_refused(refused: Callable[..., str], tenso
 def test_a_head_may_have_embeddings_of_its_own(
     headed_model: Callable[..., Path],
     eagle3: Callable[..., Path],
-    open_model: Callable[..., Any],
+    open_on_cpu: Callable[..., Any],
     token_ids: NDArray[np.int32],
     tmp_path: Path,
 ) -> None:
@@ -264,31 +264,31 @@ def test_a_head_may_have_embeddings_of_its_own(
     for name, embeddings in (("same", own), ("other", own.flip(0))):
         shutil.copytree(head, tmp_path / name)
         save(load_file(head / "model.safetensors") | {"embed_tokens.weight": embeddings}, tmp_path / name)
-        found.append(drafted(open_model(folder), tmp_path / name, token_ids))
+        found.append(drafted(open_on_cpu(folder), tmp_path / name, token_ids))
 
-    assert found[0] == drafted(open_model(folder), head, token_ids) != found[1]
+    assert found[0] == drafted(open_on_cpu(folder), head, token_ids) != found[1]
 
 
 def test_a_folder_without_weights_is_refused(
-    headed_model: Callable[..., Path], open_model: Callable[..., Any], tmp_path: Path
+    headed_model: Callable[..., Path], open_on_cpu: Callable[..., Any], tmp_path: Path
 ) -> None:
-    runner = open_model(headed_model("llama"))
+    runner = open_on_cpu(headed_model("llama"))
 
     with pytest.raises(ModelLoadError, match="a draft head is a folder with"):
         runner.open_head(ModelSource("head", tmp_path), max_tokens=1, min_probability=0.0)
 
 
 def test_a_model_without_an_mtp_layer_needs_a_source(
-    headed_model: Callable[..., Path], open_model: Callable[..., Any]
+    headed_model: Callable[..., Path], open_on_cpu: Callable[..., Any]
 ) -> None:
-    runner = open_model(headed_model("llama"))
+    runner = open_on_cpu(headed_model("llama"))
 
     with pytest.raises(ModelLoadError, match=r"hold no layer for multi-token prediction .*set 'source'"):
         runner.open_head(None, max_tokens=1, min_probability=0.0)
 
 
 def test_mtp_tensors_are_checked(
-    headed_model: Callable[..., Path], open_model: Callable[..., Any], tmp_path: Path
+    headed_model: Callable[..., Path], open_on_cpu: Callable[..., Any], tmp_path: Path
 ) -> None:
     import shutil
 
@@ -305,11 +305,11 @@ def test_mtp_tensors_are_checked(
         some = {**tensors, prefix + name: changed}
         save({name: tensor for name, tensor in some.items() if tensor is not None}, tmp_path / "model")
         with pytest.raises(ModelLoadError, match=message):
-            open_model(tmp_path / "model").open_head(None, max_tokens=1, min_probability=0.0)
+            open_on_cpu(tmp_path / "model").open_head(None, max_tokens=1, min_probability=0.0)
 
 
-def test_a_recurrent_model_has_no_head(random_model: Callable[[str], Path], open_model: Callable[..., Any]) -> None:
-    runner = open_model(random_model("qwen3_next"))
+def test_a_recurrent_model_has_no_head(random_model: Callable[[str], Path], open_on_cpu: Callable[..., Any]) -> None:
+    runner = open_on_cpu(random_model("qwen3_next"))
 
     with pytest.raises(ModelLoadError, match="recurrent: rejected drafts could not be dropped"):
         runner.open_head(None, max_tokens=1, min_probability=0.0)

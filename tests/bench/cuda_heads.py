@@ -1,0 +1,164 @@
+"""Drafts of an EAGLE-3 head on one GPU: a part of ``bench.cuda``, which opens the model.
+
+The weights of the model are changed so that each token is followed by the next id (see ``cuda_speculation``), and those
+of the head so that it knows this of a given share of the tokens: its layer attends from each pair to itself, passes on
+the embedding, and the row of its output layer that belongs to the following token points along it. Everything is
+computed as with trained weights, and the sizes are those of published heads of Llama 3.1 8B.
+
+One engine drafts, the other does not; the latter runs first, before the head is opened, as the model's own passes
+record features afterwards.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+from transformers.models.llama import LlamaConfig
+
+from enginehouse.contract.backend import Span
+from enginehouse.contract.drafter import BoundDrafter, DraftTask
+from enginehouse.contract.types import SamplingParams
+from enginehouse_hf.attention import ATTENTION_NAME
+from enginehouse_hf.heads.eagle3 import Eagle3Head, Eagle3Layer
+from enginehouse_hf.heads.reading import without_weights
+
+from .cuda_speculation import (
+    FIRST_WORD,
+    NUM_ANSWER,
+    NUM_PROMPT,
+    Subject,
+    chain_tokens,
+    speeds_of,
+    step_lines,
+)
+
+__all__ = ["measure_heads"]
+
+_DRAFT_VOCAB = 32_000
+_SHARES = (1.0, 0.8, 0.6, 0.0)
+_MAX_TOKENS = 6
+_NUM_ROUNDS = 3
+
+
+def measure_heads(runner: Any, embeddings: Tensor, output: Tensor) -> Iterator[str]:
+    """Lines about every share of tokens that the head knows.
+
+    Args:
+        runner: of a model of Llama 3.1 8B's shape with random weights, with four slots or more.
+        embeddings: its weights, (vocab_size, hidden_size); changed.
+        output: of its output projection; changed.
+    """
+    chain_tokens(embeddings, output, embeddings.shape[0])
+    plain = {clients: _run(runner, {}, clients) for clients in (1, 4)}
+    layer, head = _make_head(runner, embeddings)
+    runner._load_head = lambda _source: head
+    started = time.perf_counter()
+    drafts = runner.open_head(None, max_tokens=_MAX_TOKENS, min_probability=0.4)
+    yield f"head: open after {time.perf_counter() - started:.1f} s, graphs recorded again"
+    yield from _draft_lines(runner, drafts)
+    for share in _SHARES:
+        _teach(layer, embeddings, share)
+        for clients in (1, 4):
+            drafted = _run(runner, {"head": drafts}, clients)
+            yield f"head that knows {share:.0%} of the tokens, {clients} at once: {speeds_of(plain[clients], drafted)}"
+            yield f"  drafted {drafted.num_drafted}, accepted {drafted.num_accepted}, of {drafted.num_tokens} tokens"
+            yield from step_lines("with a head", drafted.steps)
+    for clients in (1, 4):
+        yield from step_lines(f"{clients} at once, before the head was opened", plain[clients].steps)
+
+
+def _run(runner: Any, drafters: Mapping[str, BoundDrafter], num_clients: int) -> Subject:
+    """An engine after some rounds; the first is not counted."""
+    subject, rng = Subject.over(runner, drafters), np.random.default_rng(0)
+    for round_number in range(_NUM_ROUNDS + 1):
+        prompts = rng.integers(FIRST_WORD, _DRAFT_VOCAB - 2 * NUM_ANSWER, (num_clients, NUM_PROMPT)).tolist()
+        subject.run(prompts, SamplingParams(temperature=0.0))
+        if not round_number:
+            subject.forget()
+    return subject
+
+
+def _draft_lines(runner: Any, drafts: BoundDrafter) -> Iterator[str]:
+    """Milliseconds of drafts of some lengths, and of reading a prompt."""
+    rng, sequences, tasks = np.random.default_rng(0), [], []
+    for _ in range(4):
+        token_ids = rng.integers(FIRST_WORD, _DRAFT_VOCAB, NUM_PROMPT).astype(np.int32)
+        sequences.append(runner.open_sequence())
+        runner.forward([Span(sequences[-1], 0, token_ids[:-1])])
+        tasks.append((token_ids, sequences[-1]))
+    for clients in (1, 4):
+        for size in (1, 2, 4, 6):
+            asked = [DraftTask(None, token_ids, sequence, size) for token_ids, sequence in tasks[:clients]]
+            times = []
+            for _ in range(12):
+                torch.cuda.synchronize()
+                started = time.perf_counter()
+                drafts.propose(asked)
+                times.append((time.perf_counter() - started) * 1e3)
+            later = statistics.median(times[2:])
+            yield f"  propose {size} tokens for {clients}: first {times[0]:.2f} ms, then {later:.2f} ms"
+    for sequence in sequences:
+        runner.free_sequence(sequence)
+
+
+def _make_head(runner: Any, embeddings: Tensor) -> tuple[Any, Eagle3Head]:
+    """A head with random weights where they do not matter."""
+    config = LlamaConfig(
+        hidden_size=4096,
+        intermediate_size=14_336,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        num_hidden_layers=1,
+        vocab_size=embeddings.shape[0],
+        attention_bias=True,
+        max_position_embeddings=2048,
+        draft_vocab_size=_DRAFT_VOCAB,
+        norm_before_residual=True,
+        attn_implementation=ATTENTION_NAME,
+    )
+    with without_weights(embeddings.dtype):
+        layer = Eagle3Layer(config, 3 * 4096, runner.num_layers, has_embedding=False)
+    layer = layer.to_empty(device=embeddings.device).requires_grad_(False).eval()
+    for name, parameter in layer.named_parameters():
+        if name.endswith("norm.weight"):
+            parameter.fill_(1.0)
+        elif name.endswith("bias"):
+            parameter.zero_()
+        else:
+            parameter.normal_(0.0, 0.01)
+    attention = layer.self_attn
+    layer.hidden_norm.weight.zero_()
+    layer.mlp.down_proj.weight.zero_()
+    for part in (attention.q_proj, attention.k_proj):
+        part.weight.zero_()
+        part.bias.fill_(30.0)
+    width = attention.v_proj.out_features
+    attention.v_proj.weight.copy_(torch.eye(width, 2 * 4096))
+    attention.o_proj.weight.zero_()
+    places = torch.arange(width, device=embeddings.device)
+    attention.o_proj.weight[places, places // 128 * 4 * 128 + places % 128] = 1.0  # four query heads share a key head
+    ids = torch.arange(_DRAFT_VOCAB, device=embeddings.device)
+    embedding = nn.Embedding.from_pretrained(embeddings)
+    head = Eagle3Head(layer, config, reads=[1, 15, 28], embedding=embedding, token_ids=ids, identity="bench")
+    _teach(layer, embeddings, 1.0)
+    return layer, head
+
+
+def _teach(layer: Any, embeddings: Tensor, share: float) -> None:
+    """Let the head know what follows a share of the tokens; of the others it is as sure, and wrong."""
+    width = layer.self_attn.v_proj.out_features
+    directions = normalize(embeddings[: _DRAFT_VOCAB - 1].float(), dim=1)[:, :width]
+    following = torch.arange(1, _DRAFT_VOCAB, device=embeddings.device)
+    is_wrong = torch.rand(len(following), generator=torch.Generator().manual_seed(0)) >= share
+    wrong = is_wrong.nonzero()[:, 0].to(embeddings.device)
+    following[wrong] = following[wrong.roll(1)]
+    with torch.inference_mode():
+        layer.lm_head.weight.zero_()
+        layer.lm_head.weight[:, :width].index_copy_(0, following, directions.to(embeddings.dtype))
