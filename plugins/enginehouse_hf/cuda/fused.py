@@ -60,7 +60,9 @@ class FusedNetwork:
             hidden, update = hidden.index_select(0, step.rows), update.index_select(0, step.rows)
         if not len(hidden):
             return hidden.new_empty(0, self.structure.head.weight.shape[0])
-        return self._logits(add_norm(hidden, update, self.structure.norm, after=last.after_mlp, factor=last.factor))
+        head, norm = self.structure.head.weight, self.structure.norm
+        normed = add_norm(hidden, update, norm, after=last.after_mlp, factor=last.factor, following=head)
+        return self._logits(normed)
 
     def _run_head(self, step: Step, writer: FeatureWriter, hidden: Tensor, update: Tensor) -> Tensor:
         """Norm all tokens, write their features, and return the logits that a step requests."""
