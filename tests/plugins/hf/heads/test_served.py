@@ -1,4 +1,4 @@
-"""A draft head on a running server: its settings, its figures, and refusals that name the setting."""
+"""Draft heads on a running server: their settings and figures."""
 
 from __future__ import annotations
 
@@ -23,23 +23,19 @@ def model(folder: Path, *drafters: Any) -> ModelSettings:
         backend="hf",
         context=128,
         slots=2,
-        isolation="thread",
         drafters=tuple(map(DrafterSettings.read, drafters)),
         options={"device": "cpu", "threads": 1},
     )
 
 
 def test_heads_are_configured_and_counted_like_other_drafters(
-    headed_model: Callable[..., Path], eagle3: Callable[..., Path], random_model: Callable[[str], Path]
+    headed_model: Callable[..., Path], eagle3: Callable[..., Path]
 ) -> None:
     llama, glm = headed_model("llama", is_chain=True), headed_model("glm4_moe", is_chain=True)
     head = {"name": "head", "min_probability": 0.0}
     models = {
         "eagle3": model(llama, {**head, "source": str(eagle3(is_chain=llama))}),
         "mtp": model(glm, head),
-        "none": model(llama, head),
-        "other": model(glm, {**head, "source": str(llama)}),
-        "recurrent": model(random_model("qwen3_next"), head),
     }
     settings = Settings(
         models=models, server=ServerSettings(port=0), plugins=PluginsSettings(allow=("hf", "speculate"))
@@ -49,15 +45,12 @@ def test_heads_are_configured_and_counted_like_other_drafters(
         while any(card["state"] not in ("ready", "failed") for card in cards(client).values()):
             assert time.monotonic() < deadline
             time.sleep(0.1)
-        found = {name: drafts_of(client, name) for name in ("eagle3", "mtp")}
-        metrics, failures = client.get("/metrics").text, {name: str(card) for name, card in cards(client).items()}
+        found = {name: drafts_of(client, name) for name in models}
+        metrics = client.get("/metrics").text
 
     for name, (drafted, accepted) in found.items():
         assert drafted == accepted > 0
         assert f'enginehouse_drafted_tokens_total{{drafter="head",model="{name}"}} {drafted}' in metrics
-    assert "the drafter 'head': " in failures["none"] and "set 'source' to a draft head" in failures["none"]
-    assert "its architectures are LlamaForCausalLM" in failures["other"]
-    assert "models.recurrent.drafters[0]: this model has recurrent layers" in failures["recurrent"]
 
 
 def cards(client: httpx.Client) -> dict[str, dict[str, Any]]:
