@@ -40,9 +40,9 @@ class Packed:
     """A matrix of (rows, width).
 
     Attributes:
-        codes: (rows, width) float8_e4m3fn; or (rows, width / 2) uint8, four bits each: the first half of the columns of
-            a group in the lower halves of its bytes, the others in the upper ones, both in the order of
-            :func:`in_tensor_order`.
+        codes: (rows, width) float8_e4m3fn; or (rows, width / 2) uint8, four bits each: byte 4t + 2s + e of 16 holds
+            of their 32 columns 16s + 2t + e in its lower half and that 8 further on in its upper half. So four bytes
+            are what one thread of tensor cores needs for two steps.
         scales: (rows, groups), factors of the codes, float. For four bits int32, groups of 32, 64 or 128 columns: the
             bits of a float32 factor, whose lowest 8 are what is subtracted from the codes.
         bias: (rows,), added to the product.
@@ -112,24 +112,11 @@ def pack_four_bits(codes: Tensor, scales: Tensor, zeros: Tensor | None = None) -
     """
     rows, width = codes.shape
     group = math.gcd(width // scales.shape[1], _GROUPS[0])
-    halves = in_tensor_order(codes.to(torch.uint8).view(rows, -1, 2, group // 2))
+    # Of 32 columns: two steps of a tensor core, lower or upper half of the byte, four threads, two neighbours.
+    halves = codes.to(torch.uint8).view(rows, -1, 2, 2, 4, 2).permute(3, 0, 1, 4, 2, 5)
     factors = _rounded(scales).view(torch.int32) | (8 if zeros is None else zeros.to(torch.int32))
     repeats = width // group // scales.shape[1]
-    return Packed(
-        (halves[:, :, 0] | (halves[:, :, 1] << 4)).view(rows, width // 2), factors.repeat_interleave(repeats, 1)
-    )
-
-
-def in_tensor_order(columns: Tensor) -> Tensor:
-    """Reorder each 16 numbers of the last axis as 0, 1, 8, 9, 2, 3, 10, 11, 4, ...: four neighbours for each thread.
-
-    Source: PTX ISA, "Matrix Fragments for mma.m16n8k16", where a thread holds two columns and those 8 further on.
-    """
-    return columns.unflatten(-1, (-1, 2, 4, 2)).transpose(-3, -2).reshape(columns.shape)
-
-
-def _in_order(columns: Tensor) -> Tensor:
-    return columns.unflatten(-1, (-1, 4, 2, 2)).transpose(-3, -2).reshape(columns.shape)
+    return Packed((halves[0] | (halves[1] << 4)).reshape(rows, width // 2), factors.repeat_interleave(repeats, 1))
 
 
 def _rounded(scales: Tensor) -> Tensor:
@@ -141,10 +128,9 @@ def unpacked(packed: Packed, dtype: torch.dtype) -> Tensor:
     """(rows, width) weights, computed in float32."""
     rows, num_groups = packed.scales.shape
     if packed.is_four_bits:
-        halves = packed.codes.view(rows, num_groups, -1)
-        codes = (
-            torch.cat([_in_order(halves & 15), _in_order(halves >> 4)], 2).float() - (packed.scales & 255)[:, :, None]
-        )
+        halves = torch.stack([packed.codes & 15, packed.codes >> 4]).view(2, rows, -1, 4, 2, 2)
+        codes = halves.permute(1, 2, 4, 0, 3, 5).reshape(rows, num_groups, -1).float()
+        codes = codes - (packed.scales & 255)[:, :, None]
         scales = (packed.scales & -256).view(torch.float32)
     else:
         codes, scales = packed.codes.float().view(rows, num_groups, -1), packed.scales.float()

@@ -24,9 +24,6 @@ __all__ = ["MAX_UNPACKED", "project_four_bits"]
 MAX_UNPACKED = 128
 """Most tokens for which weights are unpacked in registers."""
 
-_FEW_TOKENS = tl.constexpr(16)
-"""Tokens for which the order of the states is changed instead of that of the weights."""
-
 _HAS_ASSEMBLY = tl.constexpr(torch.cuda.is_available())
 
 
@@ -91,7 +88,6 @@ def _project_single(
 ):  # fmt: skip
     # A unit is four words of a row: columns whose states are rounded with one factor.
     kind = x.dtype.element_ty
-    HALF: tl.constexpr = GROUP // 2
     NUM_UNITS: tl.constexpr = WIDTH // 32
     OWN: tl.constexpr = (NUM_UNITS + SPLITS - 1) // SPLITS
     PARTS: tl.constexpr = 1 if KIND is None else 2
@@ -114,12 +110,11 @@ def _project_single(
         given = tl.trans(tl.load(at_factors, mask=is_unit[:, None] & is_row[None, :], other=0))
         if start == 0:
             await_previous()
-        column = unit * 16 // HALF * GROUP + unit * 16 % HALF
-        at_x = x + column[:, None] + tl.arange(0, 8)[None, :]
+        at_x = x + unit[:, None] * 32 + tl.arange(0, 8)[None, :]
         x0 = tl.load(at_x, mask=is_unit[:, None], other=0.0).to(tl.float32)
-        x1 = tl.load(at_x + 8, mask=is_unit[:, None], other=0.0).to(tl.float32)
-        x2 = tl.load(at_x + HALF, mask=is_unit[:, None], other=0.0).to(tl.float32)
-        x3 = tl.load(at_x + HALF + 8, mask=is_unit[:, None], other=0.0).to(tl.float32)
+        x1 = tl.load(at_x + 16, mask=is_unit[:, None], other=0.0).to(tl.float32)
+        x2 = tl.load(at_x + 8, mask=is_unit[:, None], other=0.0).to(tl.float32)
+        x3 = tl.load(at_x + 24, mask=is_unit[:, None], other=0.0).to(tl.float32)
         highest = tl.maximum(tl.maximum(tl.abs(x0), tl.abs(x1)), tl.maximum(tl.abs(x2), tl.abs(x3)))
         largest = tl.maximum(tl.max(highest, 1), 1e-30)
         factor = (32767.0 / largest)[:, None]
@@ -177,17 +172,13 @@ def _half(byte, zero, UPPER: tl.constexpr, kind: tl.constexpr):
 
 
 @triton.jit
-def _in_order(byte):
-    """Bytes of rows in the order of their columns."""
-    blocks = tl.reshape(byte, [byte.shape[0], byte.shape[1] // 16, 4, 2, 2])
-    return tl.reshape(tl.permute(blocks, (0, 1, 3, 2, 4)), byte.shape)
-
-
-@triton.jit
-def _in_tensor_order(x):
-    """States, columns first, in the order of the weights."""
-    blocks = tl.reshape(x, [x.shape[0] // 16, 2, 4, 2, x.shape[1]])
-    return tl.reshape(tl.permute(blocks, (0, 2, 1, 3, 4)), x.shape)
+def _weights(byte, zero, kind: tl.constexpr):
+    """Codes of bytes, two for each, minus ``zero``, in the order of their columns."""
+    blocks: tl.constexpr = [byte.shape[0], byte.shape[1] // 16, 4, 2, 2]
+    lower = tl.reshape(_half(byte, zero, False, kind), blocks)
+    upper = tl.reshape(_half(byte, zero, True, kind), blocks)
+    whole = tl.permute(tl.join(lower, upper), (0, 1, 3, 5, 2, 4))
+    return tl.reshape(whole, [byte.shape[0], 2 * byte.shape[1]])
 
 
 @triton.jit
@@ -206,28 +197,20 @@ def _project_few(
     split = tl.program_id(1)
     token = (tl.program_id(2) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
     is_token = token < num_tokens
-    byte = tl.arange(0, HALF)
     row = tl.where(is_row, rows, 0)
     known = tl.where(is_token, token, 0)
     await_previous()
-    at_codes = codes + row[:, None] * (WIDTH // 2) + byte[None, :]
+    at_codes = codes + row[:, None] * (WIDTH // 2) + tl.arange(0, HALF)[None, :]
     at_factors = factors + row * NUM_GROUPS
-    at_x = x + known[None, :] * WIDTH + byte[:, None]
+    at_x = x + known[None, :] * WIDTH + tl.arange(0, GROUP)[:, None]
     sums = tl.zeros([ROWS, TOKENS], tl.float32)
     for group in tl.range(
         split * OWN, min(split * OWN + OWN, NUM_GROUPS), num_stages=STAGES, loop_unroll_factor=UNROLL
     ):
-        both = tl.load(at_codes + group * HALF)
-        lower = tl.load(at_x + group * GROUP)
-        upper = tl.load(at_x + group * GROUP + HALF)
+        byte = tl.load(at_codes + group * HALF)
+        value = tl.load(at_x + group * GROUP)
         factor = tl.load(at_factors + group)
-        zero = (factor & 255).to(tl.float32)[:, None]
-        if TOKENS <= _FEW_TOKENS:  # the cheaper one, as it is smaller, but a part of it would need another layout
-            lower, upper = _in_tensor_order(lower), _in_tensor_order(upper)
-        else:
-            both = _in_order(both)
-        part = tl.dot(_half(both, zero, False, kind), lower)
-        part = tl.dot(_half(both, zero, True, kind), upper, part)
+        part = tl.dot(_weights(byte, (factor & 255).to(tl.float32)[:, None], kind), value)
         sums += part * (factor & -256).to(tl.float32, bitcast=True)[:, None]
     if HAS_BIAS:
         added = tl.load(bias + rows, mask=is_row, other=0.0).to(tl.float32)
@@ -242,16 +225,13 @@ def _unpack(codes, factors, out, num_groups, HALF: tl.constexpr, BLOCK: tl.const
     kind: tl.constexpr = out.dtype.element_ty
     group = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_group = group < num_groups
-    byte = tl.arange(0, HALF)[None, :]
-    both = tl.load(codes + group.to(tl.int64)[:, None] * HALF + byte, mask=is_group[:, None], other=0)
+    at_codes = codes + group.to(tl.int64)[:, None] * HALF + tl.arange(0, HALF)[None, :]
+    byte = tl.load(at_codes, mask=is_group[:, None], other=0)
     factor = tl.load(factors + group, mask=is_group, other=0)[:, None]
-    zero, scale = (factor & 255).to(tl.float32), (factor & -256).to(tl.float32, bitcast=True)
-    at_out = out + group.to(tl.int64)[:, None] * (2 * HALF) + byte
-    both = _in_order(both)
-    lower = (_half(both, zero, False, tl.float16).to(tl.float32) * scale).to(kind)
-    upper = (_half(both, zero, True, tl.float16).to(tl.float32) * scale).to(kind)
-    tl.store(at_out, lower, mask=is_group[:, None])
-    tl.store(at_out + HALF, upper, mask=is_group[:, None])
+    value = _weights(byte, (factor & 255).to(tl.float32), tl.float16).to(tl.float32)
+    value = (value * (factor & -256).to(tl.float32, bitcast=True)).to(kind)
+    at_out = out + group.to(tl.int64)[:, None] * (2 * HALF) + tl.arange(0, 2 * HALF)[None, :]
+    tl.store(at_out, value, mask=is_group[:, None])
 
 
 def project_four_bits(x: Tensor, part: Packed, activation: Activation | None, may_split: bool) -> Tensor:
@@ -294,7 +274,7 @@ def _power_below(number: int) -> int:
 
 def _few(x: Tensor, part: Packed, may_split: bool) -> Tensor:
     num_tokens, num_rows = len(x), part.num_rows
-    tokens = max(8, triton.next_power_of_2(num_tokens))
+    tokens = max(16, triton.next_power_of_2(num_tokens))
     splits = _FEW_SPLITS if may_split and num_rows < _MANY_ROWS else 1
     rows, warps, stages = _FEW[tokens]
     out = _empty(x, num_rows, splits)
@@ -306,7 +286,7 @@ def _few(x: Tensor, part: Packed, may_split: bool) -> Tensor:
     return out
 
 
-_FEW = {8: (128, 4, 4), 16: (64, 2, 4), 32: (64, 4, 3), 64: (128, 8, 3), 128: (128, 8, 3)}
+_FEW = {16: (128, 4, 4), 32: (64, 4, 3), 64: (64, 4, 3), 128: (64, 4, 3)}
 """Rows, warps and stages. Measured on an H200."""
 
 _FEW_SPLITS = 4
