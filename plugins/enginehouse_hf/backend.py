@@ -145,12 +145,14 @@ class HfBackend:
             assert resolved.dtype is not None and resolved.max_batch_tokens is not None
             is_cpu = resolved.device == "cpu"
             return estimate_pooler(recipe, resolved.dtype, resolved.max_batch_tokens, is_cpu=is_cpu)
-        dtype = options.resolved(_likely_device()).dtype
+        resolved = options.resolved(_likely_device())
+        dtype = resolved.dtype
         assert dtype is not None
         tokens = options.cache_tokens or options.slots * (options.context or DEFAULT_CONTEXT)
         folder = ModelFolder.find(source)
         if folder is not None:
-            return folder.estimate(tokens, dtype, 2 * options.slots + options.checkpoints)
+            num_states = 2 * options.slots if resolved.device == "cpu" else 2 * (2 * options.slots + 1)
+            return folder.estimate(tokens, dtype, num_states + options.checkpoints)
         if pickles := pickled_weights(source.path):
             raise ModelLoadError(f"{source.text}: {describe_pickles(pickles)}")
         if self.match(source).score == 0.0:

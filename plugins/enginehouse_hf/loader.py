@@ -129,7 +129,7 @@ def _build(files: ModelFiles, model: Any, options: HfOptions, progress: Progress
         from enginehouse_hf.cuda.opening import open_on_cuda  # noqa: PLC0415
         from enginehouse_hf.cuda.runner import CudaRunner  # noqa: PLC0415
 
-        opened, capabilities = open_on_cuda(model, facts, options, progress)
+        opened, capabilities = open_on_cuda(model, facts, mixers, options, progress)
         graphs = "" if opened.graphs.largest else ", without graphs"
         metadata |= {"layers": f"{opened.network.name}{graphs}", "attention": opened.attention}
         if opened.network.name == FusedNetwork.name:
@@ -189,10 +189,11 @@ def _drop_weights(model: Any) -> None:
 def _find_mixers(files: ModelFiles, model: Any, options: HfOptions) -> Mixers:
     """Take over the recurrent layers of a model. Raises ModelLoadError where these are not computed."""
     layers = recurrent_layers(model)
-    if layers and not (options.device == "cpu" and options.device_map is None and options.quantization is None):
+    on_cpu = options.device == "cpu" and options.device_map is None and options.quantization is None
+    if layers and not (on_cpu or _runs_on_cuda(options)):
         raise ModelLoadError(
-            f"{files.folder}: hf computes recurrent layers, such as its layer {min(layers)}, on the CPU only, "
-            'without device_map and quantization; set device = "cpu"'
+            f"{files.folder}: hf computes recurrent layers, such as its layer {min(layers)}, on the CPU, or on one "
+            'NVIDIA GPU with Triton, without device_map and quantization; set device = "cpu"'
         )
     return Mixers(model)  # runs the modules
 

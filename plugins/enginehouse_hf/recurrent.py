@@ -3,21 +3,26 @@
 Such a layer carries a state per sequence, of a fixed size, instead of keys and values: the last inputs of a convolution
 and the state of the recurrence. :class:`Mixers` replaces the ``forward`` of these modules, so that the packed row of a
 step is divided into its sequences there, each with its own state; sequences that append the same number of tokens
-are computed together. Everything around the modules sees all tokens of the step at once.
+are computed together. Everything around the modules sees all tokens of the step at once. On a GPU ``cuda/mixers.py``
+takes over the modules once more, with states in pools.
 
 Whether a module continues a state over several tokens at once is found by running it (:func:`_continues`): some of
 transformers' modules begin at an empty state then, and are run token by token.
 
+transformers takes kernels of other packages (flash-linear-attention, causal-conv1d, mamba-ssm) where these are
+installed. Its own functions in torch are used instead everywhere: for them numbers were compared.
+
 A state is never changed in place once a pass has ended: forks and checkpoints share it.
 
 Source: the calls of ``Cache`` that mixers make in transformers 5.24 (``get_conv_state``, ``update_conv_state``,
-``get_recurrent_state``, ``update_recurrent_state``).
+``get_recurrent_state``, ``update_recurrent_state``), and in 5.17 (``layers`` with the states by number).
 """
 
 from __future__ import annotations
 
 import copy
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -29,7 +34,7 @@ from torch.nn.functional import pad
 from enginehouse_hf.attention import ForwardAborted, Segment, Step, UnsupportedAttention
 from enginehouse_hf.facts import StateForm, StateKey
 
-__all__ = ["Mixers", "SequenceState", "recurrent_layers"]
+__all__ = ["LayerCache", "Mixer", "Mixers", "SequenceState", "recurrent_layers"]
 
 SequenceState = Mapping[StateKey, Tensor]
 """The state of one sequence in all layers; each tensor is (1, ...)."""
@@ -37,7 +42,8 @@ SequenceState = Mapping[StateKey, Tensor]
 _CACHE_NAMES = ("cache", "cache_params", "past_key_values")
 """What versions of transformers call the argument for the state."""
 
-_ARGUMENTS = frozenset({"hidden_states", "attention_mask", "kwargs"})
+_ARGUMENTS = frozenset({"hidden_states", "attention_mask", "seq_idx", "kwargs"})
+"""What a module may take; ``seq_idx``, for several sequences in one row, is not given."""
 
 _MIN_CHUNK_TOKENS = 16
 
@@ -45,7 +51,29 @@ _MOST_DIFFERENCE = 1e-3
 """Relative difference of outputs and states that rounding can explain in float32."""
 
 
-class _LayerCache:
+class _OneLayer:
+    """Implements what a mixer reads of the entries of ``Cache.layers`` in transformers 5.17."""
+
+    record_past = False
+
+    def __init__(self, states: Mapping[tuple[str, int], Tensor]) -> None:
+        self._states = states
+
+    def __getitem__(self, layer_idx: int) -> _OneLayer:
+        return self
+
+    @property
+    def conv_states(self) -> dict[int, Tensor]:
+        """The last inputs of the convolutions, by number."""
+        return {number: state for (kind, number), state in self._states.items() if kind == "conv"}
+
+    @property
+    def recurrent_states(self) -> dict[int, Tensor]:
+        """The states of the recurrences, by number."""
+        return {number: state for (kind, number), state in self._states.items() if kind == "recurrent"}
+
+
+class LayerCache:
     """Implements what a mixer calls of transformers' ``Cache``, for the sequences of one call.
 
     Attributes:
@@ -54,6 +82,11 @@ class _LayerCache:
 
     def __init__(self, states: dict[tuple[str, int], Tensor]) -> None:
         self.states = states
+
+    @property
+    def layers(self) -> _OneLayer:
+        """The states as transformers 5.17 reads them: of whichever layer asks."""
+        return _OneLayer(self.states)
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
         """Return the last inputs of the convolution, (N, channels, kernel size), or None at the beginning."""
@@ -88,7 +121,7 @@ class _LayerCache:
 
 
 @frozen(eq=False)
-class _Mixer:
+class Mixer:
     """One recurrent module: its own ``forward``, how that calls its cache, and whether it continues states.
 
     Attributes:
@@ -102,7 +135,7 @@ class _Mixer:
     continues: bool
     chunk_size: int | None
 
-    def run(self, hidden: Tensor, cache: _LayerCache) -> Tensor:
+    def run(self, hidden: Tensor, cache: LayerCache) -> Tensor:
         """Append tokens, (N, T, hidden_size), to N states; returns (N, T, hidden_size)."""
         if self.chunk_size is not None:  # a few tokens would be padded to 256: five times the time
             fitting = max(_MIN_CHUNK_TOKENS, 1 << (hidden.shape[1] - 1).bit_length())
@@ -123,6 +156,10 @@ class Mixers:
     Args:
         model: a transformers model; the modules are changed for as long as it lives.
 
+    Attributes:
+        names: of the modules.
+        all: the modules, in their order.
+
     Raises:
         UnsupportedAttention: a recurrent module is called in an unknown way or cannot continue a state.
     """
@@ -132,16 +169,17 @@ class Mixers:
         self._new: dict[int, dict[StateKey, Tensor]] = {}
         self._step: Step | None = None
         self.names: frozenset[str] = frozenset()
+        self.all: list[Mixer] = []
         continues: dict[type[nn.Module], bool] = {}
         with torch.inference_mode():
             for name, module, cache_name in _find(model):
+                _use_torch(type(module))
                 if type(module) not in continues:
                     continues[type(module)] = _continues(module, cache_name, model.config.get_text_config().hidden_size)
                 chunk_size = getattr(module, "chunk_size", None)
-                mixer = _Mixer(
-                    module, module.layer_idx, module.forward, cache_name, continues[type(module)], chunk_size
-                )
+                mixer = Mixer(module, module.layer_idx, module.forward, cache_name, continues[type(module)], chunk_size)
                 module.forward = self._replacement(mixer)
+                self.all.append(mixer)
                 self.names |= {name}
 
     def state(self, slot: int) -> SequenceState:
@@ -173,7 +211,7 @@ class Mixers:
         """Drop the states that passes have left since the last :meth:`commit`."""
         self._new, self._step = {}, None
 
-    def _replacement(self, mixer: _Mixer) -> Callable[..., Tensor]:
+    def _replacement(self, mixer: Mixer) -> Callable[..., Tensor]:
         def forward(hidden_states: Tensor, *_: Any, attention_mask: Tensor | None = None, **__: Any) -> Tensor:
             if attention_mask is not None:
                 raise UnsupportedAttention("a mask of the model's own")
@@ -182,7 +220,7 @@ class Mixers:
 
         return forward
 
-    def _run(self, mixer: _Mixer, hidden: Tensor, step: Step) -> Tensor:
+    def _run(self, mixer: Mixer, hidden: Tensor, step: Step) -> Tensor:
         """Run one module over the packed row, (1, T, hidden_size)."""
         if step.aborted.is_set():
             raise ForwardAborted
@@ -191,7 +229,7 @@ class Mixers:
             groups.setdefault((segment.end - segment.begin, segment.start > 0), []).append(segment)
         output = torch.empty_like(hidden)
         for (size, is_later), segments in groups.items():
-            cache = _LayerCache(self._joined(mixer.layer, segments) if is_later else {})
+            cache = LayerCache(self._joined(mixer.layer, segments) if is_later else {})
             rows = torch.stack([hidden[0, segment.begin : segment.end] for segment in segments])
             mixed = mixer.run(rows, cache)
             for place, segment in enumerate(segments):
@@ -239,14 +277,29 @@ def _find(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
         yield name, module, cache_name
 
 
+def _use_torch(kind: type[nn.Module]) -> None:
+    """Use transformers' own functions in torch in a class of modules, in place of those of other packages.
+
+    Source: ``use_kernel_func_from_hub_with_fallback`` of transformers, which wraps the functions.
+    """
+    namespace = vars(sys.modules[kind.__module__])
+    for function in vars(kind).values():
+        code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
+        for name in () if code is None else code.co_names:
+            chosen = namespace.get(name)
+            if inspect.isfunction(chosen) and chosen.__module__ == kind.__module__ and hasattr(chosen, "__wrapped__"):
+                namespace[name] = inspect.unwrap(chosen)
+
+
 def _continues(module: nn.Module, cache_name: str, hidden_size: int) -> bool:
     """Return True if a module gives the same for 7 tokens at once and for 4, then 3; False if for 4, then 1, 1 and 1.
 
     Raises:
         UnsupportedAttention: neither is the case.
     """
+    device = next(module.parameters()).device
     module = copy.deepcopy(module).float()
-    hidden = torch.randn(1, 7, hidden_size, generator=torch.Generator().manual_seed(0))
+    hidden = torch.randn(1, 7, hidden_size, generator=torch.Generator().manual_seed(0)).to(device)
     whole, final = _split(module, cache_name, hidden, (7,))
     for sizes in ((4, 3), (4, 1, 1, 1)):
         parts, states = _split(module, cache_name, hidden, sizes)
@@ -260,7 +313,7 @@ def _split(
     module: nn.Module, cache_name: str, hidden: Tensor, sizes: tuple[int, ...]
 ) -> tuple[Tensor, dict[tuple[str, int], Tensor]]:
     """Return the outputs of a module for parts of these sizes, and its states after the last one."""
-    cache = _LayerCache({})
+    cache = LayerCache({})
     parts = [module(part, **{cache_name: cache}) for part in hidden.split(list(sizes), 1)]
     return torch.cat(parts, 1), cache.states
 

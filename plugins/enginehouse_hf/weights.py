@@ -129,7 +129,8 @@ def _pack(model: Any, options: HfOptions, keeps_packed: bool) -> None:
     if options.quantize is None:
         return
     layers = model.get_decoder().layers
-    if any(parameter.dim() > 2 for parameter in layers.parameters()):
+    owners = [module for module in layers.modules() if not isinstance(module, nn.Conv1d)]
+    if any(parameter.dim() > 2 for module in owners for parameter in module.parameters(recurse=False)):
         raise ModelLoadError(f"quantize = {options.quantize!r}: experts with quantised weights have no kernel in hf")
     for owner, name, full_name, module in projections(layers):
         if isinstance(module, nn.Linear):

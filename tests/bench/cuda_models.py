@@ -107,8 +107,28 @@ SHAPES: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 256,
         "dtype": "bfloat16",
     },
+    "hybrid-2b": {
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "model_type": "qwen3_5_text",
+        "vocab_size": 151_936,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 16,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "full_attention_interval": 4,
+        "max_position_embeddings": 32_768,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": True,
+        "dtype": "bfloat16",
+    },
 }
-"""Configurations by name, as the models' own ``config.json`` has them."""
+"""Configurations by name, as the models' own ``config.json`` has them; ``hybrid-2b`` is of Qwen 3.5's kind."""
 
 
 def write_shape(name: str, folder: Path) -> Path:

@@ -98,8 +98,9 @@ class PoolHeadMemory:
             ) from error
         self.writer = FeatureWriter(head, len(state.layers) + 1)
         self._features = kept
-        state.layers.extend([(keys, values), (kept, empty)])
-        self._state = DeviceState(state.layers, table, state.last)
+        first = len(state.layers)
+        state.layers[first], state.layers[first + 1] = (keys, values), (kept, empty)
+        self._state = DeviceState(state.layers, state.num_places, table, state.last)
 
     def run(self, pairs: Sequence[Pairs], features: Tensor | None = None) -> Tensor:
         """See :class:`enginehouse_hf.heads.drafting.HeadMemory`."""

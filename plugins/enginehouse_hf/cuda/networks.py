@@ -15,6 +15,7 @@ from enginehouse.contract.errors import ModelLoadError
 from enginehouse_hf.cuda.attention import PoolAttention
 from enginehouse_hf.cuda.heads import FeatureWriter
 from enginehouse_hf.cuda.layered import LayeredNetwork, LayeredTransformers
+from enginehouse_hf.cuda.mixers import PooledMixers
 from enginehouse_hf.cuda.pool_step import PoolStep
 from enginehouse_hf.cuda.step import Step
 from enginehouse_hf.depth import Depths
@@ -48,9 +49,13 @@ class TransformersNetwork:
         model: a causal model that uses our attention.
         attention: attention over the pool.
         compiles: run decode steps through ``torch.compile``.
+        mixers: its recurrent modules, if it has some.
     """
 
-    def __init__(self, model: Any, attention: PoolAttention, compiles: bool) -> None:
+    def __init__(
+        self, model: Any, attention: PoolAttention, compiles: bool, mixers: PooledMixers | None = None
+    ) -> None:
+        self._mixers = mixers
         self.name = "transformers layers, compiled" if compiles else "transformers layers"
         self._depths, self._attention = Depths(model), attention
         self._compiled = torch.compile(model, dynamic=False) if compiles else model
@@ -59,6 +64,8 @@ class TransformersNetwork:
     def run(self, step: Step) -> Tensor:
         """See :class:`Network`."""
         step.begin()
+        if self._mixers is not None:
+            self._mixers.begin(step)
         is_usual = step.num_decodes == step.num_tokens and step.num_layers is None
         model = self._compiled if is_usual else self._depths.model(step.num_layers)
         rows = {} if step.rows is None else {"logits_to_keep": step.rows.long()}

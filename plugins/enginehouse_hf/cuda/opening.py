@@ -19,15 +19,18 @@ from enginehouse_hf.cuda.draws import compile_draws
 from enginehouse_hf.cuda.fused import FusedNetwork
 from enginehouse_hf.cuda.graphs import DecodeGraphs, Recorder, graph_sizes
 from enginehouse_hf.cuda.long_spans import choose
+from enginehouse_hf.cuda.mixers import PooledMixers
 from enginehouse_hf.cuda.networks import Network, TransformersNetwork
 from enginehouse_hf.cuda.packing import PackedSpans, Segment, pack
 from enginehouse_hf.cuda.positions import PositionPool
 from enginehouse_hf.cuda.runner import CudaModel
 from enginehouse_hf.cuda.sampling import SUPPORTED
+from enginehouse_hf.cuda.state_pools import NO_STATES, StatePools, num_rows
 from enginehouse_hf.cuda.step import DeviceState, Step
 from enginehouse_hf.depth import exit_layers
 from enginehouse_hf.facts import ModelFacts
 from enginehouse_hf.packed import num_packed
+from enginehouse_hf.recurrent import Mixers
 
 __all__ = ["open_on_cuda"]
 
@@ -45,12 +48,15 @@ _LEAST_NOISE_PACKED = 0.05
 _LARGEST_CHECK = 80
 """Minimum size of the largest step that verifies drafts with a graph: 64 drafts and their neighbours."""
 
+_MEASURED_TOKENS = 1024
+"""Tokens of the prefill whose memory is measured."""
+
 _SLACK_BYTES = 512 << 20
 """Reserve for libraries' workspaces and memory that the allocator cannot use."""
 
 
 def open_on_cuda(
-    model: Any, facts: ModelFacts, options: HfOptions, progress: Progress
+    model: Any, facts: ModelFacts, mixers: Mixers, options: HfOptions, progress: Progress
 ) -> tuple[CudaModel, RunnerCapabilities]:
     """Build everything that a runner needs; ``options`` must be resolved.
 
@@ -59,15 +65,20 @@ def open_on_cuda(
     """
     torch.cuda.set_device(model.device)
     attention = PoolAttention(choose(model.device, model.dtype, facts.layers, facts.has_sinks))
-    with torch.inference_mode():
-        network = _choose_network(model, facts, options, attention)
-    num_places = _num_places(model, facts, options)
     assert options.max_batch_tokens is not None
-    max_sequences = options.slots + max(options.slots, _KEPT_SEQUENCES)
+    max_sequences = options.slots + (options.slots if facts.states else max(options.slots, _KEPT_SEQUENCES))
+    with torch.inference_mode():
+        network = _choose_network(model, facts, mixers, options, attention)
+        step_bytes = _step_bytes(model, facts, options)
+        if facts.states:
+            step_bytes = max(step_bytes, _measure_step_bytes(network, facts, model, options))
+    num_places = _num_places(model, facts, options, step_bytes, max_sequences)
     with torch.inference_mode():
         state = _allocate(facts, max_sequences, num_places, model)
-        sizes = graph_sizes(max(options.slots, _LARGEST_CHECK)) if options.cuda_graphs else []
-        graphs = _record(network, state, sizes, progress)
+        # A draft is verified as decodes of one sequence, which states do not allow.
+        largest = options.slots if facts.states else max(options.slots, _LARGEST_CHECK)
+        graphs_of = graph_sizes(largest) if options.cuda_graphs else []
+        graphs = _record(network, state, graphs_of, progress)
         compile_draws(facts.vocab_size, model.dtype, model.device)
         chunk_tokens = _measure_chunk(network, state, facts.max_context, options.max_batch_tokens)
     capabilities = RunnerCapabilities(
@@ -76,8 +87,9 @@ def open_on_cuda(
         max_context=facts.max_context,
         cache_tokens=num_places,
         prefill_chunk_tokens=min(chunk_tokens, options.max_batch_tokens),
+        truncate="checkpoint" if facts.states else "any",
         fork="share",
-        exit_layers=exit_layers(model),
+        exit_layers=() if facts.states else exit_layers(model),
         states=not options.random_weights,  # the next process would use different random weights
         sampling=SUPPORTED,
     )
@@ -91,6 +103,7 @@ def open_on_cuda(
         slots=options.slots,
         num_layers=config.num_hidden_layers,
         hidden_size=config.hidden_size,
+        checkpoint_bytes=options.checkpoints * facts.state_bytes,
     ), capabilities
 
 
@@ -116,16 +129,17 @@ def _measure_chunk(network: Network, state: DeviceState, longest: int, max_token
     return chunk_size(size, times[0], size * num_more, times[1])
 
 
-def _time_prefill(network: Network, state: DeviceState, size: int, num_prompts: int) -> float:
+def _time_prefill(network: Network, state: DeviceState, size: int, num_prompts: int, num_runs: int = 5) -> float:
     """Time in seconds of a prefill of some prompts of one size; leaves no state."""
     tokens = np.empty((4, size * num_prompts), np.int32)
     tokens[0], tokens[1], tokens[3] = 0, state.dump_slot, state.dump_place
     tokens[2] = np.tile(np.arange(size), num_prompts)
     segments = [Segment(begin, begin + size, 0) for begin in range(0, size * num_prompts, size)]
     ends = np.array([segment.end - 1 for segment in segments], np.int32)
-    packed = PackedSpans(tokens, 0, segments, tokens[3].copy(), ends)
+    sources = np.full(num_prompts if state.pools.forms else 0, state.pools.dump_row, np.int32)
+    packed = PackedSpans(tokens, 0, segments, tokens[3].copy(), ends, sources)
     times = []
-    for _ in range(5):  # the first run compiles kernels
+    for _ in range(num_runs):  # the first run compiles kernels
         torch.cuda.synchronize()
         started = time.perf_counter()
         network.run(Step.upload(state, packed))
@@ -134,8 +148,19 @@ def _time_prefill(network: Network, state: DeviceState, size: int, num_prompts: 
     return min(times)
 
 
-def _choose_network(model: Any, facts: ModelFacts, options: HfOptions, attention: PoolAttention) -> Network:
+def _choose_network(
+    model: Any, facts: ModelFacts, mixers: Mixers, options: HfOptions, attention: PoolAttention
+) -> Network:
     """Return the fused network if it exists and gives the same logits, else transformers' own layers."""
+    if facts.states:
+        if num_packed(model):
+            raise ModelLoadError(_no_fused_layers("some of its layers are recurrent"))
+        if options.compile:
+            raise ModelLoadError("compile = true is not supported for models with recurrent layers; remove it")
+        pooled = PooledMixers(mixers.all)
+        if options.fused:
+            pooled.use_kernels(StatePools(facts.states, 1, model.device), model.config.get_text_config().hidden_size)
+        return TransformersNetwork(model, attention, compiles=False, mixers=pooled)
     plain = TransformersNetwork(model, attention, options.compile)
     is_packed = num_packed(model) > 0
     if not options.fused:
@@ -192,30 +217,52 @@ def _probe(network: Network, facts: ModelFacts, model: Any, num_more: int) -> to
 
 
 def _allocate(facts: ModelFacts, max_sequences: int, num_places: int, model: Any) -> DeviceState:
-    layers = [
-        tuple(torch.zeros(num_places + 1, heads, dim, dtype=model.dtype, device=model.device) for heads, dim in shapes)
-        for shapes in facts.layers
-    ]
+    layers = {
+        index: tuple(
+            torch.zeros(num_places + 1, heads, dim, dtype=model.dtype, device=model.device) for heads, dim in shapes
+        )
+        for index, shapes in zip(sorted(facts.windows), facts.layers, strict=True)
+    }
     table = torch.zeros(max_sequences + 1, facts.max_context, dtype=torch.int32, device=model.device)
     last = torch.zeros(max_sequences + 1, dtype=torch.int32, device=model.device)
-    return DeviceState(layers, table, last)  # type: ignore[arg-type]
+    pools = StatePools(facts.states, max_sequences, model.device) if facts.states else NO_STATES
+    return DeviceState(layers, num_places, table, last, pools)  # type: ignore[arg-type]
 
 
-def _num_places(model: Any, facts: ModelFacts, options: HfOptions) -> int:
+def _num_places(model: Any, facts: ModelFacts, options: HfOptions, step_bytes: int, max_sequences: int) -> int:
     """Return the requested number of positions, or as many as fit into memory and sequences could use."""
     size_bytes = torch.finfo(model.dtype).bits // 8
     per_place = sum(heads * dim for shapes in facts.layers for heads, dim in shapes) * size_bytes
     torch.cuda.empty_cache()
     free_bytes, total_bytes = torch.cuda.mem_get_info(model.device)
-    spare_bytes = total_bytes * (1.0 - options.memory_share) + _step_bytes(model, facts, options) + _SLACK_BYTES
-    fitting = int((free_bytes - spare_bytes) // per_place)
+    spare_bytes = total_bytes * (1.0 - options.memory_share) + step_bytes + _SLACK_BYTES
+    num_states = num_rows(max_sequences) + options.checkpoints + 1 if facts.states else 0
+    left_bytes = free_bytes - spare_bytes - num_states * facts.state_bytes
+    fitting = int(left_bytes // max(per_place, 1))
     needed = options.cache_tokens or facts.max_context
     if needed > fitting:
+        beside = (
+            f"the weights and {num_states} states of {facts.state_bytes >> 20} MiB" if num_states else "the weights"
+        )
+        fewer = ", slots or checkpoints" if num_states else ""
         raise ModelLoadError(
-            f"{needed} KV positions are needed, but the memory of {model.device} holds {max(fitting, 0)} beside the "
-            "weights; lower context, cache_tokens or max_batch_tokens, or raise memory_share"
+            f"{needed} KV positions are needed, but the memory of {model.device} holds {max(fitting, 0)} beside "
+            f"{beside}; lower context, cache_tokens or max_batch_tokens{fewer}, or raise memory_share"
         )
     return options.cache_tokens or min(fitting, 2 * options.slots * facts.max_context)
+
+
+def _measure_step_bytes(network: Network, facts: ModelFacts, model: Any, options: HfOptions) -> int:
+    """Measure the temporary memory of a prefill, for the largest forward pass: recurrent layers take most of it."""
+    assert options.max_batch_tokens is not None
+    size = min(_MEASURED_TOKENS, facts.max_context, options.max_batch_tokens)
+    state = _allocate(facts, 1, size, model)
+    torch.cuda.synchronize()
+    before_bytes = torch.cuda.memory_allocated(model.device)
+    torch.cuda.reset_peak_memory_stats(model.device)
+    _time_prefill(network, state, size, 1, num_runs=1)
+    peak_bytes = torch.cuda.max_memory_allocated(model.device) - before_bytes
+    return peak_bytes * options.max_batch_tokens // size
 
 
 def _step_bytes(model: Any, facts: ModelFacts, options: HfOptions) -> int:

@@ -2,7 +2,8 @@
 
 Decodes come first, each token a column that attends individually, followed by all longer spans. A token with drafts
 after it becomes several decodes of one sequence: all keys of a step are in the pool before a layer attends, and each
-column sees those up to its position. Verifying drafts is thus a decode step, and uses its graph.
+column sees those up to its position. Verifying drafts is thus a decode step, and uses its graph. Not so in a model with
+recurrent layers, whose tokens of one sequence depend on each other within a layer.
 
 Called by the runner; ``step.py`` copies the result to the device at once.
 """
@@ -22,6 +23,8 @@ __all__ = ["PackedSpans", "Segment", "flatten", "pack"]
 
 _MAX_CHECKED = 65
 """Maximum length of a span with logits for all tokens (a token and its drafts) that is computed as decodes."""
+
+_NONE: NDArray[np.int32] = np.empty(0, np.int32)
 
 _ALIGNMENT = 32  # int32 values: every part of the array starts at a multiple, so kernels can rely on it
 
@@ -50,6 +53,7 @@ class PackedSpans:
         segments: the longer spans.
         gather: places visible to the longer spans, span by span.
         rows: tokens whose logits are requested, in the original order of the spans.
+        sources: rows of the states of recurrent layers: of every decode, then of every longer span.
     """
 
     tokens: NDArray[np.int32]
@@ -57,6 +61,7 @@ class PackedSpans:
     segments: list[Segment]
     gather: NDArray[np.int32]
     rows: NDArray[np.int32]
+    sources: NDArray[np.int32] = _NONE
 
     @property
     def is_plain_decode(self) -> bool:
@@ -70,7 +75,11 @@ class PackedSpans:
 
 
 def pack(
-    spans: Sequence[Span], sizes: Sequence[int], places: NDArray[np.int32], table: NDArray[np.int32]
+    spans: Sequence[Span],
+    sizes: Sequence[int],
+    places: NDArray[np.int32],
+    table: NDArray[np.int32],
+    sources: NDArray[np.int32] | None = None,
 ) -> PackedSpans:
     """Order spans and pack them.
 
@@ -79,11 +88,13 @@ def pack(
         sizes: their numbers of tokens.
         places: (sum of sizes,), the place of every new token, span by span.
         table: (max_sequences, max_context), including the new tokens.
+        sources: (len(spans),), rows of the states of recurrent layers; None without such layers.
     """
     if len(places) == len(spans):
-        return _pack_decodes(spans, places)
+        return _pack_decodes(spans, places, sources)
     begins = [0, *accumulate(sizes)]
-    are_decodes = [_is_decode(span, size) for span, size in zip(spans, sizes, strict=True)]
+    may_check = sources is None
+    are_decodes = [_is_decode(span, size, may_check) for span, size in zip(spans, sizes, strict=True)]
     # Decodes first, in descending order of sequence length.
     order = sorted(range(len(spans)), key=lambda index: (not are_decodes[index], -spans[index].start))
     num_decodes = sum(size for size, is_decode in zip(sizes, are_decodes, strict=True) if is_decode)
@@ -101,14 +112,15 @@ def pack(
             seen.append(table[span.sequence, : span.start + size])
         firsts[index], begin = begin, end
     rows = [row for index, span in enumerate(spans) for row in _rows(span, firsts[index], sizes[index])]
-    return PackedSpans(tokens, num_decodes, segments, np.concatenate(seen), np.array(rows, np.int32))
+    ordered = _NONE if sources is None else sources[order]
+    return PackedSpans(tokens, num_decodes, segments, np.concatenate(seen), np.array(rows, np.int32), ordered)
 
 
-def _is_decode(span: Span, size: int) -> bool:
-    return size == 1 or (span.outputs == "all" and size <= _MAX_CHECKED)
+def _is_decode(span: Span, size: int, may_check: bool) -> bool:
+    return size == 1 or (may_check and span.outputs == "all" and size <= _MAX_CHECKED)
 
 
-def _pack_decodes(spans: Sequence[Span], places: NDArray[np.int32]) -> PackedSpans:
+def _pack_decodes(spans: Sequence[Span], places: NDArray[np.int32], sources: NDArray[np.int32] | None) -> PackedSpans:
     ids = [-1 if isinstance(span.input, LastSampled) else int(span.input[0]) for span in spans]
     tokens = np.array([ids, [s.sequence for s in spans], [s.start for s in spans], places], np.int32)
     order = np.argsort(-tokens[2], kind="stable")  # longest first, so that no long one is left for the end
@@ -116,7 +128,8 @@ def _pack_decodes(spans: Sequence[Span], places: NDArray[np.int32]) -> PackedSpa
     rows[order] = np.arange(len(spans), dtype=np.int32)
     if any(span.outputs == "none" for span in spans):
         rows = rows[[span.outputs != "none" for span in spans]]
-    return PackedSpans(tokens[:, order], len(spans), [], np.empty(0, np.int32), rows)
+    ordered = _NONE if sources is None else sources[order]
+    return PackedSpans(tokens[:, order], len(spans), [], _NONE, rows, ordered)
 
 
 def _rows(span: Span, first: int, size: int) -> range:
@@ -137,6 +150,7 @@ def flatten(packed: PackedSpans) -> tuple[NDArray[np.int32], dict[str, tuple[int
         "query_ends": np.array([0, *accumulate(segment.end - segment.begin for segment in packed.segments)], np.int32),
         "key_ends": np.array([0, *accumulate(segment.stop for segment in packed.segments)], np.int32),
         "rows": packed.rows,
+        "sources": packed.sources,
     }
     offsets, begin = {}, 0
     for name, part in parts.items():

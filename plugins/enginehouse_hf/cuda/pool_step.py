@@ -17,9 +17,12 @@ class PoolStep:
 
     def __init__(self, step: Step, attention: PoolAttention) -> None:
         self._step, self._attention, self._places = step, attention, step.places.long()
+        self._num_shared = 0
 
     def attend(self, index: int, query: Tensor, key: Tensor, value: Tensor, **scores: Any) -> Tensor:
         """Append keys and values and attend; query (1, H, T, D) gives (1, T, H, D)."""
+        if index < 0:  # a module that several layers share: see ``enginehouse_hf.attention.Step``
+            index, self._num_shared = index - self._num_shared, self._num_shared + 1
         self.append(index, key, value)
         packed = query[0].transpose(0, 1).contiguous()
         return self._attention.attend(self._step, index, packed, **scores)[None]

@@ -1,4 +1,4 @@
-"""Runner on one CUDA device: a pool of positions, decode steps as graphs, sampling on the device.
+"""Runner on one CUDA device: pools of positions and states, decode steps as graphs, sampling on the device.
 
 Handles sequences, steps and logits. Does not know files (see ``opening.py``), requests or text.
 """
@@ -6,7 +6,7 @@ Handles sequences, steps and logits. Does not know files (see ``opening.py``), r
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Literal
 
 import numpy as np
@@ -18,6 +18,8 @@ from enginehouse.contract.backend import Draw, ForwardOutput, ModelSource, Runne
 from enginehouse.contract.errors import EngineError, ModelLoadError
 from enginehouse.contract.exit_policy import BoundExitPolicy
 from enginehouse.contract.types import ModelInfo
+from enginehouse_backendkit.saved_states import check_head, state_body
+from enginehouse_backendkit.slot_table import checked_length
 from enginehouse_hf.cuda.exits import CudaExits
 from enginehouse_hf.cuda.graphs import DecodeGraphs, Recorder
 from enginehouse_hf.cuda.heads import PoolHeadMemory
@@ -26,10 +28,11 @@ from enginehouse_hf.cuda.packing import pack
 from enginehouse_hf.cuda.parts import NetworkParts
 from enginehouse_hf.cuda.positions import PositionPool
 from enginehouse_hf.cuda.sampling import DeviceDrawn, DeviceRows, sample
+from enginehouse_hf.cuda.state_pools import SequenceStates
 from enginehouse_hf.cuda.step import DeviceState, Step
 from enginehouse_hf.depth import groups_by, row_order
 from enginehouse_hf.heads.drafting import DraftHead, HeadDrafts, HeadLimits
-from enginehouse_hf.states import check_state, pack_pieces, unpack_pieces
+from enginehouse_hf.states import check_state, pack_lengths, pack_pieces, read_lengths, unpack_pieces
 from enginehouse_hf.tokenizer import ModelText
 
 __all__ = ["CudaModel", "CudaRunner", "ExitRows"]
@@ -45,6 +48,7 @@ class CudaModel:
     Attributes:
         attention: name of the kernel for longer spans.
         slots: number of sequences that decode concurrently.
+        checkpoint_bytes: maximum size of all checkpoints.
     """
 
     network: Network
@@ -54,6 +58,7 @@ class CudaModel:
     slots: int
     num_layers: int
     hidden_size: int
+    checkpoint_bytes: int = 0
 
 
 class ExitRows(DeviceRows):
@@ -89,7 +94,8 @@ class CudaRunner:
     """Implements ``DeviceSampler``; ``forward`` and ``sample`` return before they are done.
 
     Also a :class:`enginehouse.contract.backend.StateKeeper`: saving waits for previously launched work. Also a
-    ``LayerAccess``: with a policy, ``forward`` waits for the values that the policy reads. Also a ``HeadKeeper``.
+    ``LayerAccess``: with a policy, ``forward`` waits for the values that the policy reads. Also a ``HeadKeeper``. With
+    recurrent layers a :class:`enginehouse.contract.checkpoints.CheckpointKeeper`.
 
     Args:
         load_head: reads a draft head for this model.
@@ -116,14 +122,22 @@ class CudaRunner:
         self._load_head: Callable[[ModelSource | None], DraftHead] | None = load_head
         self._head: HeadDrafts | None = None
         self._positions = PositionPool(capabilities, info.vocab_size)
+        pools = model.state.pools
+        self._states = SequenceStates(pools, model.checkpoint_bytes) if pools.forms else None
 
     def open_sequence(self) -> int:
         """Open a new, empty sequence."""
-        return self._positions.open()
+        sequence = self._positions.open()
+        if self._states is not None:
+            with torch.inference_mode():
+                self._states.open(sequence)
+        return sequence
 
     def free_sequence(self, sequence: int) -> None:
         """Free the sequence and the positions that no other sequence shares."""
         self._positions.free(sequence)
+        if self._states is not None:
+            self._states.free(sequence)
         if self._head is not None:
             self._head.free(sequence)
 
@@ -132,39 +146,74 @@ class CudaRunner:
         return self._positions.length(sequence)
 
     def truncate(self, sequence: int, length: int) -> int:
-        """Drop tokens from the end. Sliding-window layers keep every position, so any length is exact."""
-        kept = self._positions.truncate(sequence, length)
+        """Drop tokens from the end. Sliding-window layers keep every position: without states any length is exact."""
+        kept = self.kept_length(sequence, length)
+        if self._states is not None:
+            with torch.inference_mode():
+                self._states.cut(sequence, kept, self._positions.length(sequence))
         if self._head is not None:
             self._head.cut(sequence, kept)
-        return kept
+        return self._positions.truncate(sequence, kept)
 
     def fork(self, source: int, length: int) -> tuple[int, int]:
-        """Create a sequence that shares the first ``length`` positions."""
-        sequence, kept = self._positions.fork(source, length)
+        """Create a sequence that shares the first ``length`` positions, and has a copy of the state there."""
+        sequence, kept = self._positions.fork(source, self.kept_length(source, length))
         table = self._loaded.state.table
         with torch.inference_mode():
             table[sequence, :kept] = table[source, :kept]
+            if self._states is not None:
+                self._states.fork(source, sequence, kept, self._positions.length(source))
         if self._head is not None:
             self._head.share(source, sequence, kept)
         return sequence, kept
 
+    def kept_length(self, sequence: int, length: int) -> int:
+        """Implements :class:`enginehouse.contract.checkpoints.CheckpointKeeper`."""
+        num_held = self._positions.length(sequence)
+        kept = min(num_held, checked_length(length))
+        return kept if self._states is None else self._states.kept_length(sequence, kept, num_held)
+
+    def keep_checkpoint(self, sequence: int) -> None:
+        """Implements :class:`enginehouse.contract.checkpoints.CheckpointKeeper`; a copy within the device's memory."""
+        length = self._positions.length(sequence)
+        if self._states is None:
+            return
+        try:
+            with torch.inference_mode():
+                self._states.keep(sequence, length)
+        except RuntimeError as error:
+            raise EngineError(f"hf: a checkpoint could not be kept: {error}") from error
+
     def save(self, sequence: int) -> memoryview:
-        """Return a copy of all keys and values of the sequence, on the host."""
+        """Return a copy of states, and of all keys and values of the sequence, on the host."""
         length, state = self._positions.saved_length(sequence), self._loaded.state
         places = self._on_device(self._positions.table[sequence, :length])
+        before, parts, num_states = b"", iter(()), 0
         with torch.inference_mode():
-            pieces = (tensor[places] for layer in state.layers for tensor in layer)
-            return pack_pieces(pieces, length * state.bytes_per_token, length, self.state_format)
+            if self._states is not None:
+                lengths, parts = self._states.saved(sequence, length)
+                before, num_states = pack_lengths(lengths), 1 + len(lengths)
+            pieces = (tensor[places] for layer in state.layers.values() for tensor in layer)
+            num_bytes = num_states * state.pools.bytes_per_state + length * state.bytes_per_token
+            return pack_pieces(chain(parts, pieces), num_bytes, length, self.state_format, before)
 
     def load(self, data: memoryview) -> int:
-        """Create a sequence with the keys and values of a saved one."""
-        state = self._loaded.state
-        length = check_state(data, self.state_format, state.bytes_per_token)
+        """Create a sequence with the states, keys and values of a saved one."""
+        state, num_before, lengths = self._loaded.state, 0, list[int]()
+        if self._states is not None:
+            lengths, num_before = read_lengths(state_body(data), check_head(data, self.state_format))
+        num_states = 0 if self._states is None else 1 + len(lengths)
+        num_fixed = num_before + num_states * state.pools.bytes_per_state
+        length = check_state(data, self.state_format, state.bytes_per_token, num_fixed)
         sequence, places = self._positions.adopt(length)
         indices = self._on_device(places)
-        tensors = [tensor for layer in state.layers for tensor in layer]
-        saved = unpack_pieces(data, [((length, *tensor.shape[1:]), tensor.dtype) for tensor in tensors])
+        tensors = [tensor for layer in state.layers.values() for tensor in layer]
+        forms = num_states * [(form.shape, form.dtype) for form in state.pools.forms]
+        forms += [((length, *tensor.shape[1:]), tensor.dtype) for tensor in tensors]
+        saved = unpack_pieces(data, forms, num_before)
         with torch.inference_mode():
+            if self._states is not None:
+                self._states.load(sequence, lengths, saved)
             state.table[sequence, :length] = indices.to(torch.int32)
             for tensor, kept in zip(tensors, saved, strict=True):
                 tensor.index_copy_(0, indices, kept.to(tensor.device))
@@ -179,17 +228,23 @@ class CudaRunner:
         sizes = self._positions.check(spans)
         places = self._positions.append(spans, sizes)
         try:
-            return self._launch(spans, sizes, places)
+            rows = self._launch(spans, sizes, places)
         except RuntimeError as error:  # torch's base error, which includes out of memory
             for span in spans:
                 self._positions.truncate(span.sequence, span.start)
             raise EngineError(f"hf: the forward pass failed: {error}") from error
+        if self._states is not None:
+            for span in spans:
+                self._states.advance(span.sequence, span.start)
+        return rows
 
     def use_exit_policy(self, policy: BoundExitPolicy | None) -> None:
         """Implements :class:`enginehouse.contract.exit_policy.LayerAccess`; records the required graphs."""
         self._exits = None
         if policy is None:
             return
+        if self._states is not None:
+            raise ModelLoadError("some layers of this model are recurrent: a token cannot skip them")
         if not self.capabilities.exit_layers:
             raise ModelLoadError("the layers of this model are built in an unknown way")
         model = self._loaded
@@ -205,6 +260,8 @@ class CudaRunner:
         """Implements :class:`enginehouse.contract.drafter.HeadKeeper`; records the graphs again, with features."""
         model = self._loaded
         assert self._load_head is not None, "the runner is closed"
+        if self._states is not None:
+            raise ModelLoadError("some layers of this model are recurrent: a draft cannot be taken back")
         if len(model.state.layers) != model.num_layers:
             raise ModelLoadError("layers of this model share keys and values; hf has no draft heads for it on a GPU")
         head = self._load_head(source)
@@ -257,7 +314,8 @@ class CudaRunner:
     ) -> _Group:
         """Run spans with the same execution path."""
         model = self._loaded
-        packed = pack(spans, sizes, places, self._positions.table)
+        sources = None if self._states is None else self._states.sources([span.sequence for span in spans])
+        packed = pack(spans, sizes, places, self._positions.table, sources)
         with torch.inference_mode():
             if way == "early":
                 assert self._exits is not None
@@ -281,7 +339,7 @@ class CudaRunner:
 
     def close(self) -> None:
         """Release weights and KV memory. Idempotent."""
-        self._model = self._parts = self._exits = self._head = self._load_head = None
+        self._model = self._parts = self._exits = self._states = self._head = self._load_head = None
 
     def _on_device(self, places: NDArray[np.int32]) -> torch.Tensor:
         """(num_places,) int64, used as an index."""

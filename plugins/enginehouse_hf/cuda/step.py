@@ -12,6 +12,7 @@ from torch import Tensor
 
 from enginehouse_hf.cuda.layers import begin_step
 from enginehouse_hf.cuda.packing import PackedSpans, Segment, flatten
+from enginehouse_hf.cuda.state_pools import NO_STATES, StatePools
 
 __all__ = ["DeviceState", "Step", "padded_decodes"]
 
@@ -21,19 +22,24 @@ class DeviceState:
     """State kept on the device between steps.
 
     Attributes:
-        layers: per layer the pool's keys and values, (num_places + 1, num_kv, head_dim); the last place is a dump.
+        layers: by index, keys and values of each layer with attention, (num_places + 1, num_kv, head_dim); the last
+            place is a dump.
+        num_places: number of places without the dump.
         table: (max_sequences + 1, max_context) int32, the place of every position; the last row is a dump.
         last: (max_sequences + 1,) int32, the last token drawn for each sequence.
+        pools: states of recurrent layers.
     """
 
-    layers: list[tuple[Tensor, Tensor]]
+    layers: dict[int, tuple[Tensor, Tensor]]
+    num_places: int
     table: Tensor
     last: Tensor
+    pools: StatePools = NO_STATES
 
     @property
     def bytes_per_token(self) -> int:
         """Bytes per place over all layers."""
-        return sum(tensor[0].nbytes for layer in self.layers for tensor in layer)
+        return sum(tensor[0].nbytes for layer in self.layers.values() for tensor in layer)
 
     @property
     def dump_slot(self) -> int:
@@ -43,7 +49,7 @@ class DeviceState:
     @property
     def dump_place(self) -> int:
         """Place written by padding."""
-        return self.layers[0][0].shape[0] - 1
+        return self.num_places
 
 
 class Step:
@@ -59,6 +65,7 @@ class Step:
         gather: (num_seen,) int32, places visible to the longer spans, span by span.
         query_ends, key_ends: (len(segments) + 1,) int32, running sums of their tokens and of their visible places.
         rows: (num_rows,) int32 tokens whose logits are requested; None is all.
+        sources: (num_decodes + len(segments),) int32, rows of the states that recurrent layers read.
         num_layers: number of layers to run; None is all.
     """
 
@@ -72,6 +79,7 @@ class Step:
         self.lengths = part["lengths"]
         self.gather, self.query_ends, self.key_ends = part["gather"], part["query_ends"], part["key_ends"]
         self.rows = None if rows_are_all else part["rows"]
+        self.sources = part["sources"]
         self.token_ids = torch.empty(num_tokens, dtype=torch.int64, device=ints.device)
 
     @classmethod
@@ -89,6 +97,11 @@ class Step:
         ints = torch.from_numpy(array).to(state.table.device)
         return cls(state, size, size, [], ints, offsets, True, num_layers), ints
 
+    @property
+    def pools(self) -> StatePools:
+        """States of recurrent layers of all sequences."""
+        return self.state.pools
+
     def begin(self) -> None:
         """Start the step: look up the token ids and write the places into the table."""
         begin_step(self._tokens, self.state.last, self.state.table, self.token_ids)
@@ -102,4 +115,6 @@ def padded_decodes(state: DeviceState, packed: PackedSpans, size: int) -> Packed
     num_more = size - packed.num_decodes
     dump = np.array([[0], [state.dump_slot], [0], [state.dump_place]], np.int32)
     tokens = np.concatenate([packed.tokens, np.repeat(dump, num_more, 1)], 1)
-    return PackedSpans(tokens, size, [], packed.gather, np.arange(size, dtype=np.int32))
+    num_dumped = num_more if state.pools.forms else 0
+    sources = np.concatenate([packed.sources, np.full(num_dumped, state.pools.dump_row, np.int32)])
+    return PackedSpans(tokens, size, [], packed.gather, np.arange(size, dtype=np.int32), sources)

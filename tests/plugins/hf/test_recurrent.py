@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -134,13 +136,27 @@ def test_the_estimate_counts_states(random_model: RandomModel, name: str) -> Non
     assert few.total_bytes == few.weights_bytes + sequences
 
 
+def test_the_estimate_counts_two_rows_of_a_pool_for_each_sequence_on_a_gpu(random_model: RandomModel) -> None:
+    source, backend = _source(random_model("lfm2")), HfBackend()
+    on_cpu = evolve(_OPTIONS, dtype="float32")
+    estimates = [
+        backend.estimate(source, options).total_bytes
+        for options in (on_cpu, evolve(on_cpu, checkpoints=33), evolve(on_cpu, device="cuda:0"))
+    ]
+    state_bytes = estimates[1] - estimates[0]
+
+    sequences = 2 * _OPTIONS.slots
+    assert estimates[2] - estimates[0] == (2 * (sequences + 1) - sequences) * state_bytes
+
+
 @pytest.mark.parametrize("options", [{"device_map": "cpu"}, {"device": "meta"}], ids=str)
-def test_recurrent_layers_run_on_the_cpu_with_plain_weights_only(
+def test_recurrent_layers_run_on_one_device_with_plain_weights_only(
     random_model: RandomModel, options: dict[str, str]
 ) -> None:
     """The device "meta" computes nothing, and exists everywhere."""
     with pytest.raises(
-        ModelLoadError, match=r"recurrent layers, such as its layer 0, on the CPU only.* device = \"cpu\""
+        ModelLoadError,
+        match=r"recurrent layers, such as its layer 0, on the CPU, or on one NVIDIA GPU.* device = \"cpu\"",
     ):
         _open(random_model("lfm2"), **options)
 
@@ -181,6 +197,28 @@ def _write_adapter(folder: Path, module: str, shape: tuple[int, int]) -> Path:
     tensors = {f"base_model.model.{module}.lora_{name}.weight": half for name, half in halves.items()}
     save_file(tensors, folder / "adapter_model.safetensors")
     return folder
+
+
+def test_functions_of_other_packages_are_not_used(random_model: RandomModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers wraps its own functions, and calls those of another package if that is installed."""
+    from transformers.models.lfm2 import modeling_lfm2
+
+    def of_another_package(own: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(own)
+        def fail(*_: Any, **__: Any) -> Any:
+            raise AssertionError("called")
+
+        return fail
+
+    for name in ("causal_conv1d_fn", "causal_conv1d_update"):
+        own = inspect.unwrap(getattr(modeling_lfm2, name))
+        monkeypatch.setattr(modeling_lfm2, name, of_another_package(own))
+    runner = _open(random_model("lfm2"))
+    sequence = runner.open_sequence()
+
+    assert _feed(runner, sequence, [20, 21, 22]).shape[0] == 3
+    assert np.isfinite(_feed(runner, sequence, [23])).all()
+    runner.close()
 
 
 class _Odd(nn.Module):
