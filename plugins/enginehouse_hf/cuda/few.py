@@ -1,8 +1,8 @@
 """Products with weights for a few tokens, for the steps of a small batch.
 
-The tensor cores have little to do, and the weights must be read at full bandwidth. They are the left operand, whose tile
-is full for any number of tokens. The columns are split among programs so that there are enough of them; the sum of the
-splits is left to the kernel that adds the result to the states.
+The tensor cores have little to do, and the weights must be read at full bandwidth. They are the left operand, whose
+tile is full for any number of tokens. The columns are split among programs so that there are enough of them; the sum of
+the splits is left to the kernel that adds the result to the states.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ MAX_FEW = 32
 
 _MANY_ROWS = 16_384
 """Output rows that need no split of the columns."""
+
+_OVERLAPPING = OVERLAPPING
 
 _ROWS = 64
 """Height of a tile of the tensor cores."""
@@ -84,6 +86,6 @@ def project_few(x: Tensor, part: Linear, activation: Activation | None = None) -
     out = torch.empty(shape, dtype=x.dtype if splits == 1 else torch.float32, device=x.device)
     _project_few[(num_rows // _ROWS, splits)](
         x, part.weight, x if part.bias is None else part.bias, out, num_tokens, num_rows, width, tokens, _ROWS, block,
-        splits, part.bias is not None, activation, 4, num_warps=4, num_stages=4, **OVERLAPPING,
+        splits, part.bias is not None, activation, 4, num_warps=4, num_stages=4, **_OVERLAPPING,
     )  # fmt: skip
     return out

@@ -14,14 +14,14 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import linear
 
-from enginehouse_hf.cuda.layers import activate
+from enginehouse_hf.cuda.layers import activate, load_inside
 from enginehouse_hf.cuda.overlap import OVERLAPPING, await_previous
 from enginehouse_hf.cuda.structure import Activation
 from enginehouse_hf.packed import Packed
 
 __all__ = ["MAX_UNPACKED", "project_four_bits"]
 
-MAX_UNPACKED = 128
+MAX_UNPACKED = 256
 """Most tokens for which weights are unpacked in registers."""
 
 _HAS_ASSEMBLY = tl.constexpr(torch.cuda.is_available())
@@ -88,44 +88,43 @@ def _project_single(
 ):  # fmt: skip
     # A unit is four words of a row: columns whose states are rounded with one factor.
     kind = x.dtype.element_ty
-    NUM_UNITS: tl.constexpr = WIDTH // 32
-    OWN: tl.constexpr = (NUM_UNITS + SPLITS - 1) // SPLITS
+    OWN: tl.constexpr = WIDTH // 32 // SPLITS
     PARTS: tl.constexpr = 1 if KIND is None else 2
     split = tl.program_id(1)
     index = tl.arange(0, PARTS * ROWS)
     first = tl.program_id(0) * ROWS + index % ROWS
     is_row = first < num_rows
-    rows = (first + index // ROWS * num_rows).to(tl.int64)  # those of the gate, then those of the other factor
-    part_shape: tl.constexpr = [PARTS * ROWS, UNITS]
-    sums = tl.zeros(part_shape, tl.float32)
+    rows = tl.where(is_row, first + index // ROWS * num_rows, 0).to(tl.int64)  # of the gate, then of the other factor
+    shape: tl.constexpr = [PARTS * ROWS, UNITS]
+    sums = tl.zeros(shape, tl.float32)
     for start in tl.static_range(0, OWN, UNITS):
-        word = (split * OWN + start) * 4 + tl.arange(0, UNITS * 4)
-        last = min((split + 1) * OWN, NUM_UNITS)
-        inside = is_row[:, None] & (word < last * 4)[None, :]
-        at_codes = codes + rows[:, None] * (WIDTH // 8) + word[None, :]
-        words = tl.load(at_codes, mask=inside, other=0, eviction_policy="evict_first")
-        unit = split * OWN + start + tl.arange(0, UNITS)
-        is_unit = unit < last
+        word = start * 4 + tl.arange(0, UNITS * 4)
+        at_codes = codes + rows[:, None] * (WIDTH // 8) + (split * OWN * 4 + word)[None, :]
+        words = load_inside(at_codes, (word < OWN * 4)[None, :], OWN % UNITS == 0, "evict_first")
+        unit = start + tl.arange(0, UNITS)
+        is_unit = (unit < OWN)[:, None]
+        unit += split * OWN
         at_factors = factors + (unit * 32 // GROUP)[:, None] + rows[None, :] * (WIDTH // GROUP)
-        given = tl.trans(tl.load(at_factors, mask=is_unit[:, None] & is_row[None, :], other=0))
+        given = tl.trans(load_inside(at_factors, is_unit, OWN % UNITS == 0, ""))
         if start == 0:
             await_previous()
         at_x = x + unit[:, None] * 32 + tl.arange(0, 8)[None, :]
-        x0 = tl.load(at_x, mask=is_unit[:, None], other=0.0).to(tl.float32)
-        x1 = tl.load(at_x + 16, mask=is_unit[:, None], other=0.0).to(tl.float32)
-        x2 = tl.load(at_x + 8, mask=is_unit[:, None], other=0.0).to(tl.float32)
-        x3 = tl.load(at_x + 24, mask=is_unit[:, None], other=0.0).to(tl.float32)
+        x0 = load_inside(at_x, is_unit, OWN % UNITS == 0, "").to(tl.float32)
+        x1 = load_inside(at_x + 16, is_unit, OWN % UNITS == 0, "").to(tl.float32)
+        x2 = load_inside(at_x + 8, is_unit, OWN % UNITS == 0, "").to(tl.float32)
+        x3 = load_inside(at_x + 24, is_unit, OWN % UNITS == 0, "").to(tl.float32)
         highest = tl.maximum(tl.maximum(tl.abs(x0), tl.abs(x1)), tl.maximum(tl.abs(x2), tl.abs(x3)))
         largest = tl.maximum(tl.max(highest, 1), 1e-30)
-        factor = (32767.0 / largest)[:, None]
-        x0, x1, x2, x3 = _rounded(x0, factor), _rounded(x1, factor), _rounded(x2, factor), _rounded(x3, factor)
+        inverse = (32767.0 / largest)[:, None]
+        x0, x1 = _rounded(x0, inverse), _rounded(x1, inverse)
+        x2, x3 = _rounded(x2, inverse), _rounded(x3, inverse)
         total = tl.sum((x0 + x1) + (x2 + x3) - 0x2D000000, 1).to(tl.float32)  # four times 0x4B400000, modulo 2**32
         a, b = _bytes(x0, x1)
         c, d = _bytes(x2, x3)
         w0, w1, w2, w3 = _fourths(words)
         operands = [
-            tl.reshape(w0, part_shape), tl.reshape(w1, part_shape),
-            tl.reshape(w2, part_shape), tl.reshape(w3, part_shape),
+            tl.reshape(w0, shape), tl.reshape(w1, shape),
+            tl.reshape(w2, shape), tl.reshape(w3, shape),
             a[0][None, :], a[1][None, :], a[2][None, :], a[3][None, :],
             b[0][None, :], b[1][None, :], b[2][None, :], b[3][None, :],
             c[0][None, :], c[1][None, :], c[2][None, :], c[3][None, :],
@@ -133,7 +132,8 @@ def _project_single(
         ]  # fmt: skip
         part = tl.inline_asm_elementwise(_MULTIPLY, _MULTIPLY_OPERANDS, operands, dtype=tl.int32, is_pure=True, pack=1)
         part = part.to(tl.float32) - (given & 255).to(tl.float32) * (total * 16.0)[None, :]
-        sums += part * (given & -256).to(tl.float32, bitcast=True) * (largest / (32767.0 * 16.0))[None, :]
+        factor = (given & -256).to(tl.float32, bitcast=True) * (largest / (32767.0 * 16.0))[None, :]
+        sums += part * factor
     result = tl.sum(sums, 1)
     if KIND is None:
         if HAS_BIAS:
@@ -251,7 +251,9 @@ _MANY_ROWS = 16_384
 def _single(x: Tensor, part: Packed, activation: Activation | None, may_split: bool) -> Tensor:
     num_rows = part.num_rows // (1 if activation is None else 2)
     units, warps = _SINGLE["many" if activation is not None or num_rows >= _MANY_ROWS else "few"]
-    splits = min(4, _power_below(part.width // _SPLIT_COLUMNS)) if may_split and num_rows < _MANY_ROWS else 1
+    num_units = part.width // 32
+    counts = [n for n in range(1, 9) if num_units % (n * units) == 0] if may_split and num_rows < _MANY_ROWS else []
+    splits = max(counts, default=1)
     out = _empty(x, num_rows, splits)
     rows = _SINGLE_ROWS // (1 if activation is None else 2)
     _project_single[(triton.cdiv(num_rows, rows), splits)](
@@ -265,31 +267,29 @@ _SINGLE_ROWS = 16
 _SINGLE = {"many": (32, 1), "few": (64, 2)}
 """Units of columns per turn, and warps, for many rows and few. Measured on an H200."""
 
-_SPLIT_COLUMNS = 2048
-
-
-def _power_below(number: int) -> int:
-    return 1 << (max(1, number).bit_length() - 1)
-
 
 def _few(x: Tensor, part: Packed, may_split: bool) -> Tensor:
     num_tokens, num_rows = len(x), part.num_rows
-    tokens = max(16, triton.next_power_of_2(num_tokens))
-    splits = _FEW_SPLITS if may_split and num_rows < _MANY_ROWS else 1
+    tokens = max(16, min(128, triton.next_power_of_2(num_tokens)))
     rows, warps, stages = _FEW[tokens]
+    wanted = min(_PROGRAMS * rows // num_rows, part.scales.shape[1] // 4) if may_split else 1
+    splits = 1 << (max(1, wanted).bit_length() - 1)
     out = _empty(x, num_rows, splits)
     _project_few[(triton.cdiv(num_rows, rows), splits, triton.cdiv(num_tokens, tokens))](
         x, part.codes, part.scales, x if part.bias is None else part.bias, out, num_tokens, num_rows, part.width,
         part.group, tokens, rows, splits, part.bias is not None, stages, num_warps=warps, num_stages=stages,
-        **OVERLAPPING,
+        **_FEW_OVERLAPPING,
     )  # fmt: skip
     return out
 
 
-_FEW = {16: (128, 4, 4), 32: (64, 4, 3), 64: (64, 4, 3), 128: (64, 4, 3)}
+_FEW = {16: (128, 8, 4), 32: (128, 4, 3), 64: (64, 4, 3), 128: (64, 4, 3)}
 """Rows, warps and stages. Measured on an H200."""
 
-_FEW_SPLITS = 4
+_FEW_OVERLAPPING: dict[str, bool] = {}
+
+_PROGRAMS = 264
+"""Programs that the columns are split for: two for each of an H200's 132 multiprocessors."""
 
 
 def _empty(x: Tensor, num_rows: int, splits: int) -> Tensor:

@@ -60,9 +60,7 @@ class FusedNetwork:
             hidden, update = hidden.index_select(0, step.rows), update.index_select(0, step.rows)
         if not len(hidden):
             return hidden.new_empty(0, self.structure.head.weight.shape[0])
-        head, norm = self.structure.head.weight, self.structure.norm
-        normed = add_norm(hidden, update, norm, after=last.after_mlp, factor=last.factor, following=head)
-        return self._logits(normed)
+        return self._logits(add_norm(hidden, update, self.structure.norm, after=last.after_mlp, factor=last.factor))
 
     def _run_head(self, step: Step, writer: FeatureWriter, hidden: Tensor, update: Tensor) -> Tensor:
         """Norm all tokens, write their features, and return the logits that a step requests."""
@@ -112,17 +110,15 @@ class FusedNetwork:
         after, factor = None, 1.0
         for index in layers:
             layer = self._layers[index]
-            weights = _weights(layer.attention.qkv)
-            normed = add_norm(hidden, update, layer.before_attention, after=after, factor=factor, following=weights)
+            normed = add_norm(hidden, update, layer.before_attention, after=after, factor=factor)
             if self._writer is not None and index - 1 in self._writer.reads:
                 self._writer.note(index - 1, hidden.clone())
             if before is not None and index == layers[-1]:
                 before.copy_(hidden)
-            attended = self._attend(step, index, layer.attention, _linear(normed, layer.attention.qkv))
+            attended = self._attend(step, index, layer.attention, _parts(normed, layer.attention.qkv))
             update, after, factor = _update(attended, layer.attention.output), layer.after_attention, layer.factor
+            normed = add_norm(hidden, update, layer.before_mlp, after=after, factor=factor)
             mlp = layer.mlp
-            weights = None if isinstance(mlp, Experts) else _weights(mlp.gate_up)
-            normed = add_norm(hidden, update, layer.before_mlp, after=after, factor=factor, following=weights)
             update = run_experts(normed, mlp) if isinstance(mlp, Experts) else _update(_gated(normed, mlp), mlp.down)
             after = layer.after_mlp
         assert update is not None
@@ -130,8 +126,7 @@ class FusedNetwork:
 
     def _attend(self, step: Step, index: int, part: Attention, qkv: Tensor) -> Tensor:
         keys, values = step.state.layers[index]
-        following = _weights(part.output)
-        query = rotate_and_store(qkv, keys, values, step.positions, step.places, part, following)
+        query = rotate_and_store(qkv, keys, values, step.positions, step.places, part)
         attended = self._attention.attend(
             step, index, query, scaling=part.scale, window=part.window, softcap=part.softcap, sinks=part.sinks
         )
@@ -142,10 +137,6 @@ class FusedNetwork:
         if structure.divisor != 1.0:
             logits = logits / structure.divisor
         return logits if structure.softcap is None else torch.tanh(logits / structure.softcap) * structure.softcap
-
-
-def _weights(part: Projection) -> Tensor:
-    return part.codes if isinstance(part, Packed) else part.weight
 
 
 def _end(part: Projection, num_rows: int) -> Projection:
@@ -161,6 +152,11 @@ def _linear(x: Tensor, part: Projection) -> Tensor:
     return project(x, part) if len(x) == 1 else linear(x, part.weight, part.bias)
 
 
+def _parts(x: Tensor, part: Projection) -> Tensor:
+    """(T, num_rows), or (T, n, num_rows) float32, whose n rows add up to the result."""
+    return project_packed(x, part, may_split=True) if isinstance(part, Packed) and len(x) > 1 else _linear(x, part)
+
+
 def _update(x: Tensor, part: Projection) -> Tensor:
     """(T, width), or (T, n, width), whose n rows add up to the result."""
     if isinstance(part, Packed):
@@ -173,7 +169,7 @@ def _gated(x: Tensor, part: Gated) -> Tensor:
     if isinstance(part.gate_up, Packed):
         if len(x) == 1:
             return project_packed(x, part.gate_up, part.activation)
-        return gated(_linear(x, part.gate_up), part.activation)
+        return gated(_parts(x, part.gate_up), part.activation, x.dtype)
     if len(x) == 1:
         return project(x, part.gate_up, part.activation)
     few = project_few(x, part.gate_up, part.activation)

@@ -11,10 +11,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from enginehouse_hf.cuda.overlap import OVERLAPPING, await_previous, num_prefetched, num_prefetchers, prefetch
+from enginehouse_hf.cuda.overlap import OVERLAPPING, await_previous
 from enginehouse_hf.cuda.structure import Activation, Attention, Norm
 
-__all__ = ["activate", "add_norm", "begin_step", "gated", "normed", "rotate_and_store"]
+__all__ = ["activate", "add_norm", "begin_step", "gated", "load_inside", "normed", "rotate_and_store"]
+
+
+@triton.jit
+def load_inside(at, mask, IS_WHOLE: tl.constexpr, POLICY: tl.constexpr):
+    """Load numbers; zeros where ``mask`` is false, which costs more even if nothing is masked, unless ``IS_WHOLE``."""
+    if IS_WHOLE:
+        return tl.load(at, eviction_policy=POLICY)
+    else:
+        return tl.load(at, mask=mask, other=0, eviction_policy=POLICY)
 
 
 @triton.jit
@@ -49,16 +58,10 @@ def sum_of_parts(at, mask, stride, PARTS: tl.constexpr, kind: tl.constexpr):
 
 @triton.jit
 def _add_norm(
-    hidden, update, after, weight, out, following, num_lines, factor, after_eps, eps, hidden_stride, out_stride,
+    hidden, update, after, weight, out, factor, after_eps, eps, hidden_stride, out_stride,
     WIDTH: tl.constexpr, NUM_UPDATES: tl.constexpr, HAS_FACTOR: tl.constexpr, HAS_AFTER: tl.constexpr,
     AFTER_ROUNDS_FIRST: tl.constexpr, HAS_NORM: tl.constexpr, ROUNDS_FIRST: tl.constexpr, BLOCK: tl.constexpr,
-    PREFETCHES: tl.constexpr,
 ):  # fmt: skip
-    if PREFETCHES:
-        extra = tl.program_id(1) - 1
-        if extra >= 0:
-            prefetch(following, num_lines, extra)
-            return
     await_previous()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
@@ -92,7 +95,6 @@ def add_norm(
     after: Norm | None = None,
     factor: float = 1.0,
     out: Tensor | None = None,
-    following: Tensor | None = None,
 ) -> Tensor:
     """Add ``factor * after(update)`` to ``hidden`` in place, and return the norm of the sum.
 
@@ -102,21 +104,17 @@ def add_norm(
         norm: of the result; None returns ``hidden`` itself.
         after: norm of the update.
         out: the memory of the result, which may be that of ``hidden``.
-        following: weights of the next product, of which a part is brought closer meanwhile.
     """
     num_tokens, width = hidden.shape
-    num_lines = num_prefetched(following, num_tokens)
     out = (hidden.new_empty(num_tokens, width) if norm is not None else hidden) if out is None else out
     num_updates = 0 if update is None else update.numel() // (num_tokens * width)
     block = triton.next_power_of_2(width)
-    _add_norm[(num_tokens, 1 + num_prefetchers(num_lines, num_tokens))](
+    _add_norm[(num_tokens,)](
         hidden,
         hidden if update is None else update,
         hidden if after is None else after.weight,
         hidden if norm is None else norm.weight,
         out,
-        hidden if following is None else following,
-        num_lines,
         factor,
         0.0 if after is None else after.eps,
         0.0 if norm is None else norm.eps,
@@ -130,7 +128,6 @@ def add_norm(
         norm is not None,
         norm is not None and norm.rounds_first,
         block,
-        num_lines > 0,
         num_warps=4 if block <= 2048 else 8,
         **OVERLAPPING,
     )
@@ -139,17 +136,11 @@ def add_norm(
 
 @triton.jit
 def _rotate_and_store(
-    qkv, query, keys, values, positions, targets, cos, sin, query_weight, key_weight, following, num_lines, query_eps,
-    key_eps,
+    qkv, query, keys, values, positions, targets, cos, sin, query_weight, key_weight, query_eps, key_eps,
     NUM_QUERY: tl.constexpr, NUM_KV: tl.constexpr, DIM: tl.constexpr, COLUMNS: tl.constexpr, HALF: tl.constexpr,
     INTERLEAVED: tl.constexpr, HAS_NORM: tl.constexpr, ROUNDS_FIRST: tl.constexpr, BLOCK: tl.constexpr,
-    PARTS: tl.constexpr, PREFETCHES: tl.constexpr,
+    PARTS: tl.constexpr,
 ):  # fmt: skip
-    if PREFETCHES:
-        extra = tl.program_id(1) - (NUM_QUERY + 2 * NUM_KV + BLOCK - 1) // BLOCK
-        if extra >= 0:
-            prefetch(following, num_lines, extra)
-            return
     await_previous()
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -201,13 +192,7 @@ def _rotate_and_store(
 
 
 def rotate_and_store(
-    qkv: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    positions: Tensor,
-    targets: Tensor,
-    part: Attention,
-    following: Tensor | None = None,
+    qkv: Tensor, keys: Tensor, values: Tensor, positions: Tensor, targets: Tensor, part: Attention
 ) -> Tensor:
     """Apply norms and rotary positions to queries and keys, store keys and values in the pool; returns the queries.
 
@@ -217,7 +202,6 @@ def rotate_and_store(
         keys: one layer of the pool, (num_positions, num_kv, head_dim); ``values`` alike.
         positions: (T,) int32, positions in their sequences.
         targets: (T,) int32, places in the pool.
-        following: weights of the next product, of which a part is brought closer meanwhile.
 
     Returns:
         (T, num_query, head_dim).
@@ -235,16 +219,14 @@ def rotate_and_store(
                 add_norm(columns, None, norm, out=columns)
         norms = None
     block, columns = 8, max(16, triton.next_power_of_2(head_dim))
-    num_tokens, num_lines = len(qkv), num_prefetched(following, len(qkv))
-    _rotate_and_store[(num_tokens, triton.cdiv(num_heads, block) + num_prefetchers(num_lines, num_tokens))](
+    _rotate_and_store[(len(qkv), triton.cdiv(num_heads, block))](
         qkv, query, keys, values, positions, targets,
         qkv if rotary is None else rotary.cos, qkv if rotary is None else rotary.sin,
         qkv if norms is None else norms[0].weight, qkv if norms is None else norms[1].weight,
-        qkv if following is None else following, num_lines,
         0.0 if norms is None else norms[0].eps, 0.0 if norms is None else norms[1].eps,
         num_query, num_kv, head_dim, columns, 0 if rotary is None else rotary.cos.shape[1],
         rotary is not None and rotary.interleaved, norms is not None, norms is not None and norms[0].rounds_first,
-        block, 1 if qkv.dim() == 2 else qkv.shape[1], num_lines > 0, num_warps=4 if columns > 64 else 2, **OVERLAPPING,
+        block, 1 if qkv.dim() == 2 else qkv.shape[1], num_warps=4 if columns > 64 else 2, **OVERLAPPING,
     )  # fmt: skip
     return query
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from enginehouse_hf.cuda.four_bits import project_four_bits
-from enginehouse_hf.cuda.layers import activate
+from enginehouse_hf.cuda.layers import activate, load_inside
 from enginehouse_hf.cuda.overlap import OVERLAPPING, await_previous
 from enginehouse_hf.cuda.structure import Activation
 from enginehouse_hf.packed import Packed, rounds_states, unpacked
@@ -43,21 +43,21 @@ def _project_single(
     index = tl.arange(0, PARTS * ROWS)
     first = tl.program_id(0) * ROWS + index % ROWS
     is_row = first < num_rows
-    rows = (first + index // ROWS * num_rows).to(tl.int64)  # those of the gate, then those of the other factor
+    rows = tl.where(is_row, first + index // ROWS * num_rows, 0).to(tl.int64)  # of the gate, then of the other factor
     sums = tl.zeros([PARTS * ROWS, BLOCK], tl.float32)
     for start in tl.static_range(0, OWN, BLOCK):
-        column = split * OWN + start + tl.arange(0, BLOCK)
-        inside = column < (split + 1) * OWN
-        both = is_row[:, None] & inside[None, :]
+        column = start + tl.arange(0, BLOCK)
+        inside = column < OWN
+        column += split * OWN
         at_codes = codes + rows[:, None] * WIDTH + column[None, :]
-        code = tl.load(at_codes, mask=both, other=0.0, eviction_policy="evict_first")
+        code = load_inside(at_codes, inside[None, :], OWN % BLOCK == 0, "evict_first")
         if IS_GROUPED:
-            group = (split * OWN + start) // GROUP + tl.arange(0, BLOCK // GROUP)
-            is_group = is_row[:, None] & (group < WIDTH // GROUP)[None, :]
-            scale = tl.load(scales + rows[:, None] * (WIDTH // GROUP) + group[None, :], mask=is_group, other=0.0)
+            group = start // GROUP + tl.arange(0, BLOCK // GROUP)
+            at_scale = scales + rows[:, None] * (WIDTH // GROUP) + (split * OWN // GROUP + group)[None, :]
+            scale = load_inside(at_scale, (group < OWN // GROUP)[None, :], OWN % BLOCK == 0, "")
         if start == 0:
             await_previous()
-        value = tl.load(x + column, mask=inside, other=0.0).to(tl.float32)
+        value = load_inside(x + column, inside, OWN % BLOCK == 0, "").to(tl.float32)
         part = code.to(tl.float32) * value[None, :]
         if IS_GROUPED:
             parts = tl.reshape(part, [PARTS * ROWS, BLOCK // GROUP, GROUP]) * scale.to(tl.float32)[:, :, None]
@@ -65,7 +65,7 @@ def _project_single(
         sums += part
     result = tl.sum(sums, 1)
     if not IS_GROUPED:
-        result *= tl.load(scales + rows, mask=is_row, other=0.0).to(tl.float32)
+        result *= tl.load(scales + rows).to(tl.float32)
     if KIND is None:
         if HAS_BIAS:
             added = tl.load(bias + rows, mask=is_row, other=0.0).to(tl.float32)
@@ -180,8 +180,8 @@ def _single(x: Tensor, part: Packed, activation: Activation | None, may_split: b
     if splits > 1:
         out = torch.empty(1, splits, num_rows, dtype=torch.float32, device=x.device)
     _project_single[(triton.cdiv(num_rows, rows), splits)](
-        x, part.codes, part.scales, x if part.bias is None else part.bias, out, num_rows, part.width, group, rows, block,
-        splits, is_grouped, part.bias is not None, activation, num_warps=warps, **OVERLAPPING,
+        x, part.codes, part.scales, x if part.bias is None else part.bias, out, num_rows, part.width, group, rows,
+        block, splits, is_grouped, part.bias is not None, activation, num_warps=warps, **OVERLAPPING,
     )  # fmt: skip
     return out
 
