@@ -80,3 +80,34 @@ def test_experts_give_the_sum_of_the_chosen_ones(dtype: str, num_tokens: int) ->
     assert (ids == 5).any(1).all()
     assert _difference(found, expected) < _NEAR[dtype]
     assert torch.equal(run_experts(x, part).sum(1), found)
+
+
+@pytest.mark.parametrize("norm_width", [None, 32, 128])
+def test_parts_of_a_product_are_summed_by_rotation_and_gate(norm_width: int | None) -> None:
+    """As if they had been summed and rounded before; with norms of heads, of all together, and without."""
+    from enginehouse_hf.cuda.layers import gated, rotate_and_store
+    from enginehouse_hf.cuda.structure import Attention, Linear, Norm, Rotary
+
+    num_tokens, num_query, num_kv, dim = 3, 4, 4, 32
+    parts = torch.randn(num_tokens, 4, (num_query + 2 * num_kv) * dim, device="cuda")
+    whole = parts.sum(1).to(torch.bfloat16)
+    norm = None if norm_width is None else Norm(_random("bfloat16", norm_width), 1e-5, True)
+    rotary = Rotary(_random("bfloat16", 10, dim // 2), _random("bfloat16", 10, dim // 2), False)
+    part = Attention(
+        qkv=Linear(whole),
+        norms=None if norm is None else (norm, norm),
+        rotary=rotary,
+        output=Linear(whole),
+        head_dim=dim,
+        scale=1.0,
+        window=None,
+        softcap=None,
+    )
+    positions, places = (torch.tensor(numbers, dtype=torch.int32, device="cuda") for numbers in ([1, 2, 3], [5, 2, 1]))
+
+    def rotated(qkv: Any) -> Any:
+        keys, values = (torch.zeros(8, num_kv, dim, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+        return torch.cat([rotate_and_store(qkv, keys, values, positions, places, part), keys, values])
+
+    torch.testing.assert_close(rotated(parts), rotated(whole), rtol=0.02, atol=0.02)
+    torch.testing.assert_close(gated(parts, "silu", torch.bfloat16), gated(whole, "silu"), rtol=0.02, atol=0.02)
