@@ -13,7 +13,6 @@ import triton.language as tl
 from torch import Tensor
 
 from enginehouse_hf.cuda.layers import activate
-from enginehouse_hf.cuda.overlap import OVERLAPPING, await_previous
 from enginehouse_hf.cuda.structure import Activation, Linear
 
 __all__ = ["MAX_FEW", "project_few"]
@@ -23,8 +22,6 @@ MAX_FEW = 32
 
 _MANY_ROWS = 16_384
 """Output rows that need no split of the columns."""
-
-_OVERLAPPING = OVERLAPPING
 
 _ROWS = 64
 """Height of a tile of the tensor cores."""
@@ -36,7 +33,6 @@ def _project_few(
     WIDTH: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
     HAS_BIAS: tl.constexpr, KIND: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    await_previous()
     kind = x.dtype.element_ty
     OWN: tl.constexpr = WIDTH // SPLITS
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
@@ -86,6 +82,6 @@ def project_few(x: Tensor, part: Linear, activation: Activation | None = None) -
     out = torch.empty(shape, dtype=x.dtype if splits == 1 else torch.float32, device=x.device)
     _project_few[(num_rows // _ROWS, splits)](
         x, part.weight, x if part.bias is None else part.bias, out, num_tokens, num_rows, width, tokens, _ROWS, block,
-        splits, part.bias is not None, activation, 4, num_warps=4, num_stages=4, **_OVERLAPPING,
+        splits, part.bias is not None, activation, 4, num_warps=4, num_stages=4,
     )  # fmt: skip
     return out

@@ -278,15 +278,12 @@ def _few(x: Tensor, part: Packed, may_split: bool) -> Tensor:
     _project_few[(triton.cdiv(num_rows, rows), splits, triton.cdiv(num_tokens, tokens))](
         x, part.codes, part.scales, x if part.bias is None else part.bias, out, num_tokens, num_rows, part.width,
         part.group, tokens, rows, splits, part.bias is not None, stages, num_warps=warps, num_stages=stages,
-        **_FEW_OVERLAPPING,
     )  # fmt: skip
     return out
 
 
 _FEW = {16: (128, 8, 4), 32: (128, 4, 3), 64: (64, 4, 3), 128: (64, 4, 3)}
 """Rows, warps and stages. Measured on an H200."""
-
-_FEW_OVERLAPPING: dict[str, bool] = {}
 
 _PROGRAMS = 264
 """Programs that the columns are split for: two for each of an H200's 132 multiprocessors."""

@@ -19,6 +19,7 @@ from enginehouse.contract.backend import ModelSource, Span
 from enginehouse.contract.errors import ModelLoadError
 from enginehouse_hf.backend import HfBackend, HfOptions
 from enginehouse_hf.packed import Packed, pack_four_bits, quantized, unpacked
+from enginehouse_hf.stored import pack_tensors
 
 pytestmark = pytest.mark.hf
 
@@ -168,6 +169,15 @@ def test_four_bits_of_any_group_are_unpacked_to_what_was_packed(group: int) -> N
     torch.testing.assert_close(unpacked(packed, torch.float32), exact, rtol=2**-16, atol=0)
     plain = pack_four_bits(codes, scales)
     assert torch.equal(unpacked(plain, torch.float32) == 0, codes == 8)
+
+
+@pytest.mark.parametrize(("across", "group"), [(96, 32), (256, 128), (768, 768)])
+def test_blocks_of_fp8_get_a_size_that_kernels_have(across: int, group: int) -> None:
+    codes, scales, exact = _fp8(torch.randn(64, 768, generator=torch.Generator().manual_seed(0)), 32, across)
+    packed = pack_tensors("fp8", {"weight": codes, "weight_scale_inv": scales})
+
+    assert packed.group == group
+    torch.testing.assert_close(unpacked(packed, torch.float32), exact)
 
 
 @pytest.mark.parametrize(
