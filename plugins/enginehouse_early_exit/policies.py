@@ -4,8 +4,8 @@ Source: two measures of CALM (Schuster et al., 2022, arXiv:2207.07061, section 3
 highest softmax probabilities, and the cosine of the states of two consecutive layers. Entropy is BranchyNet's
 (Teerapittayanon et al., 2016, arXiv:1709.01686). Thresholds are constant: they do not fall with the position.
 
-All values are computed on the arrays' device, by the functions of the array API standard (``array-api-compat``), so
-that for logits on a GPU only the decision is copied to the host. Arrays outside the standard are read by numpy.
+All values are computed on the arrays' device, by the functions of the array API standard (``array-api-compat``), and so
+is the decision, which the runner reads when it needs it. Arrays outside the standard are read by numpy.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace, device, is_array_api_obj, to_device
+from array_api_compat import array_namespace, device, is_array_api_obj
 from attrs import field, frozen
 from attrs.validators import ge, gt, le, optional
-from numpy.typing import NDArray
 
 from enginehouse.contract.errors import ModelLoadError
 from enginehouse.contract.exit_policy import ExitContext, ExitView
@@ -98,23 +97,23 @@ class _Bound(ABC):
     threshold: float
 
     @abstractmethod
-    def leaves(self, view: ExitView) -> NDArray[np.bool_]:
+    def leaves(self, view: ExitView) -> _Array:
         """(num_rows,) bool, True for tokens that exit."""
 
 
 class _MarginBound(_Bound):
-    def leaves(self, view: ExitView) -> NDArray[np.bool_]:
-        return _on_host(margin(_standard(view.logits())) >= self.threshold)
+    def leaves(self, view: ExitView) -> _Array:
+        return margin(_standard(view.logits())) >= self.threshold
 
 
 class _EntropyBound(_Bound):
-    def leaves(self, view: ExitView) -> NDArray[np.bool_]:
-        return _on_host(entropy(_standard(view.logits())) <= self.threshold)
+    def leaves(self, view: ExitView) -> _Array:
+        return entropy(_standard(view.logits())) <= self.threshold
 
 
 class _SaturationBound(_Bound):
-    def leaves(self, view: ExitView) -> NDArray[np.bool_]:
-        return _on_host(saturation(_standard(view.hidden), _standard(view.previous_hidden)) >= self.threshold)
+    def leaves(self, view: ExitView) -> _Array:
+        return saturation(_standard(view.hidden), _standard(view.previous_hidden)) >= self.threshold
 
 
 class _Policy:
@@ -183,8 +182,3 @@ def saturation(hidden: _Array, previous_hidden: _Array) -> _Array:
 def _standard(array: Any) -> _Array:
     """Return the array if it follows the standard, otherwise as numpy; MLX arrays claim to, but lack ``device``."""
     return array if is_array_api_obj(array) and hasattr(array, "device") else np.asarray(array)
-
-
-def _on_host(mask: _Array) -> NDArray[np.bool_]:
-    answer: NDArray[np.bool_] = np.asarray(to_device(mask, "cpu"))
-    return answer

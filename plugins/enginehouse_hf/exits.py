@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from attrs import define, field, frozen
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from enginehouse.contract.exit_policy import BoundExitPolicy
@@ -150,13 +151,18 @@ class EarlyExits:
         """Let the policy decide which columns exit after ``layer``."""
         states = after[0, run.inside]
         view = _View(layer, states.float(), before[0, run.inside].float(), self._head, states)
-        mask = np.asarray(self._policy.leaves(view))
+        mask = _mask_on_host(self._policy.leaves(view))
         for row, column in enumerate(run.inside):
             if mask[row]:
                 run.layers[column] = layer
                 if view.computed:
                     run.logits[column] = view.computed[0][row]
         run.inside = [column for row, column in enumerate(run.inside) if not mask[row]]
+
+
+def _mask_on_host(mask: Any) -> NDArray[np.bool_]:
+    """(num_rows,) bool, the answer of a policy; waits for the device of a tensor."""
+    return np.asarray(mask.cpu() if isinstance(mask, Tensor) else mask)
 
 
 def _write_keys(layer: Any, hidden: Tensor, others: tuple[Any, ...], named: dict[str, Any], run: _Pass) -> None:

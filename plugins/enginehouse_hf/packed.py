@@ -1,38 +1,51 @@
 """Weights of few bits: their form in memory, quantising to it, and unpacking, in plain torch.
 
-FP8: one ``float8_e4m3fn`` per weight. Four bits: two weights per byte. Both with factors per row, or per group of
-columns of a row. Files of every format are brought to this form by ``stored.py``; kernels are in ``cuda/packed.py``.
+FP8: one ``float8_e4m3fn`` per weight. Four bits: eight weights per int32, integers or the floats e2m1 of MXFP4; for
+projections, two integers per byte. All have factors per row, or per group of columns of a row. Files of every format
+are brought to this form by ``stored.py``; kernels are in ``cuda/packed.py``, those of experts in ``cuda/grouped.py``.
+
+Source: "OCP Microscaling Formats (MX) Specification", version 1.0, for MXFP4.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
 __all__ = [
+    "E2M1",
+    "Form",
     "Packed",
+    "PackedExperts",
     "PackedLinear",
     "Quantize",
+    "are_experts",
     "joined",
     "num_packed",
-    "pack_four_bits",
+    "pack_codes",
     "quantized",
+    "quantized_experts",
     "rounds_states",
     "rows_from",
+    "tiled",
     "unpacked",
 ]
 
 Quantize = Literal["fp8", "int4"]
+Form = Literal["fp8", "int4", "mxfp4", "tiles"]
+
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""The numbers of the codes 0 to 7 of MXFP4; codes from 8 on are the same, negative."""
 
 _LARGEST_FP8 = 448.0
 _GROUPS = (128, 64, 32)
-"""Columns that share a factor of four-bit weights; larger groups are divided, which repeats their factor."""
+"""Columns that share a factor when weights are quantised to four bits: the first size that divides a row."""
 
 
 @frozen(eq=False)
@@ -40,22 +53,27 @@ class Packed:
     """A matrix of (rows, width).
 
     Attributes:
-        codes: (rows, width) float8_e4m3fn; or (rows, width / 2) uint8, four bits each: byte 4t + 2s + e of 16 holds
-            of their 32 columns 16s + 2t + e in its lower half and that 8 further on in its upper half. So four bytes
-            are what one thread of tensor cores needs for two steps.
-        scales: (rows, groups), factors of the codes, float. For four bits int32, groups of 32, 64 or 128 columns: the
-            bits of a float32 factor, whose lowest 8 are what is subtracted from the codes.
+        codes: (rows, width) float8_e4m3fn, or (rows, width / 8) int32. Bits 4k to 4k + 3 of word j of a group are its
+            column k * (group / 8) + j, so that the columns of one k are neighbours. In tiles (rows, width / 2) uint8:
+            byte 4t + 2s + e of 16 holds of their 32 columns 16s + 2t + e in its lower half and that 8 further on in its
+            upper half, so that four bytes are what one thread of tensor cores needs for two steps.
+        scales: (rows, groups), factors of the codes. uint8 for MXFP4: exponents of two, plus 127. In tiles int32, for
+            32, 64 or 128 columns: the bits of a float32 factor, whose lowest 8 are what is subtracted from the codes.
+        zeros: (rows, groups) uint8, what is subtracted from four-bit codes; None is 8.
         bias: (rows,), added to the product.
     """
 
     codes: Tensor
     scales: Tensor
+    zeros: Tensor | None = None
     bias: Tensor | None = None
 
     @property
-    def is_four_bits(self) -> bool:
-        """True for four bits, false for FP8."""
-        return self.codes.dtype == torch.uint8
+    def form(self) -> Form:
+        """Kind of the codes."""
+        if self.codes.dtype != torch.int32:
+            return "tiles" if self.codes.dtype == torch.uint8 else "fp8"
+        return "mxfp4" if self.scales.dtype == torch.uint8 else "int4"
 
     @property
     def num_rows(self) -> int:
@@ -65,7 +83,7 @@ class Packed:
     @property
     def width(self) -> int:
         """Number of columns."""
-        return self.codes.shape[1] * (2 if self.is_four_bits else 1)
+        return self.codes.shape[1] * {"fp8": 1, "tiles": 2}.get(self.form, 8)
 
     @property
     def group(self) -> int:
@@ -77,12 +95,12 @@ class PackedLinear(nn.Module):
     """A projection with packed weights. Its own ``forward`` unpacks them: the reference for the kernels.
 
     Args:
-        packed: the weights, and the bias.
+        packed: the weights, and the bias. Four bits are brought to the form of tiles.
     """
 
     def __init__(self, packed: Packed) -> None:
         super().__init__()
-        self.packed = packed
+        self.packed = tiled(packed) if packed.form == "int4" else packed
 
     def forward(self, x: Tensor) -> Tensor:
         """``linear(x, weights, bias)``."""
@@ -90,6 +108,42 @@ class PackedLinear(nn.Module):
             found = quantized(x.flatten(0, -2), "fp8")
             x = unpacked(found, x.dtype).view(x.shape)
         return linear(x, unpacked(self.packed, x.dtype), self.packed.bias)
+
+
+class PackedExperts(nn.Module):
+    """Experts with packed weights. Their own ``forward`` unpacks those that are chosen: the reference for the kernels.
+
+    Args:
+        plain: transformers' module, of which only the activation is used.
+        gate_up: (num_experts * 2 * width, hidden_size), with the rows of an expert in the order of ``plain``.
+        down: (num_experts * hidden_size, width).
+    """
+
+    def __init__(self, plain: nn.Module, num_experts: int, gate_up: Packed, down: Packed) -> None:
+        super().__init__()
+        self._plain = (plain,)  # in a tuple: not a module of the model
+        self.num_experts, self.gate_up, self.down = num_experts, gate_up, down
+
+    @property
+    def plain(self) -> Any:
+        """transformers' module, without its weights."""
+        return self._plain[0]
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """Run the experts of each token: (T, hidden_size) states, (T, num_chosen) experts and their weights."""
+        result, dtype = torch.zeros_like(hidden_states), hidden_states.dtype
+        for index in top_k_index.unique().tolist():
+            token, choice = torch.where(top_k_index == index)
+            gate_up, down = self.expert(self.gate_up, index), self.expert(self.down, index)
+            active = self.plain._apply_gate(linear(hidden_states[token], unpacked(gate_up, dtype), gate_up.bias))
+            update = linear(active, unpacked(down, dtype), down.bias) * top_k_weights[token, choice, None]
+            result.index_add_(0, token, update.to(dtype))
+        return result
+
+    def expert(self, part: Packed, index: int) -> Packed:
+        """The rows of one expert."""
+        num_rows = part.num_rows // self.num_experts
+        return rows_from(part, index * num_rows, (index + 1) * num_rows)
 
 
 def rounds_states(x: Tensor, packed: Packed) -> bool:
@@ -102,39 +156,53 @@ def rounds_states(x: Tensor, packed: Packed) -> bool:
     return is_usual and torch.cuda.get_device_capability(x.device) >= (9, 0)
 
 
-def pack_four_bits(codes: Tensor, scales: Tensor, zeros: Tensor | None = None) -> Packed:
-    """Pack weights ``(codes - zeros) * scales``.
-
-    Args:
-        codes: (rows, width) integers from 0 to 15.
-        scales: (rows, groups), groups of a multiple of 32 columns; rounded to 16 bits of mantissa.
-        zeros: (rows, groups) integers from 0 to 255; None is 8.
-    """
+def pack_codes(codes: Tensor, group: int) -> Tensor:
+    """(rows, width / 8) int32 of (rows, width) integers from 0 to 15."""
     rows, width = codes.shape
-    group = math.gcd(width // scales.shape[1], _GROUPS[0])
+    nibbles = codes.to(torch.int32).view(rows, width // group, 8, group // 8)
+    shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=codes.device)[:, None]
+    return (nibbles << shifts).sum(2, dtype=torch.int32).view(rows, width // 8)  # the last fills the sign
+
+
+def _nibbles(packed: Packed) -> Tensor:
+    """(rows, groups, group) four-bit codes of words."""
+    words = packed.codes.view(*packed.scales.shape, 1, -1)
+    shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=words.device)[:, None]
+    return ((words >> shifts) & 15).flatten(2)
+
+
+def tiled(packed: Packed) -> Packed:
+    """Bring integers of four bits in words to the form of tiles.
+
+    Factors are rounded to 16 bits of mantissa, and repeated where a group has more than 128 columns.
+    """
+    rows, width = packed.num_rows, packed.width
+    group = math.gcd(packed.group, _GROUPS[0])
     # Of 32 columns: two steps of a tensor core, lower or upper half of the byte, four threads, two neighbours.
-    halves = codes.to(torch.uint8).view(rows, -1, 2, 2, 4, 2).permute(3, 0, 1, 4, 2, 5)
-    factors = _rounded(scales).view(torch.int32) | (8 if zeros is None else zeros.to(torch.int32))
-    repeats = width // group // scales.shape[1]
-    return Packed((halves[0] | (halves[1] << 4)).reshape(rows, width // 2), factors.repeat_interleave(repeats, 1))
-
-
-def _rounded(scales: Tensor) -> Tensor:
-    """Float32 without the lowest 8 bits."""
-    return ((scales.float().contiguous().view(torch.int32) + 128) & -256).view(torch.float32)
+    halves = _nibbles(packed).to(torch.uint8).view(rows, -1, 2, 2, 4, 2).permute(3, 0, 1, 4, 2, 5)
+    bits = (packed.scales.float().contiguous().view(torch.int32) + 128) & -256
+    factors = bits | (8 if packed.zeros is None else packed.zeros.to(torch.int32))
+    codes = (halves[0] | (halves[1] << 4)).reshape(rows, width // 2)
+    return Packed(codes, factors.repeat_interleave(packed.group // group, 1), bias=packed.bias)
 
 
 def unpacked(packed: Packed, dtype: torch.dtype) -> Tensor:
     """(rows, width) weights, computed in float32."""
     rows, num_groups = packed.scales.shape
-    if packed.is_four_bits:
+    if packed.form == "tiles":
         halves = torch.stack([packed.codes & 15, packed.codes >> 4]).view(2, rows, -1, 4, 2, 2)
-        codes = halves.permute(1, 2, 4, 0, 3, 5).reshape(rows, num_groups, -1).float()
-        codes = codes - (packed.scales & 255)[:, :, None]
-        scales = (packed.scales & -256).view(torch.float32)
-    else:
-        codes, scales = packed.codes.float().view(rows, num_groups, -1), packed.scales.float()
-    return (codes * scales[:, :, None]).view(rows, -1).to(dtype)
+        codes = halves.permute(1, 2, 4, 0, 3, 5).reshape(rows, num_groups, -1) - (packed.scales & 255)[:, :, None]
+        return (codes * (packed.scales & -256).view(torch.float32)[:, :, None]).view(rows, -1).to(dtype)
+    scales = packed.scales.float()[:, :, None]
+    if packed.form == "fp8":
+        codes = packed.codes.float().view(rows, num_groups, -1)
+        return (codes * scales).view(rows, -1).to(dtype)
+    codes = _nibbles(packed)
+    if packed.form == "mxfp4":
+        table = torch.tensor([*E2M1, *(-value for value in E2M1)], device=codes.device)
+        return torch.ldexp(table[codes], packed.scales.to(torch.int32)[:, :, None] - 127).view(rows, -1).to(dtype)
+    zeros = 8 if packed.zeros is None else packed.zeros.to(torch.int32)[:, :, None]
+    return ((codes - zeros).float() * scales).view(rows, -1).to(dtype)
 
 
 def quantized(weight: Tensor, kind: Quantize) -> Packed:
@@ -155,10 +223,31 @@ def quantized(weight: Tensor, kind: Quantize) -> Packed:
         raise ValueError(f"rows of {width} weights cannot be cut into groups of {_GROUPS[-1]}")
     groups = wide.view(len(wide), -1, group)
     low, high = groups.amin(2).clamp_max(0.0), groups.amax(2).clamp_min(0.0)
-    scales = _rounded(((high - low) / 15.0).clamp_min(1e-8))
-    zeros = (-low / scales).round().clamp(0, 15)
-    codes = (groups / scales[:, :, None] + zeros[:, :, None]).round().clamp(0, 15)
-    return pack_four_bits(codes.view(wide.shape), scales, zeros)
+    scales = ((high - low) / 15.0).clamp_min(1e-8)
+    scales = scales.to(torch.float16) if float(scales.max()) < 6e4 and float(scales.min()) > 1e-6 else scales
+    zeros = (-low / scales.float()).round().clamp(0, 15)
+    codes = (groups / scales.float()[:, :, None] + zeros[:, :, None]).round().clamp(0, 15)
+    return Packed(pack_codes(codes.view(wide.shape), group), scales, zeros.to(torch.uint8))
+
+
+def are_experts(module: nn.Module) -> bool:
+    """True for a module of transformers with the weights of all experts in one."""
+    weights = {name for name, part in module.named_parameters(recurse=False) if part.dim() == 3}
+    return weights == {"gate_up_proj", "down_proj"}
+
+
+def quantized_experts(plain: nn.Module, kind: Quantize) -> PackedExperts:
+    """Round the weights of all experts, see :func:`quantized`; they are removed from ``plain``."""
+    weights, parts = dict(plain.named_parameters(recurse=False)), []
+    for name in ("gate_up_proj", "down_proj"):
+        weight, bias = weights[name].detach(), weights.get(f"{name}_bias")
+        if getattr(plain, "is_transposed", False):
+            weight = weight.transpose(1, 2)
+        whole = joined([quantized(expert, kind) for expert in weight])
+        parts.append(whole if bias is None else evolve(whole, bias=bias.detach().flatten()))
+    for name in weights:
+        delattr(plain, name)
+    return PackedExperts(plain, len(weight), *parts)
 
 
 def joined(parts: Sequence[Packed]) -> Packed:
@@ -168,25 +257,41 @@ def joined(parts: Sequence[Packed]) -> Packed:
         ValueError: the parts are packed in different forms.
     """
     first = parts[0]
-    forms = {(part.codes.dtype, part.scales.shape[1], part.bias is None) for part in parts}
-    if len(forms) != 1:
+    if len({(part.form, part.scales.shape[1], part.bias is None) for part in parts}) != 1:
         raise ValueError("the projections that belong together are quantised in different forms")
+    zeros: list[Tensor | None] = [part.zeros for part in parts]
+    if any(one is not None for one in zeros):
+        zeros = [
+            torch.full_like(part.scales, 8, dtype=torch.uint8) if part.zeros is None else part.zeros for part in parts
+        ]
 
-    biases = [part.bias for part in parts if part.bias is not None]
+    def join(tensors: Sequence[Tensor | None]) -> Tensor | None:
+        given = [tensor for tensor in tensors if tensor is not None]
+        return torch.cat(given) if given else None
+
     return Packed(
         torch.cat([part.codes.view(torch.uint8) for part in parts]).view(first.codes.dtype),
         torch.cat([part.scales for part in parts]),
-        torch.cat(biases) if biases else None,
+        join(zeros),
+        join([part.bias for part in parts]),
     )
 
 
 def rows_from(part: Packed, begin: int, end: int | None = None) -> Packed:
     """Return the rows from ``begin`` to ``end``, as views."""
     rows = slice(begin, end)
-    return Packed(part.codes[rows], part.scales[rows], None if part.bias is None else part.bias[rows])
+    zeros, bias = part.zeros, part.bias
+    return Packed(
+        part.codes[rows],
+        part.scales[rows],
+        None if zeros is None else zeros[rows],
+        None if bias is None else bias[rows],
+    )
 
 
 def num_packed(model: nn.Module) -> int:
     """Number of packed weights in a model, which are not parameters of torch."""
     parts = [module.packed for module in model.modules() if isinstance(module, PackedLinear)]
+    experts = [module for module in model.modules() if isinstance(module, PackedExperts)]
+    parts += [part for one in experts for part in (one.gate_up, one.down)]
     return sum(part.num_rows * part.width for part in parts)

@@ -21,7 +21,15 @@ from enginehouse.contract.errors import EnginehouseError, MissingDependency, Mod
 from enginehouse_backendkit.model_folder import describe_failure
 from enginehouse_hf.attention import UnsupportedAttention
 from enginehouse_hf.backend import HfOptions
-from enginehouse_hf.packed import Packed, PackedLinear, quantized, unpacked
+from enginehouse_hf.packed import (
+    Packed,
+    PackedExperts,
+    PackedLinear,
+    are_experts,
+    quantized,
+    quantized_experts,
+    unpacked,
+)
 from enginehouse_hf.stored import METHOD, Stored, find_stored, pack_stored, projections
 from enginehouse_hf.tokenizer import ModelFiles
 
@@ -125,21 +133,31 @@ def _pack(model: Any, options: HfOptions, keeps_packed: bool) -> None:
     def make(packed: Packed) -> nn.Module:
         return PackedLinear(packed) if keeps_packed else _dense(packed, dtype)
 
-    pack_stored(model, make)
+    def make_experts(experts: PackedExperts) -> nn.Module:
+        return experts if keeps_packed else _dense_experts(experts, dtype)
+
+    pack_stored(model, make, make_experts)
+    kept = [*(model._keep_in_fp32_modules or ()), *(model._keep_in_fp32_modules_strict or ())]
+    for name, parameter in model.named_parameters():  # transformers 5.17 does not convert tensors that it renames
+        if parameter.is_floating_point() and parameter.dtype != dtype and not any(part in name for part in kept):
+            parameter.data = parameter.data.to(dtype)
     if options.quantize is None:
         return
     layers = model.get_decoder().layers
-    owners = [module for module in layers.modules() if not isinstance(module, nn.Conv1d)]
-    if any(parameter.dim() > 2 for module in owners for parameter in module.parameters(recurse=False)):
-        raise ModelLoadError(f"quantize = {options.quantize!r}: experts with quantised weights have no kernel in hf")
     for owner, name, full_name, module in projections(layers):
-        if isinstance(module, nn.Linear):
-            try:
+        try:
+            if isinstance(module, nn.Linear):
                 found = quantized(module.weight.detach(), options.quantize)
-            except ValueError as error:
-                raise ModelLoadError(f"quantize = {options.quantize!r}: {full_name}: {error}") from error
-            bias = None if module.bias is None else module.bias.detach()
-            setattr(owner, name, make(evolve(found, bias=bias)))
+                bias = None if module.bias is None else module.bias.detach()
+                setattr(owner, name, make(evolve(found, bias=bias)))
+            elif are_experts(module):
+                setattr(owner, name, make_experts(quantized_experts(module, options.quantize)))
+            elif not isinstance(module, nn.Conv1d) and any(
+                part.dim() == 3 for part in module.parameters(recurse=False)
+            ):
+                raise ValueError(f"the weights of a {type(module).__name__} have no kernel in hf")
+        except ValueError as error:
+            raise ModelLoadError(f"quantize = {options.quantize!r}: {full_name}: {error}") from error
 
 
 def _dense(packed: Packed, dtype: torch.dtype) -> nn.Linear:
@@ -148,6 +166,20 @@ def _dense(packed: Packed, dtype: torch.dtype) -> nn.Linear:
     if packed.bias is not None:
         linear.bias = nn.Parameter(packed.bias.to(dtype), requires_grad=False)
     return linear
+
+
+def _dense_experts(experts: PackedExperts, dtype: torch.dtype) -> nn.Module:
+    plain = experts.plain
+    for name, part in (("gate_up_proj", experts.gate_up), ("down_proj", experts.down)):
+        indices = range(experts.num_experts)
+        weight = torch.stack([unpacked(experts.expert(part, index), dtype) for index in indices])
+        if getattr(plain, "is_transposed", False):
+            weight = weight.transpose(1, 2).contiguous()
+        setattr(plain, name, nn.Parameter(weight, requires_grad=False))
+        if part.bias is not None:
+            bias = part.bias.to(dtype).view(experts.num_experts, -1)
+            setattr(plain, f"{name}_bias", nn.Parameter(bias, requires_grad=False))
+    return plain
 
 
 def _read_weights(kind: Any, files: ModelFiles, unused: str, **arguments: Any) -> Any:

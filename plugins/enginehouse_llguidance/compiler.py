@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+import re
+from typing import Any, NamedTuple
 
 import numpy as np
+from attrs import evolve
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
@@ -19,8 +21,16 @@ from enginehouse_llguidance.compositions import grammar_of_composition
 from enginehouse_llguidance.grammars import GrammarProblem, lark_of_gbnf, read_lark
 from enginehouse_llguidance.kept import KeptGrammars
 from enginehouse_llguidance.options import LlguidanceOptions
-from enginehouse_llguidance.patterns import PatternError, escape_text, translate_pattern
-from enginehouse_llguidance.schemas import PreparedSchema, SchemaProblem, prepare_schema, read_schema
+from enginehouse_llguidance.patterns import Pattern, PatternError, escape_text, translate_pattern
+from enginehouse_llguidance.schemas import (
+    Loosening,
+    PreparedSchema,
+    SchemaProblem,
+    TooManySubschemas,
+    prepare_schema,
+    read_schema,
+)
+from enginehouse_llguidance.schemas.pruning import without_definition
 from enginehouse_llguidance.schemas.validation import NO_RULES
 from enginehouse_llguidance.tokens import TokenTexts
 from enginehouse_llguidance.trial import check_has_value
@@ -40,17 +50,44 @@ _MAX_LOCATED_PARTS = 200
 _LEXER_FUEL = 300_000  # an expression that needs more takes over a second to start; 20,000 choices need far less
 _STEP_FUEL = 2_000_000  # a token after which 100,000 remainders are told apart needs over 1,000,000: 0.1 s
 _MAX_ROW = 4000  # items after a token, which take 7 ms; nested alternatives exceed 2000, the library's own limit
-_WORDS_OF_SIZE = ("too large", "too big")  # in the library's messages
+_UNSATISFIABLE = "Unsatisfiable schema"
+_WORDS_THAT_LOOSEN = ("too large", "too big", _UNSATISFIABLE)  # in the library's messages
+"""No value satisfies a grammar that allows fewer than its schema, but some may satisfy the schema."""
+
+_UNSATISFIED = re.compile(r"Unsatisfiable schema:[\s\S]*? while processing json-schema:///#/\$defs/(\w+)")
+_MAX_PRUNED = 50  # definitions that no value satisfies; each costs a compilation
+_WIDE = "more may follow a token than is allowed"
 _MANY_NAMES = 500  # of an object; 1000 that may be absent exceed a row
 _MAX_FORCED_ROUNDS = 4  # one round yields up to about 20,000 tokens
 
 
 class _Refused(ValueError):
-    """The library refuses a grammar."""
+    """The library refuses a grammar.
+
+    Attributes:
+        definition: name of a definition that no value satisfies, if that is the reason.
+        pointer: of the part of a schema, if it is known.
+    """
+
+    def __init__(self, message: str, definition: str | None = None, pointer: str | None = None) -> None:
+        super().__init__(message)
+        self.definition, self.pointer = definition, pointer
 
 
 class _TooWide(_Refused):
     """Its beginning cannot be followed: more may come next than a row holds."""
+
+
+class _Started(NamedTuple):
+    """A schema and its grammar.
+
+    Attributes:
+        problem: why the exact grammar was refused, if values are checked instead.
+    """
+
+    prepared: PreparedSchema
+    grammar: LlguidanceGrammar
+    problem: SchemaProblem | None
 
 
 class LlguidanceCompiler:
@@ -108,25 +145,35 @@ class LlguidanceCompiler:
             raise InvalidRequest(f"{constraint.param}: {error}", constraint.param) from error
 
     def _schema(self, text: str) -> LlguidanceGrammar:
-        prepared, grammar = self._started(text)
-        if prepared.rules is not None:
-            check_has_value(grammar, self._tokens, frozenset(self._vocabulary.eos_tokens))
-        return grammar
+        started = self._started(text)
+        if started.prepared.rules is not None:
+            try:
+                check_has_value(started.grammar, self._tokens, frozenset(self._vocabulary.eos_tokens))
+            except SchemaProblem as error:
+                if started.problem is not None and _UNSATISFIABLE in started.problem.reason:
+                    raise started.problem from error
+                raise
+        return started.grammar
 
-    def _started(self, text: str) -> tuple[PreparedSchema, LlguidanceGrammar]:
-        """Prepare a schema and build its grammar: a loose one if the exact one is too large."""
+    def _started(self, text: str) -> _Started:
+        """Prepare a schema and build its grammar: a loose one if the exact one is too large, or allows nothing."""
         schema = read_schema(text)
-        prepared = prepare_schema(schema, self._options)
-        try:
-            return prepared, self._start_schema(prepared)
-        except _Refused as error:
-            if any(word in str(error) for word in _WORDS_OF_SIZE):
-                try:
-                    loose = prepare_schema(schema, self._options, is_loose=True)
-                    return loose, self._start_schema(loose)
-                except (SchemaProblem, _Refused):
-                    pass  # the exact one tells the place
-            raise SchemaProblem(self._locate(prepared), str(error)) from error
+        loosened: frozenset[Loosening] = frozenset()
+        problem: SchemaProblem | None = None
+        while True:
+            kind: Loosening | None
+            try:
+                prepared = prepare_schema(schema, self._options, loosened)
+                return _Started(*self._start_schema(prepared), problem)
+            except TooManySubschemas as error:
+                problem, kind = problem or error, "derived"
+            except SchemaProblem as error:
+                raise problem or error from error
+            except _Refused as error:
+                problem, kind = problem or self._located(prepared, error), _loosening_for(str(error))
+            if kind is None or kind in loosened:
+                raise problem
+            loosened |= {kind}
 
     def _check_large(self, prepared: PreparedSchema) -> None:
         """Refuse a schema that has a value with more names than can be followed: reached later, it ends the answer."""
@@ -135,25 +182,39 @@ class LlguidanceCompiler:
                 try:
                     self._start(_grammar_of_schema({**part, "type": "object"}))
                 except _TooWide as error:
-                    raise SchemaProblem(pointer, str(error)) from error
+                    raise _TooWide(str(error), pointer=pointer) from error
                 except _Refused:
                     pass  # by itself, as it has other constants or types: no object is written there
 
-    def _start_schema(self, prepared: PreparedSchema) -> LlguidanceGrammar:
+    def _start_schema(self, prepared: PreparedSchema) -> tuple[PreparedSchema, LlguidanceGrammar]:
+        """Build the grammar; return it with the schema, without definitions that no value satisfies."""
         value = Value(prepared.rules or NO_RULES)
         follower = Follower((value,)) if prepared.rules is not None else None
-        grammar = self._start(_grammar_of_prepared(prepared), None, self._tokens, follower=follower, value=value)
+        for _ in range(_MAX_PRUNED):
+            try:
+                grammar = self._start(
+                    _grammar_of_prepared(prepared), None, self._tokens, follower=follower, value=value
+                )
+                break
+            except _Refused as error:
+                if error.definition is None:
+                    raise
+                prepared = evolve(prepared, schema=without_definition(prepared.schema, error.definition))
+        else:
+            raise _Refused(f"more than {_MAX_PRUNED} definitions are satisfied by no value")
         self._check_large(prepared)
-        return grammar
+        return prepared, grammar
 
-    def _locate(self, prepared: PreparedSchema) -> str:
-        """Return the pointer of the innermost subschema refused by itself, or "" if only the combination is refused."""
+    def _located(self, prepared: PreparedSchema, error: _Refused) -> SchemaProblem:
+        """Return the refusal of a schema, at the innermost part that is refused by itself, if one is."""
+        if error.pointer is not None:
+            return SchemaProblem(error.pointer, str(error))
         for pointer, part in prepared.parts[:_MAX_LOCATED_PARTS]:
             try:
                 self._start(_grammar_of_schema(part))
             except _Refused:
-                return pointer
-        return ""
+                return SchemaProblem(pointer, str(error))
+        return SchemaProblem("", str(error))
 
     def _grammar_of(self, constraint: Constraint) -> str:
         """Convert a constraint to the library's form."""
@@ -162,10 +223,10 @@ class LlguidanceCompiler:
             case "json_object":
                 grammar = _grammar_of_schema({"type": "object"})
             case "json_schema":
-                grammar = _grammar_of_prepared(self._started(text)[0])
+                grammar = _grammar_of_prepared(self._started(text).prepared)
             case "regex":
                 pattern = translate_pattern(text, search=False, max_depth=self._options.max_depth)
-                grammar = LLMatcher.grammar_from_regex(pattern.regex)
+                grammar = _grammar_of_expressions(pattern)
             case "choice":
                 grammar = LLMatcher.grammar_from_regex(self._choice(text))
             case "lark" | "gbnf":
@@ -218,11 +279,23 @@ class LlguidanceCompiler:
         if not matcher.is_error():
             matcher.unsafe_compute_mask_ptr(bitmask.ctypes.data, bitmask.nbytes)
         if matcher.is_error() and not matcher.get_error().startswith("NoExtension"):
-            raise _Refused(_first_line(matcher.get_error()))
+            unsatisfied = _UNSATISFIED.match(matcher.get_error())
+            raise _Refused(_first_line(matcher.get_error()), unsatisfied and unsatisfied[1])
         if not bitmask.any() or (matcher.is_stopped() and not matcher.is_accepting()):
             raise _Refused("no text satisfies this constraint")
         _check_forced(matcher)
         return LlguidanceGrammar(matcher, self._vocabulary, allowed, tokens, follower=follower, value=value)
+
+
+def _loosening_for(message: str) -> Loosening | None:
+    """Return what to leave out of a grammar that the library refuses because of its size."""
+    if "Unable to determine if regex is empty" in message:
+        return "texts"
+    if "are not disjoint" in message:
+        return "names"
+    if _WIDE in message:
+        return "properties"
+    return "derived" if any(word in message for word in _WORDS_THAT_LOOSEN) else None
 
 
 def _check_forced(matcher: LLMatcher) -> None:
@@ -235,7 +308,7 @@ def _check_forced(matcher: LLMatcher) -> None:
     if probe.is_error():
         reason = _first_line(probe.get_error())
         if "Current row" in reason:
-            raise _TooWide(f"more may follow a token than is allowed; ask for fewer optional members ({reason})")
+            raise _TooWide(f"{_WIDE}; ask for fewer optional members ({reason})")
         raise _Refused(f"its text is endless, or too long where it leaves no choice: {reason}")
 
 
@@ -245,6 +318,16 @@ def _text_tokens(tokenizer: Tokenizer) -> NDArray[np.int32]:
     bits[: tokenizer.vocab_size] = 1
     bits[list(tokenizer.control_token_ids | tokenizer.end_token_ids)] = 0
     return np.packbits(bits, bitorder="little").view(np.int32)
+
+
+def _grammar_of_expressions(pattern: Pattern) -> str:
+    if not pattern.is_exact:
+        raise _Refused("what the expression asserts is too large; bound its repetitions or leave out assertions")
+    expressions = (pattern.regex, *pattern.conditions)
+    if len(expressions) == 1:
+        return LLMatcher.grammar_from_regex(pattern.regex)
+    text = " & ".join(f"/(?:{one})/" for one in expressions)  # slashes are escaped in them
+    return json.dumps({"grammars": [{"lark_grammar": f"start: TEXT\nTEXT: {text}\n"}]})
 
 
 def _grammar_of_prepared(prepared: PreparedSchema) -> str:

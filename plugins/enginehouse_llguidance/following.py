@@ -175,7 +175,22 @@ def _outside(state: JsonState, text: bytearray, index: int, byte: int, rules: Ru
         if is_name:
             _check_room(state.open[-1], text, index, rules)
         return (state if is_name else _begin(state, index))._replace(string=index)
-    return state if byte in b" :\t\r\n" else _begin(state, index)
+    if byte in b" :\t\r\n":
+        return state
+    state = _begin(state, index)
+    if rules.numbers:
+        _check_digits(state, text, index, rules)
+    return state
+
+
+def _check_digits(state: JsonState, text: bytearray, index: int, rules: Rules) -> None:
+    """Raise WrongValue if the bytes up to ``index`` begin none of the only numbers that are allowed."""
+    begin = state.open[-1].value if state.open else state.root
+    number = bytes(text[begin : index + 1])
+    if number[:1] in b"-0123456789":
+        for one in rules.numbers.keys() & _places(state, rules):
+            if not any(other.startswith(number) for other in rules.numbers[one]):
+                raise WrongValue(bytes(text[: index + 1]))
 
 
 def _check_room(top: _Open, text: bytearray, index: int, rules: Rules) -> None:
@@ -191,8 +206,8 @@ def _after_string(state: JsonState, text: bytearray, index: int, rules: Rules) -
         return _complete(state, text, begin, index + 1, rules)
     top = state.open[-1]
     name = json.loads(text[begin : index + 1])
-    is_repeated = top.differs and name in top.keys
-    if is_repeated or not all(rules.validator.allows_name(one, name) for one in top.places & rules.checked):
+    is_wrong = top.differs and (name in top.keys or not rules.validator.has_room(top.places, top.keys, name))
+    if is_wrong or not all(rules.validator.allows_name(one, name) for one in top.places & rules.checked):
         raise WrongValue(bytes(text[: index + 1]))
     return _with_top(state, name=name, expects_name=False, keys=top.keys | {name} if top.differs else top.keys)
 

@@ -216,24 +216,24 @@ def _writer(syntax: ToolSyntax, root: Mapping[str, Any]) -> _Write:
             return (OneOf(tuple(InOrder((*start(kind), *_texts(text), *_written(end))) for kind, text in texts)),)
         if "string" not in types:
             return (*start(min(types)), _value(schema, root, param), *_written(end))
-        return (*start("string"), *_tagged_text(schema, end))
+        return (*start("string"), *_tagged_text(schema, end, param))
 
     def quoted(name: str, schema: Any, param: str) -> tuple[Composition, ...]:
         sign = "=" if syntax.kind == "keywords" else ":"
         start = Text(f"{name}{sign}")
         if syntax.quotes and types_of(schema, dict(root)) == {"string"} and not _allowed(schema):
             quote = syntax.quotes[0]
-            return (start, Marker(quote), *_tagged_text(schema, quote))
+            return (start, Marker(quote), *_tagged_text(schema, quote, param))
         return (start, _value(schema, root, param))
 
     return tagged if syntax.kind == "tagged" else quoted
 
 
-def _tagged_text(schema: Any, end: str) -> tuple[Composition, ...]:
+def _tagged_text(schema: Any, end: str, param: str) -> tuple[Composition, ...]:
     """Return a text that the marker ``end`` follows; its schema allows texts."""
     bounds = _text_pattern(schema) if isinstance(schema, dict) else None
     if bounds is not None:
-        return (Matching(Constraint(kind="regex", text=bounds)), *_written(end))
+        return (Matching(Constraint(kind="regex", text=bounds, param=param)), *_written(end))
     marker = end.strip()
     return (FreeText(until=marker), *_written(end[end.index(marker) + len(marker) :]))
 
@@ -260,14 +260,13 @@ def _is_simple(schema: Any) -> bool:
 
 def _text_pattern(schema: Mapping[str, Any]) -> str | None:
     """Return the regular expression of a text; None if it may be any."""
-    pattern = schema.get("pattern")
+    pattern, least, most = schema.get("pattern"), schema.get("minLength", 0), schema.get("maxLength")
+    length = f"(?s:.){{{least},{most if most is not None else ''}}}"
+    has_length = bool(least) or most is not None
     if isinstance(pattern, str):
-        start, end = ("" if pattern.startswith("^") else "(?s:.*)"), ("" if pattern.endswith("$") else "(?s:.*)")
-        return f"{start}(?:{pattern.removeprefix('^').removesuffix('$')}){end}"
-    least, most = schema.get("minLength", 0), schema.get("maxLength")
-    if not least and most is None:
-        return None
-    return f"(?s:.){{{least},{most if most is not None else ''}}}"
+        condition = f"(?={length}$)" if has_length else ""
+        return f"{condition}(?s:.*)(?:{pattern})(?s:.*)"
+    return length if has_length else None
 
 
 def _value(schema: Any, root: Mapping[str, Any], param: str) -> Matching:

@@ -2,7 +2,8 @@
 
 Parts: ``llama`` (the shape of Llama-3.1-8B through the engine: one sequence, decode steps of many, 128 requests),
 ``served``, ``served-large-chunks`` and ``served-whole`` (the 128 requests through the server, the last not streamed),
-``experts`` and ``gemma`` (decode steps and 32 requests of the shapes of Qwen3-30B-A3B and Gemma 3 4B),
+``experts``, ``experts-fp8``, ``gpt-oss`` and ``gemma`` (decode steps and 32 requests of the shapes of Qwen3-30B-A3B,
+gpt-oss-20b with experts in MXFP4, and Gemma 3 4B),
 ``offline`` (256 sequences of Qwen3-0.6B's shape through the engine), ``speculation`` (with and without drafts, see
 ``cuda_speculation.py``), ``early-exit`` (see ``cuda_early_exit.py``) and ``transformers`` (``generate`` and
 ``generate_batch``). Weights are random.
@@ -41,7 +42,7 @@ from enginehouse_hf.backend import HfBackend, HfOptions
 
 from .cuda_early_exit import measure_early_exit
 from .cuda_heads import measure_heads
-from .cuda_models import SHAPES, write_shape
+from .cuda_models import SHAPES, write_mxfp4, write_shape
 from .cuda_speculation import measure_speculation
 
 _SAMPLING = SamplingParams(temperature=0.6, seed=1)
@@ -72,8 +73,11 @@ def measure_card() -> float:
 def open_shape(name: str, **options: Any) -> Any:
     """A runner of a model with random weights."""
     folder = write_shape(name, Path(tempfile.gettempdir()) / name)
+    is_stored = "quantization_config" in SHAPES[name]
+    if is_stored:
+        write_mxfp4(folder)
     started = time.perf_counter()
-    settings = HfOptions(device="cuda:0", random_weights=True, **options)
+    settings = HfOptions(device="cuda:0", random_weights=not is_stored, **options)
     runner = HfBackend().open(ModelSource(str(folder), folder), settings, lambda _share, _what: None)
     capabilities = runner.capabilities  # type: ignore[union-attr]
     _say(
@@ -83,20 +87,28 @@ def open_shape(name: str, **options: Any) -> Any:
     return runner
 
 
-def step_bytes(name: str, num_sequences: int, context: int) -> float:
+def step_bytes(name: str, num_sequences: int, context: int, weight_bytes: float = 2.0) -> float:
     """Bytes that a decode step must read: every weight but the embeddings, and all keys and values.
 
     Of experts those that the tokens touch in the mean, if each chooses at random.
+
+    Args:
+        weight_bytes: of a weight in the layers; experts in MXFP4 have 17 for 32.
     """
     c = SHAPES[name]
     hidden, heads, kv, dim = c["hidden_size"], c["num_attention_heads"], c["num_key_value_heads"], c["head_dim"]
-    num_experts, inner = c.get("num_experts", 0), c["intermediate_size"]
+    num_experts, inner = c.get("num_experts", c.get("num_local_experts", 0)), c["intermediate_size"]
+    router = 0.0
     if num_experts:
         untouched = (1 - c["num_experts_per_tok"] / num_experts) ** num_sequences
-        inner = num_experts * (1 - untouched) * c["moe_intermediate_size"] + num_experts / 3  # the last is the router
-    layer = hidden * (2 * heads + 2 * kv) * dim + 3 * hidden * inner
-    weights = c["num_hidden_layers"] * layer + hidden * c["vocab_size"]
-    return 2.0 * (weights + num_sequences * context * c["num_hidden_layers"] * 2 * kv * dim)
+        inner = num_experts * (1 - untouched) * c.get("moe_intermediate_size", inner)
+        router = 2.0 * hidden * num_experts
+    inner_bytes = 17 / 32 if "quantization_config" in c else weight_bytes
+    layer = hidden * (2 * heads + 2 * kv) * dim * weight_bytes + 3 * hidden * inner * inner_bytes + router
+    weights = c["num_hidden_layers"] * layer + 2.0 * hidden * c["vocab_size"]
+    kinds = c.get("layer_types", ["full_attention"] * c["num_hidden_layers"])
+    seen = sum(min(context, c["sliding_window"]) if kind == "sliding_attention" else context for kind in kinds)
+    return weights + 2.0 * num_sequences * seen * 2 * kv * dim
 
 
 def run_engine(
@@ -176,7 +188,9 @@ def measure_single(runner: Any, bandwidth: float) -> None:
         _say(f"single, context 600, {what}: {max(found):.1f} tok/s (limit {limit:.0f} by the copying bandwidth)")
 
 
-def measure_steps(runner: Any, name: str, num_sequences: int, context: int, bandwidth: float) -> None:
+def measure_steps(
+    runner: Any, name: str, num_sequences: int, context: int, bandwidth: float, *, weight_bytes: float = 2.0
+) -> None:
     """Decode steps at a full batch, launched one ahead, tokens read one step late."""
     num_steps, vocab_size = 40, runner.info.vocab_size
     rng = np.random.default_rng(0)
@@ -202,7 +216,7 @@ def measure_steps(runner: Any, name: str, num_sequences: int, context: int, band
     for sequence in sequences:
         runner.free_sequence(sequence)
     median = statistics.median(times[5:])
-    floor = step_bytes(name, num_sequences, context) / bandwidth
+    floor = step_bytes(name, num_sequences, context, weight_bytes) / bandwidth
     _say(
         f"steps, {name}, {num_sequences} sequences of {context}: {median * 1e3:.2f} ms with sampling = "
         f"{num_sequences / median:.0f} tok/s; {median / floor:.2f} of the floor, {floor * 1e3:.2f} ms"
@@ -344,11 +358,11 @@ def _measure_llama(bandwidth: float) -> None:
     runner.close()
 
 
-def _measure_shape(name: str, bandwidth: float) -> None:
+def _measure_shape(name: str, bandwidth: float, weight_bytes: float = 2.0, **options: Any) -> None:
     """Decode steps of 1, 8 and 32 sequences, and 32 requests at once through the engine."""
-    runner = open_shape(name, slots=32, context=2048)
+    runner = open_shape(name, slots=32, context=2048, **options)
     for num_sequences in (1, 8, 32):
-        measure_steps(runner, name, num_sequences, 600, bandwidth)
+        measure_steps(runner, name, num_sequences, 600, bandwidth, weight_bytes=weight_bytes)
     found = run_engine(runner, [(512, 128)] * 32, _SAMPLING, slots=32)
     chunk = runner.capabilities.prefill_chunk_tokens
     _say(f"engine, {name}, 32 requests of 512 and 128 tokens: {found['tok/s']:.0f} tok/s; chunks of {chunk}")
@@ -370,6 +384,8 @@ def main() -> None:
     parts: dict[str, Callable[[], None]] = {
         "llama": lambda: _measure_llama(bandwidth),
         "experts": lambda: _measure_shape("qwen3-30b-a3b", bandwidth),
+        "experts-fp8": lambda: _measure_shape("qwen3-30b-a3b", bandwidth, 1.0, quantize="fp8"),
+        "gpt-oss": lambda: _measure_shape("gpt-oss-20b", bandwidth),
         "gemma": lambda: _measure_shape("gemma-3-4b", bandwidth),
         "offline": measure_offline,
         "speculation": lambda: _measure_changed(measure_speculation),

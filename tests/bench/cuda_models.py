@@ -1,7 +1,8 @@
 """Model folders of well-known sizes without weights, for measuring on machines that have no downloads.
 
-``random_weights`` draws the weights when such a folder is opened; how fast a model runs does not depend on them. The
-tokenizer has as many tokens as the model, all of them short words, so that text is made as from a real one.
+``random_weights`` draws the weights when such a folder is opened, and :func:`write_mxfp4` writes random codes; how fast
+a model runs does not depend on them. The tokenizer has as many tokens as the model, all of them short
+words, so that text is made as from a real one.
 """
 
 from __future__ import annotations
@@ -10,7 +11,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-__all__ = ["SHAPES", "write_shape"]
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+__all__ = ["SHAPES", "write_mxfp4", "write_shape"]
 
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-3.1-8b": {
@@ -87,6 +92,36 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
         "dtype": "bfloat16",
     },
+    "gpt-oss-20b": {
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
+        "vocab_size": 201_088,
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_local_experts": 32,
+        "num_experts_per_tok": 4,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "attention_bias": True,
+        "sliding_window": 128,
+        "layer_types": ["sliding_attention", "full_attention"] * 12,
+        "max_position_embeddings": 131_072,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 150_000.0,
+            "factor": 32.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+        "dtype": "bfloat16",
+        "quantization_config": {"quant_method": "mxfp4"},
+    },
     "gemma-3-4b": {
         "architectures": ["Gemma3ForCausalLM"],
         "model_type": "gemma3_text",
@@ -139,6 +174,49 @@ def write_shape(name: str, folder: Path) -> Path:
     (folder / "tokenizer.json").write_text(json.dumps(_tokenizer(config["vocab_size"])))
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
     return folder
+
+
+def write_mxfp4(folder: Path) -> None:
+    """Write random weights of gpt-oss to a folder of :func:`write_shape`: experts in MXFP4, a file for each layer."""
+    c = json.loads((folder / "config.json").read_text())
+    hidden, width, experts, dim = c["hidden_size"], c["intermediate_size"], c["num_local_experts"], c["head_dim"]
+    num_query, num_kv = c["num_attention_heads"] * dim, c["num_key_value_heads"] * dim
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, dtype=torch.bfloat16, device="cuda").mul_(0.02).cpu()
+
+    def codes(lowest: int, highest: int, *shape: int) -> Tensor:
+        return torch.randint(lowest, highest + 1, shape, dtype=torch.uint8, device="cuda").cpu()
+
+    places: dict[str, str] = {}
+
+    def save(name: str, tensors: dict[str, Tensor]) -> None:
+        save_file(tensors, folder / f"{name}.safetensors", {"format": "pt"})
+        places.update(dict.fromkeys(tensors, f"{name}.safetensors"))
+
+    ones = torch.ones(hidden, dtype=torch.bfloat16)
+    shape = c["vocab_size"], hidden
+    save(
+        "ends",
+        {"model.embed_tokens.weight": normal(*shape), "lm_head.weight": normal(*shape), "model.norm.weight": ones},
+    )
+    for index in range(c["num_hidden_layers"]):
+        tensors = {"input_layernorm.weight": ones, "post_attention_layernorm.weight": ones.clone()}
+        for name, rows, columns in (
+            ("q", num_query, hidden), ("k", num_kv, hidden), ("v", num_kv, hidden), ("o", hidden, num_query),
+        ):  # fmt: skip
+            tensors |= {
+                f"self_attn.{name}_proj.weight": normal(rows, columns),
+                f"self_attn.{name}_proj.bias": normal(rows),
+            }
+        tensors["self_attn.sinks"] = normal(c["num_attention_heads"])
+        tensors |= {"mlp.router.weight": normal(experts, hidden), "mlp.router.bias": normal(experts)}
+        for name, rows, columns in (("gate_up_proj", 2 * width, hidden), ("down_proj", hidden, width)):
+            tensors[f"mlp.experts.{name}_blocks"] = codes(0, 255, experts, rows, columns // 32, 16)
+            tensors[f"mlp.experts.{name}_scales"] = codes(118, 122, experts, rows, columns // 32)
+            tensors[f"mlp.experts.{name}_bias"] = normal(experts, rows)
+        save(f"layer-{index}", {f"model.layers.{index}.{name}": tensor for name, tensor in tensors.items()})
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
 
 
 def _tokenizer(vocab_size: int) -> dict[str, Any]:

@@ -248,12 +248,10 @@ def _keywords() -> str:
     )
     rows = [
         f"| `{name}` | {word.status} | {word.note} |\n"
-        for name, word in sorted(
-            KEYWORDS.items(), key=lambda item: ("enforced", "refused", "annotation").index(item[1].status)
-        )
+        for name, word in sorted(KEYWORDS.items(), key=lambda item: ("enforced", "annotation").index(item[1].status))
         if word.status != "annotation" or word.note
     ]
-    head = ["\n| keyword | | limits, or why |\n", "|---|---|---|\n"]
+    head = ["\n| keyword | | limits |\n", "|---|---|---|\n"]
     return "".join([*head, *rows, f"| {annotations} | annotation | |\n\n"])
 
 

@@ -77,7 +77,11 @@ class BoundExitPolicy(Protocol):
     layers: tuple[int, ...]
 
     def leaves(self, view: ExitView) -> Any:
-        """Return a mask of the tokens that exit now: (num_rows,) bool, any array that numpy reads."""
+        """Return a mask of the tokens that exit now: (num_rows,) bool.
+
+        Any array that numpy reads, or one of the runner's library in its memory: a GPU then computes it while the host
+        does something else.
+        """
         ...
 
 
@@ -111,7 +115,8 @@ class ExitOutput(ForwardOutput, Protocol):
     """Rows of logits from a runner with an active exit policy.
 
     Attributes:
-        exit_layers: for each row, the number of layers that its token ran through.
+        exit_layers: for each row, the number of layers that its token ran through. Reading it may wait for the device:
+            core does so when it has read the rows or their tokens, which may be after the next ``forward``.
     """
 
     exit_layers: Sequence[int]

@@ -47,6 +47,7 @@ FORMAT_NAMES = frozenset(
         *("date", "date-time", "duration", "email", "hostname", "idn-email", "idn-hostname", "ipv4", "ipv6", "iri"),
         *("iri-reference", "json-pointer", "regex", "relative-json-pointer", "time", "uri", "uri-reference"),
         *("uri-template", "uuid"),
+        *("host-name", "ip-address"),  # draft 3's
         *("binary", "byte", "directory-path", "file-path", "password", "path"),  # schema generators'
         *("double", "float", "int", "int8", "int16", "int32", "int64", "uint", "uint8", "uint16", "uint32", "uint64"),
     }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from collections.abc import Sequence as Tokens
 from contextlib import suppress
 
 import numpy as np
@@ -38,13 +39,12 @@ class Computed:
 
     Attributes:
         on_host: rows read by the host, to sample from or to score a prompt.
-        on_device: sequences whose next tokens the runner samples, each with its rows of ``output`` and the number of
-            layers computed for them (None without early exit).
+        on_device: sequences whose next tokens the runner samples, each with its rows of ``output``.
         output: all rows; None if no rows stay on the device.
     """
 
     on_host: Rows = field(factory=list)
-    on_device: list[tuple[Sequence, range, int | None]] = field(factory=list)
+    on_device: list[tuple[Sequence, range]] = field(factory=list)
     output: ForwardOutput | None = None
 
 
@@ -128,9 +128,8 @@ def _collect(batch: Batch, output: ForwardOutput, runner: Runner, guard: Guard, 
         what = f"gave {type(output).__name__}, ForwardOutput was expected"
         raise guard.mistake("forward", what, runner.forward)
     on_host: list[tuple[Sequence, range]] = []
-    on_device: list[tuple[Sequence, range, int | None]] = []
+    on_device: list[tuple[Sequence, range]] = []
     start = 0
-    exit_layers = output.exit_layers if isinstance(output, ExitOutput) else None
     for sequence, span in zip(batch.sequences, batch.spans, strict=True):
         size = span.num_tokens
         sequence.num_surplus, sequence.embedding = len(sequence.drafts), None
@@ -138,14 +137,15 @@ def _collect(batch: Batch, output: ForwardOutput, runner: Runner, guard: Guard, 
         if sequence.num_surplus:
             sequence.owner.usage.add_drafts(sequence.drafter, num_drafted=sequence.num_surplus)
         rows = range(start, start + {"none": 0, "last": 1, "all": size}[span.outputs])
-        exit_layer = exit_layers[rows[-1]] if rows and exit_layers is not None else None
         if rows and sequence.on_device and not reads_all and _can_stay(sequence, span):
-            on_device.append((sequence, rows, exit_layer))
+            on_device.append((sequence, rows))
         elif rows:
             on_host.append((sequence, rows))
-            sequence.exit_layer = exit_layer
         start = rows.stop
-    return Computed(read_rows(output, on_host, guard), on_device, output if on_device else None)
+    found = read_rows(output, on_host, guard)
+    for (sequence, _), exit_layer in zip(on_host, read_exit_layers(output, on_host, guard), strict=True):
+        sequence.exit_layer = exit_layer
+    return Computed(found, on_device, output if on_device else None)
 
 
 def _can_stay(sequence: Sequence, span: Span) -> bool:
@@ -174,6 +174,18 @@ def read_rows(output: ForwardOutput, wanted: list[tuple[Sequence, range]], guard
         found.append((sequence, logits[start : start + len(rows)]))
         start += len(rows)
     return found
+
+
+def read_exit_layers(output: ForwardOutput, wanted: Tokens[tuple[Sequence, range]], guard: Guard) -> list[int | None]:
+    """Return the number of layers computed for the last row of each; None without early exit.
+
+    Waits until the pass has got there: called when rows or tokens are needed, not right after the launch.
+    """
+    if not wanted:
+        return []
+    with guard.calling("exit_layers of its logits"):
+        layers = output.exit_layers if isinstance(output, ExitOutput) else None
+        return [layers[rows[-1]] if layers is not None else None for _, rows in wanted]
 
 
 def _runner_failure(error: BaseException, sequence: Sequence, guard: Guard) -> EnginehouseError:

@@ -11,7 +11,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
@@ -36,15 +35,22 @@ from enginehouse.contract.types import (
     Event,
     FinishReason,
     ModelInfo,
-    PromptProgress,
     Resume,
 )
 from enginehouse.engine.constraints import Masks
 from enginehouse.engine.disk import DiskTier
-from enginehouse.engine.forward import encode, forward
+from enginehouse.engine.forward import Computed, encode, forward
 from enginehouse.engine.media import PlacedChunk, Preparers, preparers_of
-from enginehouse.engine.outputs import StepCounts, score_tokens, summary, text_delta, token_logprob, view_engine
-from enginehouse.engine.sampling.device_draws import DeviceDraws, InFlightStep, launch
+from enginehouse.engine.outputs import (
+    StepCounts,
+    prompt_progress,
+    score_prompt,
+    summary,
+    text_delta,
+    token_logprob,
+    view_engine,
+)
+from enginehouse.engine.sampling.device_draws import DeviceDraws, InFlightStep, launch, read_drawn, valid
 from enginehouse.engine.scheduler import Batch, Scheduler
 from enginehouse.engine.sequence import ActiveRequest, Sequence
 from enginehouse.engine.sequence_factory import SequenceFactory
@@ -107,6 +113,7 @@ class StepEngine:
         self._computing: tuple[Sequence, ...] = ()
         self._leaving: set[str] = set()
         self._in_flight = InFlightStep()
+        self._taken: dict[tuple[str, int], Sequence] = {}  # with tokens whose text is not emitted yet
         self._outputs: list[EngineOutput] = []
         self._num_arrivals = 0
         self._steps = StepCounts()
@@ -120,9 +127,11 @@ class StepEngine:
         self._admit()
         self._speculation.prepare(self._scheduler.running)
         batch, began = self._scheduler.schedule(), self._clock()
-        previous, self._in_flight = self._in_flight, self._launch(batch)
+        computed = self._forward(batch)
         self._report_progress(batch)
-        self._collect(previous)
+        self._show_taken()  # while the device computes
+        self._collect(self._in_flight)
+        self._in_flight = launch(self._runner, computed, self._fail, self.guard)
         if self._in_flight.is_synchronous:
             self._collect(self._in_flight)
             self._in_flight = InFlightStep()
@@ -133,14 +142,15 @@ class StepEngine:
         outputs, self._outputs = self._outputs, []
         return outputs
 
-    def _launch(self, batch: Batch) -> InFlightStep:
-        """Run the forward pass and start sampling on the device where possible; the host samples in ``_collect``."""
+    def _forward(self, batch: Batch) -> Computed:
+        """Run the forward pass; on a device, it is only launched."""
         if batch.encodes is not None:
+            self._show_taken()  # encoding may take seconds
             self._computing = (batch.encodes,)
             self._contained(batch.encodes, encode, self._scheduler, batch.encodes)
             self._computing = ()
         if not batch.spans:
-            return InFlightStep()
+            return Computed()
         self._steps.add(len(batch.sequences))
         masks = self._masks.begin([s.constraint for s in batch.sequences if s.constraint and not s.is_reasoning])
         self._computing = batch.sequences
@@ -148,30 +158,22 @@ class StepEngine:
         self._computing = ()
         if masks is not None:
             masks.result()
-        return launch(self._runner, computed, self._fail, self.guard)
+        return computed
 
     def _report_progress(self, batch: Batch) -> None:
         """Report the prefill of requests that ask for it; other choices start when the first one is done."""
         for sequence in batch.sequences:
-            owner = sequence.owner
-            if owner.request.return_progress and owner.num_reported < len(owner.prompt) and owner.started_s is not None:
-                num_tokens = len(owner.prompt)
-                owner.num_reported = num_done = min(sequence.num_computed, num_tokens)
-                seconds = self._clock() - owner.started_s
-                event = PromptProgress(num_tokens, num_done, owner.usage.cached_tokens, seconds)
-                self._outputs.append((owner.request.request_id, event))
+            if (event := prompt_progress(sequence, self._clock())) is not None:
+                self._outputs.append((sequence.owner.request.request_id, event))
 
     def _collect(self, step: InFlightStep) -> None:
         """Process the results of a forward pass; results of sequences that have ended since are discarded."""
-        if step.drawn is not None:
-            try:
-                tokens = iter(step.drawn.host())
-            except PluginFailed as error:
-                for draws in step.on_device:
-                    self._fail(draws.sequence.owner, error)
-                tokens = iter(())
+        try:
+            for draws, sampled, exit_layer in read_drawn(step, self.guard):
+                self._contained(draws.sequence, self._read, draws, sampled, exit_layer)
+        except EnginehouseError as error:
             for draws in step.on_device:
-                self._contained(draws.sequence, self._read, draws, list(islice(tokens, draws.num_tokens)))
+                self._fail(draws.sequence.owner, error)
         for sequence, rows in step.on_host:
             self._contained(sequence, self._receive, sequence, rows)
 
@@ -189,17 +191,19 @@ class StepEngine:
 
     # -- one token ---------------------------------------------------------------------------------
 
-    def _read(self, draws: DeviceDraws, sampled: list[Sampled]) -> None:
+    def _read(self, draws: DeviceDraws, sampled: list[Sampled], exit_layer: int | None) -> None:
         """Accept tokens sampled on the device."""
         sequence = draws.sequence
         if sequence.handle is None or not (draws.is_checking or sequence.num_pending):
             return  # the sequence has ended since
-        sequence.exit_layer = draws.exit_layer
+        sequence.exit_layer = exit_layer
+        shows_later = sequence.reads_at_once and sequence.ends_by_token
         if draws.is_checking:
-            self._verify(sequence, lambda ahead: self._accept(sequence, _valid(sampled[ahead])))
+            taken = sequence.take_drafts([one.token_id for one in sampled]) if shows_later else 0
+            self._verify(sequence, lambda ahead: self._accept(sequence, valid(sampled[taken + ahead]), shows_later))
             return
         sequence.num_pending -= 1
-        self._accept(sequence, _valid(sampled[0]))
+        self._accept(sequence, valid(sampled[0]), shows_later)
 
     def _receive(self, sequence: Sequence, rows: NDArray[np.float32]) -> None:
         """Process the logits of a sequence: score its prompt, sample its next token."""
@@ -218,18 +222,9 @@ class StepEngine:
 
     def _score(self, sequence: Sequence, rows: NDArray[np.float32]) -> None:
         """Report the log-probabilities of the prompt tokens that follow the computed ones."""
-        start = sequence.num_computed - len(rows)
-        end = min(sequence.num_computed, len(sequence.owner.prompt) - 1)
-        if end <= sequence.num_scored:
-            return  # recomputed after a preemption, already reported
-        scored = score_tokens(
-            rows[sequence.num_scored - start : end - start],
-            sequence.owner.prompt[sequence.num_scored + 1 : end + 1],
-            sequence.owner.request.num_prompt_logprobs or 0,
-            self._tokenizer.token_bytes,
-        )
-        sequence.num_scored = end
-        self._outputs.append((sequence.owner.request.request_id, scored))
+        scored = score_prompt(sequence, rows, self._tokenizer.token_bytes)
+        if scored is not None:
+            self._outputs.append((sequence.owner.request.request_id, scored))
 
     def _verify(self, sequence: Sequence, take: Callable[[int], None]) -> None:
         """Accept tokens one by one while they match the drafted tokens, whose logits are already computed."""
@@ -246,7 +241,7 @@ class StepEngine:
         """Sample the next token of a sequence."""
         self._accept(sequence, sequence.sampler.sample(row, sequence.num_generated, sequence.mask()))
 
-    def _accept(self, sequence: Sequence, sampled: Sampled) -> None:
+    def _accept(self, sequence: Sequence, sampled: Sampled, shows_later: bool = False) -> None:
         """Accept a sampled token, then the tokens that a constraint forces after it."""
         if sequence.owner.first_token_s is None:
             sequence.owner.first_token_s = self._clock()
@@ -257,7 +252,7 @@ class StepEngine:
         if exit_layer is not None and exit_layer < self._num_layers:
             sequence.owner.usage.early_exit_tokens += 1
             sequence.owner.usage.skipped_layers += self._num_layers - exit_layer
-        if self._take(sequence, sampled.token_id):
+        if self._take(sequence, sampled.token_id, shows_later=shows_later):
             self._take_forced(sequence)
 
     def _take_forced(self, sequence: Sequence) -> None:
@@ -267,15 +262,34 @@ class StepEngine:
                 if not self._take(sequence, token_id, is_forced=True):
                     return
 
-    def _take(self, sequence: Sequence, token_id: int, *, is_forced: bool = False) -> bool:
+    def _take(self, sequence: Sequence, token_id: int, *, is_forced: bool = False, shows_later: bool = False) -> bool:
         """Append a token and emit the text it makes visible; returns False if the next token is not to follow now.
 
-        The sequence has ended then, or its constraint has taken tokens back.
+        The sequence has ended then, or its constraint has taken tokens back. With ``shows_later`` the text of a token
+        that is not the last is emitted while the next forward pass is computed.
         """
         if not sequence.append(token_id, is_forced=is_forced):
             self._speculation.reopen(sequence)
             self._scheduler.rewind(sequence)
             return False
+        if shows_later and not sequence.is_at_end:
+            self._taken[sequence.owner.request.request_id, sequence.choice] = sequence
+            return True
+        return self._show(sequence, token_id)
+
+    def _show_taken(self) -> None:
+        """Emit the text of tokens that were only appended, so that the next pass could be launched."""
+        taken, self._taken = self._taken, {}
+        for sequence in taken.values():
+            if self._scheduler.holds(sequence):
+                self._contained(sequence, self._show, sequence, int(sequence.buffer[sequence.length - 1]))
+
+    def _show(self, sequence: Sequence, token_id: int) -> bool:
+        """Emit the text that the last tokens make visible; returns False if the last one, ``token_id``, is the end."""
+        for _ in range(sequence.num_unshown - 1):
+            piece = sequence.show()
+            assert piece is not None and piece.stop is None, "such a sequence ends with its last token or later"
+            self._emit(sequence, piece)
         piece = sequence.show()
         if piece is None:
             return self._finish(sequence, sequence.flush(), "stop", token_id)
@@ -408,7 +422,7 @@ class StepEngine:
         self._drop(owner, keep=False)
         self._outputs.append((owner.request.request_id, error))
 
-    def _contained(self, sequence: Sequence, work: Callable[..., None], *arguments: Any) -> None:
+    def _contained(self, sequence: Sequence, work: Callable[..., object], *arguments: Any) -> None:
         """Guard of sampling: an error in ``work`` fails the sequence's request and no other one."""
         owner = sequence.owner
         try:
@@ -483,9 +497,3 @@ class StepEngine:
 def _overdue(owner: ActiveRequest) -> QueueTimeout:
     waited = f"The request waited {owner.request.queue_timeout_s:g} s for a place (queue_timeout_s)"
     return QueueTimeout(f"{waited}; try again later.")
-
-
-def _valid(sampled: Sampled) -> Sampled:
-    if sampled.token_id < 0:
-        raise GenerationFailed("No token can be sampled: all logits are -inf or not finite.")
-    return sampled

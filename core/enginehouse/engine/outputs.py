@@ -29,6 +29,7 @@ from enginehouse.contract.types import (
     EngineStats,
     HeldTokens,
     PromptLogprobs,
+    PromptProgress,
     RequestFinished,
     TextDelta,
     TokenDetails,
@@ -77,6 +78,36 @@ def score_tokens(
         logit = row[token_id]
         ranks.append(1 + int(np.count_nonzero(row > logit)) + int(np.count_nonzero(row[:token_id] == logit)))
     return PromptLogprobs(tuple(entries), tuple(ranks))
+
+
+def score_prompt(sequence: Sequence, rows: NDArray[np.float32], token_bytes: Tokens[bytes]) -> PromptLogprobs | None:
+    """Score the prompt tokens that follow the computed ones; None if all of them were scored before.
+
+    Args:
+        rows: (num_rows, vocab_size) float32, the raw logits of the last tokens that were computed.
+    """
+    start = sequence.num_computed - len(rows)
+    end = min(sequence.num_computed, len(sequence.owner.prompt) - 1)
+    if end <= sequence.num_scored:
+        return None  # recomputed after a preemption
+    scored = score_tokens(
+        rows[sequence.num_scored - start : end - start],
+        sequence.owner.prompt[sequence.num_scored + 1 : end + 1],
+        sequence.owner.request.num_prompt_logprobs or 0,
+        token_bytes,
+    )
+    sequence.num_scored = end
+    return scored
+
+
+def prompt_progress(sequence: Sequence, now_s: float) -> PromptProgress | None:
+    """Return how much of its prompt is computed, after each step of its prefill; None if the request did not ask."""
+    owner = sequence.owner
+    if not owner.request.return_progress or owner.num_reported >= len(owner.prompt) or owner.started_s is None:
+        return None
+    owner.num_reported = min(sequence.num_computed, len(owner.prompt))
+    seconds = now_s - owner.started_s
+    return PromptProgress(len(owner.prompt), owner.num_reported, owner.usage.cached_tokens, seconds)
 
 
 def text_delta(sequence: Sequence, piece: TextPiece) -> TextDelta | None:

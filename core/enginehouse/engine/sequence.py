@@ -231,6 +231,21 @@ class Sequence:
         return self.needs_history or self.reads_at_once
 
     @property
+    def ends_by_token(self) -> bool:
+        """True if its last token alone says whether it has ended: neither its text nor a constraint ends it."""
+        return self.constraint is None and not self.text.may_stop
+
+    @property
+    def is_at_end(self) -> bool:
+        """True if its last token is an end token, or the last one that it may have."""
+        return self.length == self.max_length or int(self.buffer[self.length - 1]) in self.end_token_ids
+
+    @property
+    def num_unshown(self) -> int:
+        """Number of tokens to be made part of the text now; 1 with a constraint, which holds some back itself."""
+        return len(self.held) if self.constraint is None else 1
+
+    @property
     def scores_prompt(self) -> bool:
         """True if log-probabilities of prompt tokens are still to be reported; only the first choice reports them."""
         wanted = self.owner.request.num_prompt_logprobs is not None and self.choice == 0
@@ -344,8 +359,8 @@ class Sequence:
         return True
 
     def show(self) -> TextPiece | None:
-        """Return the text that has become final since the last call; None if the last token ends the sequence."""
-        if self.held[-1][0] in self.end_token_ids:
+        """Return the text of the next token, or all that a constraint no longer holds; None if the token is the end."""
+        if self.held[-1][0] in self.end_token_ids and self.num_unshown == 1:
             return None
         constraint = self.constraint
         if constraint is None or not constraint.may_backtrack or self.is_reasoning:
@@ -400,6 +415,33 @@ class Sequence:
         for _ in range(num_tokens):
             self.num_forced -= self.held.pop()[2]
         self.length -= num_tokens
+
+    def take_drafts(self, sampled: Tokens[int]) -> int:
+        """Append all drafts that were sampled at once, up to one that may end the sequence; return their number.
+
+        What :meth:`append` and :meth:`confirm_drafts` do token by token; none for a sequence of which more than the ids
+        of its tokens is noted.
+
+        Args:
+            sampled: the token sampled at the place of each draft, and the one after the last.
+        """
+        if self.needs_history or self.sampler.follows_tokens or self.reports_logprobs:
+            return 0
+        number, room = 0, self.max_length - self.length - 1
+        for draft, token_id in zip(self.drafts[:room], sampled, strict=False):
+            if draft != token_id or draft in self.end_token_ids:
+                break
+            number += 1
+        if number:
+            token_ids = self.drafts[:number]
+            self.buffer[self.length : self.length + number] = token_ids
+            self.length += number
+            self.held.extend((token_id, False, False) for token_id in token_ids)
+            self.num_computed += number
+            self.num_surplus -= number
+            self.num_confirmed += number
+            self.owner.usage.add_drafts(self.drafter, num_accepted=number)
+        return number
 
     def confirm_drafts(self) -> None:
         """Count drafted tokens as computed while they equal the appended tokens."""

@@ -8,12 +8,11 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import numpy as np
 from attrs import define
-from numpy.typing import NDArray
 
 from enginehouse.contract.backend import Backend, ModelSource, Progress, Runner, StateKeeper
 from enginehouse.contract.drafter import BoundDrafter, DraftContext, HeadDrafter
@@ -30,6 +29,7 @@ from enginehouse.settings.config import structure_options
 from enginehouse.workers.messages import DrafterLoad, ExitPolicyLoad, Load, ModelLoad, PrefixDiskLoad
 
 _DIGEST_BYTES = 16
+_CPU = 1  # kDLCPU of the DLPack standard
 _PROBE_BYTES = 2**20
 _log = logging.getLogger(__name__)
 
@@ -225,22 +225,30 @@ class GuardedExitPolicy:
         self._policy = policy
         self._has_failed = False
 
-    def leaves(self, view: ExitView) -> NDArray[np.bool_]:
-        """Return the tokens that exit early: (num_rows,) bool, on the host."""
+    def leaves(self, view: ExitView) -> Any:
+        """Return the tokens that exit early: (num_rows,) bool, on the host or in the memory of another device."""
         num_rows = len(view.hidden)
         if self._has_failed:
             return np.zeros(num_rows, np.bool_)
         try:
             with self._guard.calling("leaves", PluginFailed):
-                mask = np.asarray(self._policy.leaves(view))
-            if mask.shape != (num_rows,) or mask.dtype != np.bool_:
-                what = f"gave {mask.dtype} of shape {mask.shape}, bool of shape {(num_rows,)} was expected"
+                mask = self._policy.leaves(view)
+                if _is_on_host(mask):
+                    mask = np.asarray(mask)
+            if tuple(mask.shape) != (num_rows,) or str(mask.dtype).rpartition(".")[2] != "bool":
+                what = f"gave {mask.dtype} of shape {tuple(mask.shape)}, bool of shape {(num_rows,)} was expected"
                 raise self._guard.mistake("leaves", what, self._policy.leaves)
         except PluginFailed:
             _log.warning("%s is off until the model is loaded again", self._guard)
             self._has_failed = True
             return np.zeros(num_rows, np.bool_)
         return mask
+
+
+def _is_on_host(array: Any) -> bool:
+    """True if numpy can read an array, as far as the array says where it is."""
+    device = getattr(array, "__dlpack_device__", None)
+    return device is None or int(device()[0]) == _CPU
 
 
 def use_exit_policy(registry: PluginRegistry, load: ExitPolicyLoad, runner: Runner, backend: str) -> None:

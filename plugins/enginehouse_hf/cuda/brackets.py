@@ -1,7 +1,7 @@
 """State of a row's search between two kernels: eight float64 numbers in its record.
 
 The keys ``low`` and ``high`` that bound the end, mass and number of the tokens from each of them upwards, the search
-target, and the number of tokens inside. ``KIND`` is 0 for the ``top_k`` most probable tokens, 1 for the smallest set
+target, and the number of tokens inside. ``kind`` is 0 for the ``top_k`` most probable tokens, 1 for the smallest set
 with mass ``top_p``, 2 for the draw.
 """
 
@@ -14,13 +14,9 @@ __all__ = ["note", "noted", "reaches"]
 
 
 @triton.jit
-def reaches(mass, count, target, KIND: tl.constexpr):
+def reaches(mass, count, target, kind):
     """True if the tokens above a cut suffice."""
-    if KIND == 0:
-        return count >= target
-    if KIND == 1:
-        return mass >= target
-    return mass > target
+    return tl.where(kind == 0, count >= target, tl.where(kind == 1, mass >= target, mass > target))
 
 
 @triton.jit

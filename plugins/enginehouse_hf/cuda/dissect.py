@@ -7,18 +7,27 @@ logits of the whole with those of transformers' own layers, so that a part that 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from attrs import define, field, frozen
 from torch import Tensor, nn
-from torch.nn.functional import embedding, gelu, linear, silu
+from torch.nn.functional import embedding, linear
 
+from enginehouse_hf.cuda.kinds import (
+    NEAR,
+    NotFusable,
+    difference,
+    find_activation,
+    find_gating,
+    find_normalises,
+    find_rotary,
+    first_of,
+    normed,
+)
 from enginehouse_hf.cuda.structure import (
-    Activation,
     Attention,
     Experts,
     Gated,
@@ -26,14 +35,13 @@ from enginehouse_hf.cuda.structure import (
     Linear,
     Norm,
     Projection,
-    Rotary,
     Structure,
 )
 from enginehouse_hf.depth import own_modules
 from enginehouse_hf.layer_access import with_forward
-from enginehouse_hf.packed import Packed, PackedLinear, joined, rows_from
+from enginehouse_hf.packed import Packed, PackedExperts, PackedLinear, joined, rows_from, unpacked
 
-__all__ = ["NotFusable", "dissect"]
+__all__ = ["dissect"]
 
 _NORMS: dict[frozenset[str], tuple[str | None, str | None, str | None, str | None]] = {
     frozenset({"input_layernorm", "post_attention_layernorm"}): (
@@ -56,23 +64,11 @@ _NORMS: dict[frozenset[str], tuple[str | None, str | None, str | None, str | Non
 _HEAD_NORMS = (("q_norm", "k_norm"), ("query_layernorm", "key_layernorm"))
 _FEED_FORWARD = ("mlp", "block_sparse_moe")
 _ROUTERS = ("gate", "router")
+_EXPERT_WEIGHTS = {"gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias"}
 _SHARED = (("shared_expert", "shared_expert_gate"), ("shared_experts", None), ("shared_mlp", None))
-
-_ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
-    "silu": silu,
-    "gelu": gelu,
-    "gelu_tanh": partial(gelu, approximate="tanh"),
-}
-
-_NEAR = 0.02
-"""Relative difference of results of one part that rounding in bfloat16 explains."""
 
 _TABLE_CHUNK = 4096
 """Positions per pass while rotary tables are read."""
-
-
-class NotFusable(Exception):
-    """The model has a part that is not known; the message names it."""
 
 
 def dissect(model: Any, max_context: int) -> Structure:
@@ -225,7 +221,7 @@ class _Dissection:
             attention=self._attention(layer.self_attn, seen.attended[index], seen.inputs[index], tables),
             after_attention=after_attention,
             before_mlp=before_mlp,
-            mlp=self._feed_forward(_first(layer, _FEED_FORWARD)),
+            mlp=self._feed_forward(first_of(layer, _FEED_FORWARD)),
             after_mlp=after_mlp,
             factor=float(getattr(layer, "residual_multiplier", 1.0)),
         )
@@ -245,13 +241,13 @@ class _Dissection:
         key = _apply(qkv, inputs)[:, num_query * head_dim : (num_query + num_kv) * head_dim]
         if norms is not None:
             width = norms[1].weight.shape[0]
-            key = _normed(key.unflatten(1, (-1, width)), norms[1]).flatten(1)
+            key = normed(key.unflatten(1, (-1, width)), norms[1]).flatten(1)
         key = key.view(-1, num_kv, head_dim)
         return Attention(
             qkv=qkv,
             norms=norms,
-            rotary=_rotary(tables, key, attended.key[0].transpose(0, 1)),
-            output=self._linear(_first(module, ("o_proj", "dense"))),
+            rotary=find_rotary(tables, key, attended.key[0].transpose(0, 1)),
+            output=self._linear(first_of(module, ("o_proj", "dense"))),
             head_dim=head_dim,
             scale=attended.scaling,
             window=attended.window,
@@ -272,48 +268,70 @@ class _Dissection:
     def _feed_forward(self, module: Any) -> Gated | Experts:
         if not hasattr(module, "experts"):
             return self._gated(module)
-        experts, router = self._know(module.experts), self._know(_first(module, _ROUTERS))
-        gate_up, down = experts.gate_up_proj.detach(), experts.down_proj.detach()
-        if len([*experts.parameters(recurse=False)]) != 2 or len([*router.parameters()]) != 1:
-            raise NotFusable(f"experts of the kind {type(experts).__name__} with a {type(router).__name__}")
-        num_experts, hidden_size, width = down.shape
-        if gate_up.shape != (num_experts, 2 * width, hidden_size) or hidden_size % 16 or width % 16:
-            raise NotFusable(f"experts with weights of {tuple(gate_up.shape)} and {tuple(down.shape)}")
+        experts, router = self._know(module.experts), self._know(first_of(module, _ROUTERS))
+        if not {name for name, _ in router.named_parameters()} <= {"weight", "bias"}:
+            raise NotFusable(f"experts with a {type(router).__name__}")
+        bias = getattr(router, "bias", None)
+        num_experts, hidden_size = router.weight.shape
+        gate_up, down = self._expert_weights(experts)
+        width = _num_rows(gate_up) // (2 * num_experts)
+        shapes = (_num_rows(gate_up), _width(gate_up)), (_num_rows(down), _width(down))
+        expected = (num_experts * 2 * width, hidden_size), (num_experts * hidden_size, width)
+        if shapes != expected or hidden_size % 16 or width % 16:
+            raise NotFusable(f"{num_experts} experts with weights of {shapes[0]} and {shapes[1]}")
+        activation, alternates = find_gating(experts)
         shared, shared_gate = None, None
         found = next(((part, gate) for part, gate in _SHARED if hasattr(module, part)), None)
         if found is not None:
             shared = self._gated(getattr(module, found[0]))
-            if isinstance(shared.gate_up, Packed) or isinstance(shared.down, Packed):
-                raise NotFusable("a shared expert has quantised weights")
             if found[1] is not None:
-                shared_gate = self._plain(getattr(module, found[1])).weight
+                gate = self._linear(getattr(module, found[1]))
+                shared_gate = unpacked(gate, router.weight.dtype) if isinstance(gate, Packed) else gate.weight
         return Experts(
-            router=router.weight.detach(),
+            router=Linear(router.weight.detach(), None if bias is None else bias.detach()),
             num_chosen=int(router.top_k),
-            normalises=_normalises(router, hidden_size),
+            normalises=find_normalises(router, hidden_size),
             gate_up=gate_up,
             down=down,
-            activation=_activation(experts),
+            activation=activation,
+            alternates=alternates,
             shared=shared,
             shared_gate=shared_gate,
         )
+
+    def _expert_weights(self, experts: Any) -> tuple[Projection, Projection]:
+        """The weights of all experts as two matrices; the module's own become views of them, so that it still works."""
+        if isinstance(experts, PackedExperts):
+            return experts.gate_up, experts.down
+        names = {name for name, _ in experts.named_parameters()}
+        if not {"gate_up_proj", "down_proj"} <= names <= _EXPERT_WEIGHTS:
+            raise NotFusable(f"experts with the weights {', '.join(sorted(names))}")
+        parts = []
+        for name in ("gate_up_proj", "down_proj"):
+            weight = getattr(experts, name).detach()
+            if getattr(experts, "is_transposed", False):
+                weight = weight.transpose(1, 2).contiguous()
+                setattr(experts, name, nn.Parameter(weight.transpose(1, 2), requires_grad=False))
+            bias = getattr(experts, f"{name}_bias", None)
+            parts.append(Linear(weight.flatten(0, 1), None if bias is None else bias.detach().flatten()))
+        return parts[0], parts[1]
 
     def _gated(self, module: Any) -> Gated:
         gate_up = self._joined(module, ("gate_proj", "up_proj"), "gate_up_proj")
         if gate_up.bias is not None:
             raise NotFusable("the joint projection of gate and up has a bias")
-        return Gated(gate_up, self._linear(module.down_proj), _activation(module))
+        return Gated(gate_up, self._linear(module.down_proj), find_activation(module))
 
     def _norm(self, module: Any) -> Norm:
         """Return the kind of RMS norm that does what the module does."""
         self._know(module)
         weight = module.weight.detach()
-        eps = float(_first(module, ("variance_epsilon", "eps")))
+        eps = float(first_of(module, ("variance_epsilon", "eps")))
         sample = torch.linspace(-2.0, 3.0, 3 * len(weight), device=weight.device).view(3, -1).to(weight.dtype)
         expected = module(sample)
         kinds = [Norm(weight, eps, True), Norm(weight, eps, False), Norm(weight.float() + 1.0, eps, False)]
-        best = min(kinds, key=lambda norm: _difference(_normed(sample, norm), expected))
-        if not _difference(_normed(sample, best), expected) < _NEAR:
+        best = min(kinds, key=lambda norm: difference(normed(sample, norm), expected))
+        if not difference(normed(sample, best), expected) < NEAR:
             raise NotFusable(f"{type(module).__name__} is not an RMS norm")
         return best
 
@@ -352,16 +370,12 @@ class _Dissection:
         return module
 
 
-def _first(owner: Any, names: Sequence[str]) -> Any:
-    """Return the first attribute that exists, of several names of the same part."""
-    name = next((name for name in names if hasattr(owner, name)), None)
-    if name is None:
-        raise NotFusable(f"{type(owner).__name__} has no {' or '.join(names)}")
-    return getattr(owner, name)
-
-
 def _num_rows(part: Projection) -> int:
     return part.num_rows if isinstance(part, Packed) else part.weight.shape[0]
+
+
+def _width(part: Projection) -> int:
+    return part.width if isinstance(part, Packed) else part.weight.shape[1]
 
 
 def _apply(part: Projection, x: Tensor) -> Tensor:
@@ -370,84 +384,6 @@ def _apply(part: Projection, x: Tensor) -> Tensor:
 
 def _is_norm(module: Any) -> bool:
     return "norm" in type(module).__name__.lower()
-
-
-def _difference(found: Tensor, expected: Tensor) -> float:
-    """Relative difference; infinite for different shapes."""
-    if found.shape != expected.shape:
-        return math.inf
-    return float((found.float() - expected.float()).norm() / expected.float().norm().clamp_min(1e-30))
-
-
-def _normed(x: Tensor, norm: Norm) -> Tensor:
-    wide = x.float()
-    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + norm.eps)
-    if norm.rounds_first:
-        wide = wide.to(x.dtype).float()
-    return (wide * norm.weight.float()).to(x.dtype)
-
-
-def _rotary(tables: tuple[Tensor, Tensor] | None, key: Tensor, expected: Tensor) -> Rotary | None:
-    """Return the kind of rotary positions that turns ``key`` into the one that the layer attends with."""
-    kinds: list[Rotary | None] = [*_rotary_kinds(tables, key.shape[2]), None]
-    best = min(kinds, key=lambda kind: _difference(_turned(key, kind), expected))
-    if not _difference(_turned(key, best), expected) < _NEAR:
-        raise NotFusable("positions are encoded in an unknown way")
-    return best
-
-
-def _rotary_kinds(tables: tuple[Tensor, Tensor] | None, head_dim: int) -> Iterator[Rotary]:
-    if tables is None:
-        return
-    cos, sin = tables
-    half = cos.shape[-1] // 2
-    if cos.dim() != 2 or cos.shape != sin.shape or 2 * half > head_dim:
-        return
-    if 2 * cos.shape[-1] == head_dim:  # each angle once
-        yield from (Rotary(cos.contiguous(), sin.contiguous(), interleaved) for interleaved in (False, True))
-    if torch.equal(cos[:, :half], cos[:, half:]) and torch.equal(sin[:, :half], sin[:, half:]):
-        cos, sin = cos[:, :half].contiguous(), sin[:, :half].contiguous()
-    elif torch.equal(cos[:, ::2], cos[:, 1::2]) and torch.equal(sin[:, ::2], sin[:, 1::2]):
-        cos, sin = cos[:, ::2].contiguous(), sin[:, ::2].contiguous()
-    else:
-        return
-    yield from (Rotary(cos, sin, interleaved) for interleaved in (False, True))
-
-
-def _turned(key: Tensor, kind: Rotary | None) -> Tensor:
-    """Apply rotary positions to ``key``, (T, H, D), at the positions from 0 on."""
-    if kind is None:
-        return key
-    half = kind.cos.shape[1]
-    cos, sin = (table[: len(key), None].float() for table in (kind.cos, kind.sin))
-    wide, rest = key[..., : 2 * half].float(), key[..., 2 * half :]
-    left, right = (wide[..., ::2], wide[..., 1::2]) if kind.interleaved else wide.chunk(2, -1)
-    turned = left * cos - right * sin, right * cos + left * sin
-    both = torch.stack(turned, -1).flatten(-2) if kind.interleaved else torch.cat(turned, -1)
-    return torch.cat([both.to(key.dtype), rest], -1)
-
-
-def _activation(module: Any) -> Activation:
-    """Return the name of the function that does what the module's activation does."""
-    function = _first(module, ("act_fn", "activation_fn"))
-    sample = torch.linspace(-4.0, 4.0, 257)
-    name = next((name for name, one in _ACTIVATIONS.items() if torch.allclose(function(sample), one(sample))), None)
-    if name is None:
-        raise NotFusable(f"the activation {type(function).__name__} is not known")
-    return name
-
-
-def _normalises(router: Any, hidden_size: int) -> bool:
-    """True if the router divides the weights of the chosen experts by their sum; checks that it is a known one."""
-    weight = router.weight.detach()
-    sample = torch.randn(5, hidden_size, generator=torch.Generator().manual_seed(0)).to(weight)
-    _, scores, ids = router(sample)
-    chances = torch.softmax(linear(sample, weight).float(), -1).gather(1, ids)
-    for normalises in (True, False):
-        expected = chances / chances.sum(-1, keepdim=True) if normalises else chances
-        if _difference(scores, expected) < _NEAR:
-            return normalises
-    raise NotFusable(f"{type(router).__name__} chooses experts in an unknown way")
 
 
 def _scale(embedded: Tensor, plain: Tensor, body: Any, config: Any) -> float:

@@ -13,6 +13,9 @@ within about 1e-6 of a boundary may select the neighbouring token.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 import torch
 import triton
@@ -22,7 +25,7 @@ from torch import Tensor
 from enginehouse_hf.cuda.search import collect, refine, survey
 from enginehouse_hf.cuda.search_end import finish
 
-__all__ = ["compile_draws", "draw_rows"]
+__all__ = ["draw_rows", "draws_of_every_kind"]
 
 _PART = 4096  # tokens of a row per program
 _TILE = 1024  # tokens that it collects at once
@@ -45,15 +48,20 @@ def draw_rows(logits: Tensor, rules: NDArray[np.float64], last: Tensor) -> Tenso
     Returns:
         (num_rows,) int32 token ids; -1 where a row contains NaN or +inf, or only -inf.
     """
-    num_rows, width = rules.shape[1], logits.shape[1]
+    width, is_weighted = logits.shape[1], rules[2] > 0.0
+    kinds = [_TOP_K] if (is_weighted & (rules[3] > 0) & (rules[3] < width)).any() else []
+    kinds += [_TOP_P] if (is_weighted & (rules[4] < 1.0)).any() else []
+    on_device = torch.from_numpy(rules).pin_memory().to(logits.device, non_blocking=True)
+    return _launch(logits, on_device, last, kinds, bool(is_weighted.any()))
+
+
+def _launch(logits: Tensor, on_device: Tensor, last: Tensor, kinds: list[int], is_weighted: bool) -> Tensor:
+    """Launch a draw with the truncations ``kinds``; if not ``is_weighted``, all rows are greedy."""
+    num_rows, width = on_device.shape[1], logits.shape[1]
     device, stride, shift = logits.device, logits.stride(0), _SHIFTS[logits.dtype]
     block = min(_PART, triton.next_power_of_2(width))
     parts = triton.cdiv(width, block)
     grid, parts_wide = (num_rows, parts), triton.next_power_of_2(parts)
-    is_weighted = rules[2] > 0.0
-    kinds = [_TOP_K] if (is_weighted & (rules[3] > 0) & (rules[3] < width)).any() else []
-    kinds += [_TOP_P] if (is_weighted & (rules[4] < 1.0)).any() else []
-    on_device = torch.from_numpy(rules).pin_memory().to(device, non_blocking=True)
     records = torch.empty(num_rows, 48, dtype=torch.float64, device=device)
     sums = torch.empty(num_rows, parts, 8, dtype=torch.float32, device=device)
     # Rows of a multiple of 16 bytes: Triton would recompile a kernel for an argument with another alignment.
@@ -63,13 +71,13 @@ def draw_rows(logits: Tensor, rules: NDArray[np.float64], last: Tensor) -> Tenso
         logits, stride, on_device, num_rows, records, sums, arrivals, width, shift, block, parts_wide, num_warps=_WARPS
     )
     values, ids = logits, tokens  # buffers for collected tokens
-    if is_weighted.any():
+    if is_weighted:
         values = torch.empty(num_rows, width, dtype=logits.dtype, device=device)
         ids = torch.empty(num_rows, width, dtype=torch.int32, device=device)
         counts = torch.empty(num_rows, parts, 8, dtype=torch.int32, device=device)
         offsets = torch.empty(num_rows, parts, dtype=torch.int32, device=device)
     for kind in (*kinds, _DRAW):
-        if is_weighted.any():
+        if is_weighted:
             for turn in (0, 1):
                 refine[grid](
                     logits, stride, on_device, num_rows, records, sums, counts, offsets, arrivals[1 + 2 * kind + turn],
@@ -86,9 +94,9 @@ def draw_rows(logits: Tensor, rules: NDArray[np.float64], last: Tensor) -> Tenso
     return tokens
 
 
-def compile_draws(vocab_size: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Draw once of each kind, from plain and from changed logits, so that no request waits for a compiler."""
-    rules = np.array([[0.0], [0.0], [1.0], [2.0], [0.5], [0.0], [0.5]])
-    for kind in {dtype, torch.float32}:
-        logits = torch.zeros(1, vocab_size, dtype=kind, device=device)
-        draw_rows(logits, rules, torch.zeros(1, dtype=torch.int32, device=device))
+def draws_of_every_kind(vocab_size: int, dtype: torch.dtype, device: torch.device) -> list[Callable[[], Tensor]]:
+    """Draws that together launch every kernel, from plain and from changed logits; for compilation."""
+    rules = torch.tensor([[0.0], [0.0], [1.0], [2.0], [0.5], [0.0], [0.5]], dtype=torch.float64, device=device)
+    last = torch.zeros(1, dtype=torch.int32, device=device)
+    rows = [torch.zeros(1, vocab_size, dtype=kind, device=device) for kind in {dtype, torch.float32}]
+    return [partial(_launch, logits, rules, last, [_TOP_K, _TOP_P], is_weighted=True) for logits in rows]

@@ -12,8 +12,8 @@ from torch.nn.functional import embedding, linear
 
 from enginehouse_hf.cuda.attention import PoolAttention
 from enginehouse_hf.cuda.experts import run_experts
+from enginehouse_hf.cuda.features import FeatureWriter
 from enginehouse_hf.cuda.few import project_few
-from enginehouse_hf.cuda.heads import FeatureWriter
 from enginehouse_hf.cuda.layered import States
 from enginehouse_hf.cuda.layers import add_norm, gated, rotate_and_store
 from enginehouse_hf.cuda.packed import project_packed
@@ -89,7 +89,9 @@ class FusedNetwork:
         """See :class:`enginehouse_hf.cuda.layered.LayeredNetwork`."""
         for index, layer in enumerate(self._layers[begin:], begin):
             keys, values = step.state.layers[index]
-            num_rows = 2 * keys.shape[1] * keys.shape[2]  # the joint projection ends with keys and values
+            num_rows = (
+                2 * keys.numbers.shape[1] * keys.numbers.shape[2]
+            )  # the joint projection ends with keys and values
             projected = _linear(add_norm(hidden, None, layer.before_attention), _end(layer.attention.qkv, num_rows))
             rotate_and_store(projected, keys, values, step.positions, step.places, layer.attention)
 
@@ -126,7 +128,8 @@ class FusedNetwork:
 
     def _attend(self, step: Step, index: int, part: Attention, qkv: Tensor) -> Tensor:
         keys, values = step.state.layers[index]
-        query = rotate_and_store(qkv, keys, values, step.positions, step.places, part)
+        dtype = self.structure.embeddings.dtype
+        query = rotate_and_store(qkv, keys, values, step.positions, step.places, part, dtype)
         attended = self._attention.attend(
             step, index, query, scaling=part.scale, window=part.window, softcap=part.softcap, sinks=part.sinks
         )

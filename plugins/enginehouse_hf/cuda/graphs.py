@@ -1,13 +1,16 @@
 """Decode steps as CUDA graphs: launched with one call, for certain batch sizes; smaller batches are padded.
 
-Called by the runner. A graph is recorded once per size while the model loads, and for fewer layers on first use; its
-inputs are static tensors that each replay reads.
+Called by the runner. A graph is recorded once per size: while the model loads, or on first use for fewer layers and for
+steps of more tokens than sequences that decode at once, which only drafts make. Its inputs are static tensors that each
+replay reads.
 """
 
 from __future__ import annotations
 
+import logging
+import time
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
@@ -20,15 +23,20 @@ from enginehouse_hf.cuda.step import DeviceState, Step, padded_decodes
 
 __all__ = ["DecodeGraphs", "Recorder", "graph_sizes"]
 
-_NUM_WARM_UPS = 2
+_log = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
 
 
-def graph_sizes(largest: int) -> list[int]:
-    """Batch sizes that get a graph: closely spaced for short steps, otherwise at most an eighth apart."""
-    sizes = {1, 2, 4, 8, *range(16, min(largest, 128) + 1, 16), *range(160, largest + 1, 32)}
-    return [*sorted(size for size in sizes if size < largest), largest]
+def graph_sizes(largest: int, above: int = 0) -> list[int]:
+    """Batch sizes that get a graph: closely spaced for short steps, otherwise at most a quarter apart.
+
+    Args:
+        largest: the last of them.
+        above: only sizes beyond this one.
+    """
+    sizes = {1, 2, 4, 8, *range(16, min(largest, 128) + 1, 16), *range(160, largest + 1, 32), largest}
+    return sorted(size for size in sizes if above < size <= largest)
 
 
 class Recorder:
@@ -46,8 +54,7 @@ class Recorder:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            for _ in range(_NUM_WARM_UPS):  # compiles kernels and initialises libraries outside of the recording
-                work()
+            work()  # compiles kernels and initialises libraries outside of the recording
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._memory):  # type: ignore[arg-type]
@@ -75,6 +82,7 @@ class DecodeGraphs:
         sizes: batch sizes, ascending.
         recorder: records the graphs.
         progress: called with the completed share before each recording.
+        later: larger batch sizes, ascending, recorded on first use.
     """
 
     def __init__(
@@ -84,8 +92,10 @@ class DecodeGraphs:
         sizes: list[int],
         recorder: Recorder,
         progress: Callable[[float], None],
+        later: Sequence[int] = (),
     ) -> None:
-        self._network, self._state, self.sizes, self.recorder = network, state, sizes, recorder
+        self._network, self._state, self.recorder = network, state, recorder
+        self.sizes = [*sizes, *later] if sizes else []
         self._graphs: dict[tuple[int, int | None], _Recorded] = {}
         # The largest first: the smaller ones then reuse its memory.
         for done, size in enumerate(reversed(sizes)):
@@ -105,7 +115,10 @@ class DecodeGraphs:
         """(num_decodes, vocab_size) logits of plain decodes, valid until the next run."""
         size = self.sizes[bisect_left(self.sizes, packed.num_decodes)]
         if (size, num_layers) not in self._graphs:
+            started = time.perf_counter()
             self._record(size, num_layers)
+            seconds = time.perf_counter() - started
+            _log.info("hf: a step of %d tokens (layers: %s) recorded in %.2f s", size, num_layers or "all", seconds)
         recorded = self._graphs[size, num_layers]
         array, _ = flatten(padded_decodes(self._state, packed, size))
         recorded.numbers.copy_(torch.from_numpy(array).pin_memory(), non_blocking=True)

@@ -1,4 +1,4 @@
-"""Memory of a draft head in the pool, and the features that networks write there.
+"""Memory of a draft head in the pool.
 
 The pair of a position (see ``heads/drafting.py``) has the place of the token after it: that token is part of the pair,
 and a place may be shared by sequences that agree up to it only. So the head has a table of its own, one position behind
@@ -7,49 +7,35 @@ that of the model. Features are the keys of a layer without values, at their own
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from attrs import frozen
 from numpy.typing import NDArray
 from torch import Tensor
 
 from enginehouse.contract.backend import Span
 from enginehouse.contract.errors import ModelLoadError
 from enginehouse_hf.cuda.attention import PoolAttention
-from enginehouse_hf.cuda.packing import PackedSpans, pack
+from enginehouse_hf.cuda.features import FeatureWriter
+from enginehouse_hf.cuda.graphs import Recorder
+from enginehouse_hf.cuda.kv_tensor import KvTensor
+from enginehouse_hf.cuda.packing import PackedSpans, flatten, pack
 from enginehouse_hf.cuda.pool_step import PoolStep
 from enginehouse_hf.cuda.positions import PositionPool
-from enginehouse_hf.cuda.step import DeviceState, Step
-from enginehouse_hf.heads.drafting import DraftHead, Pairs
+from enginehouse_hf.cuda.step import DeviceState, Step, padded_decodes
+from enginehouse_hf.heads.drafting import DraftHead, Guesses, Pairs, guess
 
-__all__ = ["FeatureWriter", "PoolHeadMemory"]
+__all__ = ["PoolHeadMemory"]
 
+_log = logging.getLogger(__name__)
 
-class FeatureWriter:
-    """Receives the states of a pass over all layers from a network, and writes the features of its tokens.
-
-    Args:
-        head: makes the features.
-        layer: index of their layer in the pool.
-    """
-
-    def __init__(self, head: DraftHead, layer: int) -> None:
-        self.reads = frozenset(head.reads)
-        self._head, self._layer = head, layer
-        self._seen: dict[int | None, Tensor] = {}
-
-    def note(self, layer: int | None, states: Tensor) -> None:
-        """Keep the states after a layer, or after the output norm (None): (T, hidden_size), not changed later."""
-        self._seen[layer] = states
-
-    def write(self, step: Step) -> None:
-        """Write the features of all tokens of a step."""
-        features = self._head.features([self._seen[layer] for layer in self._head.reads])
-        kept, _ = step.state.layers[self._layer]
-        kept.index_copy_(0, step.places.long(), features[:, None].to(kept.dtype))
-        self._seen.clear()
+_MAX_SINGLE = 65
+"""Pairs of a sequence up to which each attends individually, as the tokens of a step that verifies drafts."""
 
 
 class _Shapes:
@@ -64,6 +50,24 @@ class _Shapes:
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
 
 
+@frozen(eq=False)
+class _Recorded:
+    """A recorded pass, its static inputs, and the tensors that each replay fills."""
+
+    graph: torch.cuda.CUDAGraph
+    numbers: Tensor
+    given: Tensor
+    found: tuple[Tensor, Tensor]
+
+    def run(self, packed: PackedSpans, given: Tensor) -> tuple[Tensor, Tensor]:
+        """Replay for padded pairs; ``given`` has the features of those at the beginning."""
+        array, _ = flatten(packed)
+        self.numbers.copy_(torch.from_numpy(array).pin_memory(), non_blocking=True)
+        self.given[: len(given)].copy_(given)
+        self.graph.replay()
+        return self.found
+
+
 class PoolHeadMemory:
     """Implements :class:`enginehouse_hf.heads.drafting.HeadMemory`.
 
@@ -72,15 +76,19 @@ class PoolHeadMemory:
         state: the pool; gets two more layers.
         positions: the places of all sequences.
         hidden_size: width of the model's states.
+        dtype: their type, which the keys and values of the head have, too.
 
     Raises:
         ModelLoadError: there is not enough device memory, or the layers of the model share keys and values.
     """
 
-    def __init__(self, head: DraftHead, state: DeviceState, positions: PositionPool, hidden_size: int) -> None:
+    def __init__(
+        self, head: DraftHead, state: DeviceState, positions: PositionPool, hidden_size: int, dtype: torch.dtype
+    ) -> None:
         self._head, self._model_state, self._positions = head, state, positions
         self._attention = PoolAttention(None)
-        like, _ = state.layers[0]
+        self._graphs: dict[int, _Recorded] = {}
+        like = state.table.new_zeros(state.num_places + 1, 0, 0, dtype=dtype)
         zeros = [like.new_zeros(1, hidden_size)] * len(head.reads)
         nothing, shapes = torch.zeros(1, dtype=torch.int64, device=like.device), _Shapes()
         with torch.inference_mode():
@@ -99,23 +107,57 @@ class PoolHeadMemory:
         self.writer = FeatureWriter(head, len(state.layers) + 1)
         self._features = kept
         first = len(state.layers)
-        state.layers[first], state.layers[first + 1] = (keys, values), (kept, empty)
+        state.layers[first], state.layers[first + 1] = (
+            (KvTensor(keys), KvTensor(values)),
+            (KvTensor(kept), KvTensor(empty)),
+        )
         self._state = DeviceState(state.layers, state.num_places, table, state.last)
 
-    def run(self, pairs: Sequence[Pairs], features: Tensor | None = None) -> Tensor:
+    def record(self, sizes: Sequence[int], recorder: Recorder) -> None:
+        """Record passes over up to that many pairs as graphs; none if the head reads values on the host in between."""
+        try:
+            for size in reversed(sizes):
+                step, numbers = Step.static(self._state, size)
+                given = self._features.new_zeros(size, self._features.shape[2])
+                graph, found = recorder.record(partial(self._compute, step, given))
+                self._graphs[size] = _Recorded(graph, numbers, given, found)
+        except RuntimeError as error:
+            _log.warning("hf: passes of the draft head cannot be recorded and are launched one by one: %s", error)
+            torch.cuda.synchronize()
+            self._graphs.clear()
+
+    def run(self, pairs: Sequence[Pairs], features: Tensor | None = None) -> Guesses:
         """See :class:`enginehouse_hf.heads.drafting.HeadMemory`."""
-        packed = self._pack(pairs)
-        rows = torch.from_numpy(packed.rows.astype(np.int64)).to(self._features.device)
+        packed, sizes = self._pack(pairs)
         if features is None:
-            slots, at = packed.tokens[1], packed.tokens[2]
-            given = self._features[self._on_device(self._positions.table[slots, at]), 0]
+            places = self._positions.table[packed.tokens[1], packed.tokens[2]]
+            given = self._features[self._on_device(places), 0]
             self._copy_table([one.sequence for one in pairs])
         else:
             given = torch.empty_like(features)
-            given[rows] = features
-        step = Step.upload(self._state, packed)
+            given[self._on_device(packed.rows)] = features
+        last = self._on_device(packed.rows[np.cumsum(sizes) - 1])
+        size = next((size for size in sorted(self._graphs) if size >= packed.num_decodes), None)
+        if packed.is_plain_decode and size is not None:
+            states, found = self._graphs[size].run(padded_decodes(self._state, packed, size), given)
+            states, found = states[last], found[:, last]
+        else:
+            states, found = self._compute(Step.upload(self._state, packed), given, last)
+        token_ids, bits = found.cpu().numpy()
+        return Guesses(states, token_ids.tolist(), bits.view(np.float32).tolist())
+
+    def _compute(self, step: Step, given: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Run the head over the pairs of a step.
+
+        Returns:
+            States (n, feature_size) of all pairs or those of ``rows``, and (2, n) int32: token ids, and the bits of
+            their probabilities, to be read by the host at once.
+        """
         step.begin()
-        return self._head.run(step.token_ids, given, step.positions.long(), PoolStep(step, self._attention))[rows]
+        states = self._head.run(step.token_ids, given, step.positions.long(), PoolStep(step, self._attention))
+        states = states if rows is None else states[rows]
+        token_ids, probabilities = guess(self._head, states)
+        return states, torch.stack([token_ids.to(torch.int32), probabilities.view(torch.int32)])
 
     def drop_drafts(self, sequence: int, length: int) -> None:
         """See :class:`enginehouse_hf.heads.drafting.HeadMemory`."""
@@ -124,8 +166,12 @@ class PoolHeadMemory:
     def close(self) -> None:
         """Nothing to stop: the network ends with the model."""
 
-    def _pack(self, pairs: Sequence[Pairs]) -> PackedSpans:
-        """Allocate places for pairs beyond the text, and pack all pairs as if they were tokens."""
+    def _pack(self, pairs: Sequence[Pairs]) -> tuple[PackedSpans, list[int]]:
+        """Allocate places for pairs beyond the text, and pack all pairs as if they were tokens.
+
+        Returns:
+            The pairs, and the number of rows of each sequence, of which the last one is needed.
+        """
         lengths = [self._positions.length(one.sequence) for one in pairs]
         beyond = [
             Span(one.sequence, length, np.zeros(one.stop + 1 - length, np.int32), "none")
@@ -135,9 +181,13 @@ class PoolHeadMemory:
         if beyond:
             self._positions.append(beyond, self._positions.check(beyond))
         table = self._positions.table[:, 1:]  # the place of the token after each position
-        spans = [Span(one.sequence, one.start, np.array(one.token_ids, np.int32)) for one in pairs]
+        sizes = [len(one.token_ids) for one in pairs]
+        spans = [
+            Span(one.sequence, one.start, np.array(one.token_ids, np.int32), "all" if size <= _MAX_SINGLE else "last")
+            for one, size in zip(pairs, sizes, strict=True)
+        ]
         places = np.concatenate([table[one.sequence, one.start : one.stop] for one in pairs])
-        return pack(spans, [len(one.token_ids) for one in pairs], places, table)
+        return pack(spans, sizes, places, table), [size if size <= _MAX_SINGLE else 1 for size in sizes]
 
     def _copy_table(self, sequences: Sequence[int]) -> None:
         """Take over the places of all tokens that the model holds."""

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from enginehouse_hf.cuda.kv_tensor import KvTensor, store_heads
 from enginehouse_hf.cuda.overlap import OVERLAPPING, await_previous
 from enginehouse_hf.cuda.structure import Activation, Attention, Norm
 
@@ -136,10 +137,11 @@ def add_norm(
 
 @triton.jit
 def _rotate_and_store(
-    qkv, query, keys, values, positions, targets, cos, sin, query_weight, key_weight, query_eps, key_eps,
+    qkv, query, keys, values, key_scales, value_scales, positions, targets, cos, sin, query_weight, key_weight,
+    query_eps, key_eps,
     NUM_QUERY: tl.constexpr, NUM_KV: tl.constexpr, DIM: tl.constexpr, COLUMNS: tl.constexpr, HALF: tl.constexpr,
     INTERLEAVED: tl.constexpr, HAS_NORM: tl.constexpr, ROUNDS_FIRST: tl.constexpr, BLOCK: tl.constexpr,
-    PARTS: tl.constexpr,
+    PACKS_KEYS: tl.constexpr, PACKS_VALUES: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     await_previous()
     token = tl.program_id(0).to(tl.int64)
@@ -183,36 +185,44 @@ def _rotate_and_store(
         own = own * cosine[None, :] + other * tl.where(is_left, -sine, sine)[None, :]
     turned = own.to(kind)
     target = tl.load(targets + token).to(tl.int64)
-    key_head = heads[:, None] - NUM_QUERY
-    is_key = (key_head >= 0) & (key_head < NUM_KV) & is_dim
-    is_value = (key_head >= NUM_KV) & (key_head < 2 * NUM_KV) & is_dim
+    key_head = heads - NUM_QUERY
+    is_key = (key_head >= 0) & (key_head < NUM_KV)
+    is_value = (key_head >= NUM_KV) & (key_head < 2 * NUM_KV)
+    cell = target * NUM_KV + key_head
     tl.store(query + (token * NUM_QUERY + heads)[:, None] * DIM + column[None, :], turned, mask=is_query & is_dim)
-    tl.store(keys + (target * NUM_KV + key_head) * DIM + column[None, :], turned, mask=is_key)
-    tl.store(values + (target * NUM_KV + key_head - NUM_KV) * DIM + column[None, :], raw, mask=is_value)
+    store_heads(turned, keys, key_scales, cell, is_key, column, DIM, PACKS_KEYS)
+    store_heads(raw, values, value_scales, cell - NUM_KV, is_value, column, DIM, PACKS_VALUES)
 
 
 def rotate_and_store(
-    qkv: Tensor, keys: Tensor, values: Tensor, positions: Tensor, targets: Tensor, part: Attention
+    qkv: Tensor,
+    keys: KvTensor,
+    values: KvTensor,
+    positions: Tensor,
+    targets: Tensor,
+    part: Attention,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Apply norms and rotary positions to queries and keys, store keys and values in the pool; returns the queries.
 
     Args:
         qkv: (T, (num_query + 2 num_kv) * head_dim), result of the joint projection; changed if norms are as wide as it.
             Or (T, n, ...) float32, whose n rows add up to the result.
-        keys: one layer of the pool, (num_positions, num_kv, head_dim); ``values`` alike.
+        keys, values: one layer of the pool.
         positions: (T,) int32, positions in their sequences.
         targets: (T,) int32, places in the pool.
+        dtype: type of the result, if it is not that of ``qkv``.
 
     Returns:
         (T, num_query, head_dim).
     """
-    num_kv, head_dim = keys.shape[1:]
+    num_kv, head_dim = keys.numbers.shape[1:]
     num_heads = qkv.shape[-1] // head_dim
     num_query = num_heads - 2 * num_kv
-    query = (qkv if qkv.dim() == 2 else keys).new_empty(len(qkv), num_query, head_dim)
+    query = torch.empty(len(qkv), num_query, head_dim, dtype=dtype or qkv.dtype, device=qkv.device)
     norms, rotary = part.norms, part.rotary
     if norms is not None and len(norms[0].weight) != head_dim:
-        qkv = qkv if qkv.dim() == 2 else qkv.sum(1).to(keys.dtype)
+        qkv = qkv if qkv.dim() == 2 else qkv.sum(1).to(query.dtype)
         ends = num_query * head_dim, (num_query + num_kv) * head_dim
         for norm, columns in zip(norms, (qkv[:, : ends[0]], qkv[:, ends[0] : ends[1]]), strict=True):
             if columns.shape[1]:  # none if only keys and values are computed
@@ -220,13 +230,15 @@ def rotate_and_store(
         norms = None
     block, columns = 8, max(16, triton.next_power_of_2(head_dim))
     _rotate_and_store[(len(qkv), triton.cdiv(num_heads, block))](
-        qkv, query, keys, values, positions, targets,
+        qkv, query, keys.numbers, values.numbers, qkv if keys.scales is None else keys.scales,
+        qkv if values.scales is None else values.scales, positions, targets,
         qkv if rotary is None else rotary.cos, qkv if rotary is None else rotary.sin,
         qkv if norms is None else norms[0].weight, qkv if norms is None else norms[1].weight,
         0.0 if norms is None else norms[0].eps, 0.0 if norms is None else norms[1].eps,
         num_query, num_kv, head_dim, columns, 0 if rotary is None else rotary.cos.shape[1],
         rotary is not None and rotary.interleaved, norms is not None, norms is not None and norms[0].rounds_first,
-        block, 1 if qkv.dim() == 2 else qkv.shape[1], num_warps=4 if columns > 64 else 2, **OVERLAPPING,
+        block, keys.scales is not None, values.scales is not None, 1 if qkv.dim() == 2 else qkv.shape[1],
+        num_warps=4 if columns > 64 else 2, **OVERLAPPING,
     )  # fmt: skip
     return query
 

@@ -1,4 +1,4 @@
-"""Attention of spans longer than one token: FlashInfer or flash-attn if installed, else torch's own kernel.
+"""Attention of spans longer than one token: flash-attn if installed, else torch's own kernel, or FlashInfer.
 
 None of these has a stable interface for this use, so each is tested numerically and the first correct one is used
 (:func:`choose`). If none is, or a layer needs another feature, plain attention per span replaces it. The choice is
@@ -181,12 +181,12 @@ def choose(
 
 
 def _candidates(device: torch.device) -> Iterator[Callable[[], Kernel]]:
-    if find_spec("flashinfer") is not None:
-        yield lambda: _FlashInferKernel(__import__("flashinfer"), device)
     for name in ("flash_attn_interface", "flash_attn"):
         if find_spec(name) is not None:
             yield lambda name=name: _FlashAttnKernel(__import__(name))  # type: ignore[misc]
     yield _TorchKernel
+    if find_spec("flashinfer") is not None:  # as fast as torch's, but its first use compiles for half a minute
+        yield lambda: _FlashInferKernel(__import__("flashinfer"), device)
 
 
 def _error(kernel: Kernel, device: torch.device, dtype: torch.dtype, dim: int, has_sinks: bool) -> float:

@@ -8,12 +8,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
-from enginehouse.contract.errors import ModelLoadError
 from enginehouse_hf.cuda.attention import PoolAttention
-from enginehouse_hf.cuda.heads import FeatureWriter
+from enginehouse_hf.cuda.features import FeatureWriter
 from enginehouse_hf.cuda.layered import LayeredNetwork, LayeredTransformers
 from enginehouse_hf.cuda.mixers import PooledMixers
 from enginehouse_hf.cuda.pool_step import PoolStep
@@ -48,17 +46,14 @@ class TransformersNetwork:
     Args:
         model: a causal model that uses our attention.
         attention: attention over the pool.
-        compiles: run decode steps through ``torch.compile``.
         mixers: its recurrent modules, if it has some.
     """
 
-    def __init__(
-        self, model: Any, attention: PoolAttention, compiles: bool, mixers: PooledMixers | None = None
-    ) -> None:
+    name = "transformers layers"
+
+    def __init__(self, model: Any, attention: PoolAttention, mixers: PooledMixers | None = None) -> None:
         self._mixers = mixers
-        self.name = "transformers layers, compiled" if compiles else "transformers layers"
         self._depths, self._attention = Depths(model), attention
-        self._compiled = torch.compile(model, dynamic=False) if compiles else model
         self._writer: FeatureWriter | None = None
 
     def run(self, step: Step) -> Tensor:
@@ -66,8 +61,7 @@ class TransformersNetwork:
         step.begin()
         if self._mixers is not None:
             self._mixers.begin(step)
-        is_usual = step.num_decodes == step.num_tokens and step.num_layers is None
-        model = self._compiled if is_usual else self._depths.model(step.num_layers)
+        model = self._depths.model(step.num_layers)
         rows = {} if step.rows is None else {"logits_to_keep": step.rows.long()}
         logits: Tensor = model(
             input_ids=step.token_ids[None],
@@ -85,8 +79,6 @@ class TransformersNetwork:
     def write_features(self, writer: FeatureWriter) -> None:
         """See :class:`Network`."""
         model = self._depths.model(None)
-        if self._compiled is not model:
-            raise ModelLoadError("compile = true: a draft head needs layers that are not compiled; remove the setting")
         for layer in writer.reads:
 
             def note(_module: Any, _arguments: Any, result: Any, *, at: int | None) -> None:

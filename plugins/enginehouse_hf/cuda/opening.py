@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,10 +16,13 @@ from enginehouse.contract.errors import ModelLoadError
 from enginehouse_hf.backend import HfOptions
 from enginehouse_hf.cuda.attention import PoolAttention
 from enginehouse_hf.cuda.chunks import chunk_size
-from enginehouse_hf.cuda.dissect import NotFusable, dissect
-from enginehouse_hf.cuda.draws import compile_draws
+from enginehouse_hf.cuda.compiling import compile_together
+from enginehouse_hf.cuda.dissect import dissect
+from enginehouse_hf.cuda.draws import draws_of_every_kind
 from enginehouse_hf.cuda.fused import FusedNetwork
 from enginehouse_hf.cuda.graphs import DecodeGraphs, Recorder, graph_sizes
+from enginehouse_hf.cuda.kinds import NotFusable
+from enginehouse_hf.cuda.kv_tensor import KvTensor
 from enginehouse_hf.cuda.long_spans import choose
 from enginehouse_hf.cuda.mixers import PooledMixers
 from enginehouse_hf.cuda.networks import Network, TransformersNetwork
@@ -46,7 +51,12 @@ _LEAST_NOISE_PACKED = 0.05
 """The same for quantised weights in 16 bits, which transformers' layers round to 16 bits and the kernels do not."""
 
 _LARGEST_CHECK = 80
-"""Minimum size of the largest step that verifies drafts with a graph: 64 drafts and their neighbours."""
+"""Minimum size of the largest step that is recorded while loading: 64 drafts and their neighbours."""
+
+_LARGEST_GRAPH = 256
+"""Minimum size of the largest step with a graph; steps of more tokens take longer than their launches."""
+
+_FP8_CAPABILITY = (8, 9)
 
 _MEASURED_TOKENS = 1024
 """Tokens of the prefill whose memory is measured."""
@@ -65,21 +75,24 @@ def open_on_cuda(
     """
     torch.cuda.set_device(model.device)
     attention = PoolAttention(choose(model.device, model.dtype, facts.layers, facts.has_sinks))
+    _check_types(model, options)
+    # A draft is verified as decodes of one sequence, which states do not allow.
+    largest = options.slots if facts.states else max(options.slots, _LARGEST_CHECK)
+    sizes = graph_sizes(largest) if options.cuda_graphs else []
+    later = graph_sizes(_LARGEST_GRAPH, above=largest) if sizes and not facts.states else []
     assert options.max_batch_tokens is not None
     max_sequences = options.slots + (options.slots if facts.states else max(options.slots, _KEPT_SEQUENCES))
     with torch.inference_mode():
-        network = _choose_network(model, facts, mixers, options, attention)
+        network = _choose_network(model, facts, mixers, options, attention, [*sizes, *later[-1:]], progress)
         step_bytes = _step_bytes(model, facts, options)
         if facts.states:
             step_bytes = max(step_bytes, _measure_step_bytes(network, facts, model, options))
     num_places = _num_places(model, facts, options, step_bytes, max_sequences)
     with torch.inference_mode():
-        state = _allocate(facts, max_sequences, num_places, model)
-        # A draft is verified as decodes of one sequence, which states do not allow.
-        largest = options.slots if facts.states else max(options.slots, _LARGEST_CHECK)
-        graphs_of = graph_sizes(largest) if options.cuda_graphs else []
-        graphs = _record(network, state, graphs_of, progress)
-        compile_draws(facts.vocab_size, model.dtype, model.device)
+        state = _allocate(facts, max_sequences, num_places, model, options)
+        graphs = _record(network, state, sizes, later, progress)
+        for draw in draws_of_every_kind(facts.vocab_size, model.dtype, model.device):
+            draw()  # kernels that could not be compiled before
         chunk_tokens = _measure_chunk(network, state, facts.max_context, options.max_batch_tokens)
     capabilities = RunnerCapabilities(
         max_sequences=max_sequences,
@@ -102,19 +115,29 @@ def open_on_cuda(
         kernel,
         slots=options.slots,
         num_layers=config.num_hidden_layers,
+        dtype=model.dtype,
         hidden_size=config.hidden_size,
         checkpoint_bytes=options.checkpoints * facts.state_bytes,
     ), capabilities
 
 
-def _record(network: Network, state: DeviceState, sizes: list[int], progress: Progress) -> DecodeGraphs:
+def _check_types(model: Any, options: HfOptions) -> None:
+    for name in ("type_k", "type_v"):
+        if getattr(options, name) == "fp8" and torch.cuda.get_device_capability(model.device) < _FP8_CAPABILITY:
+            card = torch.cuda.get_device_name(model.device)
+            raise ModelLoadError(f'{name} = "fp8" needs a GPU of compute capability 8.9 or more, which {card} is not')
+
+
+def _record(
+    network: Network, state: DeviceState, sizes: list[int], later: list[int], progress: Progress
+) -> DecodeGraphs:
     """Record decode steps as graphs; none if the model reads values on the host in between, as some experts do."""
 
     def report(share: float) -> None:
         progress(0.85 + 0.1 * share, "recording decode steps")
 
     try:
-        return DecodeGraphs(network, state, sizes, Recorder(), report)
+        return DecodeGraphs(network, state, sizes, Recorder(), report, later)
     except RuntimeError as error:
         _log.warning("hf: decode steps cannot be recorded and are launched kernel by kernel: %s", error)
         torch.cuda.synchronize()
@@ -129,7 +152,7 @@ def _measure_chunk(network: Network, state: DeviceState, longest: int, max_token
     return chunk_size(size, times[0], size * num_more, times[1])
 
 
-def _time_prefill(network: Network, state: DeviceState, size: int, num_prompts: int, num_runs: int = 5) -> float:
+def _time_prefill(network: Network, state: DeviceState, size: int, num_prompts: int, num_runs: int = 3) -> float:
     """Time in seconds of a prefill of some prompts of one size; leaves no state."""
     tokens = np.empty((4, size * num_prompts), np.int32)
     tokens[0], tokens[1], tokens[3] = 0, state.dump_slot, state.dump_place
@@ -139,7 +162,7 @@ def _time_prefill(network: Network, state: DeviceState, size: int, num_prompts: 
     sources = np.full(num_prompts if state.pools.forms else 0, state.pools.dump_row, np.int32)
     packed = PackedSpans(tokens, 0, segments, tokens[3].copy(), ends, sources)
     times = []
-    for _ in range(num_runs):  # the first run compiles kernels
+    for _ in range(num_runs):  # the first run may compile kernels
         torch.cuda.synchronize()
         started = time.perf_counter()
         network.run(Step.upload(state, packed))
@@ -149,33 +172,29 @@ def _time_prefill(network: Network, state: DeviceState, size: int, num_prompts: 
 
 
 def _choose_network(
-    model: Any, facts: ModelFacts, mixers: Mixers, options: HfOptions, attention: PoolAttention
+    model: Any,
+    facts: ModelFacts,
+    mixers: Mixers,
+    options: HfOptions,
+    attention: PoolAttention,
+    sizes: Sequence[int],
+    progress: Progress,
 ) -> Network:
-    """Return the fused network if it exists and gives the same logits, else transformers' own layers."""
-    if facts.states:
-        if num_packed(model):
-            raise ModelLoadError(_no_fused_layers("some of its layers are recurrent"))
-        if options.compile:
-            raise ModelLoadError("compile = true is not supported for models with recurrent layers; remove it")
-        pooled = PooledMixers(mixers.all)
-        if options.fused:
-            pooled.use_kernels(StatePools(facts.states, 1, model.device), model.config.get_text_config().hidden_size)
-        return TransformersNetwork(model, attention, compiles=False, mixers=pooled)
-    plain = TransformersNetwork(model, attention, options.compile)
-    is_packed = num_packed(model) > 0
-    if not options.fused:
+    """Return the fused network if it exists and gives the same logits, else transformers' own layers.
+
+    Its kernels for decode steps of ``sizes`` are compiled, and those of draws.
+    """
+    plain = TransformersNetwork(model, attention, _pooled(model, facts, mixers, options) if facts.states else None)
+    fused = _fused(model, facts, attention) if options.fused and not facts.states else None
+    progress(0.81, "compiling kernels")
+    _compile(fused or plain, facts, model, options, () if facts.states else sizes or (1, 2))
+    if fused is None:
         return plain
-    reference = TransformersNetwork(model, attention, compiles=False)
-    expected, again = _probe(reference, facts, model, num_more=4), _probe(reference, facts, model, num_more=14)[-5:]
+    progress(0.84, "comparing layers")
+    expected, again = _probe(plain, facts, model, num_more=4), _probe(plain, facts, model, num_more=14)[-5:]
     noise = _difference(again, expected)
-    try:
-        fused = FusedNetwork(dissect(model, facts.max_context), attention)
-    except NotFusable as reason:
-        if is_packed:
-            raise ModelLoadError(_no_fused_layers(str(reason))) from reason
-        _log.info("hf: transformers' layers are used as they are: %s", reason)
-        return plain
     error = _difference(_probe(fused, facts, model, num_more=4), expected)
+    is_packed = num_packed(model) > 0
     least = _LEAST_NOISE_PACKED if is_packed and model.dtype != torch.float32 else _LEAST_NOISE
     if not error <= max(_NOISE_ALLOWED * noise, least):
         if is_packed:
@@ -183,6 +202,39 @@ def _choose_network(
         _log.warning("hf: the fused layers give other logits (off by %.2g, rounding %.2g): not used", error, noise)
         return plain
     return fused
+
+
+def _pooled(model: Any, facts: ModelFacts, mixers: Mixers, options: HfOptions) -> PooledMixers:
+    """Return the recurrent modules over pools of states."""
+    if num_packed(model):
+        raise ModelLoadError(_no_fused_layers("some of its layers are recurrent"))
+    pooled = PooledMixers(mixers.all)
+    if options.fused:
+        pooled.use_kernels(StatePools(facts.states, 1, model.device), model.config.get_text_config().hidden_size)
+    return pooled
+
+
+def _fused(model: Any, facts: ModelFacts, attention: PoolAttention) -> FusedNetwork | None:
+    """Return the fused network, or None if the model has other parts."""
+    try:
+        return FusedNetwork(dissect(model, facts.max_context), attention)
+    except NotFusable as reason:
+        if num_packed(model):
+            raise ModelLoadError(_no_fused_layers(str(reason))) from reason
+        _log.info("hf: transformers' layers are used as they are: %s", reason)
+        return None
+
+
+def _compile(network: Network, facts: ModelFacts, model: Any, options: HfOptions, sizes: Sequence[int]) -> None:
+    """Compile the kernels of decode steps of ``sizes`` and of draws; others are compiled when they are launched."""
+    state = _allocate(facts, 1, 1, model, options)
+    steps = [Step.static(state, size)[0] for size in sizes]
+    works: list[Callable[[], object]] = [partial(network.run, step) for step in steps]
+    started = time.perf_counter()
+    num_kernels = compile_together(
+        [*works, *draws_of_every_kind(facts.vocab_size, model.dtype, model.device)], model.device
+    )
+    _log.info("hf: %d kernels compiled or loaded in %.1f s", num_kernels, time.perf_counter() - started)
 
 
 def _no_fused_layers(reason: str) -> str:
@@ -216,10 +268,15 @@ def _probe(network: Network, facts: ModelFacts, model: Any, num_more: int) -> to
     return torch.cat(rows)
 
 
-def _allocate(facts: ModelFacts, max_sequences: int, num_places: int, model: Any) -> DeviceState:
+def _allocate(
+    facts: ModelFacts, max_sequences: int, num_places: int, model: Any, options: HfOptions | None = None
+) -> DeviceState:
+    """Return empty memory; without ``options`` keys and values have the type of the model."""
+    types = (None, None) if options is None else (options.type_k, options.type_v)
     layers = {
         index: tuple(
-            torch.zeros(num_places + 1, heads, dim, dtype=model.dtype, device=model.device) for heads, dim in shapes
+            KvTensor.allocate(num_places + 1, shape, model.dtype, model.device, kind)
+            for shape, kind in zip(shapes, types, strict=True)
         )
         for index, shapes in zip(sorted(facts.windows), facts.layers, strict=True)
     }
@@ -231,8 +288,7 @@ def _allocate(facts: ModelFacts, max_sequences: int, num_places: int, model: Any
 
 def _num_places(model: Any, facts: ModelFacts, options: HfOptions, step_bytes: int, max_sequences: int) -> int:
     """Return the requested number of positions, or as many as fit into memory and sequences could use."""
-    size_bytes = torch.finfo(model.dtype).bits // 8
-    per_place = sum(heads * dim for shapes in facts.layers for heads, dim in shapes) * size_bytes
+    per_place = _allocate(facts, 0, 0, model, options).bytes_per_token
     torch.cuda.empty_cache()
     free_bytes, total_bytes = torch.cuda.mem_get_info(model.device)
     spare_bytes = total_bytes * (1.0 - options.memory_share) + step_bytes + _SLACK_BYTES
@@ -273,8 +329,7 @@ def _step_bytes(model: Any, facts: ModelFacts, options: HfOptions) -> int:
     widths = 6 * config.hidden_size + 4 * inner
     if num_chosen := getattr(config, "num_experts_per_tok", None):  # experts give a row for each of them
         widths += num_chosen * (config.hidden_size + (getattr(config, "moe_intermediate_size", None) or inner))
-    rows = (
-        max(options.slots, _LARGEST_CHECK) * facts.vocab_size * (2 * size_bytes + 8)
-    )  # logits, a changed copy, buffers of draws
+    row_bytes = facts.vocab_size * (2 * size_bytes + 8)  # logits, a changed copy, buffers of draws
+    num_rows = max(2 * max(options.slots, _LARGEST_CHECK), _LARGEST_GRAPH)
     assert options.max_batch_tokens is not None
-    return int(options.max_batch_tokens * widths * size_bytes + 2 * rows)
+    return int(options.max_batch_tokens * widths * size_bytes + num_rows * row_bytes)

@@ -143,7 +143,7 @@ def project_packed(x: Tensor, part: Packed, activation: Activation | None = None
     Returns:
         (T, num_rows), or with ``may_split`` (T, n, num_rows) float32, whose n rows add up to the result.
     """
-    if part.is_four_bits:
+    if part.form == "tiles":
         return project_four_bits(x, part, activation, may_split)
     num_tokens = len(x)
     if num_tokens == 1:

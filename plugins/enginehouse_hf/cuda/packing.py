@@ -2,8 +2,9 @@
 
 Decodes come first, each token a column that attends individually, followed by all longer spans. A token with drafts
 after it becomes several decodes of one sequence: all keys of a step are in the pool before a layer attends, and each
-column sees those up to its position. Verifying drafts is thus a decode step, and uses its graph. Not so in a model with
-recurrent layers, whose tokens of one sequence depend on each other within a layer.
+column sees those up to its position. Verifying drafts is thus a decode step, and uses its graph. So does a step with
+short prompts, or ends of prompts, if all its spans are short. Not so in a model with recurrent layers, whose tokens of
+one sequence depend on each other within a layer.
 
 Called by the runner; ``step.py`` copies the result to the device at once.
 """
@@ -19,10 +20,16 @@ from numpy.typing import NDArray
 
 from enginehouse.contract.backend import LastSampled, Span
 
-__all__ = ["PackedSpans", "Segment", "flatten", "pack"]
+__all__ = ["PackedSpans", "Segment", "are_short", "flatten", "pack"]
 
 _MAX_CHECKED = 65
 """Maximum length of a span with logits for all tokens (a token and its drafts) that is computed as decodes."""
+
+_MAX_SHORT = 64
+"""Maximum length of other spans that are computed as decodes in a recorded step."""
+
+_MAX_SEEN = 1 << 16
+"""Maximum number of keys that the columns of these spans read in such a step: each reads all before it."""
 
 _NONE: NDArray[np.int32] = np.empty(0, np.int32)
 
@@ -74,12 +81,21 @@ class PackedSpans:
         return PackedSpans(self.tokens[:, columns], len(columns), [], self.gather, rows)
 
 
+def are_short(spans: Sequence[Span], sizes: Sequence[int]) -> bool:
+    """Return True if all spans can be computed as decodes without reading too much; not with recurrent layers."""
+    others = [(span, size) for span, size in zip(spans, sizes, strict=True) if not _is_decode(span, size, True)]
+    num_seen = sum(size * (span.start + size) for span, size in others)
+    return num_seen <= _MAX_SEEN and all(size <= _MAX_SHORT for _, size in others)
+
+
 def pack(
     spans: Sequence[Span],
     sizes: Sequence[int],
     places: NDArray[np.int32],
     table: NDArray[np.int32],
     sources: NDArray[np.int32] | None = None,
+    *,
+    as_decodes: bool = False,
 ) -> PackedSpans:
     """Order spans and pack them.
 
@@ -89,12 +105,13 @@ def pack(
         places: (sum of sizes,), the place of every new token, span by span.
         table: (max_sequences, max_context), including the new tokens.
         sources: (len(spans),), rows of the states of recurrent layers; None without such layers.
+        as_decodes: every token is a decode, also those of longer spans; see :func:`are_short`.
     """
     if len(places) == len(spans):
         return _pack_decodes(spans, places, sources)
     begins = [0, *accumulate(sizes)]
     may_check = sources is None
-    are_decodes = [_is_decode(span, size, may_check) for span, size in zip(spans, sizes, strict=True)]
+    are_decodes = [as_decodes or _is_decode(span, size, may_check) for span, size in zip(spans, sizes, strict=True)]
     # Decodes first, in descending order of sequence length.
     order = sorted(range(len(spans)), key=lambda index: (not are_decodes[index], -spans[index].start))
     num_decodes = sum(size for size, is_decode in zip(sizes, are_decodes, strict=True) if is_decode)

@@ -84,16 +84,16 @@ class NetworkParts:
     Args:
         network: the network to run.
         state: the pool.
-        hidden_size: width of the states between layers, which have the dtype of the pool.
+        like: (0, hidden_size), in the type of the states between layers.
         sizes: batch sizes that get graphs, ascending; larger batches are launched kernel by kernel.
         recorder: records the graphs.
     """
 
     def __init__(
-        self, network: LayeredNetwork, state: DeviceState, hidden_size: int, sizes: Sequence[int], recorder: Recorder
+        self, network: LayeredNetwork, state: DeviceState, like: Tensor, sizes: Sequence[int], recorder: Recorder
     ) -> None:
         self.num_layers = network.num_layers
-        self._network, self._state, self._hidden_size = network, state, hidden_size
+        self._network, self._state, self._like = network, state, like
         self._sizes, self._recorder = list(sizes), recorder
         self._batches: dict[int, TokenBatch] = {}
         self._recorded: dict[tuple[_Part, int], Callable[[], Tensor | None]] = {}
@@ -108,14 +108,21 @@ class NetworkParts:
                 if (part, size) not in self._recorded:
                     self._recorded[part, size] = self._record(part, self._batch(size))
 
-    def load(self, packed: PackedSpans, hidden: Tensor | None = None) -> TokenBatch:
-        """Load plain decodes; ends the previous batch. ``hidden``: known states, (num_decodes, hidden_size)."""
-        num_tokens = packed.num_decodes
-        place = bisect_left(self._sizes, num_tokens)
-        batch = self._batch(self._sizes[place] if place < len(self._sizes) else num_tokens)
-        array, _ = flatten(padded_decodes(self._state, packed, batch.size))
-        batch.numbers.copy_(torch.from_numpy(array).pin_memory(), non_blocking=True)
-        batch.num_tokens = num_tokens
+    def stage(self, packed: PackedSpans) -> Tensor:
+        """Return the input of a batch of plain decodes, in pinned memory; the previous batch goes on."""
+        array, _ = flatten(padded_decodes(self._state, packed, self._size_of(packed)))
+        return torch.from_numpy(array).pin_memory()
+
+    def load(self, packed: PackedSpans, hidden: Tensor | None = None, staged: Tensor | None = None) -> TokenBatch:
+        """Load plain decodes; ends the previous batch.
+
+        Args:
+            hidden: known states, (num_decodes, hidden_size).
+            staged: the result of :meth:`stage`.
+        """
+        batch = self._batch(self._size_of(packed))
+        batch.numbers.copy_(self.stage(packed) if staged is None else staged, non_blocking=True)
+        batch.num_tokens = packed.num_decodes
         if hidden is not None:
             batch.hidden.copy_(hidden)
         return batch
@@ -134,11 +141,15 @@ class NetworkParts:
         assert logits is not None
         return logits[: batch.num_tokens]
 
+    def _size_of(self, packed: PackedSpans) -> int:
+        """Return the size to which a batch is padded."""
+        place = bisect_left(self._sizes, packed.num_decodes)
+        return self._sizes[place] if place < len(self._sizes) else packed.num_decodes
+
     def _batch(self, size: int) -> TokenBatch:
         if size not in self._batches:
             step, numbers = Step.static(self._state, size)
-            like = self._state.layers[0][0]
-            states = States(*(like.new_zeros(size, self._hidden_size) for _ in range(2)))
+            states = States(*(self._like.new_zeros(size, self._like.shape[1]) for _ in range(2)))
             self._batches[size] = TokenBatch(size, step, numbers, numbers.clone(), states)
         return self._batches[size]
 

@@ -5,6 +5,7 @@ Handles sequences, steps and logits. Does not know files (see ``opening.py``), r
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, chain
 from typing import Literal
@@ -14,7 +15,15 @@ import torch
 from attrs import evolve, frozen
 from numpy.typing import NDArray
 
-from enginehouse.contract.backend import Draw, ForwardOutput, ModelSource, RunnerCapabilities, Span, Tokenizer
+from enginehouse.contract.backend import (
+    Draw,
+    ForwardOutput,
+    ModelSource,
+    RunnerCapabilities,
+    Sampled,
+    Span,
+    Tokenizer,
+)
 from enginehouse.contract.errors import EngineError, ModelLoadError
 from enginehouse.contract.exit_policy import BoundExitPolicy
 from enginehouse.contract.types import ModelInfo
@@ -24,7 +33,7 @@ from enginehouse_hf.cuda.exits import CudaExits
 from enginehouse_hf.cuda.graphs import DecodeGraphs, Recorder
 from enginehouse_hf.cuda.heads import PoolHeadMemory
 from enginehouse_hf.cuda.networks import Network
-from enginehouse_hf.cuda.packing import pack
+from enginehouse_hf.cuda.packing import are_short, pack
 from enginehouse_hf.cuda.parts import NetworkParts
 from enginehouse_hf.cuda.positions import PositionPool
 from enginehouse_hf.cuda.sampling import DeviceDrawn, DeviceRows, sample
@@ -35,7 +44,12 @@ from enginehouse_hf.heads.drafting import DraftHead, HeadDrafts, HeadLimits
 from enginehouse_hf.states import check_state, pack_lengths, pack_pieces, read_lengths, unpack_pieces
 from enginehouse_hf.tokenizer import ModelText
 
-__all__ = ["CudaModel", "CudaRunner", "ExitRows"]
+__all__ = ["CudaModel", "CudaRunner", "ExitDrawn", "ExitRows"]
+
+_log = logging.getLogger(__name__)
+
+_LARGEST_HEAD_GRAPH = 64
+"""Pairs that a recorded pass of a draft head reads at most: one after each accepted token, for some sequences."""
 
 _Way = int | Literal["early"] | None
 """Execution path of a span: a number of layers, the number that the policy decides, or all."""
@@ -48,6 +62,7 @@ class CudaModel:
     Attributes:
         attention: name of the kernel for longer spans.
         slots: number of sequences that decode concurrently.
+        dtype: of states between layers.
         checkpoint_bytes: maximum size of all checkpoints.
     """
 
@@ -57,16 +72,88 @@ class CudaModel:
     attention: str
     slots: int
     num_layers: int
+    dtype: torch.dtype
     hidden_size: int
     checkpoint_bytes: int = 0
 
 
-class ExitRows(DeviceRows):
-    """Rows on the device, and the number of layers that the token of each ran through."""
+class ExitRows:
+    """Rows of a pass in which tokens may exit, and the tokens drawn from them. Implements ``ExitOutput``.
 
-    def __init__(self, logits: torch.Tensor, order: NDArray[np.int32] | None, exit_layers: Sequence[int]) -> None:
-        super().__init__(logits, order)
-        self.exit_layers = exit_layers
+    The pass is finished, and its tokens are drawn, when one of them is needed: to read it, or for the next pass.
+
+    Args:
+        finish: runs the pass to its end.
+        foreseen: the rows that it probably ends with, if they are known; tokens are drawn from them at once.
+        last: the last token drawn for each sequence.
+    """
+
+    def __init__(
+        self, num_rows: int, finish: Callable[[], _Group], foreseen: DeviceRows | None, last: torch.Tensor
+    ) -> None:
+        self.num_rows = num_rows
+        self._finish: Callable[[], _Group] | None = finish
+        self._foreseen, self._last = foreseen, last
+        self._group: _Group | None = None
+        self._draws: Sequence[Draw] = ()
+        self._drawn: DeviceDrawn | None = None
+
+    def finish(self) -> _Group:
+        """Run the pass to its end; waits for the decisions of the policy."""
+        if self._finish is not None:
+            finish, self._finish = self._finish, None  # after an error it is not run again
+            with torch.inference_mode():
+                self._group = finish()
+                is_foreseen = self._foreseen is not None and self._foreseen.logits is self._group.logits
+                if self._draws and not is_foreseen:
+                    self._drawn = sample(self.rows(), self._draws, self._last)
+        if self._group is None:
+            raise EngineError("hf: the forward pass failed after an exit decision")
+        return self._group
+
+    def draw(self, draws: Sequence[Draw]) -> ExitDrawn:
+        """Draw tokens at the end of the pass."""
+        self._draws = draws
+        rows = self.rows() if self._group is not None else self._foreseen
+        if rows is not None:
+            with torch.inference_mode():
+                self._drawn = sample(rows, draws, self._last)
+        return ExitDrawn(self)
+
+    def drawn(self) -> DeviceDrawn:
+        """Return the tokens, on their way to the host."""
+        self.finish()
+        assert self._drawn is not None, "nothing was drawn"
+        return self._drawn
+
+    @property
+    def exit_layers(self) -> Sequence[int]:
+        """Number of layers that the token of each row ran through."""
+        return self.finish().exit_layers
+
+    def rows(self) -> DeviceRows:
+        """Return the rows on the device."""
+        group = self.finish()
+        return DeviceRows(group.logits, group.order)
+
+    def host(self) -> NDArray[np.float32]:
+        """(num_rows, vocab_size) float32, writable."""
+        return self.rows().host()
+
+    def select(self, rows: Sequence[int]) -> DeviceRows:
+        """Select rows."""
+        return self.rows().select(rows)
+
+
+@frozen(eq=False)
+class ExitDrawn:
+    """Tokens that are drawn when their pass is finished."""
+
+    _rows: ExitRows
+
+    def host(self) -> Sequence[Sampled]:
+        """Finish the pass, and wait for the tokens; one per draw."""
+        return self._rows.drawn().host()
 
 
 @frozen(eq=False)
@@ -94,8 +181,8 @@ class CudaRunner:
     """Implements ``DeviceSampler``; ``forward`` and ``sample`` return before they are done.
 
     Also a :class:`enginehouse.contract.backend.StateKeeper`: saving waits for previously launched work. Also a
-    ``LayerAccess``: with a policy, ``forward`` waits for the values that the policy reads. Also a ``HeadKeeper``. With
-    recurrent layers a :class:`enginehouse.contract.checkpoints.CheckpointKeeper`.
+    ``LayerAccess``: with a policy, reading the rows, or launching the next pass, waits for its decisions. Also a
+    ``HeadKeeper``. With recurrent layers a :class:`enginehouse.contract.checkpoints.CheckpointKeeper`.
 
     Args:
         load_head: reads a draft head for this model.
@@ -119,6 +206,7 @@ class CudaRunner:
         self._model: CudaModel | None = model
         self._parts: NetworkParts | None = None
         self._exits: CudaExits | None = None
+        self._unfinished: ExitRows | None = None
         self._load_head: Callable[[ModelSource | None], DraftHead] | None = load_head
         self._head: HeadDrafts | None = None
         self._positions = PositionPool(capabilities, info.vocab_size)
@@ -186,6 +274,7 @@ class CudaRunner:
 
     def save(self, sequence: int) -> memoryview:
         """Return a copy of states, and of all keys and values of the sequence, on the host."""
+        self._finish_pass()
         length, state = self._positions.saved_length(sequence), self._loaded.state
         places = self._on_device(self._positions.table[sequence, :length])
         before, parts, num_states = b"", iter(()), 0
@@ -193,12 +282,13 @@ class CudaRunner:
             if self._states is not None:
                 lengths, parts = self._states.saved(sequence, length)
                 before, num_states = pack_lengths(lengths), 1 + len(lengths)
-            pieces = (tensor[places] for layer in state.layers.values() for tensor in layer)
+            pieces = (tensor[places] for tensor in state.tensors)
             num_bytes = num_states * state.pools.bytes_per_state + length * state.bytes_per_token
             return pack_pieces(chain(parts, pieces), num_bytes, length, self.state_format, before)
 
     def load(self, data: memoryview) -> int:
         """Create a sequence with the states, keys and values of a saved one."""
+        self._finish_pass()
         state, num_before, lengths = self._loaded.state, 0, list[int]()
         if self._states is not None:
             lengths, num_before = read_lengths(state_body(data), check_head(data, self.state_format))
@@ -207,7 +297,7 @@ class CudaRunner:
         length = check_state(data, self.state_format, state.bytes_per_token, num_fixed)
         sequence, places = self._positions.adopt(length)
         indices = self._on_device(places)
-        tensors = [tensor for layer in state.layers.values() for tensor in layer]
+        tensors = state.tensors
         forms = num_states * [(form.shape, form.dtype) for form in state.pools.forms]
         forms += [((length, *tensor.shape[1:]), tensor.dtype) for tensor in tensors]
         saved = unpack_pieces(data, forms, num_before)
@@ -223,7 +313,7 @@ class CudaRunner:
         """Number of positions not used by any sequence."""
         return self._positions.free_tokens()
 
-    def forward(self, spans: Sequence[Span]) -> DeviceRows:
+    def forward(self, spans: Sequence[Span]) -> DeviceRows | ExitRows:
         """Launch one pass over all spans; if that fails, no sequence has grown."""
         sizes = self._positions.check(spans)
         places = self._positions.append(spans, sizes)
@@ -240,6 +330,7 @@ class CudaRunner:
 
     def use_exit_policy(self, policy: BoundExitPolicy | None) -> None:
         """Implements :class:`enginehouse.contract.exit_policy.LayerAccess`; records the required graphs."""
+        self._finish_pass()
         self._exits = None
         if policy is None:
             return
@@ -251,10 +342,23 @@ class CudaRunner:
         with torch.inference_mode():
             if self._parts is None:
                 layered, graphs = model.network.layered(), model.graphs
+                like = model.state.table.new_empty(0, model.hidden_size, dtype=model.dtype)
                 sizes = graphs.sizes_for(model.slots)
-                self._parts = NetworkParts(layered, model.state, model.hidden_size, sizes, graphs.recorder)
+                self._parts = NetworkParts(layered, model.state, like, sizes, graphs.recorder)
             self._parts.prepare(policy.layers)
         self._exits = CudaExits(self._parts, policy)
+
+    def _finish_pass(self) -> None:
+        """Finish the last pass: what follows reads its keys, values and tokens, or uses the tensors of its graphs.
+
+        If that fails, the error is raised where its rows or tokens are read.
+        """
+        if self._unfinished is not None:
+            unfinished, self._unfinished = self._unfinished, None
+            try:
+                unfinished.finish()
+            except RuntimeError as error:
+                _log.warning("hf: a forward pass failed after an exit decision: %s", error)
 
     def open_head(self, source: ModelSource | None, *, max_tokens: int, min_probability: float) -> HeadDrafts:
         """Implements :class:`enginehouse.contract.drafter.HeadKeeper`; records the graphs again, with features."""
@@ -265,10 +369,11 @@ class CudaRunner:
         if len(model.state.layers) != model.num_layers:
             raise ModelLoadError("layers of this model share keys and values; hf has no draft heads for it on a GPU")
         head = self._load_head(source)
-        memory = PoolHeadMemory(head, model.state, self._positions, model.hidden_size)
+        memory = PoolHeadMemory(head, model.state, self._positions, model.hidden_size, model.dtype)
         model.network.write_features(memory.writer)
         with torch.inference_mode():
             graphs = DecodeGraphs(model.network, model.state, model.graphs.sizes, Recorder(), lambda _share: None)
+            memory.record([size for size in graphs.sizes if size <= _LARGEST_HEAD_GRAPH], graphs.recorder)
         self._model = evolve(model, graphs=graphs)
         limits = HeadLimits.of(self.capabilities, self.num_layers, max_tokens, min_probability)
         self._head = HeadDrafts(head, memory, limits)
@@ -279,15 +384,39 @@ class CudaRunner:
         may_exit = span.may_exit and span.num_tokens == 1 and span.num_layers is None and span.outputs != "none"
         return "early" if may_exit and self._exits is not None else span.num_layers
 
-    def _launch(self, spans: Sequence[Span], sizes: Sequence[int], places: NDArray[np.int32]) -> DeviceRows:
+    def _launch(self, spans: Sequence[Span], sizes: Sequence[int], places: NDArray[np.int32]) -> DeviceRows | ExitRows:
         ways = groups_by([self._way(span) for span in spans])
+        if len(ways) == 1 and "early" in ways:
+            self._unfinished = self._begin_early(spans, sizes, places)
+            return self._unfinished
         if len(ways) == 1:
             found = self._launch_group(spans, sizes, places, next(iter(ways)))
         else:
             found = self._launch_groups(spans, sizes, places, ways)
         if self._exits is None:
             return DeviceRows(found.logits, found.order)
-        return ExitRows(found.logits, found.order, found.exit_layers)
+        rows = ExitRows(len(found.exit_layers), lambda: found, None, self._loaded.state.last)
+        rows.finish()
+        return rows
+
+    def _begin_early(self, spans: Sequence[Span], sizes: Sequence[int], places: NDArray[np.int32]) -> ExitRows:
+        """Launch a pass over spans of single tokens that may exit, up to the first decision."""
+        exits = self._exits
+        assert exits is not None
+        packed = pack(spans, sizes, places, self._positions.table)
+        staged = exits.stage(packed)
+        self._finish_pass()
+        with torch.inference_mode():
+            begun = exits.begin(packed, staged)
+
+        def finish() -> _Group:
+            exited = exits.finish(begun)
+            assert exited.logits is not None
+            return _Group(exited.logits, packed.rows, exited.layers[packed.rows].tolist())
+
+        logits = exits.foreseen(begun)
+        foreseen = None if logits is None else DeviceRows(logits, packed.rows)
+        return ExitRows(len(spans), finish, foreseen, self._loaded.state.last)
 
     def _launch_groups(
         self,
@@ -313,23 +442,26 @@ class CudaRunner:
         self, spans: Sequence[Span], sizes: Sequence[int], places: NDArray[np.int32], way: _Way
     ) -> _Group:
         """Run spans with the same execution path."""
+        if way == "early":
+            return self._begin_early(spans, sizes, places).finish()
         model = self._loaded
+        has_states, is_single = self._states is not None, len(places) == len(spans)
+        is_short = is_single or (not has_states and are_short(spans, sizes))
+        is_recorded = is_short and len(places) <= model.graphs.largest
         sources = None if self._states is None else self._states.sources([span.sequence for span in spans])
-        packed = pack(spans, sizes, places, self._positions.table, sources)
+        packed = pack(spans, sizes, places, self._positions.table, sources, as_decodes=is_recorded)
+        self._finish_pass()
         with torch.inference_mode():
-            if way == "early":
-                assert self._exits is not None
-                exited = self._exits.run(packed)
-                assert exited.logits is not None
-                return _Group(exited.logits, packed.rows, exited.layers[packed.rows].tolist())
             exit_layers = [way or self.num_layers] * len(packed.rows)
-            if packed.is_plain_decode and packed.num_decodes <= model.graphs.largest:
+            if is_recorded:
                 return _Group(model.graphs.run(packed, way), packed.rows, exit_layers)
             logits = model.network.run(Step.upload(model.state, packed, way))
             return _Group(logits, packed.rows if packed.is_plain_decode else None, exit_layers)
 
-    def sample(self, output: ForwardOutput, draws: Sequence[Draw]) -> DeviceDrawn:
+    def sample(self, output: ForwardOutput, draws: Sequence[Draw]) -> DeviceDrawn | ExitDrawn:
         """Launch the draws; see :class:`enginehouse.contract.backend.DeviceSampler`."""
+        if isinstance(output, ExitRows):
+            return output.draw(draws)
         assert isinstance(output, DeviceRows)
         with torch.inference_mode():
             return sample(output, draws, self._loaded.state.last)
@@ -339,7 +471,8 @@ class CudaRunner:
 
     def close(self) -> None:
         """Release weights and KV memory. Idempotent."""
-        self._model = self._parts = self._exits = self._states = self._head = self._load_head = None
+        self._model = self._parts = self._exits = self._unfinished = None
+        self._states = self._head = self._load_head = None
 
     def _on_device(self, places: NDArray[np.int32]) -> torch.Tensor:
         """(num_places,) int64, used as an index."""

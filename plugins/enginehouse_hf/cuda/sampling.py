@@ -38,19 +38,21 @@ class DeviceRows:
     """
 
     def __init__(self, logits: Tensor, order: NDArray[np.int32] | None = None) -> None:
-        self.num_rows = int(logits.shape[0])
+        self.num_rows = int(logits.shape[0]) if order is None else len(order)
         self.logits = logits
         self._order = order
 
     def host(self) -> NDArray[np.float32]:
         """(num_rows, vocab_size) float32, writable."""
+        if self.num_rows < len(self.logits):
+            return self.select(range(self.num_rows)).host()
         logits = self.logits.to("cpu", torch.float32, copy=True).numpy()
         rows: NDArray[np.float32] = logits if self._order is None else logits[self._order]
         return rows
 
     def select(self, rows: Sequence[int]) -> DeviceRows:
         """Select rows."""
-        return DeviceRows(self.logits[torch.tensor(self.places(rows), device=self.logits.device)])
+        return DeviceRows(self.logits[torch.tensor(self.places(rows), dtype=torch.int64, device=self.logits.device)])
 
     def places(self, rows: Sequence[int]) -> list[int]:
         """Return the indices into ``logits`` of rows."""

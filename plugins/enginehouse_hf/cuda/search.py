@@ -1,6 +1,6 @@
 """Kernels of ``draws.py``: search for the end of a prefix of the tokens, ordered by logit.
 
-``KIND`` is 0 for the ``top_k`` most probable tokens, 1 for the smallest set with mass ``top_p``, 2 for the draw. A
+``kind`` is 0 for the ``top_k`` most probable tokens, 1 for the smallest set with mass ``top_p``, 2 for the draw. A
 search narrows a bracket of keys, which are logits as order-preserving integers. The state of a row is a record of 48
 float64 numbers: the largest logit, the requested kinds (bits), the mass left by truncations, the greedy token; from 8
 on three brackets (before, between and after the two turns of :func:`refine`), each consisting of ``low`` and ``high``,
@@ -78,15 +78,15 @@ def _begin(rules, index, num_rows, record, ends, width, parts, SHIFT: tl.constex
         )
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "kind"])
 def refine(
-    logits, stride, rules, num_rows, records, sums, counts, offsets, arrivals, width,
-    KIND: tl.constexpr, TURN: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+    logits, stride, rules, num_rows, records, sums, counts, offsets, arrivals, width, kind,
+    TURN: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """Sum this part's tokens above each cut; the last part narrows the bracket to the interval between two cuts."""
     index, part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     record, column = records + index * 48, tl.arange(0, 8)
-    if (tl.load(record + 1).to(tl.int32) >> KIND) & 1 == 0:
+    if (tl.load(record + 1).to(tl.int32) >> kind) & 1 == 0:
         return
     inverse = (1.0 / tl.load(rules + 2 * num_rows + index)).to(tl.float32)
     highest = tl.load(record).to(tl.float32)
@@ -102,7 +102,7 @@ def refine(
     for place in tl.static_range(8):
         cut = tl.load(record + 32 + 8 * TURN + place).to(tl.int32)
         found = tl.where(column == place, tl.sum(tl.where(key >= cut, weight, 0.0), 0), found)
-        if (TURN == 1) | (KIND == 0):
+        if (kind == 0) | (TURN == 1):
             number = tl.where(column == place, tl.sum((key >= cut).to(tl.int32), 0), number)
     at = (index * parts + part) * 8 + column
     tl.store(sums + at, found)
@@ -110,12 +110,12 @@ def refine(
     if _is_last(arrivals + index, parts):
         own = index * parts
         _narrow(rules, index, num_rows, record, sums + own * 8, counts + own * 8, offsets + own, parts,
-                KIND, TURN, SHIFT, PARTS)  # fmt: skip
+                kind, TURN, SHIFT, PARTS)  # fmt: skip
 
 
 @triton.jit
 def _narrow(rules, index, num_rows, record, sums, counts, offsets, parts,
-            KIND: tl.constexpr, TURN: tl.constexpr, SHIFT: tl.constexpr, PARTS: tl.constexpr):  # fmt: skip
+            kind, TURN: tl.constexpr, SHIFT: tl.constexpr, PARTS: tl.constexpr):  # fmt: skip
     """Narrow the bracket by the sums at the cuts; store the offsets of its tokens or the next cuts."""
     part, column = tl.arange(0, PARTS), tl.arange(0, 8)
     at, inside = part[:, None] * 8 + column[None, :], (part < parts)[:, None]
@@ -125,18 +125,18 @@ def _narrow(rules, index, num_rows, record, sums, counts, offsets, parts,
     mass = tl.load(sums + at, mask=inside, other=0.0, cache_modifier=".cg")
     mass = tl.sum(mass.to(tl.float64), 0) + mass_high
     count = tl.sum(number, 0).to(tl.float64) + count_high
-    if KIND == 0:
+    if kind == 0:
         target = tl.load(rules + 3 * num_rows + index)
     elif TURN == 0:
         whole = tl.minimum(tl.load(record + 2), tl.max(tl.where(column == 0, mass, 0.0), 0))
-        if KIND == 1:
+        if kind == 1:
             # With 0 a cut above all tokens would suffice; the most probable token has more mass than this.
             target = tl.maximum(tl.load(rules + 4 * num_rows + index), 1e-9) * whole
         else:
             if tl.load(rules + 5 * num_rows + index) > 0.0:
                 whole = tl.minimum(whole, tl.max(tl.where(column == 7, mass, 0.0), 0))
             target = tl.load(rules + 6 * num_rows + index) * whole
-    is_reached = reaches(mass, count, target, KIND)
+    is_reached = reaches(mass, count, target, kind)
     new_low = tl.max(tl.where(is_reached, cut, low), 0)
     new_high = tl.min(tl.where((cut > new_low) & (is_reached == 0), cut, high), 0)
     if new_high < high:
@@ -154,15 +154,15 @@ def _narrow(rules, index, num_rows, record, sums, counts, offsets, parts,
         tl.store(offsets + part, tl.cumsum(of_part, 0) - of_part, mask=part < parts)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["kind"])
 def collect(
-    logits, stride, rules, records, offsets, values, ids, width,
-    KIND: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
+    logits, stride, rules, records, offsets, values, ids, width, kind,
+    SHIFT: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Collect this part's tokens inside the bracket, after those of the preceding parts."""
     index, part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     record = records + index * 48
-    if (tl.load(record + 1).to(tl.int32) >> KIND) & 1 == 0:
+    if (tl.load(record + 1).to(tl.int32) >> kind) & 1 == 0:
         return
     low, high = tl.load(record + 24).to(tl.int32), tl.load(record + 25).to(tl.int32)
     target = index.to(tl.int64) * width + tl.load(offsets + index * parts + part)

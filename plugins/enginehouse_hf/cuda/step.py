@@ -10,6 +10,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from enginehouse_hf.cuda.kv_tensor import KvTensor
 from enginehouse_hf.cuda.layers import begin_step
 from enginehouse_hf.cuda.packing import PackedSpans, Segment, flatten
 from enginehouse_hf.cuda.state_pools import NO_STATES, StatePools
@@ -22,24 +23,28 @@ class DeviceState:
     """State kept on the device between steps.
 
     Attributes:
-        layers: by index, keys and values of each layer with attention, (num_places + 1, num_kv, head_dim); the last
-            place is a dump.
+        layers: by index, keys and values of each layer with attention, of num_places + 1 places; the last is a dump.
         num_places: number of places without the dump.
         table: (max_sequences + 1, max_context) int32, the place of every position; the last row is a dump.
         last: (max_sequences + 1,) int32, the last token drawn for each sequence.
         pools: states of recurrent layers.
     """
 
-    layers: dict[int, tuple[Tensor, Tensor]]
+    layers: dict[int, tuple[KvTensor, KvTensor]]
     num_places: int
     table: Tensor
     last: Tensor
     pools: StatePools = NO_STATES
 
     @property
+    def tensors(self) -> list[Tensor]:
+        """Memory of all layers, (num_places + 1, ...) each, in a fixed order."""
+        return [tensor for layer in self.layers.values() for part in layer for tensor in part.tensors]
+
+    @property
     def bytes_per_token(self) -> int:
         """Bytes per place over all layers."""
-        return sum(tensor[0].nbytes for layer in self.layers.values() for tensor in layer)
+        return sum(tensor[0].nbytes for tensor in self.tensors)
 
     @property
     def dump_slot(self) -> int:

@@ -16,6 +16,7 @@ from enginehouse_hf.packed import Packed
 __all__ = [
     "Activation",
     "Attention",
+    "Clamped",
     "Experts",
     "Gated",
     "Layer",
@@ -27,6 +28,18 @@ __all__ = [
 ]
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
+
+
+@frozen
+class Clamped:
+    """Activation of gpt-oss: ``(up + 1) * gate * sigmoid(alpha * gate)``.
+
+    Attributes:
+        limit: largest gate, and largest distance of ``up`` from zero, before.
+    """
+
+    alpha: float
+    limit: float
 
 
 @frozen(eq=False)
@@ -109,17 +122,19 @@ class Experts:
         router: (num_experts, hidden_size).
         num_chosen: experts per token.
         normalises: the weights of the chosen experts are divided by their sum.
-        gate_up: (num_experts, 2 * width, hidden_size).
-        down: (num_experts, hidden_size, width).
+        gate_up: (num_experts * 2 * width, hidden_size), expert by expert: the rows of the gate, then as many of the
+            other factor; or both in turn, if ``alternates``.
+        down: (num_experts * hidden_size, width).
         shared: a part for every token, with the weight of the sigmoid of ``shared_gate``, (1, hidden_size), if given.
     """
 
-    router: Tensor
+    router: Linear
     num_chosen: int
     normalises: bool
-    gate_up: Tensor
-    down: Tensor
-    activation: Activation
+    gate_up: Projection
+    down: Projection
+    activation: Activation | Clamped
+    alternates: bool = False
     shared: Gated | None = None
     shared_gate: Tensor | None = None
 

@@ -24,7 +24,11 @@ from enginehouse.contract.drafter import NUM_GRADES, Draft, DraftTask
 from enginehouse.contract.errors import CacheFull
 from enginehouse_hf.attention import AnyStep
 
-__all__ = ["DraftHead", "HeadDrafts", "HeadLimits", "HeadMemory", "Pairs"]
+__all__ = ["DraftHead", "Guesses", "HeadDrafts", "HeadLimits", "HeadMemory", "Pairs", "guess"]
+
+
+_MAX_NEW = 66
+"""Pairs up to which a text counts as read: a pass with the longest draft adds no more."""
 
 
 class DraftHead(Protocol):
@@ -93,18 +97,36 @@ class Pairs:
         return self.start + len(self.token_ids)
 
 
+@frozen(eq=False)
+class Guesses:
+    """What a head says after some pairs.
+
+    Attributes:
+        states: (n, feature_size), in place of the features of the guessed tokens.
+        token_ids: n most probable tokens, of the model's vocabulary.
+        probabilities: of these.
+    """
+
+    states: Tensor
+    token_ids: list[int]
+    probabilities: list[float]
+
+
+def guess(head: DraftHead, states: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the most probable tokens, (T,) int64, and their probabilities, (T,) float32."""
+    probabilities, columns = head.logits(states).float().softmax(-1).max(-1)
+    return columns if head.token_ids is None else head.token_ids[columns], probabilities
+
+
 class HeadMemory(Protocol):
     """Features, and the keys and values of a head, beside those of the model."""
 
-    def run(self, pairs: Sequence[Pairs], features: Tensor | None = None) -> Tensor:
-        """Run the head over pairs of distinct sequences.
+    def run(self, pairs: Sequence[Pairs], features: Tensor | None = None) -> Guesses:
+        """Run the head over pairs of distinct sequences, and guess the token after the last pair of each.
 
         Args:
             pairs: those of a sequence follow the ones that were run before.
             features: (T, feature_size), one per pair; None are those in the memory.
-
-        Returns:
-            (len(pairs), feature_size), the state of the last pair of each sequence.
 
         Raises:
             CacheFull: there is no place for pairs beyond the text; nothing was changed.
@@ -127,7 +149,7 @@ class HeadLimits:
     Attributes:
         max_tokens: longest draft.
         min_probability: a draft ends before a token that is less probable than this.
-        max_pairs: pairs that the head reads before it drafts; a sequence with more is not drafted for yet.
+        max_pairs: pairs of long texts that the head reads in one pass, without drafts.
         max_context: positions of a sequence.
     """
 
@@ -211,13 +233,20 @@ class HeadDrafts:
         return self
 
     def propose(self, tasks: Sequence[DraftTask]) -> list[Draft | None]:
-        """Draft with the head; None for sequences whose text it has not read yet."""
-        drafts: list[_Growing | None] = []
+        """Draft with the head; None for all while it reads long texts, so that the time of drafts is that of drafts."""
+        drafts: list[_Growing | None] = [None] * len(tasks)
+        most = min(_MAX_NEW, self._limits.max_pairs)
+        unread = [task for task in tasks if self._num_unread(task) > most]
         try:
             with torch.inference_mode():
-                states, growing = self._read(tasks, drafts)
-                while growing:
-                    growing, states = self._extend(growing, states)
+                if unread:
+                    self._read(unread, self._limits.max_pairs)
+                else:
+                    drafts = [self._begin(task) for task in tasks]
+                    growing = [draft for draft in drafts if draft is not None]
+                    guesses = self._read([draft.task for draft in growing], most * len(growing)) if growing else None
+                    while guesses is not None:
+                        growing, guesses = self._extend(growing, guesses)
         except CacheFull:
             pass  # the drafts end here
         finally:
@@ -232,49 +261,39 @@ class HeadDrafts:
         """Stop recording features."""
         self._memory.close()
 
-    def _read(self, tasks: Sequence[DraftTask], drafts: list[_Growing | None]) -> tuple[Tensor, list[_Growing]]:
-        """Run the head over the pairs that it has not read.
+    def _num_unread(self, task: DraftTask) -> int:
+        return len(task.token_ids) - 1 - self._num_read.get(task.sequence, 0)
 
-        Args:
-            drafts: filled with a draft for each task, None if its pairs are too many for this pass.
+    def _begin(self, task: DraftTask) -> _Growing | None:
+        """Return an empty draft; None if there is no pair yet, or no place for another."""
+        num_pairs = len(task.token_ids) - 1
+        most = min(task.max_tokens, self._limits.max_tokens, self._limits.max_context - num_pairs)
+        return _Growing(task, most) if num_pairs and most > 0 else None
 
-        Returns:
-            States, (num_growing, feature_size), of the last pair of each draft, and the drafts.
-        """
-        room, pairs, rows = self._limits.max_pairs, [], []
+    def _read(self, tasks: Sequence[DraftTask], room: int) -> Guesses:
+        """Run the head over at most ``room`` pairs that it has not read: of fewer tasks if these are not enough."""
+        pairs = []
         for task in tasks:
-            num_pairs = len(task.token_ids) - 1
-            start = self._num_read.get(task.sequence, 0)
-            stop = min(num_pairs, start + room)
-            room -= stop - start
-            is_ready = start < stop == num_pairs
-            if is_ready:
-                rows.append(len(pairs))
-            if start < stop:
-                pairs.append(Pairs(task.sequence, start, task.token_ids[start + 1 : stop + 1].tolist()))
-            most = min(task.max_tokens, self._limits.max_tokens, self._limits.max_context - num_pairs)
-            drafts.append(_Growing(task, most) if is_ready else None)
-        growing = [draft for draft in drafts if draft is not None]
-        if not pairs:
-            return torch.empty(0), growing
-        states = self._memory.run(pairs)
+            start, size = self._num_read.get(task.sequence, 0), min(self._num_unread(task), room)
+            if size:
+                pairs.append(Pairs(task.sequence, start, task.token_ids[start + 1 : start + size + 1].tolist()))
+            room -= size
+        guesses = self._memory.run(pairs)
         lengths = {task.sequence: len(task.token_ids) for task in tasks}
         for one in pairs:
             self._num_read[one.sequence] = min(one.stop, lengths[one.sequence] - 2)
-        return states[rows], growing
+        return guesses
 
-    def _extend(self, growing: list[_Growing], states: Tensor) -> tuple[list[_Growing], Tensor]:
-        """Add a token to each draft; return those that go on, and the states after their last tokens."""
-        probabilities, columns = self._head.logits(states).float().softmax(-1).max(-1)
-        ids = columns if self._head.token_ids is None else self._head.token_ids[columns]
-        chosen = zip(growing, ids.tolist(), probabilities.tolist(), strict=True)
+    def _extend(self, growing: list[_Growing], guesses: Guesses) -> tuple[list[_Growing], Guesses | None]:
+        """Add a token to each draft; return those that go on, and the guesses of their next tokens."""
+        chosen = zip(growing, guesses.token_ids, guesses.probabilities, strict=True)
         goes_on = [draft.take(token_id, share, self._limits.min_probability) for draft, token_id, share in chosen]
         rows = [row for row, goes in enumerate(goes_on) if goes]
         if not rows:
-            return [], states
+            return [], None
         growing = [growing[row] for row in rows]
         pairs = [
             Pairs(draft.task.sequence, len(draft.task.token_ids) - 2 + len(draft.token_ids), draft.token_ids[-1:])
             for draft in growing
         ]
-        return growing, self._memory.run(pairs, states[rows])
+        return growing, self._memory.run(pairs, guesses.states[rows])

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from enginehouse_hf.attention import KvMemory, Segment, Step
-from enginehouse_hf.heads.drafting import DraftHead, Pairs
+from enginehouse_hf.heads.drafting import DraftHead, Guesses, Pairs, guess
 from enginehouse_hf.layer_access import states_of, watched_module
 
 __all__ = ["SlotHeadMemory"]
@@ -42,7 +42,7 @@ class SlotHeadMemory:
         with torch.inference_mode():  # a first pass, so that the two layers of the memory have their shapes
             states = [torch.zeros(1, config.hidden_size, dtype=model.dtype, device=model.device)] * len(head.reads)
             self._write(head.features(states), Step(memory, [Segment(0, 0, 0, 1)], self._never))
-            head.logits(self.run([Pairs(0, 0, [0])]))
+            self.run([Pairs(0, 0, [0])])
 
     @contextmanager
     def recording(self, step: Step) -> Iterator[None]:
@@ -55,7 +55,7 @@ class SlotHeadMemory:
         finally:
             self._seen = None
 
-    def run(self, pairs: Sequence[Pairs], features: Tensor | None = None) -> Tensor:
+    def run(self, pairs: Sequence[Pairs], features: Tensor | None = None) -> Guesses:
         """See :class:`enginehouse_hf.heads.drafting.HeadMemory`."""
         segments: list[Segment] = []
         for one in pairs:
@@ -67,7 +67,9 @@ class SlotHeadMemory:
         ids = torch.tensor([token_id for one in pairs for token_id in one.token_ids], device=self._device)
         places = torch.cat([torch.arange(one.start, one.stop, device=self._device) for one in pairs])
         states = self._head.run(ids, features, places, Step(self._memory, segments, self._never))
-        return states[[one.end - 1 for one in segments]]
+        states = states[[one.end - 1 for one in segments]]
+        token_ids, probabilities = guess(self._head, states)
+        return Guesses(states, token_ids.tolist(), probabilities.tolist())
 
     def drop_drafts(self, sequence: int, length: int) -> None:
         """Nothing to free: a slot has places for a whole context."""

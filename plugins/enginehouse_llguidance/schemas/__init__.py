@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enginehouse_llguidance.schemas.preparing import PreparedSchema, prepare_schema, read_schema
-from enginehouse_llguidance.schemas.problems import SchemaProblem
+from enginehouse_llguidance.schemas.preparing import Loosening, PreparedSchema, prepare_schema, read_schema
+from enginehouse_llguidance.schemas.problems import SchemaProblem, TooManySubschemas
 
-__all__ = ["PreparedSchema", "SchemaProblem", "prepare_schema", "read_schema"]
+__all__ = ["Loosening", "PreparedSchema", "SchemaProblem", "TooManySubschemas", "prepare_schema", "read_schema"]

@@ -6,8 +6,7 @@ from typing import Any
 
 from enginehouse_llguidance.schemas.evaluated import BRANCHING
 from enginehouse_llguidance.schemas.markers import UNIQUE
-from enginehouse_llguidance.schemas.objects import Prepare
-from enginehouse_llguidance.schemas.places import Place
+from enginehouse_llguidance.schemas.places import Place, Prepare
 from enginehouse_llguidance.schemas.problems import SchemaProblem
 from enginehouse_llguidance.schemas.strings import length
 

@@ -11,20 +11,22 @@ from functools import partial
 from itertools import combinations, product
 from typing import Any
 
-from enginehouse_llguidance.schemas.disjoint import find_overlaps
+from enginehouse_llguidance.schemas.counted import absent_names, counts_of_names
+from enginehouse_llguidance.schemas.disjoint import ObjectNames, find_overlaps, names_of
 from enginehouse_llguidance.schemas.document import Document
 from enginehouse_llguidance.schemas.evaluated import BRANCHING, close_items, close_properties
-from enginehouse_llguidance.schemas.keywords import TYPES
+from enginehouse_llguidance.schemas.keywords import TYPES, is_enforced
 from enginehouse_llguidance.schemas.negation import conjunction, disjunction, negated, same
-from enginehouse_llguidance.schemas.objects import absent_names, counts_of_names
 from enginehouse_llguidance.schemas.problems import NotExpressible, SchemaProblem, join_pointer
 from enginehouse_llguidance.schemas.strings import length
 
-__all__ = ["derived_schemas", "exclusive_options", "loosened"]
+__all__ = ["derived_schemas", "exclusive_conditions", "exclusive_options", "without"]
 
 _NUM_PLACES = 8  # of the first item that ``contains`` asks for
 _NUM_COUNTED = 4  # items at the beginning among which the number of contained ones is settled
+_MAX_FIRST = 1000  # items that are all asked for
 _MAX_OPTIONS = 12
+_MIN_CONDITIONS = 3
 
 
 def derived_schemas(
@@ -56,8 +58,8 @@ def derived_schemas(
         yield "unevaluatedItems", partial(close_items, document, pointer)
 
 
-def loosened(document: Document, schema: dict[str, Any], pointer: str, key: str) -> Any:
-    """Return a schema that all values allow which the keyword of the schema at a pointer allows."""
+def without(document: Document, schema: dict[str, Any], pointer: str, key: str) -> Any:
+    """Return what the grammar says instead of a keyword of the schema at a pointer, and values may be checked for."""
     if key == "if":
         return disjunction([_branch(document, schema, pointer, "then"), _branch(document, schema, pointer, "else")])
     if key == "contains":
@@ -76,6 +78,7 @@ def exclusive_options(document: Document, schema: dict[str, Any], pointer: str) 
     overlaps = find_overlaps(document, options, schema)
     if not overlaps:
         return None
+    names = [names_of(document, option) for option in options]
     if len(options) > _MAX_OPTIONS:
         first = next(iter(overlaps))
         message = f"more than {_MAX_OPTIONS} schemas are only supported where no value matches two of them; {first} may"
@@ -85,11 +88,54 @@ def exclusive_options(document: Document, schema: dict[str, Any], pointer: str) 
     for index, one in enumerate(places):
         others = [other for other in range(len(options)) if (min(index, other), max(index, other)) in overlaps]
         try:
-            found.append(conjunction([same(document, one), *(negated(document, places[other]) for other in others)]))
+            excluded = [_excluded(document, places[other], names[index], names[other]) for other in others]
+            found.append(conjunction([same(document, one), *excluded]))
         except NotExpressible as error:
             pair = (min(index, others[0]), max(index, others[0]))
             raise NotExpressible(place, f"a value may match two of the schemas, {pair}, and {error}") from error
     return found
+
+
+def exclusive_conditions(document: Document, schema: dict[str, Any], pointer: str) -> tuple[list[int], Any]:
+    """Return the indexes of members of ``allOf`` with conditions that exclude each other, and a schema for them: one
+    alternative for each, where the product of their own ones would be too large.
+
+    Such are the forms of an object that has its kind in a property. Nothing is returned if there are fewer than three.
+    """
+    members = schema["allOf"] if isinstance(schema["allOf"], list) else []
+    found = [index for index, one in enumerate(members) if isinstance(one, dict) and _is_conditional(one)]
+    if len(found) < _MIN_CONDITIONS:
+        return [], True
+    parent = {key: value for key, value in schema.items() if key != "allOf"}
+    if find_overlaps(document, [members[index]["if"] for index in found], parent):
+        return [], True
+    places = [join_pointer(pointer, ["allOf", index]) for index in found]
+    conditions = [join_pointer(place, ["if"]) for place in places]
+    try:
+        others = conjunction([negated(document, condition) for condition in conditions])
+    except NotExpressible:
+        return [], True
+    cases = [
+        conjunction([same(document, condition), _branch(document, members[index], place, "then")])
+        for index, place, condition in zip(found, places, conditions, strict=True)
+    ]
+    return found, disjunction([*cases, others])
+
+
+def _is_conditional(schema: dict[str, Any]) -> bool:
+    return "$id" not in schema and {key for key in schema if is_enforced(key)} == {"if", "then"}
+
+
+def _excluded(document: Document, pointer: str, own: ObjectNames, of_other: ObjectNames) -> Any:
+    """Return a schema for what does not satisfy another option, as having a property that the other has not."""
+    further = [name for name in own.names if name not in of_other.names] if of_other.is_closed else []
+    having = [{"type": "object", "required": [name]} for name in further]
+    try:
+        return disjunction([*having, negated(document, pointer)])
+    except NotExpressible:
+        if not having:
+            raise
+        return disjunction(having)
 
 
 def _conditional(document: Document, schema: dict[str, Any], pointer: str) -> Any:
@@ -132,9 +178,11 @@ def _contains(document: Document, schema: dict[str, Any], pointer: str) -> Any:
     high = length(schema, "maxContains", pointer) if "maxContains" in schema else None
     place = join_pointer(pointer, ["contains"])
     wanted = same(document, place)
+    if low > _MAX_FIRST:
+        raise NotExpressible(join_pointer(pointer, ["minContains"]), f"more than {_MAX_FIRST} is not supported")
     if high is None:
         if low > _NUM_PLACES:
-            raise NotExpressible(join_pointer(pointer, ["minContains"]), f"more than {_NUM_PLACES} is not supported")
+            return {"prefixItems": [wanted] * low, "minItems": low}
         if low == 0:
             return True
         chosen = combinations(range(_NUM_PLACES), low) if low == 1 else combinations(range(low + 2), low)
@@ -146,9 +194,9 @@ def _contains(document: Document, schema: dict[str, Any], pointer: str) -> Any:
         )
     if low > high:
         return {"type": [name for name in TYPES if name != "array"]}
-    if low > _NUM_COUNTED:
-        raise NotExpressible(place, f"with maxContains, minContains must be at most {_NUM_COUNTED}")
     other = negated(document, place)
+    if low > _NUM_COUNTED:
+        return {"prefixItems": [wanted] * low, "items": other, "minItems": low}
     options: list[Any] = []
     for row in product((False, True), repeat=_NUM_COUNTED):
         if low <= sum(row) <= high:

@@ -11,7 +11,7 @@ from enginehouse_llguidance.schemas.document import Document, Pointer
 from enginehouse_llguidance.schemas.problems import SchemaProblem
 from enginehouse_llguidance.schemas.values import key_of
 
-__all__ = ["find_overlaps"]
+__all__ = ["ObjectNames", "find_overlaps", "names_of"]
 
 _TYPES = frozenset({"null", "boolean", "number", "string", "array", "object"})
 _MAX_DEPTH = 8
@@ -32,6 +32,24 @@ def find_overlaps(document: Document, options: list[Any], parent: dict[str, Any]
         for first in range(second)
         if not _are_disjoint(document, facts[first], facts[second], 0)
     ]
+
+
+@frozen
+class ObjectNames:
+    """Names of an object's properties.
+
+    Attributes:
+        is_closed: it has no others.
+    """
+
+    names: tuple[str, ...]
+    is_closed: bool
+
+
+def names_of(document: Document, schema: Any) -> ObjectNames:
+    """Return what is known of the names of an object that matches a schema."""
+    facts = _facts_of(document, schema, 0)
+    return ObjectNames(tuple(dict.fromkeys(name for name, _ in facts.properties)), facts.is_closed)
 
 
 @frozen

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from attrs import frozen
 
-__all__ = ["KEYWORDS", "TYPES", "Keyword", "allows_nothing"]
+__all__ = ["KEYWORDS", "TYPES", "Keyword", "allows_nothing", "is_enforced"]
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 
@@ -17,10 +17,10 @@ class Keyword:
 
     Attributes:
         status: ``annotation``: no constraint, as defined by the standard.
-        note: limits of the enforcement, or the reason for the refusal.
+        note: limits of the enforcement.
     """
 
-    status: Literal["enforced", "annotation", "refused"]
+    status: Literal["enforced", "annotation"]
     note: str = ""
 
 
@@ -28,7 +28,7 @@ def _annotations(*names: str) -> dict[str, Keyword]:
     return {name: Keyword("annotation") for name in names}
 
 
-_BOUND = "to 15 digits, for integers to what a float holds; more are tightened to that, not refused"
+_BOUND = "to 15 digits, for integers to what a float holds; more are tightened to that; beyond 9·10^18 they are checked"
 
 KEYWORDS: dict[str, Keyword] = {
     # Core
@@ -42,15 +42,17 @@ KEYWORDS: dict[str, Keyword] = {
     "$dynamicAnchor": Keyword("annotation", "a reference may name it"),
     "$recursiveAnchor": Keyword("annotation", "as `$dynamicAnchor`"),
     "$id": Keyword("annotation", "the base of references below it"),
-    "id": Keyword("annotation"),
+    "id": Keyword("annotation", "as `$id` in drafts 3 and 4"),
     "$schema": Keyword("annotation", "2020-12 is what is enforced, with the array forms of earlier drafts"),
     "$vocabulary": Keyword("annotation"),
     "$comment": Keyword("annotation"),
     "$dynamicRef": Keyword("enforced"),
     "$recursiveRef": Keyword("enforced"),
     # Any type
-    "type": Keyword("enforced"),
-    "enum": Keyword("enforced", "numbers of 15 digits or integers that a float holds"),
+    "type": Keyword("enforced", "also `any` and schemas, as in draft 3"),
+    "enum": Keyword(
+        "enforced", "numbers of more than 15 digits are checked; what cannot be written is left out if there is more"
+    ),
     "const": Keyword("enforced", "as `enum`"),
     "allOf": Keyword("enforced"),
     "anyOf": Keyword("enforced"),
@@ -66,20 +68,21 @@ KEYWORDS: dict[str, Keyword] = {
     # Numbers
     "minimum": Keyword("enforced", _BOUND),
     "maximum": Keyword("enforced", _BOUND),
-    "exclusiveMinimum": Keyword("enforced", _BOUND),
-    "exclusiveMaximum": Keyword("enforced", _BOUND),
+    "exclusiveMinimum": Keyword("enforced", f"{_BOUND}; also as a flag beside `minimum`, as in draft 4"),
+    "exclusiveMaximum": Keyword("enforced", "as `exclusiveMinimum`"),
     "multipleOf": Keyword(
         "enforced",
-        "decimals such as 0.01 and values above 10000 are checked; where fewer than one number in 1000 is, only"
-        " about 1000 multiples are allowed, those next to zero or to the bounds",
+        "decimals such as 0.01 and values above 10000 are checked, as several of one number with a product above"
+        " 100000; where fewer than one number in 1000 is a multiple, only about 1000 are allowed, those next to zero or"
+        " to the bounds",
     ),
     # Strings
     "minLength": Keyword("enforced"),
     "maxLength": Keyword("enforced"),
     "pattern": Keyword(
         "enforced",
-        "`^` and `$` at the edges of an alternative; look-ahead only where its rest reaches to the end; no look-behind,"
-        " back-references, word boundaries, flags",
+        "assertions whose automaton is large, and one within another, are checked; at most 5 expressions for one"
+        " string, others are checked; no back-references",
     ),
     "format": Keyword("enforced", "see below; others have no effect"),
     "contentEncoding": Keyword("annotation"),
@@ -92,18 +95,25 @@ KEYWORDS: dict[str, Keyword] = {
     "minItems": Keyword("enforced"),
     "maxItems": Keyword("enforced"),
     "uniqueItems": Keyword("enforced"),
-    "contains": Keyword("enforced", "the items asked for are among the first 8, or checked"),
-    "minContains": Keyword("enforced", "above 8, with `maxContains` above 4, it is checked"),
+    "contains": Keyword("enforced", "the items asked for are among the first 8, or all of the first ones"),
+    "minContains": Keyword(
+        "enforced", "above 8, with `maxContains` above 4, those items are the first; above 1000 it is checked"
+    ),
     "maxContains": Keyword("enforced", "checked where `contains` has no complement (see `not`)"),
     "unevaluatedItems": Keyword("enforced", "what one combination of branches evaluates; checked if there are many"),
     # Objects
-    "properties": Keyword("enforced", "in the order of the schema"),
-    "required": Keyword("enforced"),
+    "properties": Keyword(
+        "enforced",
+        "in the order of the schema; of more than about 1000 that may be absent, those after 500 are checked",
+    ),
+    "required": Keyword("enforced", "also as a flag of a property, as in draft 3"),
     "additionalProperties": Keyword(
         "enforced", "read as `false` if it is absent and no other schema applies to the object"
     ),
     "patternProperties": Keyword(
-        "enforced", "up to 4 that overlap; only ASCII names beside classes on which dialects differ"
+        "enforced",
+        "checked where more than 4 overlap, or those of joined schemas; only ASCII names beside classes on which"
+        " dialects differ",
     ),
     "propertyNames": Keyword(
         "enforced", "checked where others than patterns, formats, lengths, constants and `anyOf` restrict names"
@@ -122,11 +132,16 @@ KEYWORDS: dict[str, Keyword] = {
     **_annotations("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"),
     **_annotations("discriminator", "example", "externalDocs", "nullable", "xml"),  # OpenAPI
     # Earlier drafts
-    "divisibleBy": Keyword("refused", "use `multipleOf`"),
-    "extends": Keyword("refused", "use `allOf`"),
-    "disallow": Keyword("refused"),
+    "divisibleBy": Keyword("enforced", "of draft 3, as `multipleOf`"),
+    "extends": Keyword("enforced", "of draft 3, as `allOf`"),
+    "disallow": Keyword("enforced", "of draft 3, as `not`"),
 }
 """An unlisted keyword is an annotation, as in the standard; core lists it as ignored."""
+
+
+def is_enforced(name: str) -> bool:
+    """Return True for a keyword that is not an annotation."""
+    return name in KEYWORDS and KEYWORDS[name].status == "enforced"
 
 
 def allows_nothing(schema: Any) -> bool:
@@ -134,8 +149,4 @@ def allows_nothing(schema: Any) -> bool:
     if not isinstance(schema, dict) or "$ref" in schema:
         return schema is False
     excluded = schema.get("not")
-    return excluded is True or (isinstance(excluded, dict) and all(map(_is_annotation, excluded)))
-
-
-def _is_annotation(name: str) -> bool:
-    return name not in KEYWORDS or KEYWORDS[name].status == "annotation"
+    return excluded is True or (isinstance(excluded, dict) and not any(map(is_enforced, excluded)))

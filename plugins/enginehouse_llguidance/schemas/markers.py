@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["CHECKED", "LISTED", "UNIQUE", "UNIQUE_NAMES"]
+__all__ = ["CHECKED", "ESCAPED", "LISTED", "MATCHED", "UNIQUE", "UNIQUE_NAMES"]
 
 UNIQUE = "x-unique"
 """The items of the array differ."""
@@ -15,3 +15,9 @@ CHECKED = "x-checked"
 
 LISTED = "x-listed"
 """The only numbers that are allowed."""
+
+MATCHED = "x-matched"
+"""Complete strings are matched against the request's own pattern, at this pointer."""
+
+ESCAPED = "x-escaped"
+"""The string has control characters, because of the pattern at this pointer."""

@@ -140,13 +140,11 @@ def _pattern(document: Document, pointer: str, schema: dict[str, Any]) -> list[A
     pattern = schema["pattern"]
     if not isinstance(pattern, str):
         raise SchemaProblem(join_pointer(pointer, ["pattern"]), "must be a string")
-    if "^" not in pattern:
-        other = f"^(?![\\s\\S]*(?:{pattern}))"
-    elif pattern.startswith("^") and "|" not in pattern:
-        other = f"^(?!{pattern[1:]})"
-    else:
-        raise NotExpressible(join_pointer(pointer, ["pattern"]), "has no expressible complement")
-    read_pattern(other, join_pointer(pointer, ["pattern"]))
+    other = f"^(?![\\s\\S]*(?:{pattern}))"
+    place = join_pointer(pointer, ["pattern"])
+    read_pattern(pattern, place)
+    if not read_pattern(other, place).is_exact:
+        raise NotExpressible(place, "has no expressible complement")
     return [{"type": "string", "pattern": other}]
 
 

@@ -20,7 +20,9 @@ from enginehouse_llguidance.schemas.problems import SchemaProblem, join_pointer
 __all__ = [
     "ANY_INTEGER",
     "EXACT_DIGITS",
+    "MAX_INTEGER",
     "NUMBER_FORMATS",
+    "around",
     "is_exact_integer",
     "is_multiple",
     "is_number",
@@ -40,7 +42,7 @@ NUMBER_FORMATS: dict[str, tuple[int, int] | None] = {
 _MAX_MULTIPLE = 10_000  # the library's automaton has one state per remainder
 _MAX_SCATTERED = 1000  # numbers that are not multiples are drawn again; multiples further apart are listed
 _MAX_LISTED = 1000
-_MAX_INTEGER = 2**63 - 1024  # the library uses 64-bit integers
+MAX_INTEGER = 2**63 - 1024  # the library uses 64-bit integers
 _MAX_DECIMAL = 9 * 10**18
 _USUAL_INTEGER = 10**18  # bound if the schema sets none; limits the number of digits
 _STEP = Fraction(1, 10**12)
@@ -58,7 +60,16 @@ def is_number(value: Any) -> bool:
 
 def is_exact_integer(value: float) -> bool:
     """True if the library reads an integral number as the same integer."""
-    return abs(value) <= _MAX_INTEGER and int(float(value)) == value
+    return abs(value) <= MAX_INTEGER and int(float(value)) == value
+
+
+def around(value: float) -> dict[str, Any]:
+    """Return a schema of few numbers for one that the library does not write."""
+    if isinstance(value, int):
+        low, high = _written_integer(Fraction(value), up=False), _written_integer(Fraction(value), up=True)
+        return {"type": "integer", "minimum": low, "maximum": high}
+    exact = Fraction(str(value))
+    return {"type": "number", "minimum": _written_decimal(exact, up=False), "maximum": _written_decimal(exact, up=True)}
 
 
 def number_keywords(schema: Mapping[str, Any], pointer: str, *, integer: bool, exact: bool) -> dict[str, Any]:
@@ -75,20 +86,25 @@ def number_keywords(schema: Mapping[str, Any], pointer: str, *, integer: bool, e
     multiple, is_checked, is_listed = _multiple_of(schema, pointer, integer)
     if not integer and low is None and high is None and multiple is None:
         return {}  # any number, including exponents
+    limit = Fraction(MAX_INTEGER if integer else _MAX_DECIMAL)
+    if (low is not None and low > limit) or (high is not None and high < -limit):
+        return {CHECKED: join_pointer(pointer, ["minimum" if low is not None and low > limit else "maximum"])}
     if integer:
-        low = Fraction(-_USUAL_INTEGER) if low is None else low
-        high = Fraction(_USUAL_INTEGER) if high is None else high
+        usual = Fraction(_USUAL_INTEGER)
+        least = low if low is not None else min(-usual, (high or 0) - usual)
+        high = high if high is not None else max(usual, least + usual)
+        low = least
     elif multiple is not None:
-        # Multiples are exact up to this limit.
-        limit = Fraction((10**EXACT_DIGITS if is_checked else 2**53) // Fraction(str(multiple)).denominator)
-        low = max(-limit, -limit if low is None else low)
-        high = min(limit, limit if high is None else high)
+        # Multiples are exact up to this bound.
+        bound = Fraction((10**EXACT_DIGITS if is_checked else 2**53) // Fraction(str(multiple)).denominator)
+        low = max(-bound, -bound if low is None else low)
+        high = min(bound, bound if high is None else high)
     keywords: dict[str, Any] = {}
     write = _written_integer if integer else _written_decimal
     if low is not None:
-        keywords["minimum"] = write(low, up=True, pointer=join_pointer(pointer, ["minimum"]))
+        keywords["minimum"] = write(low, up=True)
     if high is not None:
-        keywords["maximum"] = write(high, up=False, pointer=join_pointer(pointer, ["maximum"]))
+        keywords["maximum"] = write(high, up=False)
     if is_listed:
         keywords[LISTED] = _multiples(keywords, schema["multipleOf"], integer)
     elif multiple is not None:
@@ -186,30 +202,23 @@ def _is_binary(value: float) -> bool:
     return exact.denominator <= 2**10 and exact == Fraction(str(value))
 
 
-def _written_integer(bound: Fraction, *, up: bool, pointer: str) -> int:
+def _written_integer(bound: Fraction, *, up: bool) -> int:
     """Convert a bound for the library: the closest integer inside the range that a float represents exactly."""
-    exact = max(-_MAX_INTEGER, min(_MAX_INTEGER, int(bound)))
+    exact = max(-MAX_INTEGER, min(MAX_INTEGER, int(bound)))
     written = int(float(exact))
     if (written < bound) if up else (written > bound):
         written = int(math.nextafter(float(exact), math.inf if up else -math.inf))
-    _check_inside(Fraction(written), bound, up=up, pointer=pointer, limit=_MAX_INTEGER)
-    return written
+    return max(-MAX_INTEGER, min(MAX_INTEGER, written))
 
 
-def _written_decimal(bound: Fraction, *, up: bool, pointer: str) -> float | int:
+def _written_decimal(bound: Fraction, *, up: bool) -> float | int:
     """Convert a bound for the library: 15 digits, and not too small, because each digit adds a nesting level."""
     limited = max(Fraction(-_MAX_DECIMAL), min(Fraction(_MAX_DECIMAL), bound))
     if 0 < abs(limited) < _STEP:
         limited = (_STEP if up else Fraction(0)) if limited > 0 else (Fraction(0) if up else -_STEP)
     context = Context(prec=EXACT_DIGITS, rounding=ROUND_CEILING if up else ROUND_FLOOR)
     written = context.divide(Decimal(limited.numerator), Decimal(limited.denominator))
-    _check_inside(Fraction(written), bound, up=up, pointer=pointer, limit=_MAX_DECIMAL)
     return int(written) if written == written.to_integral_value() else float(written)
-
-
-def _check_inside(written: Fraction, bound: Fraction, *, up: bool, pointer: str, limit: int) -> None:
-    if (written < bound) if up else (written > bound):
-        raise SchemaProblem(pointer, f"bounds beyond {limit} are not supported")
 
 
 def _decimals(keywords: Mapping[str, Any]) -> int:

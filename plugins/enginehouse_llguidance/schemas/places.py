@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from attrs import evolve, frozen
 
 from enginehouse_llguidance.schemas.problems import join_pointer
 
-__all__ = ["Place", "ValuePath"]
+__all__ = ["Place", "Prepare", "ValuePath"]
 
 ValuePath = tuple[str | None, ...]
 """Property names that lead to a value; None is any name or index."""
+
+
+Prepare = Callable[..., Any]
+"""Prepares a subschema: ``prepare(value, *steps)``."""
 
 
 @frozen

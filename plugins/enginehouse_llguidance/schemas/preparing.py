@@ -9,43 +9,39 @@ This module walks the schema; the modules next to it handle the keywords.
 from __future__ import annotations
 
 import json
-import math
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
-from decimal import Decimal
-from typing import Any
+from typing import Any, Literal
 
 from attrs import define, evolve, field, frozen
 
 from enginehouse_llguidance.options import LlguidanceOptions
+from enginehouse_llguidance.patterns import limited_work
 from enginehouse_llguidance.schemas.arrays import array_keywords
-from enginehouse_llguidance.schemas.derived import derived_schemas, exclusive_options, loosened
+from enginehouse_llguidance.schemas.constants import read_constants, requires_unique
+from enginehouse_llguidance.schemas.derived import derived_schemas, exclusive_conditions, exclusive_options, without
 from enginehouse_llguidance.schemas.document import COMPLEX, REFERENCES, Document, inner_schemas
 from enginehouse_llguidance.schemas.dynamic import static_schema
+from enginehouse_llguidance.schemas.early import MALFORMED, modernized
 from enginehouse_llguidance.schemas.finite import find_endless
 from enginehouse_llguidance.schemas.joins import Joins
-from enginehouse_llguidance.schemas.keywords import KEYWORDS, TYPES, allows_nothing
-from enginehouse_llguidance.schemas.markers import CHECKED, LISTED, UNIQUE, UNIQUE_NAMES
+from enginehouse_llguidance.schemas.keywords import TYPES, allows_nothing
+from enginehouse_llguidance.schemas.markers import CHECKED, ESCAPED, LISTED, MATCHED, UNIQUE, UNIQUE_NAMES
 from enginehouse_llguidance.schemas.numbers import (
     ANY_INTEGER,
-    EXACT_DIGITS,
-    is_exact_integer,
-    is_number,
     number_keywords,
 )
 from enginehouse_llguidance.schemas.objects import is_closed_beside, object_keywords
 from enginehouse_llguidance.schemas.places import Place, ValuePath
-from enginehouse_llguidance.schemas.problems import NotExpressible, SchemaProblem, join_pointer
+from enginehouse_llguidance.schemas.problems import NotExpressible, SchemaProblem, TooManySubschemas
 from enginehouse_llguidance.schemas.references import find_cycle
-from enginehouse_llguidance.schemas.strings import check_text, has_control_characters, string_keywords
+from enginehouse_llguidance.schemas.strings import string_keywords
 from enginehouse_llguidance.schemas.texts import Texts
 from enginehouse_llguidance.schemas.validation import Rules, Validator, find_branches
-from enginehouse_llguidance.schemas.values import key_of
 
-__all__ = ["PreparedSchema", "prepare_schema", "read_schema"]
+__all__ = ["Loosening", "PreparedSchema", "prepare_schema", "read_schema"]
 
 _BRANCHES = (*REFERENCES, "allOf", "anyOf", "oneOf")
-_MAX_CONSTANT_DECIMALS = 22  # up to here a decimal is read as the closest float by every division
 _MAX_JSON_DEPTH = 120  # the library reads 128 levels
 _SCARCE = frozenset({"prefixItems", "contains", "anyOf", "oneOf", "not", "if", "unevaluatedItems"})
 """Keywords of arrays that may run out of different items."""
@@ -69,7 +65,7 @@ class PreparedSchema:
 
 
 def read_schema(text: str) -> Any:
-    """Parse the JSON of a schema.
+    """Parse the JSON of a schema; forms of drafts 3 and 4 are rewritten.
 
     Raises:
         SchemaProblem: it is not valid JSON, or nested too deeply.
@@ -85,7 +81,7 @@ def read_schema(text: str) -> Any:
     except ValueError as error:
         raise SchemaProblem("", f"the schema is not valid JSON: {error}") from error
     _check_depth(schema)
-    return schema
+    return modernized(schema)
 
 
 def _check_depth(schema: Any) -> None:
@@ -102,23 +98,31 @@ def _check_depth(schema: Any) -> None:
     raise SchemaProblem("", f"the JSON of the schema is nested deeper than {_MAX_JSON_DEPTH} levels")
 
 
-def prepare_schema(root: Any, options: LlguidanceOptions, *, is_loose: bool = False) -> PreparedSchema:
-    """Check and rewrite a schema.
+Loosening = Literal["derived", "names", "properties", "texts"]
+"""What is left out of the grammar, so that values are checked when they are complete: keywords that would be expressed
+by others; expressions for names, where schemas are joined; properties beyond 500 that may be absent; what strings have
+to match besides one expression.
+"""
 
-    Args:
-        is_loose: keywords that would be expressed by others are left out, and values checked when complete.
+
+def prepare_schema(
+    root: Any, options: LlguidanceOptions, loosened: frozenset[Loosening] = frozenset()
+) -> PreparedSchema:
+    """Check and rewrite a schema.
 
     Raises:
         SchemaProblem: something cannot be enforced; includes its location.
     """
     document = Document(root)
     if not document.depends_on_paths:
-        return _Preparer(document, options, is_loose).run()
+        with limited_work():
+            return _Preparer(document, options, loosened).run()
     static = static_schema(document, options.max_subschemas)
     try:
-        prepared = _Preparer(Document(static.root), options, is_loose).run()
+        with limited_work():
+            prepared = _Preparer(Document(static.root), options, loosened).run()
     except SchemaProblem as error:
-        raise SchemaProblem(static.origin(error.pointer), error.reason) from error
+        raise type(error)(static.origin(error.pointer), error.reason) from error
     return evolve(prepared, parts=tuple((static.origin(pointer), part) for pointer, part in prepared.parts))
 
 
@@ -128,21 +132,25 @@ class _Preparer:
 
     document: Document
     options: LlguidanceOptions
-    is_loose: bool
+    loosened: frozenset[Loosening]
     parts: list[tuple[str, Any]] = field(factory=list)
     names: dict[tuple[str, ValuePath | None], str] = field(factory=dict)
     waiting: deque[tuple[str, Any, Place]] = field(factory=deque)
     edges: dict[str, list[str]] = field(factory=lambda: defaultdict(list))
     same_value: dict[str, list[str]] = field(factory=lambda: defaultdict(list))
-    joins: Joins = field(factory=Joins)
+    joins: Joins = field(init=False)
     conditional: dict[str, list[str]] = field(factory=lambda: defaultdict(list))
     checked: dict[str, str] = field(factory=dict)  # pointers of schemas, and what is checked
     left_out: dict[str, str] = field(factory=dict)  # schemas that the grammar does not say, and why
     unique: set[str] = field(factory=set)
     counted: set[str] = field(factory=set)  # objects whose names are counted
     scarce: set[str] = field(factory=set)
-    escaped: str | None = None  # pointer of a constant with control characters
+    numbers: dict[str, frozenset[bytes]] = field(factory=dict)  # texts of the only numbers of a schema
+    escaped: str | None = None  # pointer of a constant or pattern with control characters
     uses_any_integer: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        self.joins = Joins(1) if "texts" in self.loosened else Joins()
 
     def run(self) -> PreparedSchema:
         """Traverse the schema, then check the references as a whole."""
@@ -154,22 +162,21 @@ class _Preparer:
         if self.uses_any_integer:
             definitions["integer"] = ANY_INTEGER
         self._check_references()
-        self.joins.check()
         endless = find_endless(self.parts, definitions)
         if endless is not None:
             raise SchemaProblem(endless, "every value that satisfies the schema would have to contain another one")
         parts = tuple((pointer, _with_definitions(part, definitions)) for pointer, part in self.parts)
         if self.escaped is not None:
-            self._check_names(self.escaped)
+            self._count_ambiguous_names(self.escaped)
         whole = _with_definitions(schema, definitions)
         return PreparedSchema(whole, parts, self._rules(), self.escaped is not None)
 
-    def _check_names(self, pointer: str) -> None:
-        """Refuse names that could be written in two ways: the library takes the second one for another name."""
-        names = (name for _, part in self.parts if isinstance(part, dict) for name in part.get("properties", ()))
-        if any(min(name, default=" ") < " " for name in names):
-            message = "a control character is not supported in a constant beside one in the name of a property"
-            raise SchemaProblem(pointer, message)
+    def _count_ambiguous_names(self, pointer: str) -> None:
+        """Check all of a value if a name may be written in two ways: the library takes one for another name."""
+        for place, part in self.parts:
+            if isinstance(part, dict) and any(min(name, default=" ") < " " for name in part.get("properties", ())):
+                self.checked[""] = pointer
+                self.counted.add(place)
 
     def _rules(self) -> Rules | None:
         """Return what is enforced while the answer is written, by the schemas that always apply to a value.
@@ -187,11 +194,12 @@ class _Preparer:
         texts, branches = Texts(), set[str]()
         for place in checked:
             branches |= find_branches(self.document, place, texts, in_branch=False)
-        for place in self.left_out:
+        for place in filter(self.document.has, self.left_out):
             branches |= find_branches(self.document, place, texts, in_branch=True)
         validator = Validator(self.document, texts, frozenset(branches))
         names, scarce = frozenset(self.counted), frozenset(self.scarce | self.counted)
-        return Rules(validator, validator.always([""]), frozenset(checked), frozenset(self.unique), names, scarce)
+        unique = frozenset(self.unique)
+        return Rules(validator, validator.always([""]), frozenset(checked), unique, names, scarce, self.numbers)
 
     def _above(self, asked: set[str]) -> Iterator[tuple[str, str]]:
         """Yield the schemas one of whose branches leads to one of these, and to which."""
@@ -225,22 +233,17 @@ class _Preparer:
         if place.depth > self.options.max_depth:
             raise SchemaProblem(place.pointer, f"the schema is nested deeper than {self.options.max_depth} levels")
         if len(self.parts) >= self.options.max_subschemas:
-            raise SchemaProblem(place.pointer, f"the schema has more than {self.options.max_subschemas} subschemas")
-        self._check_keywords(value, place)
-        prepared = self._rewrite(value, place)
-        if prepared == ANY_INTEGER:  # shared, because its automaton is large
+            message = f"the schema has more than {self.options.max_subschemas} subschemas"
+            raise TooManySubschemas(place.pointer, message)
+        for name in MALFORMED.keys() & value.keys():
+            raise SchemaProblem(place.at(name), MALFORMED[name])
+        prepared: Any = self._rewrite(value, place)
+        if prepared.get("enum") == []:
+            prepared = False  # which the library tells from a schema without a value
+        elif prepared == ANY_INTEGER:  # shared, because its automaton is large
             self.uses_any_integer, prepared = True, {"$ref": "#/$defs/integer"}
         self.parts.append((place.pointer, prepared))
         return prepared
-
-    def _check_keywords(self, schema: Mapping[str, Any], place: Place) -> None:
-        for name in schema:
-            keyword = KEYWORDS.get(name)
-            if keyword is None:
-                continue  # an annotation
-            if keyword.status == "refused":
-                reason = f": {keyword.note}" if keyword.note else ""
-                raise SchemaProblem(place.at(name), f"the keyword {name!r} is not supported{reason}")
 
     def _rewrite(self, schema: dict[str, Any], place: Place) -> dict[str, Any]:
         if self.document.is_early and "$ref" in schema:
@@ -248,14 +251,18 @@ class _Preparer:
         types = _types(schema, place)
         branches = [key for key in _BRANCHES if key in schema]
         derived = self._derived(schema, place)
+        grouped: list[int] = []
+        if "allOf" in schema and "derived" not in self.loosened:
+            grouped, one = exclusive_conditions(self.document, schema, place.pointer)
+            derived += [("allOf", one)] if grouped else []
         is_alone = not branches and not derived and place.pointer not in self.checked
         own = place if is_alone else place.beside()
         prepared: dict[str, Any] = {}
         if "type" in schema:
             prepared["type"] = types[0] if len(types) == 1 else types
         prepared |= self._of_types(schema, types, own)
-        prepared |= self._constants(schema, place)
-        if prepared.pop(UNIQUE, False) and _require_unique(prepared):
+        self._add_constants(schema, types, prepared, place)
+        if prepared.pop(UNIQUE, False) and requires_unique(prepared):
             self.unique.add(place.pointer)
         if prepared.pop(UNIQUE_NAMES, False):
             self.counted.add(place.pointer)
@@ -268,11 +275,13 @@ class _Preparer:
             ]
         if what := prepared.pop(CHECKED, None):
             self.checked[place.pointer] = what
+        if what := prepared.pop(MATCHED, None):
+            self.checked[place.pointer] = self.left_out[place.pointer] = what
         if not _SCARCE.isdisjoint(schema) or ("array" in types and schema.get("minItems", 0) > 1):
             self.scarce.add(place.pointer)
         if branches:
             is_only = len(branches) == 1 and not prepared and not derived
-            self._add_branches(schema, branches, prepared, place if is_only else place.beside())
+            self._add_branches(schema, branches, prepared, place if is_only else place.beside(), grouped)
         if derived and not branches and is_closed_beside(self.document, schema, [one for _, one in derived], place):
             prepared["additionalProperties"] = False
         for key, one in derived:
@@ -287,12 +296,12 @@ class _Preparer:
         for key, derive in derived_schemas(self.document, schema, place.pointer):
             try:
                 one = derive()
-                is_said = not self.is_loose or key in ("minProperties", "maxProperties")
+                is_said = "derived" not in self.loosened or key in ("minProperties", "maxProperties")
             except NotExpressible:
                 is_said = False
             if not is_said:
                 self._check_later(schema, place, key)
-                one = loosened(self.document, schema, place.pointer, key)
+                one = without(self.document, schema, place.pointer, key)
             if one is not True:
                 found.append((key, one))
             if is_said and (one is True or key.startswith("unevaluated")):  # its own schema may be without effect
@@ -337,17 +346,32 @@ class _Preparer:
         if "number" in types or "integer" in types:
             exact = "enum" in schema or "const" in schema or not own.is_alone
             keywords |= number_keywords(schema, own.pointer, integer="number" not in types, exact=exact)
-            if own.joined is not None and "multipleOf" in keywords:
-                self.joins.add_multiple(own.joined, keywords["multipleOf"])
+            multiple = keywords.get("multipleOf")
+            if multiple is not None and own.joined is not None and not self.joins.adds_multiple(own.joined, multiple):
+                del keywords["multipleOf"]
+                keywords[CHECKED] = own.at("multipleOf")
         if "string" in types:
-            keywords |= string_keywords(schema, own.pointer)
-            if own.joined is not None and "pattern" in keywords:
-                self.joins.add_pattern(own.joined, keywords["pattern"])
+            keywords |= self._of_strings(schema, own)
+            self.escaped = self.escaped or keywords.pop(ESCAPED, None)
         if "array" in types:
             keywords |= array_keywords(schema, own, prepare)
         if "object" in types:
-            keywords |= object_keywords(self._with_names(schema, own), own, prepare)
+            keywords |= object_keywords(
+                self._with_names(schema, own),
+                own,
+                prepare,
+                has_loose_names="names" in self.loosened,
+                has_few_properties="properties" in self.loosened,
+            )
         return keywords
+
+    def _of_strings(self, schema: dict[str, Any], own: Place) -> dict[str, Any]:
+        found = string_keywords(schema, own.pointer, is_loose="texts" in self.loosened)
+        patterns = {one["pattern"] for one in (found, *found.get("allOf", ())) if "pattern" in one}
+        if patterns and own.joined is not None and not self.joins.adds_patterns(own.joined, patterns):
+            found = {key: value for key, value in found.items() if key not in ("pattern", "allOf")}
+            found[MATCHED] = own.at("pattern" if "pattern" in schema else "format")
+        return found
 
     def _with_names(self, schema: dict[str, Any], place: Place) -> dict[str, Any]:
         """Return a schema with the names themselves, where ``propertyNames`` is a reference to them."""
@@ -358,28 +382,19 @@ class _Preparer:
         is_same = not isinstance(value, dict) or COMPLEX.isdisjoint(value)  # at any place
         return {**schema, "propertyNames": value} if is_same else schema
 
-    def _constants(self, schema: dict[str, Any], place: Place) -> dict[str, Any]:
-        prepared = {}
-        if "enum" in schema:
-            values = schema["enum"]
-            if not isinstance(values, list) or not values:
-                raise SchemaProblem(place.at("enum"), "must be a list with at least one value")
-            if len(values) > self.options.max_choices:
-                raise SchemaProblem(place.at("enum"), f"has more than {self.options.max_choices} values")
-            prepared["enum"] = [self._constant(value, place.at("enum", index)) for index, value in enumerate(values)]
-        if "const" in schema:
-            prepared["const"] = self._constant(schema["const"], place.at("const"))
-        return prepared
-
-    def _constant(self, value: Any, pointer: str) -> Any:
-        if self.escaped is None and _is_escaped(value):
-            self.escaped = pointer
-        return _constant(value, pointer)
+    def _add_constants(self, schema: dict[str, Any], types: list[str], prepared: dict[str, Any], place: Place) -> None:
+        constants = read_constants(schema, types, place, self.options.max_choices)
+        prepared |= constants.keywords
+        if constants.near:
+            prepared["allOf"] = [*prepared.get("allOf", []), {"anyOf": list(constants.near)}]
+            self.checked[place.pointer] = place.at("const" if "const" in schema else "enum")
+            self.numbers[place.pointer] = constants.numbers
+        self.escaped = self.escaped or constants.escaped
 
     def _add_branches(
-        self, schema: dict[str, Any], branches: list[str], prepared: dict[str, Any], place: Place
+        self, schema: dict[str, Any], branches: list[str], prepared: dict[str, Any], place: Place, grouped: list[int]
     ) -> None:
-        """Add the schemas that apply to the same value."""
+        """Add the schemas that apply to the same value, without the members of ``allOf`` that are grouped."""
         if branches[0] in REFERENCES:
             target, value = self.document.target(schema, place.pointer)
             if allows_nothing(value):  # as a definition, it would be refused also where no value is needed
@@ -398,6 +413,8 @@ class _Preparer:
             around = place.beside() if key == "allOf" and len(options) > 1 else place
             found = []
             for index, option in enumerate(options):
+                if key == "allOf" and index in grouped:
+                    continue
                 branch = around.of_branch(key, index, *suffix)
                 self._note_branch(place, branch, is_conditional=key != "allOf")
                 found.append(self.prepare(option, branch))
@@ -414,7 +431,7 @@ class _Preparer:
             exclusive = exclusive_options(self.document, schema, place.pointer)
             if exclusive is None:
                 return schema["oneOf"], ()
-            if not self.is_loose:
+            if "derived" not in self.loosened:
                 return exclusive, ("*",)
         except NotExpressible:
             pass
@@ -440,19 +457,6 @@ def _with_definitions(schema: Any, definitions: dict[str, Any]) -> Any:
     return {**schema, "$defs": definitions} if definitions and isinstance(schema, dict) else schema
 
 
-def _require_unique(prepared: dict[str, Any]) -> bool:
-    """Enforce ``uniqueItems`` on constants; True if it is to be enforced while an array is written."""
-    if "const" in prepared and not _has_unique_items(prepared["const"]):
-        prepared["enum"] = []
-    elif "enum" in prepared:
-        prepared["enum"] = [value for value in prepared["enum"] if _has_unique_items(value)]
-    return "const" not in prepared and "enum" not in prepared
-
-
-def _has_unique_items(value: Any) -> bool:
-    return not isinstance(value, list) or len(set(map(key_of, value))) == len(value)
-
-
 def _types(schema: Mapping[str, Any], place: Place) -> list[str]:
     """Return the allowed types; an integer counts as a number."""
     named = schema.get("type", list(TYPES))
@@ -464,32 +468,3 @@ def _types(schema: Mapping[str, Any], place: Place) -> list[str]:
             shown = repr(name)[:60]
             raise SchemaProblem(place.at("type"), f"{shown} is not a type; the types are {', '.join(TYPES)}")
     return [name for name in dict.fromkeys(names) if name != "integer" or "number" not in names]
-
-
-def _is_escaped(value: Any) -> bool:
-    if isinstance(value, str):
-        return has_control_characters(value)
-    inner = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return any(map(_is_escaped, inner))
-
-
-def _constant(value: Any, pointer: str) -> Any:
-    """Return a constant that the library writes back as the same value."""
-    if isinstance(value, str):
-        check_text(value, pointer)
-    elif isinstance(value, list):
-        return [_constant(item, join_pointer(pointer, [index])) for index, item in enumerate(value)]
-    elif isinstance(value, dict):
-        return {name: _constant(item, join_pointer(pointer, [name])) for name, item in value.items()}
-    elif is_number(value):
-        if not math.isfinite(value):
-            raise SchemaProblem(pointer, "must be finite")
-        if value == int(value):
-            if not is_exact_integer(value):
-                raise SchemaProblem(pointer, "an integer that no float holds exactly is not supported as a constant")
-            return int(value)
-        _, digits, exponent = Decimal(repr(value)).as_tuple()
-        if len(digits) > EXACT_DIGITS or int(exponent) < -_MAX_CONSTANT_DECIMALS:
-            limit = f"{EXACT_DIGITS} digits, {_MAX_CONSTANT_DECIMALS} of them after the point"
-            raise SchemaProblem(pointer, f"numbers of more than {limit}, are not supported as constants")
-    return value

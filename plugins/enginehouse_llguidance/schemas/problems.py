@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["NotExpressible", "SchemaProblem", "join_pointer"]
+__all__ = ["NotExpressible", "SchemaProblem", "TooManySubschemas", "join_pointer"]
 
 
 class SchemaProblem(ValueError):
@@ -19,6 +19,10 @@ class SchemaProblem(ValueError):
         shown = pointer if len(pointer) <= 200 else f"{pointer[:200]}..."
         super().__init__(f"'{shown}': {message}" if pointer else message)
         self.pointer, self.reason = pointer, message
+
+
+class TooManySubschemas(SchemaProblem):
+    """A schema has too many parts, together with those that its keywords are expressed by."""
 
 
 class NotExpressible(SchemaProblem):

@@ -8,15 +8,19 @@ from contextlib import suppress
 
 from attrs import define, field, frozen
 
-from enginehouse_llguidance.automata import Expression
 from enginehouse_llguidance.formats import FOREIGN_TEXTS, STRING_FORMATS
-from enginehouse_llguidance.patterns import PatternError, translate_pattern
+from enginehouse_llguidance.patterns import AutomatonError, Expression, PatternError, expression_of
 from enginehouse_llguidance.schemas.strings import read_pattern
 
-__all__ = ["Texts", "Undecided", "in_ascii"]
+__all__ = ["Texts", "TooLarge", "Undecided", "in_ascii"]
 
 _CATEGORY = re.compile(r"\\([pP])\{(\w+)\}")
+_MAX_NODES = 200_000  # of all automata: a second
 _FORMATS = {name: re.compile(expression) for name, expression in STRING_FORMATS.items()}
+
+
+class TooLarge(ValueError):
+    """A value has too many parts to be evaluated, or one that is too long for an expression."""
 
 
 class Undecided(Exception):
@@ -27,22 +31,9 @@ class Undecided(Exception):
 class _Known:
     """A pattern: what all validators match, and what any of them may match; None if it is not known."""
 
-    narrow: _Reading
-    wide: _Reading | None
+    narrow: Expression
+    wide: Expression | None
     is_agreed: bool  # on all texts; otherwise on printable ASCII
-
-
-@frozen(eq=False)
-class _Reading:
-    expression: Expression
-    has_categories: bool  # known in ASCII only
-
-    @classmethod
-    def of(cls, regex: str) -> _Reading:
-        return cls(Expression(in_ascii(regex)), _CATEGORY.search(regex) is not None)
-
-    def matches(self, text: str) -> bool | None:
-        return self.expression.matches(text) if text.isascii() or not self.has_categories else None
 
 
 @define(eq=False)
@@ -50,6 +41,7 @@ class Texts:
     """Patterns and formats, read when they are first asked for."""
 
     known: dict[str, _Known] = field(factory=dict)
+    num_nodes: int = 0
 
     def read(self, pattern: str, pointer: str = "") -> _Known:
         """Translate a pattern.
@@ -59,22 +51,32 @@ class Texts:
             AutomatonError: it is too large.
         """
         if pattern not in self.known:
-            translated = read_pattern(pattern, pointer)
-            narrow, wide = _Reading.of(translated.regex), None
-            is_agreed = not translated.depends_on_dialect and not narrow.has_categories
+            if self.num_nodes > _MAX_NODES:
+                raise AutomatonError("the expressions that are checked are too large together")
+            is_agreed = not read_pattern(pattern, pointer).depends_on_dialect
+            narrow, wide = Expression(expression_of(pattern, is_widened=False)), None
             if not is_agreed:
-                with suppress(PatternError):
-                    wide = _Reading.of(translate_pattern(pattern, search=True, is_widened=True).regex)
+                with suppress(PatternError, AutomatonError):
+                    wide = Expression(expression_of(pattern, is_widened=True))
+            self.num_nodes += narrow.size + (0 if wide is None else wide.size)
             self.known[pattern] = _Known(narrow, wide, is_agreed)
         return self.known[pattern]
 
     def matches(self, pattern: str, text: str) -> bool | None:
-        """Return True if a pattern is found in a text, None if that depends on the dialect. Raises as :meth:`read`."""
+        """Return True if a pattern is found in a text, None if that depends on the dialect.
+
+        Raises as :meth:`read`, and TooLarge.
+        """
         known = self.read(pattern)
-        found = known.narrow.matches(text)
-        if found or known.is_agreed or (text.isascii() and text.isprintable()):
-            return found
-        is_foreign = known.wide is not None and "\n" not in text and known.wide.matches(text) is False
+        try:
+            found = known.narrow.matches(text)
+            if found or known.is_agreed or (text.isascii() and text.isprintable()):
+                return found
+            is_foreign = known.wide is not None and "\n" not in text and not known.wide.matches(text)
+        except AutomatonError as error:
+            raise TooLarge(
+                "a string is too long to be matched; limit its length, for example with maxLength"
+            ) from error
         return False if is_foreign else None
 
     def has_format(self, name: str, text: str) -> bool | None:

@@ -8,17 +8,17 @@ string on which validators disagree to find out.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from attrs import define, field, frozen
 
-from enginehouse_llguidance.automata import AutomatonError
+from enginehouse_llguidance.patterns import AutomatonError
 from enginehouse_llguidance.schemas.document import REFERENCES, Document, inner_schemas
 from enginehouse_llguidance.schemas.numbers import is_multiple
 from enginehouse_llguidance.schemas.problems import SchemaProblem, join_pointer
-from enginehouse_llguidance.schemas.texts import Texts, Undecided
-from enginehouse_llguidance.schemas.values import key_of
+from enginehouse_llguidance.schemas.texts import Texts, TooLarge, Undecided
+from enginehouse_llguidance.schemas.values import is_of_type, key_of
 
 __all__ = ["NO_RULES", "Rules", "TooLarge", "Validator", "find_branches"]
 
@@ -28,10 +28,6 @@ _CONDITIONAL = frozenset(
 _EVALUATING = frozenset({*_CONDITIONAL, *REFERENCES, "allOf"})
 _NUMBERS = (int, float)
 _MAX_EVALUATED = 50_000  # a tenth of a second
-
-
-class TooLarge(ValueError):
-    """A value has too many parts, and too many schemas apply to them, to be evaluated."""
 
 
 def find_branches(document: Document, pointer: str, texts: Texts, *, in_branch: bool) -> set[str]:
@@ -68,7 +64,7 @@ def _read_patterns(schema: dict[str, Any], pointer: str, texts: Texts) -> None:
         try:
             texts.read(schema["pattern"] if place == ("pattern",) else place[-1], join_pointer(pointer, place))
         except AutomatonError as error:
-            raise SchemaProblem(join_pointer(pointer, place), f"is too large in a branch: {error}") from error
+            raise SchemaProblem(join_pointer(pointer, place), f"is too large to be checked: {error}") from error
 
 
 @define(eq=False)
@@ -102,14 +98,43 @@ class Validator:
     def allows_name(self, pointer: str, name: str) -> bool:
         """Return True if a name may be one of the object to which a schema applies."""
         schema = self.document.at(pointer)
-        is_asked = isinstance(schema, dict) and "propertyNames" in self._read(schema)
-        return not is_asked or self.is_valid(f"{pointer}/propertyNames", name)
+        if not isinstance(schema, dict):
+            return True
+        schema = self._read(schema)
+        if "propertyNames" in schema and not self.is_valid(f"{pointer}/propertyNames", name):
+            return False
+        try:
+            places = self._of_name(schema, pointer, name, is_evaluated=True)
+        except Undecided:
+            return False
+        return all(self.document.at(one) is not False for one in places)
 
     def most_members(self, pointer: str) -> float:
         """Return the largest number of members of an object to which a schema applies."""
         schema = self.document.at(pointer)
         high: float = self._read(schema).get("maxProperties", math.inf) if isinstance(schema, dict) else math.inf
         return high
+
+    def has_room(self, pointers: frozenset[str], names: frozenset[str], name: str) -> bool:
+        """Return False if a further name of an object leaves too little room for those that are required, or too few
+        for ``minProperties`` after it.
+
+        Args:
+            pointers: schemas that always apply to the object.
+        """
+        schemas = [self._read(schema) for one in pointers if isinstance(schema := self.document.at(one), dict)]
+        missing = {other for schema in schemas for other in schema.get("required", ())} - names - {name}
+        size = len(names) + 1
+        for schema in schemas:
+            if size + len(missing) > schema.get("maxProperties", math.inf):
+                return False
+            is_closed = schema.get("additionalProperties") is False and "patternProperties" not in schema
+            if is_closed and size < schema.get("minProperties", 0):
+                properties = list(schema.get("properties", ()))
+                num_later = len(properties) - properties.index(name) - 1 if name in properties else 0
+                if size + num_later < schema["minProperties"]:
+                    return False
+        return True
 
     # -- places ------------------------------------------------------------------------------------
 
@@ -296,7 +321,7 @@ def _holds(schema: dict[str, Any], value: Any) -> bool:  # noqa: PLR0911 - one p
     """Return True if a value satisfies the keywords that contain no schemas."""
     if "type" in schema:
         named = schema["type"]
-        if not any(_is_of(name, value) for name in ([named] if isinstance(named, str) else named)):
+        if not any(is_of_type(name, value) for name in ([named] if isinstance(named, str) else named)):
             return False
     if "enum" in schema and key_of(value) not in map(key_of, schema["enum"]):
         return False
@@ -334,16 +359,6 @@ def _is_within(schema: dict[str, Any], of: str, value: Any) -> bool:
     return bool(schema.get(f"min{of}", 0) <= len(value) <= schema.get(f"max{of}", math.inf))
 
 
-def _is_of(name: str, value: Any) -> bool:
-    is_number = isinstance(value, _NUMBERS) and not isinstance(value, bool)
-    if name == "integer":
-        return is_number and (isinstance(value, int) or value.is_integer())
-    if name == "number":
-        return is_number
-    kinds: dict[str, Any] = {"null": type(None), "boolean": bool, "string": str, "array": list, "object": dict}
-    return isinstance(value, kinds[name])
-
-
 @frozen(eq=False)
 class Rules:
     """Rules that are enforced beside the grammar, by pointer of the request's schema.
@@ -354,6 +369,7 @@ class Rules:
         unique: arrays without equal items.
         names: objects without equal names.
         scarce: those of the arrays and objects that may run out of different items or names.
+        numbers: texts of the only numbers of a schema.
     """
 
     validator: Validator
@@ -362,6 +378,7 @@ class Rules:
     unique: frozenset[str] = frozenset()
     names: frozenset[str] = frozenset()
     scarce: frozenset[str] = frozenset()
+    numbers: Mapping[str, frozenset[bytes]] = field(factory=dict)
 
 
 NO_RULES = Rules(Validator(Document(True)), frozenset())

@@ -146,6 +146,28 @@ def test_the_next_pass_is_launched_before_the_last_is_read() -> None:
     assert runner.num_steps == 20
 
 
+def test_the_last_pass_is_read_between_the_next_one_and_its_draws() -> None:
+    """The device computes meanwhile; draws of a pass with early exit wait for its decisions."""
+    order: list[str] = []
+
+    class Ordered(FakeRunner):
+        def forward(self, spans: Sequence[Span]) -> ForwardOutput:
+            order.append("forward")
+            return super().forward(spans)
+
+        def sample(self, output: ForwardOutput, draws: Sequence[Draw]) -> FakeDrawn:
+            order.append("sample")
+            drawn = super().sample(output, draws)
+            read = drawn.host
+            drawn.host = lambda: (order.append("read"), read())[1]  # type: ignore[method-assign]
+            return drawn
+
+    runner = Ordered(FakeOptions(device_sampling=True))
+    _run(_engine(True, runner), [(_request(SamplingParams(seed=1), 4, stopping={"ignore_eos": True}), _prompt(0, 5))])
+
+    assert order == ["forward", "sample", *["forward", "read", "sample"] * 3, "read"]
+
+
 @pytest.mark.parametrize(("penalty", "min_tokens"), [(1.2, 0), (1.0, 20)])
 def test_what_looks_back_is_read_at_once(penalty: float, min_tokens: int) -> None:
     runner = _WatchedRunner(FakeOptions(device_sampling=True))

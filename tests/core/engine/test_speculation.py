@@ -332,6 +332,56 @@ def test_where_the_device_draws_tokens_are_read_at_once_only_while_there_are_dra
         assert all(is_ahead for length, is_ahead in ahead.items() if 90 < length < 200)
 
 
+@pytest.mark.parametrize("stop", [(), ("no such text",)])
+def test_where_the_device_draws_the_next_pass_is_launched_before_text_is_made_of_accepted_drafts(
+    stop: tuple[str, ...],
+) -> None:
+    """Unless the text may end the sequence: then the next pass waits for it."""
+    request, prompt = make_request(max_tokens=60, ignore_eos=True, stop=stop), prompt_of(1, 10)
+    options = FakeOptions(device_sampling=True)
+    (text,) = texts_of([(request, prompt)], options)
+    num_shown, num_late = 0, 0
+
+    class Watched(FakeRunner):
+        def forward(self, spans: Sequence[Span]) -> ForwardOutput:
+            nonlocal num_late
+            num_late += any(span.start + 1 > len(prompt) + num_shown for span in spans if span.start > len(prompt))
+            return super().forward(spans)
+
+    ticks = itertools.count()
+    engine = StepEngine(
+        Watched(options), EngineSettings(), {}, clock=lambda: float(next(ticks)), drafters={"oracle": Oracle([text])}
+    )
+    results = {request.request_id: Result()}
+    engine.add(request, prompt)
+    while engine.has_work():
+        for request_id, event in engine.step():
+            results[request_id].take(event)
+            num_shown += len(event.token_ids) if isinstance(event, TextDelta) else 0
+    (result,) = results.values()
+
+    assert result.token_ids[0] == text[len(prompt) :]
+    assert result.summary is not None and result.summary.usage.accepted_draft_tokens > 30
+    assert num_late == 0 if stop else num_late > 4
+
+
+@pytest.mark.parametrize("error", [0.0, 0.2])
+@pytest.mark.parametrize("max_tokens", [60, 200])
+def test_drafts_taken_at_once_are_counted_as_those_taken_one_by_one(error: float, max_tokens: int) -> None:
+    """The latter with a stop string that never comes; the text ends by length, or by an end token."""
+    results = []
+    for stop in ((), ("no such text",)):
+        request, prompt = make_request(max_tokens=max_tokens, stop=stop), prompt_of(3, 10)
+        options = FakeOptions(device_sampling=True)
+        oracle = Oracle(texts_of([(request, prompt)], options), error)
+        (result,) = run(counting_engine(oracle, CountingRunner(options)), [(request, prompt)])
+        assert result.summary is not None and result.summary.usage.accepted_draft_tokens > 5
+        usage = result.summary.usage
+        results.append((seen_of(result), usage.drafted_tokens, usage.accepted_draft_tokens, usage.completion_tokens))
+
+    assert results[0] == results[1]
+
+
 def test_drafts_that_are_always_wrong_are_soon_not_computed_any_more() -> None:
     request, prompt = make_request(max_tokens=300, ignore_eos=True), prompt_of(1, 10)
     oracle = Oracle(texts_of([(request, prompt)], FakeOptions()), error=1.0)

@@ -186,7 +186,7 @@ _CONFIGS: dict[str, dict[str, Any]] = {
 
 _FUSED = (
     "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "phi3", "mixtral", "qwen2_moe", "qwen3_moe", "olmo2", "olmo3",
-    "olmoe", "granite", "granite_swa", "glm4", "smollm3", "exaone4", "ernie4_5", "gemma3",
+    "olmoe", "granite", "granite_swa", "glm4", "smollm3", "exaone4", "ernie4_5", "gemma3", "gpt_oss",
 )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
-_NEAR = {"float32": 1e-4, "bfloat16": 0.01}
+_NEAR = {"float32": 1e-4, "float16": 0.003, "bfloat16": 0.01}
 
 
 def _random(dtype: str, *shape: int) -> Any:
@@ -52,39 +52,91 @@ def test_products_for_one_token_and_for_a_few(dtype: str, width: int, is_gated: 
         assert _difference(found.sum(1) if found.dim() == 3 else found, expected) < _NEAR[dtype]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("num_tokens", [1, 2, 40, 130, 600])
-def test_experts_give_the_sum_of_the_chosen_ones(dtype: str, num_tokens: int) -> None:
-    """Few pairs of token and expert, some, and many; one expert that every token chooses."""
+def _mxfp4(rows: int, width: int) -> Any:
+    from enginehouse_hf.packed import Packed
+
+    generator = torch.Generator(device="cuda").manual_seed(rows + width)
+    codes = torch.randint(-(1 << 31), 1 << 31, (rows, width // 8), generator=generator, device="cuda")
+    scales = torch.randint(120, 126, (rows, width // 32), generator=generator, device="cuda")
+    return Packed(codes.to(torch.int32), scales.to(torch.uint8))
+
+
+def _in_blocks(weight: Any) -> Any:
+    """FP8 with a factor for 128 columns of a row."""
+    from enginehouse_hf.packed import Packed, quantized
+
+    parts = [quantized(columns, "fp8") for columns in weight.split(128, 1)]
+    codes = torch.cat([part.codes.view(torch.uint8) for part in parts], 1).view(torch.float8_e4m3fn)
+    return Packed(codes, torch.cat([part.scales for part in parts], 1))
+
+
+_FORMS = ("plain", "fp8", "fp8 in blocks", "int4", "int4, groups of 32", "mxfp4")
+
+
+def _weights(form: str, dtype: str, rows: int, width: int, bias: bool) -> tuple[Any, Any]:
+    """A projection, and what its weights are in float32."""
+    from attrs import evolve
+
+    from enginehouse_hf.cuda.structure import Linear
+    from enginehouse_hf.packed import quantized, unpacked
+
+    weight, added = _random(dtype, rows, width), _random(dtype, rows) if bias else None
+    if form == "plain":
+        return Linear(weight, added), weight.float()
+    if form == "int4, groups of 32":
+        narrow = quantized(weight.view(-1, 32), "int4")
+        scales, zeros = (one.view(rows, -1) for one in (narrow.scales, narrow.zeros))
+        part = evolve(narrow, codes=narrow.codes.view(rows, -1), scales=scales, zeros=zeros)
+    elif form == "mxfp4":
+        part = _mxfp4(rows, width)
+    else:
+        part = _in_blocks(weight) if form == "fp8 in blocks" else quantized(weight, form)  # type: ignore[arg-type]
+    return evolve(part, bias=added), unpacked(part, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("form", _FORMS)
+@pytest.mark.parametrize("is_clamped", [False, True])
+def test_experts_give_the_sum_of_the_chosen_ones(dtype: str, form: str, is_clamped: bool) -> None:
+    """One token, few pairs of token and expert, some, and many; one expert that every token chooses."""
     from enginehouse_hf.cuda.experts import run_experts
-    from enginehouse_hf.cuda.structure import Experts
+    from enginehouse_hf.cuda.structure import Clamped, Experts, Linear
 
-    num_experts, num_chosen, hidden, width = 12, 3, 128, 80
-    part = Experts(
-        router=_random(dtype, num_experts, hidden),
-        num_chosen=num_chosen,
-        normalises=True,
-        gate_up=_random(dtype, num_experts, 2 * width, hidden),
-        down=_random(dtype, num_experts, hidden, width),
-        activation="silu",
-    )
-    x = _random(dtype, num_tokens, hidden) + part.router[5]
-    chances = torch.softmax(torch.nn.functional.linear(x, part.router).float(), -1)
-    weights, ids = chances.topk(num_chosen, -1)
-    weights = weights / weights.sum(-1, keepdim=True)
-    gate, up = torch.einsum("th,tkih->tki", x.float(), part.gate_up.float()[ids]).chunk(2, -1)
-    active = torch.nn.functional.silu(gate) * up
-    expected = torch.einsum("tki,tkhi,tk->th", active, part.down.float()[ids], weights)
+    num_experts, num_chosen = 12, 3
+    hidden, width = (256, 384) if "blocks" in form else (320, 96) if "int4" not in form else (256, 128)
+    gate_up, wide_gate_up = _weights(form, dtype, num_experts * 2 * width, hidden, is_clamped)
+    down, wide_down = _weights(form, dtype, num_experts * hidden, width, is_clamped)
+    router = Linear(_random(dtype, num_experts, hidden), _random(dtype, num_experts) if is_clamped else None)
+    clamped = Clamped(1.702, 0.5)
+    part = Experts(router, num_chosen, True, gate_up, down, clamped if is_clamped else "silu", alternates=is_clamped)
+    for num_tokens in (1, 2, 40, 130, 600):
+        x = _random(dtype, num_tokens, hidden) + router.weight[5]
+        logits = torch.nn.functional.linear(x, router.weight, router.bias).float()
+        weights, ids = torch.softmax(logits, -1).topk(num_chosen, -1)
+        weights = weights / weights.sum(-1, keepdim=True)
+        both = torch.einsum("th,tkih->tki", x.float(), wide_gate_up.view(num_experts, 2 * width, hidden)[ids])
+        if is_clamped:
+            both += gate_up.bias.float().view(num_experts, -1)[ids]
+            gate, up = both[..., ::2].clamp(max=0.5), both[..., 1::2].clamp(-0.5, 0.5)
+            active = (up + 1) * gate * torch.sigmoid(1.702 * gate)
+        else:
+            gate, up = both.chunk(2, -1)
+            active = torch.nn.functional.silu(gate) * up
+        result = torch.einsum("tki,tkhi->tkh", active, wide_down.view(num_experts, hidden, width)[ids])
+        if is_clamped:
+            result += down.bias.float().view(num_experts, -1)[ids]
+        expected = (result * weights[:, :, None]).sum(1)
 
-    found = run_experts(x, part).sum(1)
-    assert (ids == 5).any(1).all()
-    assert _difference(found, expected) < _NEAR[dtype]
-    assert torch.equal(run_experts(x, part).sum(1), found)
+        found = run_experts(x, part).float().sum(1)
+        assert (ids == 5).any(1).all()
+        assert _difference(found, expected) < _NEAR[dtype]
+        assert torch.equal(run_experts(x, part).float().sum(1), found)
 
 
 @pytest.mark.parametrize("norm_width", [None, 32, 128])
 def test_parts_of_a_product_are_summed_by_rotation_and_gate(norm_width: int | None) -> None:
     """As if they had been summed and rounded before; with norms of heads, of all together, and without."""
+    from enginehouse_hf.cuda.kv_tensor import KvTensor
     from enginehouse_hf.cuda.layers import gated, rotate_and_store
     from enginehouse_hf.cuda.structure import Attention, Linear, Norm, Rotary
 
@@ -107,7 +159,8 @@ def test_parts_of_a_product_are_summed_by_rotation_and_gate(norm_width: int | No
 
     def rotated(qkv: Any) -> Any:
         keys, values = (torch.zeros(8, num_kv, dim, dtype=torch.bfloat16, device="cuda") for _ in range(2))
-        return torch.cat([rotate_and_store(qkv, keys, values, positions, places, part), keys, values])
+        pool = KvTensor(keys, None), KvTensor(values, None)
+        return torch.cat([rotate_and_store(qkv, *pool, positions, places, part, torch.bfloat16), keys, values])
 
     torch.testing.assert_close(rotated(parts), rotated(whole), rtol=0.02, atol=0.02)
     torch.testing.assert_close(gated(parts, "silu", torch.bfloat16), gated(whole, "silu"), rtol=0.02, atol=0.02)

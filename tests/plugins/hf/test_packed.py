@@ -14,12 +14,16 @@ import torch
 from attrs import evolve
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import AutoModelForCausalLM
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from enginehouse.contract.backend import ModelSource, Span
 from enginehouse.contract.errors import ModelLoadError
 from enginehouse_hf.backend import HfBackend, HfOptions
-from enginehouse_hf.packed import Packed, pack_four_bits, quantized, unpacked
+from enginehouse_hf.packed import E2M1, Packed, PackedLinear, num_packed, pack_codes, quantized, tiled, unpacked
 from enginehouse_hf.stored import pack_tensors
+from enginehouse_hf.tokenizer import ModelFiles
+from enginehouse_hf.weights import load_weights
 
 pytestmark = pytest.mark.hf
 
@@ -88,6 +92,16 @@ def _store(form: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
     return {"qweight": words, "qzeros": _words(zeros.T - 1), "scales": scales.T.contiguous(), "g_idx": columns}, exact
 
 
+def _mxfp4(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """Tensors of the weights of all experts, (experts, inputs, outputs), and what transformers reads in them."""
+    groups = weight.transpose(1, 2).unflatten(2, (-1, 32))
+    exponents = groups.abs().amax(3).log2().floor() - 2
+    numbers = torch.tensor([*E2M1, *(-number for number in E2M1)])
+    codes = (groups / exponents.exp2()[..., None]).unsqueeze(-1).sub(numbers).abs().argmin(-1).to(torch.uint8)
+    blocks, scales = codes[..., ::2] | codes[..., 1::2] << 4, (exponents + 127).to(torch.uint8)
+    return {"blocks": blocks, "scales": scales}, convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
+
+
 _FORMATS: dict[str, dict[str, Any]] = {
     "fp8 blocks": {"quant_method": "fp8", "weight_block_size": [32, 32]},
     "fp8 rows": _compressed("float", 8, "float-quantized"),
@@ -96,6 +110,8 @@ _FORMATS: dict[str, dict[str, Any]] = {
     "awq": {"quant_method": "awq", "bits": 4, "version": "gemm"},
     "gptq": {"quant_method": "gptq", "bits": 4, "desc_act": False},
 }
+_MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
+_ALL_FORMATS = _FORMATS | {"mxfp4": _MXFP4}
 
 
 def _write(source: Path, folder: Path, settings: dict[str, Any] | None, form: str | None) -> Path:
@@ -103,7 +119,11 @@ def _write(source: Path, folder: Path, settings: dict[str, Any] | None, form: st
     shutil.copytree(source, folder)
     tensors: dict[str, Tensor] = {}
     for name, tensor in load_file(source / "model.safetensors").items():
-        if form is None or not name.endswith("_proj.weight"):
+        if form == "mxfp4" and name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            stored, exact = _mxfp4(tensor)
+            tensors |= {name: exact} if settings is None else {f"{name}_{key}": value for key, value in stored.items()}
+            continue
+        if form in (None, "mxfp4") or not name.endswith(("_proj.weight", "w1.weight", "w2.weight", "w3.weight")):
             tensors[name] = tensor
             continue
         stored, exact = _store(form, tensor)
@@ -138,6 +158,66 @@ def test_a_quantised_checkpoint_gives_the_logits_of_its_weights(
     assert np.abs(exact - _logits(source)).max() > 1e-3 * np.abs(exact).max(), "the weights were rounded"
 
 
+@pytest.mark.parametrize("form", _FORMATS)
+def test_experts_of_a_quantised_checkpoint_give_the_logits_of_their_weights(
+    random_model: RandomModel, tmp_path: Path, form: str
+) -> None:
+    source = random_model("mixtral")
+    stored = _logits(_write(source, tmp_path / "stored", _FORMATS[form], form))
+    exact = _logits(_write(source, tmp_path / "exact", None, form))
+
+    assert np.abs(stored - exact).max() < 1e-4 * np.abs(exact).max()
+    assert np.abs(exact - _logits(source)).max() > 1e-3 * np.abs(exact).max(), "the weights were rounded"
+
+
+def test_mxfp4_experts_of_gpt_oss_give_the_logits_of_their_weights(random_model: RandomModel, tmp_path: Path) -> None:
+    """Four bits in files of gpt-oss, with biases and rows of gate and up in turn."""
+    source = random_model("gpt_oss")
+    stored = _logits(_write(source, tmp_path / "stored", _MXFP4, "mxfp4"))
+    exact = _logits(_write(source, tmp_path / "exact", None, "mxfp4"))
+
+    assert np.abs(stored - exact).max() < 1e-4 * np.abs(exact).max()
+    assert np.abs(exact - _logits(source)).max() > 1e-3 * np.abs(exact).max(), "the weights were rounded"
+
+
+@pytest.mark.parametrize(("name", "form"), [("qwen3_moe", "fp8 rows"), ("mixtral", "awq"), ("gpt_oss", "mxfp4")])
+def test_packed_experts_compute_what_their_unpacked_weights_do(
+    random_model: RandomModel, tmp_path: Path, name: str, form: str
+) -> None:
+    """The reference for the kernels, which the loader compares with the fused layers."""
+    folder = _write(random_model(name), tmp_path / "model", _ALL_FORMATS[form], form)
+    options = HfOptions(device="cpu", dtype="float32").resolved("cpu")
+    models = [
+        load_weights(AutoModelForCausalLM, ModelFiles(folder), options, keeps_packed=keeps) for keeps in (True, False)
+    ]
+    with torch.no_grad():
+        packed, plain = (model(torch.arange(3, 33)[None]).logits for model in models)
+
+    assert num_packed(models[0]) > 0 == num_packed(models[1])
+    assert (packed - plain).abs().max() < 1e-4 * plain.abs().max()
+
+
+@pytest.mark.parametrize("name", ["mixtral", "gpt_oss"])
+@pytest.mark.parametrize("kind", ["fp8", "int4"])
+def test_experts_are_quantised_at_load_as_other_projections_are(
+    random_model: RandomModel, tmp_path: Path, name: str, kind: Any
+) -> None:
+    source, folder = random_model(name), tmp_path / "rounded"
+    shutil.copytree(source, folder)
+    tensors = load_file(source / "model.safetensors")
+    for key, tensor in tensors.items():
+        if key.endswith(("_proj.weight", "w1.weight", "w2.weight", "w3.weight")):
+            tensors[key] = unpacked(quantized(tensor, kind), torch.float32)
+        elif tensor.dim() == 3:
+            experts = [unpacked(quantized(expert.T, kind), torch.float32).T for expert in tensor]
+            tensors[key] = torch.stack(experts).contiguous()
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    exact = _logits(folder)
+
+    assert np.abs(_logits(source, quantize=kind) - exact).max() < 1e-4 * np.abs(exact).max()
+    assert np.abs(_logits(source) - exact).max() > 1e-3 * np.abs(exact).max(), "the weights were rounded"
+
+
 @pytest.mark.parametrize(("kind", "bound"), [("fp8", 0.2), ("int4", 0.9)])
 def test_quantising_at_load_moves_the_logits_by_little(random_model: RandomModel, kind: str, bound: float) -> None:
     """Of random weights, which have no directions that matter more than others."""
@@ -156,19 +236,19 @@ def test_rounding_is_to_the_nearest_code() -> None:
 
 
 @pytest.mark.parametrize("group", [32, 96, 128, 384])
-def test_four_bits_of_any_group_are_unpacked_to_what_was_packed(group: int) -> None:
+def test_tiles_of_four_bits_in_groups_of_any_size_are_what_the_words_were(group: int) -> None:
     generator = torch.Generator().manual_seed(group)
     codes = torch.randint(16, (5, 768), generator=generator)
     scales = torch.rand(5, 768 // group, generator=generator) + 0.1
     zeros = torch.randint(17, scales.shape, generator=generator)
     exact = ((codes.view(5, -1, group) - zeros[:, :, None]) * scales[:, :, None]).flatten(1)
 
-    packed = pack_four_bits(codes, scales, zeros)
-    assert packed.width == 768
-    assert packed.group <= 128
-    torch.testing.assert_close(unpacked(packed, torch.float32), exact, rtol=2**-16, atol=0)
-    plain = pack_four_bits(codes, scales)
-    assert torch.equal(unpacked(plain, torch.float32) == 0, codes == 8)
+    words = Packed(pack_codes(codes, group), scales, zeros.to(torch.uint8))
+    tiles = tiled(words)
+    assert torch.equal(unpacked(words, torch.float32), exact)
+    assert (tiles.form, tiles.width, tiles.group) == ("tiles", 768, {384: 128, 96: 32}.get(group, group))
+    torch.testing.assert_close(unpacked(tiles, torch.float32), exact, rtol=2**-16, atol=0)
+    assert torch.equal(unpacked(tiled(Packed(words.codes, scales)), torch.float32) == 0, codes == 8)
 
 
 @pytest.mark.parametrize(("across", "group"), [(96, 32), (256, 128), (768, 768)])
@@ -205,10 +285,38 @@ def test_factors_that_belong_to_no_projection_are_refused(random_model: RandomMo
         _logits(folder)
 
 
-@pytest.mark.parametrize(("name", "options"), [("mixtral", {}), ("qwen3", {"quantization": "torchao-int8"})])
-def test_what_cannot_be_quantised_is_refused(random_model: RandomModel, name: str, options: dict[str, Any]) -> None:
-    with pytest.raises(ModelLoadError, match="quantize = 'fp8'"):
+@pytest.mark.parametrize(
+    ("name", "options", "reason"),
+    [
+        ("nemotron_h", {}, "mixer.experts: the weights of a NemotronHExperts have no kernel"),
+        ("qwen3", {"quantization": "torchao-int8"}, "only one can be set"),
+    ],
+)
+def test_what_cannot_be_quantised_is_refused(
+    random_model: RandomModel, name: str, options: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ModelLoadError, match=f"quantize = 'fp8'.*{reason}"):
         _logits(random_model(name), quantize="fp8", **options)
+
+
+def test_experts_beside_a_recurrence_are_quantised_at_load(random_model: RandomModel) -> None:
+    exact, rounded = _logits(random_model("lfm2_moe")), _logits(random_model("lfm2_moe"), quantize="fp8")
+    assert np.abs(rounded - exact).max() > 1e-3 * np.abs(exact).max()
+
+
+def test_experts_of_which_some_are_quantised_are_refused(random_model: RandomModel, tmp_path: Path) -> None:
+    folder = _write(random_model("mixtral"), tmp_path / "model", _FORMATS["fp8 rows"], "fp8 rows")
+    tensors = load_file(folder / "model.safetensors")
+    del tensors[next(name for name in tensors if "experts.2.w3.weight_scale" in name)]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelLoadError, match=r"only some of its experts have quantised weights, not .*experts\.2\.w3"):
+        _logits(folder)
+
+
+def test_mxfp4_factors_above_two_are_refused() -> None:
+    tensors = {"blocks": torch.zeros(4, 2, 16, dtype=torch.uint8), "scales": torch.full((4, 2), 129, dtype=torch.uint8)}
+    with pytest.raises(ModelLoadError, match=r"exponents of \[4, 2\] up to 129"):
+        pack_tensors("mxfp4", tensors)
 
 
 # -- on a GPU ------------------------------------------------------------------------------------------
@@ -242,7 +350,7 @@ def test_kernels_give_the_products_of_the_unpacked_weights(kind: Any, dtype: str
     generator = torch.Generator("cuda").manual_seed(width)
     weight = torch.randn(num_rows, width, generator=generator, device="cuda") * 0.05
     bias = torch.randn(num_rows, generator=generator, device="cuda").to(getattr(torch, dtype))
-    packed = evolve(quantized(weight, kind), bias=bias)
+    packed = PackedLinear(evolve(quantized(weight, kind), bias=bias)).packed
     for num_tokens in _NUM_TOKENS:
         rounds = kind == "fp8" and dtype == "bfloat16" and num_tokens > 1
         bound = 0.05 if rounds else 0.01 if dtype != "float32" else 3e-4
@@ -260,7 +368,8 @@ def test_kernels_for_four_bits_in_groups_of_any_size(group: int, dtype: torch.dt
     size = num_rows, width // group
     codes = torch.randint(16, (num_rows, width), generator=generator, device="cuda")
     zeros = torch.randint(17, size, generator=generator, device="cuda")
-    packed = pack_four_bits(codes, torch.rand(size, generator=generator, device="cuda") * 0.01, zeros)
+    scales = torch.rand(size, generator=generator, device="cuda") * 0.01
+    packed = tiled(Packed(pack_codes(codes, group), scales, zeros.to(torch.uint8)))
     for num_tokens in _NUM_TOKENS:
         assert _product_error(packed, num_tokens, dtype) < (3e-4 if dtype == torch.float32 else 0.01), num_tokens
 
@@ -272,7 +381,7 @@ def test_the_product_of_gate_and_up_for_one_token(kind: Any, dtype: torch.dtype)
     from enginehouse_hf.cuda.packed import project_packed
 
     generator = torch.Generator("cuda").manual_seed(0)
-    packed = quantized(torch.randn(2 * 205, 512, generator=generator, device="cuda") * 0.1, kind)
+    packed = PackedLinear(quantized(torch.randn(2 * 205, 512, generator=generator, device="cuda") * 0.1, kind)).packed
     x = torch.randn(1, 512, generator=generator, device="cuda").to(dtype)
     gate, up = torch.nn.functional.linear(x.float(), unpacked(packed, torch.float32)).chunk(2, 1)
     expected = torch.nn.functional.silu(gate) * up
@@ -282,10 +391,25 @@ def test_the_product_of_gate_and_up_for_one_token(kind: Any, dtype: torch.dtype)
 
 
 @needs_gpu
-@pytest.mark.parametrize("form", _FORMATS)
-def test_fused_layers_run_a_quantised_checkpoint(random_model: RandomModel, tmp_path: Path, form: str) -> None:
-    folder = _write(random_model("qwen2"), tmp_path / "stored", _FORMATS[form], form)
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [*(("qwen2", form) for form in _FORMATS), *(("mixtral", form) for form in _FORMATS), ("gpt_oss", "mxfp4")],
+)
+def test_fused_layers_run_a_quantised_checkpoint(
+    random_model: RandomModel, tmp_path: Path, name: str, form: str
+) -> None:
+    folder = _write(random_model(name), tmp_path / "stored", _ALL_FORMATS[form], form)
     options = {"device": "cuda:0", "cache_tokens": 256, "slots": 2}
     exact = _logits(folder)
     assert np.linalg.norm(_logits(folder, **options) - exact) < 1e-3 * np.linalg.norm(exact)
-    assert np.linalg.norm(_logits(folder, **options, dtype="bfloat16") - exact) < 0.3 * np.linalg.norm(exact)
+    if name == "qwen2":  # rounding moves tokens of random models to other experts
+        assert np.linalg.norm(_logits(folder, **options, dtype="bfloat16") - exact) < 0.3 * np.linalg.norm(exact)
+
+
+@needs_gpu
+@pytest.mark.parametrize("kind", ["fp8", "int4"])
+def test_fused_layers_run_experts_quantised_at_load(random_model: RandomModel, kind: str) -> None:
+    options = {"quantize": kind, "cache_tokens": 256, "slots": 2}
+    exact = _logits(random_model("mixtral"), quantize=kind)
+    found = _logits(random_model("mixtral"), device="cuda:0", **options)
+    assert np.linalg.norm(found - exact) < 1e-3 * np.linalg.norm(exact)

@@ -11,19 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from enginehouse.contract.backend import LastSampled, Outputs, Span
-from enginehouse_hf.cuda.packing import PackedSpans, flatten, pack
+from enginehouse_hf.cuda.packing import PackedSpans, are_short, flatten, pack
 
 pytestmark = pytest.mark.hf
 
 _CONTEXT = 128
 
 
-def _packed(spans: Sequence[Span]) -> PackedSpans:
+def _packed(spans: Sequence[Span], *, as_decodes: bool = False) -> PackedSpans:
     """Positions of each sequence lie in a stripe of the pool of its own, new ones included."""
     table = np.arange(8 * _CONTEXT, dtype=np.int32).reshape(8, _CONTEXT)
     sizes = [span.num_tokens for span in spans]
     places = [table[span.sequence, span.start : span.start + size] for span, size in zip(spans, sizes, strict=True)]
-    return pack(spans, sizes, np.concatenate(places), table)
+    return pack(spans, sizes, np.concatenate(places), table, as_decodes=as_decodes)
 
 
 def _span(sequence: int, start: int, size: int, outputs: Outputs) -> Span:
@@ -58,6 +58,40 @@ def test_prompts_and_long_spans_are_no_decodes() -> None:
     assert [(segment.begin, segment.end, segment.start) for segment in packed.segments] == [(2, 7, 3), (7, 77, 0)]
     assert packed.gather.tolist() == [*range(2 * _CONTEXT, 2 * _CONTEXT + 8), *range(_CONTEXT, _CONTEXT + 70)]
     assert packed.rows.tolist() == [*range(7, 77), 6, 0, 1]
+
+
+def test_in_a_recorded_step_short_spans_are_decodes_too() -> None:
+    """Each token sees those before it; only the rows that are wanted are read."""
+    spans = [_span(1, 0, 4, "last"), _span(2, 9, 1, "none"), _span(3, 5, 2, "all")]
+    packed = _packed(spans, as_decodes=True)
+
+    assert packed.segments == []
+    assert packed.num_decodes == 7
+    assert packed.tokens[:3].tolist() == [
+        [200, 300, 301, 100, 101, 102, 103],
+        [2, 3, 3, 1, 1, 1, 1],
+        [9, 5, 6, 0, 1, 2, 3],
+    ]
+    assert packed.rows.tolist() == [6, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "short"),
+    [
+        ([(9, 1, "last"), (3, 40, "all")], True),
+        ([(9, 1, "last"), (3, 40, "last")], True),
+        ([(0, 65, "last")], False),
+        ([(0, 66, "all")], False),
+        ([(1000, 65, "all")], True),  # drafts
+        ([(1000, 64, "last")], False),  # 64 tokens that read a thousand keys each
+        ([(960, 64, "none")], True),
+        ([(960, 64, "none"), (1, 2, "none")], False),
+    ],
+)
+def test_spans_are_short_if_their_tokens_read_little(shapes: list[tuple[int, int, Outputs]], short: bool) -> None:
+    spans = [_span(sequence, *shape) for sequence, shape in enumerate(shapes)]
+
+    assert are_short(spans, [size for _, size, _ in shapes]) == short
 
 
 @given(

@@ -247,7 +247,6 @@ def test_drawn_tokens_are_the_input_of_recorded_steps(random_model: RandomModel)
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"compile": True}, "compile = true is not supported for models with recurrent layers"),
         ({"quantize": "fp8"}, "some of its layers are recurrent"),
         ({"cache_tokens": 10**10}, r"positions are needed.* beside the weights and 51 states of 0 MiB"),
     ],

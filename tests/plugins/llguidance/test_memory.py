@@ -48,6 +48,7 @@ def bombs(seed: int) -> Iterator[dict[str, Any]]:
         ]
     }
     yield {"type": "object", "properties": {f"k{seed}_{index}": {"type": "string"} for index in range(3000)}}
+    yield {"allOf": [{"anyOf": [{"minimum": 100 * seed + i + j} for i in range(10)]} for j in range(8)]}
 
 
 def small(seed: int) -> dict[str, Any]:

@@ -51,7 +51,6 @@ FEW_TOGETHER: list[dict[str, Any]] = [  # number and kind of the items are asked
 NAMED_A_OR_B = {"type": "object", "propertyNames": {"pattern": "^[ab]$"}}
 REFUSED: list[tuple[Any, str]] = [
     # Keywords and their values
-    ({"items": {"disallow": ["string"]}}, "'/items/disallow'"),
     ({"not": {"$ref": "#"}, "anyOf": [{"$ref": "#"}]}, "without end"),
     ({"properties": {"a/b~": {"dependentSchemas": []}}}, "'/properties/a~1b~0/dependentSchemas': must be an object"),
     ({"dependencies": {"a": [1]}}, "'/dependencies/a'"),
@@ -62,15 +61,18 @@ REFUSED: list[tuple[Any, str]] = [
     ),
     ({"type": "array", "uniqueItems": 1, "maxItems": 1}, "'/uniqueItems': must be true or false"),
     # Malformed values
+    ({"items": {"disallow": True}}, "'/items/disallow': must be a type or a list"),
+    ({"divisibleBy": "2"}, "'/divisibleBy': must be a number"),
+    ({"extends": "other"}, "'/extends': must be a schema"),
+    ({"type": ["string", 3]}, "'/type'"),
+    ({"exclusiveMinimum": "0"}, "'/exclusiveMinimum'"),
     ({"type": "strnig"}, "'/type': 'strnig' is not a type"),
     ({"type": 7}, "'/type'"),
     ({"type": []}, "'/type'"),
-    ({"type": ["string", {}]}, "'/type'"),
     ({"properties": []}, "'/properties': must be an object"),
     ({"properties": {"a": 3}}, "'/properties/a': a schema must be"),
     ({"required": "a"}, "'/required'"),
     ({"required": [1]}, "'/required'"),
-    ({"enum": []}, "'/enum'"),
     ({"enum": "a"}, "'/enum'"),
     ({"anyOf": []}, "'/anyOf'"),
     ({"allOf": {}}, "'/allOf'"),
@@ -79,7 +81,6 @@ REFUSED: list[tuple[Any, str]] = [
     ({"maxLength": "3"}, "'/maxLength'"),
     ({"maxItems": True}, "'/maxItems'"),
     ({"minimum": "0"}, "'/minimum'"),
-    ({"exclusiveMinimum": True, "minimum": 0}, "'/exclusiveMinimum'"),  # draft 4
     ({"multipleOf": 0}, "'/multipleOf'"),
     ({"multipleOf": -2}, "'/multipleOf'"),
     ({"pattern": 3}, "'/pattern'"),
@@ -92,12 +93,19 @@ REFUSED: list[tuple[Any, str]] = [
     ('{"const": 1e999}', "'/const'"),
     ([], "a schema must be an object"),
     (None, "a schema must be an object"),
-    # What the library, or validators among themselves, would not agree on
+    # What no text says, or no value is found for
+    ({"enum": []}, "Unsatisfiable schema"),
+    ({"type": "array", "items": {"enum": [2, 3]}, "contains": {"const": 1}, "minContains": 9}, "Unsatisfiable schema"),
+    ({"const": 2**64 + 1}, "'/const': an integer of more than 63 bits"),
+    ({"const": 1e-30}, "'/const': more than 22 digits"),
+    ({"type": "number", "maximum": -1e300}, "no value was found that satisfies the schema"),
+    ({"type": "object", "required": ["\ud83d"]}, "'/required': a lone surrogate"),
+    ({"type": "string", "pattern": "^(?=b)a$"}, "Unsatisfiable schema"),
+    ({"type": "string", "allOf": [{"pattern": f"a{{{n},}}"} for n in range(40)]}, "no value was found"),
+    ({"type": "string", "pattern": "^\\p{Klingon}"}, "'/pattern': only properties such as"),
     ({"type": "integer", "multipleOf": 123_456_789, "minimum": 1, "maximum": 9}, "Unsatisfiable schema"),
-    ({"const": "\x01", "properties": {"\n": {}}}, "'/const': a control character is not supported"),
     ({"type": "string", "not": {"format": "byte"}}, "no value was found that satisfies the schema"),
     ({"$ref": "#/$defs/a", "$defs": {"a": {"not": {}}}}, "Unsatisfiable schema"),
-    ({"items": {"$ref": "#/$defs/a"}, "$defs": {"a": {"type": "null", "enum": [1]}}}, "Unsatisfiable schema"),
     ({"additionalProperties": {}, "unevaluatedProperties": {"$ref": "#/$defs/none"}}, "does not exist"),
     (
         {
@@ -107,24 +115,14 @@ REFUSED: list[tuple[Any, str]] = [
         "does not exist",
     ),
     ({"contains": {"multipleOf": 0}, "minContains": 0}, "'/contains/multipleOf'"),
-    ({"const": 2**53 + 1}, "'/const'"),
-    ({"enum": [0.1 + 0.2]}, "'/enum/0'"),
     ({"const": "\ud83d"}, "'/const': a lone surrogate"),
-    ({"type": "integer", "minimum": 2**64}, "'/minimum'"),
-    ({"type": "number", "maximum": -1e300}, "'/maximum'"),
     (
         {**NAMED_A_OR_B, "additionalProperties": {"type": "null"}, "minProperties": 3},
         "no value was found that satisfies the schema",
     ),
-    ({"patternProperties": {"": {}}, "additionalProperties": {"type": "null"}}, "validators differ"),
     ({"type": "object", "propertyNames": False, "maxProperties": 2, "minProperties": 1}, "Unsatisfiable schema"),
     ({"type": "object", "propertyNames": {"minLength": 2, "maxLength": 1}, "minProperties": 1}, "Unsatisfiable schema"),
     ({"type": "object", "propertyNames": {"enum": ["a"], "const": "b"}, "minProperties": 1}, "Unsatisfiable schema"),
-    ({"patternProperties": {"^[ab]$": {}}, "required": ["a", "b"]}, "list them in properties"),
-    (
-        {"properties": {"a": {}, "b": {"properties": {f"p{number}": {} for number in range(1500)}}}},
-        "'/properties/b': more may follow a token than is allowed",
-    ),
     # References
     ({"$ref": "#/$defs/none"}, "does not exist"),
     ({"$ref": "http://localhost:1/schema"}, "nothing is fetched"),
@@ -158,8 +156,6 @@ REFUSED: list[tuple[Any, str]] = [
     # Too much
     ({"enum": list(range(20_001))}, "'/enum': has more than 20000 values"),
     ({"properties": {f"p{n}": {} for n in range(5001)}}, "more than 5000 subschemas"),
-    ({"allOf": [{"pattern": f"a{{{n},}}"} for n in range(40)]}, "more than 5 patterns"),
-    ({"allOf": [{"multipleOf": n} for n in (997, 991, 983)]}, "multipleOf: too many"),
     ({"allOf": [{"anyOf": [{"minimum": i + j} for i in range(10)]} for j in range(8)]}, "schema too large"),
     ('{"items":' * 119 + "{}" + "}" * 119, "nested deeper than 64 levels"),
     ('{"items":' * 200 + "{}" + "}" * 200, "nested deeper than 120 levels"),
@@ -200,6 +196,13 @@ ACCEPTED = [
     {"type": "string", "maxLength": 3.0},
     {"const": 1.0},
     {"enum": [9007199254740992, 1e22 / 1e22, -0.0]},
+    {"enum": ["\ud83d", 2**70, "a"]},  # what cannot be written is left out
+    {"properties": {"a": {"enum": []}, "\ud83d": {}}},
+    {"items": {"$ref": "#/$defs/a"}, "$defs": {"a": {"type": "null", "enum": [1]}}},
+    {
+        **{"type": "object", "properties": {"a": {"$ref": "#/$defs/a"}}},
+        "$defs": {"a": {"type": "object", "properties": {"b": {"$ref": "#/$defs/b"}}, "required": ["b"]}, "b": False},
+    },
     {"oneOf": [{"type": "string"}, {"type": "null"}, {"enum": [1, True]}]},
     {"oneOf": [{"const": 1, "title": "one"}, {"const": 2}]},
     {"type": "object", "oneOf": [{"properties": {"a": {}}, "additionalProperties": False}, {"required": ["b"]}]},

@@ -25,8 +25,7 @@ NO_VALUE: dict[str, Any] = {
     },
     "bounds of contains": {"items": {"const": [1]}, "contains": {"uniqueItems": True}, "maxContains": 1}
     | {"type": "array", "minItems": 2},
-    "contains of what no item is": {"type": "array", "items": {"enum": [2, 3]}, "contains": {"const": 1}}
-    | {"minContains": 9},
+    "not of what all items are": {"type": "array", "items": {"enum": [2, 3]}, "not": {"items": {"multipleOf": 1}}},
     "if, then and else": {"type": "integer", "if": {"multipleOf": 3}, "then": False, "else": {"multipleOf": 3}}
     | {"minimum": 0, "maximum": 1000},
     "unevaluated items": {"type": "array", "minItems": 1, "allOf": [{"anyOf": [{}, {}, {}]}] * 4}

@@ -117,6 +117,32 @@ def test_whatever_is_allowed_is_read_as_valid_calls(compile_constraint, name: st
     assert (most > 1) == (allows_several and name != "llama3")
 
 
+TEXTS = raw_tool(
+    "pay",
+    {
+        "type": "object",
+        "properties": {
+            "price": {"type": "string", "pattern": "^US\\$[0-9]+$", "maxLength": 5},
+            "code": {"type": "string", "pattern": "^[ab]{2}|c$", "minLength": 3, "maxLength": 4},
+        },
+        "required": ["price", "code"],
+    },
+)
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_texts_have_their_patterns_and_lengths_in_every_form(compile_constraint, name: str) -> None:
+    """Also where they are written without quotation marks, and the end of an expression is escaped."""
+    grammar = compile_constraint(FORMATS[name].constraint((TEXTS,), parallel=False))
+    chance, num_read = random.Random(5), 0
+    while num_read < 15:
+        if (text := draw(grammar, chance)) is None:
+            continue
+        num_read += 1
+        ((_, arguments),) = told(AnswerParsing(tool_format=FORMATS[name], tools=(TEXTS,)), list(text))["calls"]
+        jsonschema.validate(json.loads(arguments), TEXTS.parameters)
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [
@@ -231,7 +257,7 @@ def test_a_control_token_stands_for_its_marker(compile_constraint) -> None:
 
 
 def test_schemas_that_cannot_be_enforced_are_named(compile_constraint) -> None:
-    tool = raw_tool("f", {"properties": {"a": {"disallow": ["string"]}}})
+    tool = raw_tool("f", {"properties": {"a": {"pattern": "(a)\\1"}}})
     for tool_format in FORMATS.values():
         with pytest.raises(InvalidRequest) as caught:
             compile_constraint(tool_format.constraint((tool,), parallel=False))

@@ -11,18 +11,19 @@ Called by the loop. Does not know text or scheduling.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import cast
 
 import numpy as np
 from attrs import evolve, field, frozen
 from numpy.typing import NDArray
 
-from enginehouse.contract.backend import DeviceSampler, Draw, Drawn, Runner
-from enginehouse.contract.errors import EnginehouseError, PluginFailed
+from enginehouse.contract.backend import DeviceSampler, Draw, Drawn, ForwardOutput, Runner, Sampled
+from enginehouse.contract.errors import EnginehouseError, GenerationFailed
 from enginehouse.contract.types import EngineRequest, SamplingParams
 from enginehouse.engine.constraints import TokenMask
-from enginehouse.engine.forward import Computed, Fail, Rows, read_rows
+from enginehouse.engine.forward import Computed, Fail, Rows, read_exit_layers, read_rows
 from enginehouse.engine.sampling.candidates import uniform
 from enginehouse.engine.sequence import Sequence
 from enginehouse.plugins import Guard
@@ -37,14 +38,12 @@ class DeviceDraws:
     """Tokens that the device samples for one sequence.
 
     Attributes:
-        num_tokens: one, or with drafts one for each row.
-        exit_layer: number of layers computed for the rows (None without early exit).
+        rows: of the pass; one, or with drafts one for each token.
         is_checking: True if the tokens verify drafts; the sequence grows only by those that agree.
     """
 
     sequence: Sequence
-    num_tokens: int
-    exit_layer: int | None
+    rows: range
     is_checking: bool
 
 
@@ -55,11 +54,13 @@ class InFlightStep:
     Attributes:
         on_host: rows that the host samples from.
         on_device: tokens sampled on the device, in the order of ``drawn``.
+        output: of the pass, which says how many layers were computed for them.
     """
 
     on_host: Rows = field(factory=list)
     on_device: list[DeviceDraws] = field(factory=list)
     drawn: Drawn | None = None
+    output: ForwardOutput | None = None
 
     @property
     def is_synchronous(self) -> bool:
@@ -85,25 +86,46 @@ def launch(runner: Runner, computed: Computed, fail: Fail, guard: Guard) -> InFl
     """
     on_device: list[DeviceDraws] = []
     draws: list[Draw] = []
-    for sequence, rows, exit_layer in computed.on_device:
+    for sequence, rows in computed.on_device:
         if sequence.handle is None:
-            continue  # another choice of its request has just failed
+            continue  # it has ended since the pass was launched
         try:
             draws += [_draw(sequence, sequence.handle, row, ahead) for ahead, row in enumerate(rows)]
         except EnginehouseError as error:
             fail(sequence.owner, error)
             continue
-        on_device.append(DeviceDraws(sequence, len(rows), exit_layer, is_checking=sequence.num_surplus > 0))
+        on_device.append(DeviceDraws(sequence, rows, is_checking=sequence.num_surplus > 0))
     if not draws:
         return InFlightStep(computed.on_host)
     assert computed.output is not None
     try:
         drawn = cast(DeviceSampler, runner).sample(computed.output, draws)  # guaranteed by its capabilities
-    except PluginFailed:
+    except EnginehouseError:
         return InFlightStep(computed.on_host + _rows_on_host(computed, fail, guard))
     for part in on_device:
         part.sequence.num_pending += not part.is_checking
-    return InFlightStep(computed.on_host, on_device, drawn)
+    return InFlightStep(computed.on_host, on_device, drawn, computed.output)
+
+
+def read_drawn(step: InFlightStep, guard: Guard) -> Iterator[tuple[DeviceDraws, list[Sampled], int | None]]:
+    """Wait for the tokens of a step; return those of each sequence, and the number of layers computed for them.
+
+    Raises:
+        EnginehouseError: the pass failed after it was launched.
+    """
+    if step.drawn is None or step.output is None:
+        return iter(())
+    tokens = iter(step.drawn.host())
+    exit_layers = read_exit_layers(step.output, [(draws.sequence, draws.rows) for draws in step.on_device], guard)
+    found = [list(islice(tokens, len(draws.rows))) for draws in step.on_device]
+    return zip(step.on_device, found, exit_layers, strict=True)
+
+
+def valid(sampled: Sampled) -> Sampled:
+    """Return a token that was drawn. Raises GenerationFailed if none could be."""
+    if sampled.token_id < 0:
+        raise GenerationFailed("No token can be sampled: all logits are -inf or not finite.")
+    return sampled
 
 
 def _rows_on_host(computed: Computed, fail: Fail, guard: Guard) -> Rows:
@@ -111,14 +133,15 @@ def _rows_on_host(computed: Computed, fail: Fail, guard: Guard) -> Rows:
     assert computed.output is not None
     parts = [part for part in computed.on_device if part[0].handle is not None]
     try:
-        rows = read_rows(computed.output, [(sequence, rows) for sequence, rows, _ in parts], guard)
+        found = read_rows(computed.output, parts, guard)
+        exit_layers = read_exit_layers(computed.output, parts, guard)
     except EnginehouseError as error:
-        for sequence, _, _ in parts:
+        for sequence, _ in parts:
             fail(sequence.owner, error)
         return []
-    for sequence, _, exit_layer in parts:
+    for (sequence, _), exit_layer in zip(parts, exit_layers, strict=True):
         sequence.exit_layer = exit_layer
-    return rows
+    return found
 
 
 def _draw(sequence: Sequence, handle: int, row: int, ahead: int) -> Draw:

@@ -6,9 +6,10 @@ Called once per step. Works on numbers only; does not know sequences or drafters
 from __future__ import annotations
 
 import statistics
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
+from operator import itemgetter
 
 from attrs import define, field, frozen
 
@@ -62,14 +63,13 @@ class StepCosts:
         known = self._look()
         if not known:
             return _hoped(num_tokens)
-        below = [pair for pair in known if pair[0] <= num_tokens]
-        above = [pair for pair in known if pair[0] > num_tokens]
-        if not below:
+        above = bisect_right(known, num_tokens, key=itemgetter(0))
+        if not above:
             size, seconds = known[0]
             return seconds * _hoped(num_tokens) / _hoped(size)
-        size, seconds = below[-1]
-        if above:
-            next_size, next_seconds = above[0]
+        size, seconds = known[above - 1]
+        if above < len(known):
+            next_size, next_seconds = known[above]
             share = (num_tokens - size) / (next_size - size)
             return seconds + share * max(0.0, next_seconds - seconds)
         return seconds * (1.0 + _HOPE * (num_tokens - size) / size)

@@ -255,6 +255,11 @@ class TextStream:
         self._is_before_answer = False  # in reasoning, or in the white space between reasoning and answer
 
     @property
+    def may_stop(self) -> bool:
+        """True if stop strings or expressions may end the text."""
+        return self._search is not None
+
+    @property
     def num_pending(self) -> int:
         """Number of tokens pushed but not yet visible."""
         return len(self._pending)

@@ -27,6 +27,7 @@ NAMES = [
 PATTERNS = [
     "^[a-z]+$", "a", "^a|b$", "^(x|y){2,3}$", "\\d+", "^\\w*$", "[^a-z]", ".", "^$", "", "^\\S+\\s\\S+$", "^[^\\W\\d]",
     "(^a$)|(^b+$)", "^.{2,4}$", "é+", "\\$", "[\\]\\\\-]", "^(?:ab)*?c", "\\u00e9", "^\\D\\W$",
+    "^(?!a)", "(?<!b)$", "\\ba", "(^a|b$)c?", "^(?=.*a)(?!.*(?!b)c).{1,9}$", "^[ab]$", "(?=a)b", "(?i)^A",
 ]  # fmt: skip
 FORMATS = [
     "date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid", "idn-email",
@@ -46,7 +47,7 @@ numbers = st.one_of(
 texts = st.one_of(names, st.text(max_size=5), st.sampled_from(["yes", "no", "\u2028", "\x7f", "😀", "a/b"]))
 scalars = st.one_of(st.none(), st.booleans(), numbers, texts)
 constants = st.recursive(
-    scalars,
+    st.one_of(scalars, st.sampled_from([0.1 + 0.2, 2**53 + 1, 2**60 + 1])),
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(names, inner, max_size=3)),
     max_leaves=4,
 )
@@ -105,7 +106,7 @@ def object_schemas(draw: Any, inner: Any) -> dict[str, Any]:
         "properties": st.dictionaries(names, inner, max_size=4),
         "required": st.lists(names, max_size=3),
         "additionalProperties": st.one_of(st.booleans(), inner),
-        "patternProperties": st.dictionaries(st.sampled_from(PATTERNS), inner, min_size=1, max_size=2),
+        "patternProperties": st.dictionaries(st.sampled_from(PATTERNS), inner, min_size=1, max_size=6),
         "propertyNames": st.one_of(string_schemas(), st.fixed_dictionaries({"enum": st.lists(names, min_size=1)})),
         "minProperties": counts,
         "maxProperties": counts,

@@ -10,7 +10,6 @@ import pytest
 from jsonschema import Draft202012Validator
 from jsonschema_specifications import REGISTRY
 
-from enginehouse.contract.errors import InvalidRequest
 from enginehouse.contract.schema_keywords import FORMAT_NAMES, KEYWORD_NAMES
 from enginehouse.contract.structured import GrammarCompiler
 from enginehouse.contract.types import Constraint
@@ -71,16 +70,6 @@ def test_what_is_written_under_an_enforced_keyword_validates(
     assert texts
     for text in texts:
         validator.validate(json.loads(text))
-
-
-@pytest.mark.parametrize("keyword", [name for name, word in KEYWORDS.items() if word.status == "refused"])
-def test_refused_keywords_are_refused_at_their_place(compiler: GrammarCompiler, keyword: str) -> None:
-    inner = {keyword: True}
-    schema = {"properties": {"x": {"type": "array", **inner}}}
-    with pytest.raises(InvalidRequest) as refused:
-        compiler.compile(Constraint(kind="json_schema", text=json.dumps(schema)))
-
-    assert f"'/properties/x/{keyword}'" in refused.value.message
 
 
 @pytest.mark.parametrize("keyword", [name for name, word in KEYWORDS.items() if word.status == "annotation"])

@@ -12,7 +12,14 @@ from pathlib import PurePosixPath
 from typing import Any
 
 import pytest
-from jsonschema import Draft7Validator, Draft202012Validator
+from jsonschema import (
+    Draft3Validator,
+    Draft4Validator,
+    Draft6Validator,
+    Draft7Validator,
+    Draft201909Validator,
+    Draft202012Validator,
+)
 
 from enginehouse.contract.errors import InvalidRequest
 from enginehouse.contract.structured import GrammarCompiler
@@ -82,7 +89,10 @@ def test_of_all_combinations_few_are_refused_and_none_is_wrong(
     assert len(refused) <= 0.1 * len(reasons), refused
 
 
-DIALECTS = {"draft7": Draft7Validator, "draft2020-12": Draft202012Validator}
+DIALECTS = {
+    **{"draft3": Draft3Validator, "draft4": Draft4Validator, "draft6": Draft6Validator, "draft7": Draft7Validator},
+    **{"draft2019-09": Draft201909Validator, "draft2020-12": Draft202012Validator},
+}
 RIGHT_REFUSALS = ("nothing is fetched", "Unsatisfiable schema")
 
 
@@ -115,8 +125,8 @@ def test_of_the_cases_of_the_json_schema_test_suite_few_are_refused_and_none_is_
     """No value that a case calls invalid can be written, and most of the valid ones can."""
     refused, num_valid, num_taken = [], 0, 0
     for name, schema, tests in suite:
-        if name == "draft7" and isinstance(schema, dict):
-            schema.setdefault("$schema", "http://json-schema.org/draft-07/schema#")
+        if isinstance(schema, dict):
+            schema.setdefault("$schema", DIALECTS[name].META_SCHEMA["$schema"])
         if reason := check(compiler, tokenizer, schema, DIALECTS[name], range(8)):
             refused.append(reason)
             continue
@@ -126,7 +136,7 @@ def test_of_the_cases_of_the_json_schema_test_suite_few_are_refused_and_none_is_
             assert test["valid"] or not is_taken, (schema, test)
             num_valid += test["valid"]
             num_taken += is_taken
-    assert len(suite) > 400
+    assert len(suite) > 1400
     assert len(refused) <= 0.1 * len(suite)
     assert [reason for reason in refused if not any(right in reason for right in RIGHT_REFUSALS)] == []
     assert num_taken > 0.9 * num_valid

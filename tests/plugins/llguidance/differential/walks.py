@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import numpy as np
-from jsonschema import Draft7Validator, Draft201909Validator, Draft202012Validator
+from jsonschema import Draft3Validator, Draft7Validator, Draft201909Validator, Draft202012Validator
 
 from enginehouse.contract.backend import Tokenizer
 from enginehouse.contract.errors import GenerationFailed
@@ -133,12 +133,17 @@ ENFORCED: dict[str, tuple[Any, Any, Any]] = {
     ),
     "dependencies": ({"properties": {"a": {}, "b": {}}, "dependencies": {"a": ["b"]}}, {"a": 1, "b": 1}, {"a": 1}),
     "unevaluatedProperties": ({"properties": {"a": {}}, "unevaluatedProperties": False}, {"a": 1}, {"b": 1}),
+    "divisibleBy": ({"type": "integer", "divisibleBy": 7}, 21, 22),
+    "extends": ({"type": "integer", "extends": [{"minimum": 3}]}, 3, 2),
+    "disallow": ({"disallow": ["string", "null"]}, 1, "a"),
 }
 """Keyword to a schema, a value that satisfies it and one that only this keyword excludes."""
 
 
 def dialect_of(keyword: str) -> Any:
     """The validator of a dialect that has the keyword."""
+    if keyword in ("disallow", "divisibleBy", "extends"):
+        return Draft3Validator
     if keyword in ("additionalItems", "dependencies"):
         return Draft7Validator
     return Draft201909Validator if keyword.startswith("$recursive") else Draft202012Validator
