@@ -136,7 +136,7 @@ def _build(files: ModelFiles, model: Any, options: HfOptions, progress: Progress
         opened, capabilities = open_on_cuda(model, facts, mixers, options, progress)
         graphs = "" if opened.graphs.largest else ", without graphs"
         metadata |= {"layers": f"{opened.network.name}{graphs}", "attention": opened.attention}
-        if opened.network.name == FusedNetwork.name:
+        if opened.network.name == FusedNetwork.name and not facts.states:  # recurrent modules run as they are
             _drop_weights(model)
         return CudaRunner(
             opened,

@@ -71,12 +71,11 @@ def _scores(
     k = tl.load(keys + cell[:, None] * DIM + column[None, :], mask=mask, other=0.0)
     if HAS_SCALES:
         k = k.to(q.dtype)
-    # The conversions are for torch.compile, which passes plain numbers as float64.
-    scores = (tl.dot(k, q, input_precision=PRECISION) * scale).to(tl.float32)
+    scores = tl.dot(k, q, input_precision=PRECISION) * scale
     if HAS_SCALES:
         scores *= tl.load(scales + cell, mask=inside, other=0.0)[:, None]
     if HAS_SOFTCAP:
-        scores = (softcap * (1.0 - 2.0 / (1.0 + tl.exp(2.0 * scores / softcap)))).to(tl.float32)
+        scores = softcap * (1.0 - 2.0 / (1.0 + tl.exp(2.0 * scores / softcap)))
     return tl.where(inside[:, None], scores * 1.4426950408889634, float("-inf"))
 
 
@@ -87,10 +86,9 @@ def _attend(
     NUM_QUERY: tl.constexpr, NUM_KV: tl.constexpr, DIM: tl.constexpr, DIM_V: tl.constexpr, COLUMNS: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
     HAS_KEY_SCALES: tl.constexpr, HAS_VALUE_SCALES: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
-    STAGES: tl.constexpr, OVERLAPS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
-    if OVERLAPS:
-        await_previous()
+    await_previous()
     kv_head, sequence, part = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     begin, end = _bounds(tl.load(lengths + sequence), window, part, PARTS, BLOCK)
     if begin >= end:
@@ -150,10 +148,9 @@ def _attend(
 def _join(
     part_out, part_lse, lengths, sinks, out, window,
     NUM_QUERY: tl.constexpr, DIM_V: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
-    HAS_SINKS: tl.constexpr, OVERLAPS: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
-    if OVERLAPS:
-        await_previous()
+    await_previous()
     sequence = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     part = tl.arange(0, PARTS)
@@ -234,7 +231,6 @@ def decode_attention(
     is_exact = query.dtype == torch.float32
     rows = max(8, triton.next_power_of_2(num_query // num_kv))
     columns = max(32, triton.next_power_of_2(max(dim, dim_v)))
-    overlapping = {} if torch.compiler.is_compiling() else OVERLAPPING  # inductor does not know such launches
     usual = _usual_sizes(is_exact, columns, parts, value_scales is not None)
     block, warps, stages = (given or own for given, own in zip((block, warps, stages), usual, strict=True))
     packed_values = values if value_scales is None else values.view(torch.int16)
@@ -244,12 +240,12 @@ def decode_attention(
         query, keys, packed_values, *scales, table, slots, lengths, given_sinks, out, part_out, part_lse, scale,
         softcap or 1.0, window or 0, table.stride(0), num_query, num_kv, dim, dim_v, columns, rows, block, parts,
         softcap is not None, sinks is not None, key_scales is not None, value_scales is not None,
-        tl.float32 if is_exact else tl.float16, "ieee" if is_exact else "tf32", stages, bool(overlapping),
-        num_warps=warps, **overlapping,
+        tl.float32 if is_exact else tl.float16, "ieee" if is_exact else "tf32", stages, num_warps=warps,
+        **OVERLAPPING,
     )  # fmt: skip
     if parts > 1:
         _join[(num_sequences, num_query)](
             part_out, part_lse, lengths, given_sinks, out, window or 0, num_query, dim_v, columns, block, parts,
-            sinks is not None, bool(overlapping), num_warps=4, **overlapping,
+            sinks is not None, num_warps=4, **OVERLAPPING,
         )  # fmt: skip
     return out

@@ -15,7 +15,7 @@ from enginehouse_hf.cuda.kv_tensor import KvTensor, store_heads
 from enginehouse_hf.cuda.overlap import OVERLAPPING, await_previous
 from enginehouse_hf.cuda.structure import Activation, Attention, Norm
 
-__all__ = ["activate", "add_norm", "begin_step", "gated", "load_inside", "normed", "rotate_and_store"]
+__all__ = ["activate", "add_norm", "begin_step", "gate_heads", "gated", "load_inside", "normed", "rotate_and_store"]
 
 
 @triton.jit
@@ -140,8 +140,8 @@ def _rotate_and_store(
     qkv, query, keys, values, key_scales, value_scales, positions, targets, cos, sin, query_weight, key_weight,
     query_eps, key_eps,
     NUM_QUERY: tl.constexpr, NUM_KV: tl.constexpr, DIM: tl.constexpr, COLUMNS: tl.constexpr, HALF: tl.constexpr,
-    INTERLEAVED: tl.constexpr, HAS_NORM: tl.constexpr, ROUNDS_FIRST: tl.constexpr, BLOCK: tl.constexpr,
-    PACKS_KEYS: tl.constexpr, PACKS_VALUES: tl.constexpr, PARTS: tl.constexpr,
+    INTERLEAVED: tl.constexpr, HAS_NORM: tl.constexpr, ROUNDS_FIRST: tl.constexpr, NUM_GATES: tl.constexpr,
+    BLOCK: tl.constexpr, PACKS_KEYS: tl.constexpr, PACKS_VALUES: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     await_previous()
     token = tl.program_id(0).to(tl.int64)
@@ -150,9 +150,11 @@ def _rotate_and_store(
     is_query = (heads < NUM_QUERY)[:, None]
     is_dim = (column < DIM)[None, :]
     inside = (heads < NUM_QUERY + 2 * NUM_KV)[:, None] & is_dim
-    source = qkv + (token * PARTS * (NUM_QUERY + 2 * NUM_KV) + heads)[:, None] * DIM
+    WIDTH: tl.constexpr = (NUM_QUERY + NUM_GATES + 2 * NUM_KV) * DIM
+    place = heads + tl.minimum(heads, NUM_GATES)  # a gate follows each query, if there are gates
+    source = qkv + token * PARTS * WIDTH + place[:, None] * DIM
     kind: tl.constexpr = query.dtype.element_ty
-    raw = sum_of_parts(source + column[None, :], inside, (NUM_QUERY + 2 * NUM_KV) * DIM, PARTS, kind)
+    raw = sum_of_parts(source + column[None, :], inside, WIDTH, PARTS, kind)
     own = raw.to(tl.float32)
     # The other dimension of the pair that is turned together, and the number of the pair.
     is_turned = column < 2 * HALF
@@ -164,7 +166,7 @@ def _rotate_and_store(
         is_left = column < HALF
         partner = tl.where(is_turned, tl.where(is_left, column + HALF, column - HALF), column)
         pair = tl.where(is_left, column, column - HALF)
-    other = sum_of_parts(source + partner[None, :], inside, (NUM_QUERY + 2 * NUM_KV) * DIM, PARTS, kind).to(tl.float32)
+    other = sum_of_parts(source + partner[None, :], inside, WIDTH, PARTS, kind).to(tl.float32)
     if HAS_NORM:
         eps = tl.where(is_query, query_eps, key_eps)
         scale = tl.rsqrt(tl.sum(own * own, 1)[:, None] / DIM + eps)
@@ -207,7 +209,7 @@ def rotate_and_store(
 
     Args:
         qkv: (T, (num_query + 2 num_kv) * head_dim), result of the joint projection; changed if norms are as wide as it.
-            Or (T, n, ...) float32, whose n rows add up to the result.
+            With gates (T, 2 (num_query + num_kv) * head_dim). Or (T, n, ...) float32, whose n rows add up to it.
         keys, values: one layer of the pool.
         positions: (T,) int32, positions in their sequences.
         targets: (T,) int32, places in the pool.
@@ -219,6 +221,9 @@ def rotate_and_store(
     num_kv, head_dim = keys.numbers.shape[1:]
     num_heads = qkv.shape[-1] // head_dim
     num_query = num_heads - 2 * num_kv
+    num_gates = num_query // 2 if part.is_gated else 0
+    num_query -= num_gates
+    num_heads -= num_gates
     query = torch.empty(len(qkv), num_query, head_dim, dtype=dtype or qkv.dtype, device=qkv.device)
     norms, rotary = part.norms, part.rotary
     if norms is not None and len(norms[0].weight) != head_dim:
@@ -237,10 +242,35 @@ def rotate_and_store(
         0.0 if norms is None else norms[0].eps, 0.0 if norms is None else norms[1].eps,
         num_query, num_kv, head_dim, columns, 0 if rotary is None else rotary.cos.shape[1],
         rotary is not None and rotary.interleaved, norms is not None, norms is not None and norms[0].rounds_first,
-        block, keys.scales is not None, values.scales is not None, 1 if qkv.dim() == 2 else qkv.shape[1],
+        num_gates, block, keys.scales is not None, values.scales is not None, 1 if qkv.dim() == 2 else qkv.shape[1],
         num_warps=4 if columns > 64 else 2, **OVERLAPPING,
     )  # fmt: skip
     return query
+
+
+@triton.jit
+def _gate_heads(attended, qkv, NUM_QUERY: tl.constexpr, STRIDE: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr):
+    await_previous()
+    token = tl.program_id(0).to(tl.int64)
+    place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < NUM_QUERY * DIM
+    gate = tl.load(qkv + token * STRIDE + (2 * (place // DIM) + 1) * DIM + place % DIM, mask=inside, other=0.0)
+    at_value = attended + token * NUM_QUERY * DIM + place
+    value = tl.load(at_value, mask=inside, other=0.0)
+    share = (1.0 / (1.0 + tl.exp(-gate.to(tl.float32)))).to(gate.dtype).to(tl.float32)
+    tl.store(at_value, (value.to(tl.float32) * share).to(value.dtype), mask=inside)
+
+
+def gate_heads(attended: Tensor, qkv: Tensor) -> None:
+    """Multiply ``attended``, (T, num_query, head_dim), with the sigmoid of the gates in ``qkv``, in place.
+
+    Args:
+        qkv: (T, ...), result of the joint projection, in which a gate follows each query.
+    """
+    num_tokens, num_query, head_dim = attended.shape
+    block = min(1024, triton.next_power_of_2(num_query * head_dim))
+    grid = num_tokens, triton.cdiv(num_query * head_dim, block)
+    _gate_heads[grid](attended, qkv, num_query, qkv.shape[1], head_dim, block, num_warps=4, **OVERLAPPING)
 
 
 @triton.jit

@@ -28,8 +28,10 @@ from enginehouse_hf.cuda.mixers import PooledMixers
 from enginehouse_hf.cuda.networks import Network, TransformersNetwork
 from enginehouse_hf.cuda.packing import PackedSpans, Segment, pack
 from enginehouse_hf.cuda.positions import PositionPool
+from enginehouse_hf.cuda.recurrent_parts import find_part
 from enginehouse_hf.cuda.runner import CudaModel
 from enginehouse_hf.cuda.sampling import SUPPORTED
+from enginehouse_hf.cuda.stacks import StackedAdapters
 from enginehouse_hf.cuda.state_pools import NO_STATES, StatePools, num_rows
 from enginehouse_hf.cuda.step import DeviceState, Step
 from enginehouse_hf.depth import exit_layers
@@ -105,6 +107,7 @@ def open_on_cuda(
         exit_layers=() if facts.states else exit_layers(model),
         states=not options.random_weights,  # the next process would use different random weights
         sampling=SUPPORTED,
+        adapters="mixed",
     )
     kernel = attention.kernel.name if attention.kernel is not None else "plain"
     config = model.config.get_text_config()
@@ -112,6 +115,7 @@ def open_on_cuda(
         network,
         state,
         graphs,
+        StackedAdapters(network, model.dtype, graphs.change_adapters),
         kernel,
         slots=options.slots,
         num_layers=config.num_hidden_layers,
@@ -184,8 +188,9 @@ def _choose_network(
 
     Its kernels for decode steps of ``sizes`` are compiled, and those of draws.
     """
-    plain = TransformersNetwork(model, attention, _pooled(model, facts, mixers, options) if facts.states else None)
-    fused = _fused(model, facts, attention) if options.fused and not facts.states else None
+    pooled = _pooled(model, facts, mixers, options) if facts.states else None
+    plain = TransformersNetwork(model, attention, pooled, mixers.names if facts.states else ())
+    fused = _fused(model, facts, attention, pooled) if options.fused else None
     progress(0.81, "compiling kernels")
     _compile(fused or plain, facts, model, options, () if facts.states else sizes or (1, 2))
     if fused is None:
@@ -206,18 +211,16 @@ def _choose_network(
 
 def _pooled(model: Any, facts: ModelFacts, mixers: Mixers, options: HfOptions) -> PooledMixers:
     """Return the recurrent modules over pools of states."""
-    if num_packed(model):
-        raise ModelLoadError(_no_fused_layers("some of its layers are recurrent"))
-    pooled = PooledMixers(mixers.all)
+    pooled = PooledMixers(mixers.all, facts.states, model.device)
     if options.fused:
-        pooled.use_kernels(StatePools(facts.states, 1, model.device), model.config.get_text_config().hidden_size)
+        pooled.use_kernels(partial(find_part, hidden_size=model.config.get_text_config().hidden_size))
     return pooled
 
 
-def _fused(model: Any, facts: ModelFacts, attention: PoolAttention) -> FusedNetwork | None:
+def _fused(model: Any, facts: ModelFacts, attention: PoolAttention, pooled: PooledMixers | None) -> FusedNetwork | None:
     """Return the fused network, or None if the model has other parts."""
     try:
-        return FusedNetwork(dissect(model, facts.max_context), attention)
+        return FusedNetwork(dissect(model, facts.max_context, pooled), attention, pooled)
     except NotFusable as reason:
         if num_packed(model):
             raise ModelLoadError(_no_fused_layers(str(reason))) from reason
@@ -260,10 +263,12 @@ def _probe(network: Network, facts: ModelFacts, model: Any, num_more: int) -> to
     sequence = positions.open()
     token_ids = (torch.arange(longest) * 7919 % facts.vocab_size).numpy().astype("int32")
     rows = []
-    for start, end in ((0, longest - num_more), *((at, at + 1) for at in range(longest - num_more, longest))):
+    for number, end in enumerate(range(longest - num_more, longest + 1)):
+        start = end - 1 if number else 0
         spans = [Span(sequence, start, token_ids[start:end], "last")]
         sizes = positions.check(spans)
-        packed = pack(spans, sizes, positions.append(spans, sizes), positions.table)
+        sources = np.array([number % 2], np.int32) if facts.states else None  # each pass writes the row beside it
+        packed = pack(spans, sizes, positions.append(spans, sizes), positions.table, sources)
         rows.append(network.run(Step.upload(state, packed)).float())
     return torch.cat(rows)
 

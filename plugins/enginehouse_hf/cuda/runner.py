@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, chain
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -37,6 +38,7 @@ from enginehouse_hf.cuda.packing import are_short, pack
 from enginehouse_hf.cuda.parts import NetworkParts
 from enginehouse_hf.cuda.positions import PositionPool
 from enginehouse_hf.cuda.sampling import DeviceDrawn, DeviceRows, sample
+from enginehouse_hf.cuda.stacks import StackedAdapters
 from enginehouse_hf.cuda.state_pools import SequenceStates
 from enginehouse_hf.cuda.step import DeviceState, Step
 from enginehouse_hf.depth import groups_by, row_order
@@ -60,6 +62,7 @@ class CudaModel:
     """A loaded model with its memory.
 
     Attributes:
+        adapters: loaded adapters.
         attention: name of the kernel for longer spans.
         slots: number of sequences that decode concurrently.
         dtype: of states between layers.
@@ -69,6 +72,7 @@ class CudaModel:
     network: Network
     state: DeviceState
     graphs: DecodeGraphs
+    adapters: StackedAdapters
     attention: str
     slots: int
     num_layers: int
@@ -182,7 +186,8 @@ class CudaRunner:
 
     Also a :class:`enginehouse.contract.backend.StateKeeper`: saving waits for previously launched work. Also a
     ``LayerAccess``: with a policy, reading the rows, or launching the next pass, waits for its decisions. Also a
-    ``HeadKeeper``. With recurrent layers a :class:`enginehouse.contract.checkpoints.CheckpointKeeper`.
+    ``HeadKeeper`` and an ``AdapterKeeper``, whose adapters share every pass. With recurrent layers a
+    :class:`enginehouse.contract.checkpoints.CheckpointKeeper`.
 
     Args:
         load_head: reads a draft head for this model.
@@ -309,6 +314,15 @@ class CudaRunner:
                 tensor.index_copy_(0, indices, kept.to(tensor.device))
         return sequence
 
+    def load_adapter(self, path: Path) -> int:
+        """Load a LoRA from a folder in PEFT's format."""
+        with torch.inference_mode():
+            return self._loaded.adapters.load(path)
+
+    def unload_adapter(self, adapter: int) -> None:
+        """Free the place of an adapter."""
+        self._loaded.adapters.unload(adapter)
+
     def free_tokens(self) -> int:
         """Number of positions not used by any sequence."""
         return self._positions.free_tokens()
@@ -316,6 +330,8 @@ class CudaRunner:
     def forward(self, spans: Sequence[Span]) -> DeviceRows | ExitRows:
         """Launch one pass over all spans; if that fails, no sequence has grown."""
         sizes = self._positions.check(spans)
+        for span in spans:
+            self._loaded.adapters.check(span.adapter)
         places = self._positions.append(spans, sizes)
         try:
             rows = self._launch(spans, sizes, places)
@@ -382,7 +398,7 @@ class CudaRunner:
 
     def _way(self, span: Span) -> _Way:
         may_exit = span.may_exit and span.num_tokens == 1 and span.num_layers is None and span.outputs != "none"
-        return "early" if may_exit and self._exits is not None else span.num_layers
+        return "early" if may_exit and not span.adapter and self._exits is not None else span.num_layers
 
     def _launch(self, spans: Sequence[Span], sizes: Sequence[int], places: NDArray[np.int32]) -> DeviceRows | ExitRows:
         ways = groups_by([self._way(span) for span in spans])
@@ -449,7 +465,8 @@ class CudaRunner:
         is_short = is_single or (not has_states and are_short(spans, sizes))
         is_recorded = is_short and len(places) <= model.graphs.largest
         sources = None if self._states is None else self._states.sources([span.sequence for span in spans])
-        packed = pack(spans, sizes, places, self._positions.table, sources, as_decodes=is_recorded)
+        handles = model.adapters.handles
+        packed = pack(spans, sizes, places, self._positions.table, sources, handles, as_decodes=is_recorded)
         self._finish_pass()
         with torch.inference_mode():
             exit_layers = [way or self.num_layers] * len(packed.rows)

@@ -71,6 +71,7 @@ class Step:
         query_ends, key_ends: (len(segments) + 1,) int32, running sums of their tokens and of their visible places.
         rows: (num_rows,) int32 tokens whose logits are requested; None is all.
         sources: (num_decodes + len(segments),) int32, rows of the states that recurrent layers read.
+        scales: (num_adapters, T) float32, how much each token uses of each adapter; None if none uses any.
         num_layers: number of layers to run; None is all.
     """
 
@@ -85,6 +86,7 @@ class Step:
         self.gather, self.query_ends, self.key_ends = part["gather"], part["query_ends"], part["key_ends"]
         self.rows = None if rows_are_all else part["rows"]
         self.sources = part["sources"]
+        self.scales = part["scales"].view(torch.float32).view(-1, num_tokens) if len(part["scales"]) else None
         self.token_ids = torch.empty(num_tokens, dtype=torch.int64, device=ints.device)
 
     @classmethod
@@ -96,9 +98,16 @@ class Step:
         return cls(state, num_tokens, packed.num_decodes, packed.segments, ints, offsets, is_plain, num_layers)
 
     @classmethod
-    def static(cls, state: DeviceState, size: int, num_layers: int | None = None) -> tuple[Step, Tensor]:
-        """Return a decode step of ``size`` sequences whose input is filled in later, and the tensor for this input."""
-        array, offsets = flatten(padded_decodes(state, PackedSpans(*_NOTHING), size))
+    def static(
+        cls, state: DeviceState, size: int, num_layers: int | None = None, num_adapters: int = 0
+    ) -> tuple[Step, Tensor]:
+        """Return a decode step of ``size`` sequences whose input is filled in later, and the tensor for this input.
+
+        Args:
+            num_adapters: number that fit into the stacks; 0 is a step without adapters.
+        """
+        nothing = PackedSpans(*_NOTHING, scales=np.empty((num_adapters, 0), np.float32))
+        array, offsets = flatten(padded_decodes(state, nothing, size))
         ints = torch.from_numpy(array).to(state.table.device)
         return cls(state, size, size, [], ints, offsets, True, num_layers), ints
 
@@ -122,4 +131,7 @@ def padded_decodes(state: DeviceState, packed: PackedSpans, size: int) -> Packed
     tokens = np.concatenate([packed.tokens, np.repeat(dump, num_more, 1)], 1)
     num_dumped = num_more if state.pools.forms else 0
     sources = np.concatenate([packed.sources, np.full(num_dumped, state.pools.dump_row, np.int32)])
-    return PackedSpans(tokens, size, [], packed.gather, np.arange(size, dtype=np.int32), sources)
+    scales = np.zeros((len(packed.scales), size), np.float32)
+    if len(scales):
+        scales[:, : packed.num_decodes] = packed.scales
+    return PackedSpans(tokens, size, [], packed.gather, np.arange(size, dtype=np.int32), sources, scales)
