@@ -150,7 +150,8 @@ class FusedNetwork:
         if isinstance(part, Recurrent):
             assert self._mixers is not None
             return self._mixers.run(part.index, normed)
-        attended = self._attend(step, index, part, self._adapted(_linear, normed, part.qkv, step))
+        project = _linear if part.is_gated else _parts
+        attended = self._attend(step, index, part, self._adapted(project, normed, part.qkv, step))
         return self._adapted(_update, attended, part.output, step)
 
     def _feed_forward(self, step: Step, normed: Tensor, mlp: Gated | Experts) -> Tensor:
@@ -182,7 +183,8 @@ class FusedNetwork:
 
     def _attend(self, step: Step, index: int, part: Attention, qkv: Tensor) -> Tensor:
         keys, values = step.state.layers[index]
-        query = rotate_and_store(qkv, keys, values, step.positions, step.places, part)
+        dtype = self.structure.embeddings.dtype
+        query = rotate_and_store(qkv, keys, values, step.positions, step.places, part, dtype)
         attended = self._attention.attend(
             step, index, query, scaling=part.scale, window=part.window, softcap=part.softcap, sinks=part.sinks
         )
@@ -210,6 +212,11 @@ def _linear(x: Tensor, part: Projection) -> Tensor:
     return project(x, part) if len(x) == 1 else linear(x, part.weight, part.bias)
 
 
+def _parts(x: Tensor, part: Projection) -> Tensor:
+    """(T, num_rows), or (T, n, num_rows) float32, whose n rows add up to the result."""
+    return project_packed(x, part, may_split=True) if isinstance(part, Packed) and len(x) > 1 else _linear(x, part)
+
+
 def _update(x: Tensor, part: Projection) -> Tensor:
     """(T, width), or (T, n, width), whose n rows add up to the result."""
     if isinstance(part, Packed):
@@ -222,7 +229,7 @@ def _gated(x: Tensor, part: Gated) -> Tensor:
     if isinstance(part.gate_up, Packed):
         if len(x) == 1:
             return project_packed(x, part.gate_up, part.activation)
-        return gated(_linear(x, part.gate_up), part.activation)
+        return gated(_parts(x, part.gate_up), part.activation, x.dtype)
     if len(x) == 1:
         return project(x, part.gate_up, part.activation)
     few = project_few(x, part.gate_up, part.activation)

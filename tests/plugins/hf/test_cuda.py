@@ -201,6 +201,33 @@ def test_adapters_add_to_weights_of_every_kind_what_they_add_on_the_cpu(
     found.close()
 
 
+@pytest.mark.parametrize("architecture", ["qwen3_5_text", "bamba"])
+def test_adapters_beside_recurrent_layers_add_what_they_add_on_the_cpu(
+    random_model: Callable[[str], Path], tmp_path: Path, architecture: str
+) -> None:
+    """On attention and feed-forward parts; a prompt and decodes, beside a sequence without."""
+    folder = random_model(architecture)
+    tensors = {name: data for name, data in lora_tensors(folder, 0).items() if ".experts." not in name}
+    path = write_adapter(tmp_path / "adapter", tensors)
+    rows: list[Any] = []
+    for device in ("cpu", "cuda:0"):
+        runner = _open(folder, device=device, context=64, cache_tokens=None if device == "cpu" else 512)
+        adapters = ((), ((runner.load_adapter(path), 1.0),))
+        sequences = [runner.open_sequence() for _ in adapters]
+        found = []
+        for start, tokens in ((0, [5, 6, 7, 8]), (4, [9]), (5, [10])):
+            spans = [
+                Span(sequence, start, np.array(tokens, np.int32), adapter=adapter)
+                for sequence, adapter in zip(sequences, adapters, strict=True)
+            ]
+            found.append(runner.forward(spans).host())
+        rows.append(np.concatenate(found))
+        runner.close()
+
+    assert np.abs(rows[1] - rows[0]).max() < 1e-3 * np.abs(rows[0]).max()
+    assert np.abs(rows[0][::2] - rows[0][1::2]).max() > 0.01 * np.abs(rows[0]).max()
+
+
 def test_stacks_grow_with_ranks_adapters_and_projections(tiny_model: TinyModel, tmp_path: Path) -> None:
     """Each adapter gives the same rows after every growth, and an index that was freed nothing of the one before."""
     folder = tiny_model("llama")

@@ -38,7 +38,7 @@ def test_products_for_one_token_and_for_a_few(dtype: str, width: int, is_gated: 
     num_rows = 256
     bias = None if is_gated else _random(dtype, num_rows)
     part = Linear(_random(dtype, num_rows, width), bias)
-    for num_tokens in (1, 2, 16):
+    for num_tokens in (1, 2, 16, 32):
         x = _random(dtype, num_tokens, width)
         expected = torch.nn.functional.linear(x.float(), part.weight.float(), bias if bias is None else bias.float())
         if is_gated:
@@ -182,3 +182,36 @@ def test_updates_of_adapters_are_those_of_each_token_alone(
 
         assert _difference(apart[:, 0], expected) < near and _difference(whole, expected) < near
         assert torch.equal(apart[:, 1:], kept) and torch.equal(whole[none], before[none])
+
+
+@pytest.mark.parametrize("norm_width", [None, 32, 128])
+def test_parts_of_a_product_are_summed_by_rotation_and_gate(norm_width: int | None) -> None:
+    """As if they had been summed and rounded before; with norms of heads, of all together, and without."""
+    from enginehouse_hf.cuda.kv_tensor import KvTensor
+    from enginehouse_hf.cuda.layers import gated, rotate_and_store
+    from enginehouse_hf.cuda.structure import Attention, Linear, Norm, Rotary
+
+    num_tokens, num_query, num_kv, dim = 3, 4, 4, 32
+    parts = torch.randn(num_tokens, 4, (num_query + 2 * num_kv) * dim, device="cuda")
+    whole = parts.sum(1).to(torch.bfloat16)
+    norm = None if norm_width is None else Norm(_random("bfloat16", norm_width), 1e-5, True)
+    rotary = Rotary(_random("bfloat16", 10, dim // 2), _random("bfloat16", 10, dim // 2), False)
+    part = Attention(
+        qkv=Linear(whole),
+        norms=None if norm is None else (norm, norm),
+        rotary=rotary,
+        output=Linear(whole),
+        head_dim=dim,
+        scale=1.0,
+        window=None,
+        softcap=None,
+    )
+    positions, places = (torch.tensor(numbers, dtype=torch.int32, device="cuda") for numbers in ([1, 2, 3], [5, 2, 1]))
+
+    def rotated(qkv: Any) -> Any:
+        keys, values = (torch.zeros(8, num_kv, dim, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+        pool = KvTensor(keys, None), KvTensor(values, None)
+        return torch.cat([rotate_and_store(qkv, *pool, positions, places, part, torch.bfloat16), keys, values])
+
+    torch.testing.assert_close(rotated(parts), rotated(whole), rtol=0.02, atol=0.02)
+    torch.testing.assert_close(gated(parts, "silu", torch.bfloat16), gated(whole, "silu"), rtol=0.02, atol=0.02)
