@@ -110,8 +110,7 @@ def _attend(
     odd_sums = sums
     for start in tl.range(begin, end, BLOCK, num_stages=STAGES):
         inside = start + offsets < end
-        place = tl.load(places + start + offsets, mask=inside, other=0).to(tl.int64)
-        cell = place * NUM_KV + kv_head
+        cell = tl.load(places + start + offsets, mask=inside, other=0).to(tl.int64) * NUM_KV + kv_head
         scores = _scores(
             q, keys, key_scales, cell, inside, column, scale, softcap, DIM, HAS_KEY_SCALES, HAS_SOFTCAP, PRECISION
         )
@@ -182,6 +181,15 @@ def _usual_sizes(is_exact: bool, columns: int, parts: int, is_packed: bool) -> t
     return (32, 1, 3) if parts == 1 else (64, 4, 3)
 
 
+def _part_results(query: Tensor, parts: int, dim_v: int) -> tuple[Tensor, Tensor]:
+    """Memory of the results of all parts, and of the logarithms of their sums to base 2."""
+    shape = *query.shape[:2], parts
+    return query.new_empty(*shape, dim_v, dtype=torch.float32), query.new_empty(shape, dtype=torch.float32)
+
+
+_JOINING = {"num_warps": 4, **OVERLAPPING}
+
+
 def decode_attention(
     query: Tensor,
     keys: Tensor,
@@ -205,8 +213,7 @@ def decode_attention(
 
     Args:
         query: (num_sequences, num_query, head_dim), contiguous.
-        keys: one layer of the pool, (num_positions, num_kv, head_dim), in the type of ``query`` or with scales in
-            float8_e4m3fn; ``values`` alike.
+        keys: one layer of the pool, (num_positions, num_kv, head_dim), with scales float8_e4m3fn; ``values`` alike.
         table: (num_slots, max_context) int32, the index in the pool of every position.
         slots: (num_sequences,) int32, rows of ``table``.
         lengths: (num_sequences,) int32, length of each sequence, the new position included.
@@ -224,10 +231,7 @@ def decode_attention(
     num_kv, dim_v = keys.shape[1], values.shape[2]
     out = query.new_empty(num_sequences, num_query, dim_v)
     parts = num_parts(num_sequences, num_kv, table.shape[1]) if parts is None else parts
-    part_out, part_lse = out, out
-    if parts > 1:
-        part_out = torch.empty(num_sequences, num_query, parts, dim_v, dtype=torch.float32, device=query.device)
-        part_lse = torch.empty(num_sequences, num_query, parts, dtype=torch.float32, device=query.device)
+    part_out, part_lse = (out, out) if parts == 1 else _part_results(query, parts, dim_v)
     is_exact = query.dtype == torch.float32
     rows = max(8, triton.next_power_of_2(num_query // num_kv))
     columns = max(32, triton.next_power_of_2(max(dim, dim_v)))
@@ -244,8 +248,6 @@ def decode_attention(
         **OVERLAPPING,
     )  # fmt: skip
     if parts > 1:
-        _join[(num_sequences, num_query)](
-            part_out, part_lse, lengths, given_sinks, out, window or 0, num_query, dim_v, columns, block, parts,
-            sinks is not None, num_warps=4, **OVERLAPPING,
-        )  # fmt: skip
+        sizes = num_query, dim_v, columns, block, parts, sinks is not None
+        _join[query.shape[:2]](part_out, part_lse, lengths, given_sinks, out, window or 0, *sizes, **_JOINING)
     return out

@@ -90,8 +90,7 @@ def _project_single(
     kind = x.dtype.element_ty
     OWN: tl.constexpr = WIDTH // 32 // SPLITS
     PARTS: tl.constexpr = 1 if KIND is None else 2
-    split = tl.program_id(1)
-    index = tl.arange(0, PARTS * ROWS)
+    split, index = tl.program_id(1), tl.arange(0, PARTS * ROWS)
     first = tl.program_id(0) * ROWS + index % ROWS
     is_row = first < num_rows
     rows = tl.where(is_row, first + index // ROWS * num_rows, 0).to(tl.int64)  # of the gate, then of the other factor
@@ -123,8 +122,7 @@ def _project_single(
         c, d = _bytes(x2, x3)
         w0, w1, w2, w3 = _fourths(words)
         operands = [
-            tl.reshape(w0, shape), tl.reshape(w1, shape),
-            tl.reshape(w2, shape), tl.reshape(w3, shape),
+            tl.reshape(w0, shape), tl.reshape(w1, shape), tl.reshape(w2, shape), tl.reshape(w3, shape),
             a[0][None, :], a[1][None, :], a[2][None, :], a[3][None, :],
             b[0][None, :], b[1][None, :], b[2][None, :], b[3][None, :],
             c[0][None, :], c[1][None, :], c[2][None, :], c[3][None, :],
@@ -132,8 +130,7 @@ def _project_single(
         ]  # fmt: skip
         part = tl.inline_asm_elementwise(_MULTIPLY, _MULTIPLY_OPERANDS, operands, dtype=tl.int32, is_pure=True, pack=1)
         part = part.to(tl.float32) - (given & 255).to(tl.float32) * (total * 16.0)[None, :]
-        factor = (given & -256).to(tl.float32, bitcast=True) * (largest / (32767.0 * 16.0))[None, :]
-        sums += part * factor
+        sums += part * (given & -256).to(tl.float32, bitcast=True) * (largest / (32767.0 * 16.0))[None, :]
     result = tl.sum(sums, 1)
     if KIND is None:
         if HAS_BIAS:

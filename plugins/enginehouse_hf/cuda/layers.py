@@ -15,7 +15,17 @@ from enginehouse_hf.cuda.kv_tensor import KvTensor, store_heads
 from enginehouse_hf.cuda.overlap import OVERLAPPING, await_previous
 from enginehouse_hf.cuda.structure import Activation, Attention, Norm
 
-__all__ = ["activate", "add_norm", "begin_step", "gate_heads", "gated", "load_inside", "normed", "rotate_and_store"]
+__all__ = [
+    "activate",
+    "add_norm",
+    "begin_step",
+    "gate_heads",
+    "gated",
+    "load_inside",
+    "normed",
+    "rotate_and_store",
+    "sum_of_parts",
+]
 
 
 @triton.jit

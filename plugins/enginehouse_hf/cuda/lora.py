@@ -142,8 +142,7 @@ def _expand(
     KIND: tl.constexpr, SHRINKS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     kind: tl.constexpr = b.dtype.element_ty
-    tile = tl.program_id(0)
-    token = tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
+    tile, token = tl.program_id(0), tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
     is_token = token < num_tokens
     num_low = num_parts * num_adapters * RANK
     if KIND is None:
@@ -154,12 +153,10 @@ def _expand(
         row = local + tl.where(part > 0, rows0, 0) + tl.where(part > 1, rows1, 0)
     else:
         half = (rows0 + rows1) // 2
-        part = 0
-        row = tile * ROWS + tl.arange(0, ROWS)
+        part, row = 0, tile * ROWS + tl.arange(0, ROWS)
         is_row = row < half
     at_b = b + row.to(tl.int64)[None, :] * (num_adapters * RANK)
-    sums = tl.zeros([TOKENS, ROWS], tl.float32)
-    ups = tl.zeros([TOKENS, ROWS], tl.float32)
+    sums, ups = tl.zeros([TOKENS, ROWS], tl.float32), tl.zeros([TOKENS, ROWS], tl.float32)
     for first in range(0, num_adapters, ADAPTERS):
         adapter = first + tl.arange(0, ADAPTERS)
         is_any = is_token[:, None] & (adapter < num_adapters)[None, :]
@@ -175,24 +172,14 @@ def _expand(
             await_previous()
             value = _low(
                 low, token, is_used, adapter, part, start, num_adapters, num_low, RANK, TOKENS, ADAPTERS, DEPTH
-            )
+            )  # fmt: skip
             sums = tl.dot(value.to(kind), weight, sums, input_precision=PRECISION)
             if KIND is not None:
                 if num_parts > 1:
                     value = _low(
-                        low,
-                        token,
-                        is_used,
-                        adapter,
-                        part + 1,
-                        start,
-                        num_adapters,
-                        num_low,
-                        RANK,
-                        TOKENS,
-                        ADAPTERS,
+                        low, token, is_used, adapter, part + 1, start, num_adapters, num_low, RANK, TOKENS, ADAPTERS,
                         DEPTH,
-                    )
+                    )  # fmt: skip
                 ups = tl.dot(value.to(kind), up_weight, ups, input_precision=PRECISION)
     both = is_token[:, None] & is_row[None, :]
     at_out = out + token.to(tl.int64)[:, None] * out_stride + row[None, :]
