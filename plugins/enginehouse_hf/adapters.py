@@ -2,7 +2,8 @@
 
 A forward hook of each adapted linear layer adds ``B (mask * (A x))``, where A and B are the halves of all adapters of
 the pass, joined along their ranks, and the mask has each token's scales. So a pass has two further products per layer,
-for any number of adapters. Used by the runner for the CPU; peft is not needed.
+for any number of adapters. Used by the runner for the CPU; that for CUDA (``cuda/stacks.py``) reads folders with it.
+peft is not needed.
 """
 
 from __future__ import annotations
@@ -18,38 +19,67 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from enginehouse.contract.adapters import AdapterSet
-from enginehouse.contract.errors import InvalidSpan
+from enginehouse.contract.errors import AdapterRefused, InvalidSpan
 from enginehouse_backendkit.lora_folder import read_lora_folder
 
-__all__ = ["Adapters", "read_peft_folder"]
+__all__ = ["Adapters", "Halves", "LayerForm", "adaptable_linears", "read_peft_folder"]
 
 _TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @frozen(eq=False)
-class _Halves:
+class Halves:
     """The weights of one adapter for one layer: (rank, inputs) and (outputs, rank); B has the adapter's own scale."""
 
     a: Tensor
     b: Tensor
 
 
-def read_peft_folder(folder: Path, linears: Mapping[str, nn.Linear]) -> dict[str, _Halves]:
+@frozen
+class LayerForm:
+    """A linear layer that can be adapted; ``device`` and ``dtype`` are those that its adapters get."""
+
+    num_outputs: int
+    num_inputs: int
+    device: torch.device
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, linear: nn.Linear) -> LayerForm:
+        """Return the form of a module."""
+        return cls(linear.out_features, linear.in_features, linear.weight.device, linear.weight.dtype)
+
+
+def read_peft_folder(folder: Path, layers: Mapping[str, LayerForm]) -> dict[str, Halves]:
     """Return the halves of each layer that an adapter changes, by the name of the layer.
 
     Args:
         folder: with ``adapter_config.json`` and ``adapter_model.safetensors``.
-        linears: the linear layers of the model that can be adapted, by name.
+        layers: those of the model that can be adapted, by name.
 
     Raises:
         AdapterRefused: names the folder, and what is wrong.
     """
-    sizes = {name: (linear.out_features, linear.in_features) for name, linear in linears.items()}
+    sizes = {name: (form.num_outputs, form.num_inputs) for name, form in layers.items()}
     made = {}
     for name, halves in read_lora_folder(folder, sizes, _load, _problem_of).items():
-        form = {"device": linears[name].weight.device, "dtype": linears[name].weight.dtype}
-        made[name] = _Halves(halves.a.to(**form), (halves.scale * halves.b.float()).to(**form))
+        form = layers[name]
+        kept = [half.to(form.dtype) for half in (halves.a, halves.scale * halves.b.float())]
+        if not all(bool(half.isfinite().all()) for half in kept):
+            raise AdapterRefused(f"{folder.name}: {name} has numbers that are too large for {form.dtype}", "adapters")
+        made[name] = Halves(*(half.to(form.device) for half in kept))
     return made
+
+
+def adaptable_linears(model: Any, recurrent: Collection[str] = ()) -> dict[str, nn.Linear]:
+    """Return the layers of a transformers model that can be adapted, by name; see :class:`Adapters`."""
+    output, text = model.get_output_embeddings(), set(model.get_decoder().modules())
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if type(module) is nn.Linear and module in text and module is not output and ".experts." not in name
+        if not any(name.startswith(f"{other}.") for other in recurrent)
+    }
 
 
 def _load(path: Path) -> dict[str, Tensor]:
@@ -84,14 +114,8 @@ class Adapters:
     """
 
     def __init__(self, model: Any, recurrent: Collection[str] = ()) -> None:
-        output, text = model.get_output_embeddings(), set(model.get_decoder().modules())
-        self._linears: dict[str, nn.Linear] = {
-            name: module
-            for name, module in model.named_modules()
-            if type(module) is nn.Linear and module in text and module is not output and ".experts." not in name
-            if not any(name.startswith(f"{other}.") for other in recurrent)
-        }
-        self._loaded: dict[int, dict[str, _Halves]] = {}
+        self._linears = adaptable_linears(model, recurrent)
+        self._loaded: dict[int, dict[str, Halves]] = {}
         self._next = 1
         self._hooks: dict[str, Any] = {}
         self._joined: tuple[tuple[int, ...], dict[str, tuple[Tensor, Tensor, tuple[int, ...]]]] = ((), {})
@@ -99,7 +123,7 @@ class Adapters:
 
     def load(self, path: Path) -> int:
         """Load a folder; return its handle. Raises AdapterRefused."""
-        halves = read_peft_folder(path, self._linears)
+        halves = read_peft_folder(path, {name: LayerForm.of(linear) for name, linear in self._linears.items()})
         handle, self._next = self._next, self._next + 1
         self._loaded[handle] = halves
         for name in halves:

@@ -46,6 +46,9 @@ class HfOptions:
             into GPU memory, on the CPU ``context`` for each slot.
         checkpoints: number of states of recurrent layers that are kept to go back to, over all sequences.
         memory_share: share of the GPU's memory that this process may use.
+        type_k: data type of the keys in the KV cache: ``fp8`` is 8-bit floats with a factor per token and head, on one
+            GPU; None is that of the weights.
+        type_v: data type of the values, like ``type_k``.
         cuda_graphs: record decode steps as CUDA graphs while the model loads; without, each step costs some 20 ms of
             Python.
         fused: use Enginehouse's own kernels for models whose layers consist of known parts (Llama, Qwen, Gemma, OLMo,
@@ -75,6 +78,8 @@ class HfOptions:
     cache_tokens: int | None = field(default=None, validator=validators.optional(validators.ge(2)))
     checkpoints: int = field(default=32, validator=validators.ge(1))
     memory_share: float = field(default=0.9, validator=[validators.gt(0.0), validators.le(1.0)])
+    type_k: Literal["fp8"] | None = None
+    type_v: Literal["fp8"] | None = None
     cuda_graphs: bool = True
     fused: bool = True
     device_map: str | None = None
@@ -150,13 +155,14 @@ class HfBackend:
         folder = ModelFolder.find(source)
         if folder is not None:
             num_states = 2 * options.slots if resolved.device == "cpu" else 2 * (2 * options.slots + 1)
-            return folder.estimate(tokens, dtype, num_states + options.checkpoints)
+            found = folder.estimate(tokens, dtype, num_states + options.checkpoints)
+            return _in_types(found, options, tokens, dtype)
         if pickles := pickled_weights(source.path):
             raise ModelLoadError(f"{source.text}: {describe_pickles(pickles)}")
         if self.match(source).score == 0.0:
             raise ModelLoadError(f"{source.text}: {self.match(source).reason}")
         assert source.path is not None
-        return estimate_gguf(source.path, tokens, dtype)
+        return _in_types(estimate_gguf(source.path, tokens, dtype), options, tokens, dtype)
 
     def open(self, source: ModelSource, options: HfOptions, progress: Progress) -> Runner | Pooler:
         """Load the model on this thread; see :func:`enginehouse_hf.loader.open_runner` and ``pooling/opening.py``."""
@@ -179,6 +185,15 @@ def _recipe(source: ModelSource, options: HfOptions) -> Recipe | None:
     if path is None or not ((path / "modules.json").is_file() or (path / "config.json").is_file()):
         return None
     return read_recipe(path, options.task, options.pooling)
+
+
+def _in_types(whole: MemoryEstimate, options: HfOptions, tokens: int, dtype: str) -> MemoryEstimate:
+    """Return an estimate with keys and values in the types of the options, without the factors of 8-bit floats."""
+    num_packed = (options.type_k, options.type_v).count("fp8")
+    saved = num_packed * whole.kv_bytes_per_token // 2 * (3 if dtype == "float32" else 2) // 4
+    return evolve(
+        whole, kv_bytes_per_token=whole.kv_bytes_per_token - saved, total_bytes=whole.total_bytes - tokens * saved
+    )
 
 
 def _is_gguf(source: ModelSource) -> bool:

@@ -97,6 +97,9 @@ def _is_config(source: ModelSource, options: HfOptions) -> bool:
 def _load_model(files: ModelFiles, options: HfOptions, reads_images: bool) -> Any:
     keeps_packed = _runs_on_cuda(options) and options.fused
     kind = AutoModelForImageTextToText if reads_images else AutoModelForCausalLM
+    for name in ("type_k", "type_v"):
+        if getattr(options, name) is not None and not _runs_on_cuda(options):
+            raise ModelLoadError(f'{name} = "fp8" is for one NVIDIA GPU, without device_map and quantization')
     model = load_weights(kind, files, options, attention=ATTENTION_NAME, keeps_packed=keeps_packed)
     if reads_images:
         model.set_attn_implementation({"vision_config": "sdpa"})
@@ -116,6 +119,7 @@ def _build(files: ModelFiles, model: Any, options: HfOptions, progress: Progress
         "parameters": str(model.num_parameters() + num_packed(model)),
         "dtype": str(options.dtype),
         "device": options.device_map or options.device,
+        **{name: kind for name in ("type_k", "type_v") if (kind := getattr(options, name)) is not None},
     }
     reader, of_images = images.open(files, model, text)
     metadata |= of_images
@@ -132,7 +136,7 @@ def _build(files: ModelFiles, model: Any, options: HfOptions, progress: Progress
         opened, capabilities = open_on_cuda(model, facts, mixers, options, progress)
         graphs = "" if opened.graphs.largest else ", without graphs"
         metadata |= {"layers": f"{opened.network.name}{graphs}", "attention": opened.attention}
-        if opened.network.name == FusedNetwork.name:
+        if opened.network.name == FusedNetwork.name and not facts.states:  # recurrent modules run as they are
             _drop_weights(model)
         return CudaRunner(
             opened,
@@ -202,7 +206,7 @@ def _state_format(metadata: Mapping[str, str], facts: ModelFacts, options: HfOpt
     """Identify what saved sequences depend on besides the model's files: runner and data layout."""
     computed = ", ".join(f"{name} {metadata[name]}" for name in ("library", "architecture", "dtype", "layers"))
     device = "cuda" if _runs_on_cuda(options) else "any device"
-    kinds = f"quantization {options.quantization} {options.quantize}"
+    kinds = f"quantization {options.quantization} {options.quantize}, KV {options.type_k} {options.type_v}"
     return f"{computed}, {device}, {kinds}, layers {facts.layers} {facts.windows} {facts.states}"
 
 

@@ -1,14 +1,15 @@
 """Weights of few bits: their form in memory, quantising to it, and unpacking, in plain torch.
 
-FP8: one ``float8_e4m3fn`` per weight. Four bits: eight weights per int32, integers or the floats e2m1 of MXFP4. All
-have factors per row, or per group of columns of a row. Files of every format are brought to this form by ``stored.py``;
-kernels are in ``cuda/packed.py``, those of experts in ``cuda/grouped.py``.
+FP8: one ``float8_e4m3fn`` per weight. Four bits: eight weights per int32, integers or the floats e2m1 of MXFP4; for
+projections, two integers per byte. All have factors per row, or per group of columns of a row. Files of every format
+are brought to this form by ``stored.py``; kernels are in ``cuda/packed.py``, those of experts in ``cuda/grouped.py``.
 
 Source: "OCP Microscaling Formats (MX) Specification", version 1.0, for MXFP4.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -32,11 +33,12 @@ __all__ = [
     "quantized_experts",
     "rounds_states",
     "rows_from",
+    "tiled",
     "unpacked",
 ]
 
 Quantize = Literal["fp8", "int4"]
-Form = Literal["fp8", "int4", "mxfp4"]
+Form = Literal["fp8", "int4", "mxfp4", "tiles"]
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """The numbers of the codes 0 to 7 of MXFP4; codes from 8 on are the same, negative."""
@@ -52,8 +54,11 @@ class Packed:
 
     Attributes:
         codes: (rows, width) float8_e4m3fn, or (rows, width / 8) int32. Bits 4k to 4k + 3 of word j of a group are its
-            column k * (group / 8) + j, so that the columns of one k are neighbours.
-        scales: (rows, groups), factors of the codes. uint8 for MXFP4: exponents of two, plus 127.
+            column k * (group / 8) + j, so that the columns of one k are neighbours. In tiles (rows, width / 2) uint8:
+            byte 4t + 2s + e of 16 holds of their 32 columns 16s + 2t + e in its lower half and that 8 further on in its
+            upper half, so that four bytes are what one thread of tensor cores needs for two steps.
+        scales: (rows, groups), factors of the codes. uint8 for MXFP4: exponents of two, plus 127. In tiles int32, for
+            32, 64 or 128 columns: the bits of a float32 factor, whose lowest 8 are what is subtracted from the codes.
         zeros: (rows, groups) uint8, what is subtracted from four-bit codes; None is 8.
         bias: (rows,), added to the product.
     """
@@ -67,7 +72,7 @@ class Packed:
     def form(self) -> Form:
         """Kind of the codes."""
         if self.codes.dtype != torch.int32:
-            return "fp8"
+            return "tiles" if self.codes.dtype == torch.uint8 else "fp8"
         return "mxfp4" if self.scales.dtype == torch.uint8 else "int4"
 
     @property
@@ -78,19 +83,24 @@ class Packed:
     @property
     def width(self) -> int:
         """Number of columns."""
-        return self.codes.shape[1] * (8 if self.codes.dtype == torch.int32 else 1)
+        return self.codes.shape[1] * {"fp8": 1, "tiles": 2}.get(self.form, 8)
+
+    @property
+    def group(self) -> int:
+        """Number of columns of a row with the same factor."""
+        return self.width // self.scales.shape[1]
 
 
 class PackedLinear(nn.Module):
     """A projection with packed weights. Its own ``forward`` unpacks them: the reference for the kernels.
 
     Args:
-        packed: the weights, and the bias.
+        packed: the weights, and the bias. Four bits are brought to the form of tiles.
     """
 
     def __init__(self, packed: Packed) -> None:
         super().__init__()
-        self.packed = packed
+        self.packed = tiled(packed) if packed.form == "int4" else packed
 
     def forward(self, x: Tensor) -> Tensor:
         """``linear(x, weights, bias)``."""
@@ -154,18 +164,42 @@ def pack_codes(codes: Tensor, group: int) -> Tensor:
     return (nibbles << shifts).sum(2, dtype=torch.int32).view(rows, width // 8)  # the last fills the sign
 
 
+def _nibbles(packed: Packed) -> Tensor:
+    """(rows, groups, group) four-bit codes of words."""
+    words = packed.codes.view(*packed.scales.shape, 1, -1)
+    shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=words.device)[:, None]
+    return ((words >> shifts) & 15).flatten(2)
+
+
+def tiled(packed: Packed) -> Packed:
+    """Bring integers of four bits in words to the form of tiles.
+
+    Factors are rounded to 16 bits of mantissa, and repeated where a group has more than 128 columns.
+    """
+    rows, width = packed.num_rows, packed.width
+    group = math.gcd(packed.group, _GROUPS[0])
+    # Of 32 columns: two steps of a tensor core, lower or upper half of the byte, four threads, two neighbours.
+    halves = _nibbles(packed).to(torch.uint8).view(rows, -1, 2, 2, 4, 2).permute(3, 0, 1, 4, 2, 5)
+    bits = (packed.scales.float().contiguous().view(torch.int32) + 128) & -256
+    factors = bits | (8 if packed.zeros is None else packed.zeros.to(torch.int32))
+    codes = (halves[0] | (halves[1] << 4)).reshape(rows, width // 2)
+    return Packed(codes, factors.repeat_interleave(packed.group // group, 1), bias=packed.bias)
+
+
 def unpacked(packed: Packed, dtype: torch.dtype) -> Tensor:
     """(rows, width) weights, computed in float32."""
     rows, num_groups = packed.scales.shape
+    if packed.form == "tiles":
+        halves = torch.stack([packed.codes & 15, packed.codes >> 4]).view(2, rows, -1, 4, 2, 2)
+        codes = halves.permute(1, 2, 4, 0, 3, 5).reshape(rows, num_groups, -1) - (packed.scales & 255)[:, :, None]
+        return (codes * (packed.scales & -256).view(torch.float32)[:, :, None]).view(rows, -1).to(dtype)
     scales = packed.scales.float()[:, :, None]
     if packed.form == "fp8":
         codes = packed.codes.float().view(rows, num_groups, -1)
         return (codes * scales).view(rows, -1).to(dtype)
-    words = packed.codes.view(rows, num_groups, 1, -1)
-    shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=words.device)[:, None]
-    codes = ((words >> shifts) & 15).flatten(2)
+    codes = _nibbles(packed)
     if packed.form == "mxfp4":
-        table = torch.tensor([*E2M1, *(-value for value in E2M1)], device=words.device)
+        table = torch.tensor([*E2M1, *(-value for value in E2M1)], device=codes.device)
         return torch.ldexp(table[codes], packed.scales.to(torch.int32)[:, :, None] - 127).view(rows, -1).to(dtype)
     zeros = 8 if packed.zeros is None else packed.zeros.to(torch.int32)[:, :, None]
     return ((codes - zeros).float() * scales).view(rows, -1).to(dtype)

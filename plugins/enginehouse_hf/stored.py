@@ -12,6 +12,7 @@ README of compressed-tensors for its formats; AutoAWQ's ``packing_utils.py`` for
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -318,7 +319,8 @@ def _by_row(scales: Tensor, rows: int, width: int) -> Tensor:
     down = 1 << (down - 1).bit_length()  # blocks have 128 rows, also where the last is smaller
     if width % scales.shape[1] or across % 16 or -(-rows // down) != scales.shape[0]:
         raise ModelLoadError(f"FP8 weights of {rows} x {width} with {list(scales.shape)} factors have no kernel in hf")
-    return scales.repeat_interleave(down, 0)[:rows].contiguous()
+    repeats = across // math.gcd(across, 128) if scales.shape[1] > 1 else 1  # for the kernels' sizes
+    return scales.repeat_interleave(down, 0)[:rows].repeat_interleave(repeats, 1).contiguous()
 
 
 def projections(model: nn.Module) -> Iterator[tuple[nn.Module, str, str, nn.Module]]:

@@ -3,7 +3,7 @@
 Parts: ``llama`` (the shape of Llama-3.1-8B through the engine: one sequence, decode steps of many, 128 requests),
 ``served``, ``served-large-chunks`` and ``served-whole`` (the 128 requests through the server, the last not streamed),
 ``experts``, ``experts-fp8``, ``gpt-oss`` and ``gemma`` (decode steps and 32 requests of the shapes of Qwen3-30B-A3B,
-gpt-oss-20b with experts in MXFP4, and Gemma 3 4B),
+gpt-oss-20b with experts in MXFP4, and Gemma 3 4B), ``adapters`` (decode steps of Llama-3.1-8B's shape with LoRA),
 ``offline`` (256 sequences of Qwen3-0.6B's shape through the engine), ``speculation`` (with and without drafts, see
 ``cuda_speculation.py``), ``early-exit`` (see ``cuda_early_exit.py``) and ``transformers`` (``generate`` and
 ``generate_batch``). Weights are random.
@@ -26,6 +26,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from attrs import evolve
+from safetensors.torch import save_file
 from torch import Tensor
 
 from enginehouse.contract.backend import Draw, LastSampled, ModelSource, Span
@@ -188,17 +190,21 @@ def measure_single(runner: Any, bandwidth: float) -> None:
         _say(f"single, context 600, {what}: {max(found):.1f} tok/s (limit {limit:.0f} by the copying bandwidth)")
 
 
-def measure_steps(
-    runner: Any, name: str, num_sequences: int, context: int, bandwidth: float, *, weight_bytes: float = 2.0
-) -> None:
-    """Decode steps at a full batch, launched one ahead, tokens read one step late."""
+def time_steps(runner: Any, num_sequences: int, context: int, adapters: Sequence[int] = ()) -> float:
+    """Median seconds of decode steps at a full batch, launched one ahead, tokens read one step late.
+
+    With adapters, each sequence has one of them, in turn.
+    """
     num_steps, vocab_size = 40, runner.info.vocab_size
     rng = np.random.default_rng(0)
-    sequences = [runner.open_sequence() for _ in range(num_sequences)]
+    sequences = {runner.open_sequence(): ((adapters[i % len(adapters)], 1.0),) if adapters else ()
+                 for i in range(num_sequences)}  # fmt: skip
     num_prompt = context - num_steps // 2
-    for sequence in sequences:
-        runner.forward([Span(sequence, 0, rng.integers(300, vocab_size - 1, num_prompt - 1).astype(np.int32), "none")])
-    spans = [Span(sequence, num_prompt - 1, np.array([300], np.int32)) for sequence in sequences]
+    for sequence, adapter in sequences.items():
+        prompt = rng.integers(300, vocab_size - 1, num_prompt - 1).astype(np.int32)
+        runner.forward([Span(sequence, 0, prompt, "none", adapter=adapter)])
+    first = np.array([300], np.int32)
+    spans = [Span(sequence, num_prompt - 1, first, adapter=adapter) for sequence, adapter in sequences.items()]
     pending, times = None, []
     for step in range(num_steps):
         started = time.perf_counter()
@@ -210,17 +216,58 @@ def measure_steps(
         if pending is not None:
             pending.host()
         pending = drawn
-        spans = [Span(sequence, num_prompt + step, LastSampled()) for sequence in sequences]
+        spans = [evolve(span, start=num_prompt + step, input=LastSampled()) for span in spans]
         times.append(time.perf_counter() - started)
     pending.host()
     for sequence in sequences:
         runner.free_sequence(sequence)
-    median = statistics.median(times[5:])
+    return statistics.median(times[5:])
+
+
+def measure_steps(
+    runner: Any, name: str, num_sequences: int, context: int, bandwidth: float, *, weight_bytes: float = 2.0
+) -> None:
+    """Decode steps at a full batch, beside their floor."""
+    median = time_steps(runner, num_sequences, context)
     floor = step_bytes(name, num_sequences, context, weight_bytes) / bandwidth
     _say(
         f"steps, {name}, {num_sequences} sequences of {context}: {median * 1e3:.2f} ms with sampling = "
         f"{num_sequences / median:.0f} tok/s; {median / floor:.2f} of the floor, {floor * 1e3:.2f} ms"
     )
+
+
+def measure_adapters(ranks: Sequence[int] = (16,), sizes: Sequence[int] = (1, 8, 32, 128)) -> None:
+    """Decode steps of Llama-3.1-8B's shape with 1, 2, 4 and 8 adapters of all projections, beside those with none."""
+    for rank in ranks:
+        runner = open_shape("llama-3.1-8b", slots=128, context=2048, cache_tokens=90_000)
+        folder = write_adapter(runner, Path(tempfile.mkdtemp()) / "adapter", rank)
+        started = time.perf_counter()
+        handles = [runner.load_adapter(folder) for _ in range(8)]
+        _say(f"adapters of rank {rank}: 8 loaded in {time.perf_counter() - started:.1f} s")
+        for num_sequences in sizes:
+            base, *others = (time_steps(runner, num_sequences, 600, handles[:number]) for number in (0, 1, 2, 4, 8))
+            again = time_steps(runner, num_sequences, 600)
+            times = ", ".join(f"{one * 1e3:.2f}" for one in others)
+            shares = ", ".join(f"{min(base, again) / one:.3f}" for one in others)
+            _say(
+                f"adapters of rank {rank}, {num_sequences} sequences of 600: none {base * 1e3:.2f}, {again * 1e3:.2f} "
+                f"ms; 1, 2, 4, 8: {times} ms, tokens per second over none {shares}"
+            )
+        runner.close()
+
+
+def write_adapter(runner: Any, folder: Path, rank: int) -> Path:
+    """A random LoRA of all projections of a runner's model, in PEFT's format."""
+    tensors = {}
+    for part in runner._model.network.adaptable().values():
+        for name, num_rows in part.modules:
+            half = {"dtype": torch.bfloat16, "device": "cuda"}
+            tensors[f"base_model.model.{name}.lora_A.weight"] = torch.randn(rank, part.width, **half).cpu() / 64
+            tensors[f"base_model.model.{name}.lora_B.weight"] = torch.randn(num_rows, rank, **half).cpu() / 64
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": rank}))
+    save_file(tensors, folder / "adapter_model.safetensors")
+    return folder
 
 
 def offline_work() -> list[tuple[int, int]]:
@@ -387,6 +434,7 @@ def main() -> None:
         "experts-fp8": lambda: _measure_shape("qwen3-30b-a3b", bandwidth, 1.0, quantize="fp8"),
         "gpt-oss": lambda: _measure_shape("gpt-oss-20b", bandwidth),
         "gemma": lambda: _measure_shape("gemma-3-4b", bandwidth),
+        "adapters": measure_adapters,
         "offline": measure_offline,
         "speculation": lambda: _measure_changed(measure_speculation),
         "heads": lambda: _measure_changed(measure_heads),

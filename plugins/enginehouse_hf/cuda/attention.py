@@ -47,13 +47,14 @@ class PoolAttention:
         decoded = None
         if num_decodes:
             decoded = decode_attention(
-                query[:num_decodes], keys, values, step.state.table, step.slots, step.lengths,
+                query[:num_decodes], keys.numbers, values.numbers, step.state.table, step.slots, step.lengths,
+                key_scales=keys.scales, value_scales=values.scales,
                 scale=scaling, window=window, softcap=softcap, sinks=sinks,
             )  # fmt: skip
             if num_decodes == step.num_tokens:
                 return decoded
         rest = query[num_decodes:]
-        seen_keys, seen_values = keys.index_select(0, step.gather), values.index_select(0, step.gather)
+        seen_keys, seen_values = (part.gather(step.gather, query.dtype) for part in (keys, values))
         if self.kernel is not None and softcap is None and fits(rest.dtype, rest.shape[2], seen_values.shape[2]):
             longer = self.kernel.attend(rest, seen_keys, seen_values, step, scaling, window, sinks)
         else:

@@ -1,6 +1,6 @@
 """Attention of single new tokens over keys and values anywhere in the pool: flash-decoding in Triton.
 
-Every program reads part of one sequence for one key head: all query heads that share the key head are rows of the
+Every program reads part of one sequence for one key head: all query heads that share the key head are columns of the
 same small matrix product, so each key and value is read once. Long sequences are split into parts, which a second
 kernel combines; that keeps all multiprocessors busy if there are few sequences. The key heads of a sequence are
 processed consecutively, as they are stored, and sequences should be sorted longest first, so that none of the long ones
@@ -22,6 +22,8 @@ __all__ = ["decode_attention", "num_parts"]
 
 _PROGRAMS_WANTED = 528  # four for each of an H100's 132 multiprocessors
 _MAX_PARTS = 64
+_LARGEST_CODE = tl.constexpr(448.0)
+_HAS_ASSEMBLY = tl.constexpr(torch.cuda.is_available())
 
 
 def num_parts(num_sequences: int, num_kv_heads: int, max_context: int) -> int:
@@ -42,75 +44,112 @@ def _bounds(length, window, part, PARTS: tl.constexpr, BLOCK: tl.constexpr):
     return begin, tl.minimum(begin + size, length)
 
 
+_UNPAIR = tl.constexpr(
+    "{.reg .b32 t; .reg .b16 even, odd; prmt.b32 t, $2, $2, 0x3120; mov.b32 {even, odd}, t;"
+    "cvt.rn.f16x2.e4m3x2 $0, even; cvt.rn.f16x2.e4m3x2 $1, odd;}"
+)
+
+
+@triton.jit
+def _unpaired(pairs):
+    """Float16 numbers of the lower and of the higher 8-bit float of each int16 number."""
+    if _HAS_ASSEMBLY:
+        return tl.inline_asm_elementwise(
+            _UNPAIR, "=r,=r,r", [pairs], dtype=(tl.float16, tl.float16), is_pure=True, pack=2
+        )  # fmt: skip
+    even, odd = pairs.to(tl.int8), (pairs >> 8).to(tl.int8)
+    return even.to(tl.float8e4nv, bitcast=True).to(tl.float16), odd.to(tl.float8e4nv, bitcast=True).to(tl.float16)
+
+
+@triton.jit
+def _scores(
+    q, keys, scales, cell, inside, column, scale, softcap,
+    DIM: tl.constexpr, HAS_SCALES: tl.constexpr, HAS_SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """(BLOCK, ROWS) float32 in units of log 2, for the queries ``q``, (COLUMNS, ROWS)."""
+    mask = inside[:, None] & (column < DIM)[None, :]
+    k = tl.load(keys + cell[:, None] * DIM + column[None, :], mask=mask, other=0.0)
+    if HAS_SCALES:
+        k = k.to(q.dtype)
+    scores = tl.dot(k, q, input_precision=PRECISION) * scale
+    if HAS_SCALES:
+        scores *= tl.load(scales + cell, mask=inside, other=0.0)[:, None]
+    if HAS_SOFTCAP:
+        scores = softcap * (1.0 - 2.0 / (1.0 + tl.exp(2.0 * scores / softcap)))
+    return tl.where(inside[:, None], scores * 1.4426950408889634, float("-inf"))
+
+
 @triton.jit
 def _attend(
-    query, keys, values, table, slots, lengths, sinks, out, part_out, part_lse, scale, softcap, window, table_stride,
+    query, keys, values, key_scales, value_scales, table, slots, lengths, sinks, out, part_out, part_lse, scale,
+    softcap, window, table_stride,
     NUM_QUERY: tl.constexpr, NUM_KV: tl.constexpr, DIM: tl.constexpr, DIM_V: tl.constexpr, COLUMNS: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
-    HAS_SINKS: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, OVERLAPS: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
+    HAS_KEY_SCALES: tl.constexpr, HAS_VALUE_SCALES: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
-    if OVERLAPS:
-        await_previous()
-    kv_head = tl.program_id(0)
-    sequence = tl.program_id(1).to(tl.int64)
-    part = tl.program_id(2)
-    length = tl.load(lengths + sequence)
-    begin, end = _bounds(length, window, part, PARTS, BLOCK)
+    await_previous()
+    kv_head, sequence, part = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
+    begin, end = _bounds(tl.load(lengths + sequence), window, part, PARTS, BLOCK)
     if begin >= end:
         return
     GROUP: tl.constexpr = NUM_QUERY // NUM_KV
-    group = tl.arange(0, ROWS)
-    is_head = group < GROUP
-    heads = kv_head * GROUP + group
-    column = tl.arange(0, COLUMNS)
-    is_dim = (column < DIM)[None, :]
-    is_dim_v = (column < DIM_V)[None, :]
-    at_query = query + (sequence * NUM_QUERY + heads)[:, None] * DIM + column[None, :]
-    q = tl.load(at_query, mask=is_head[:, None] & is_dim, other=0.0)
+    group, column, offsets = tl.arange(0, ROWS), tl.arange(0, COLUMNS), tl.arange(0, BLOCK)
+    is_head, heads = group < GROUP, sequence * NUM_QUERY + kv_head * GROUP + group
+    at_query = query + heads[None, :] * DIM + column[:, None]
+    q = tl.load(at_query, mask=is_head[None, :] & (column < DIM)[:, None], other=0.0)
+    if HAS_KEY_SCALES:
+        q = q.to(WIDE)
+    # Values of 8 bits are read in pairs, of even and odd columns: the units in which tensor cores can be fed.
+    EACH: tl.constexpr = 2 if HAS_VALUE_SCALES else 1
+    unit = tl.arange(0, COLUMNS // EACH)
+    is_unit = unit < DIM_V // EACH
     places = table + tl.load(slots + sequence).to(tl.int64) * table_stride
-    offsets = tl.arange(0, BLOCK)
-    best = tl.full([ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([ROWS], tl.float32)
-    sums = tl.zeros([ROWS, COLUMNS], tl.float32)
+    best, total = tl.full([ROWS], float("-inf"), tl.float32), tl.zeros([ROWS], tl.float32)
+    sums = tl.zeros([COLUMNS // EACH, ROWS], tl.float32)
+    odd_sums = sums
     for start in tl.range(begin, end, BLOCK, num_stages=STAGES):
         inside = start + offsets < end
-        place = tl.load(places + start + offsets, mask=inside, other=0).to(tl.int64)
-        at_keys = keys + ((place * NUM_KV + kv_head) * DIM)[:, None] + column[None, :]
-        k = tl.load(at_keys, mask=inside[:, None] & is_dim, other=0.0)
-        # The conversions are for torch.compile, which passes plain numbers as float64.
-        scores = (tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale).to(tl.float32)
-        if HAS_SOFTCAP:
-            scores = (softcap * (1.0 - 2.0 / (1.0 + tl.exp(2.0 * scores / softcap)))).to(tl.float32)
-        scores = tl.where(inside[None, :], scores * 1.4426950408889634, float("-inf"))
-        higher = tl.maximum(best, tl.max(scores, 1))
+        cell = tl.load(places + start + offsets, mask=inside, other=0).to(tl.int64) * NUM_KV + kv_head
+        scores = _scores(
+            q, keys, key_scales, cell, inside, column, scale, softcap, DIM, HAS_KEY_SCALES, HAS_SOFTCAP, PRECISION
+        )
+        higher = tl.maximum(best, tl.max(scores, 0))
         shrink = tl.exp2(best - higher)
-        weights = tl.exp2(scores - higher[:, None])
-        total = total * shrink + tl.sum(weights, 1)
-        at_values = values + ((place * NUM_KV + kv_head) * DIM_V)[:, None] + column[None, :]
-        v = tl.load(at_values, mask=inside[:, None] & is_dim_v, other=0.0)
-        sums = sums * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
+        weights = tl.exp2(scores - higher[None, :])
+        total = total * shrink + tl.sum(weights, 0)
+        mask = inside[None, :] & is_unit[:, None]
+        v = tl.load(values + cell[None, :] * (DIM_V // EACH) + unit[:, None], mask=mask, other=0)
+        if HAS_VALUE_SCALES:
+            even, odd = _unpaired(v)
+            value_scale = tl.load(value_scales + cell, mask=inside, other=0.0)
+            scaled = (weights * (value_scale * _LARGEST_CODE)[:, None]).to(WIDE)  # largest values: fit float16
+            sums = sums * shrink[None, :] + tl.dot(even.to(WIDE), scaled, input_precision=PRECISION)
+            odd_sums = odd_sums * shrink[None, :] + tl.dot(odd.to(WIDE), scaled, input_precision=PRECISION)
+        else:
+            sums = sums * shrink[None, :] + tl.dot(v, weights.to(v.dtype), input_precision=PRECISION)
         best = higher
-    if HAS_SINKS and PARTS == 1:
-        sink = tl.load(sinks + heads, mask=is_head, other=0.0).to(tl.float32)
-        total += tl.exp2(sink * 1.4426950408889634 - best)
-    sums = sums / total[:, None]
-    if PARTS == 1:
-        at_out = out + (sequence * NUM_QUERY + heads)[:, None] * DIM_V + column[None, :]
-        tl.store(at_out, sums.to(out.dtype.element_ty), mask=is_head[:, None] & is_dim_v)
-    else:
-        cell = (sequence * NUM_QUERY + heads) * PARTS + part
-        tl.store(part_out + cell[:, None] * DIM_V + column[None, :], sums, mask=is_head[:, None] & is_dim_v)
-        tl.store(part_lse + cell, best + tl.log2(total), mask=is_head)
+    if PARTS > 1:
+        heads = heads * PARTS + part
+        tl.store(part_lse + heads, best + tl.log2(total), mask=is_head)
+    elif HAS_SINKS:
+        at_sinks = sinks + kv_head * GROUP + group
+        total += tl.exp2(tl.load(at_sinks, mask=is_head, other=0.0).to(tl.float32) * 1.4426950408889634 - best)
+    at_target = (out if PARTS == 1 else part_out) + heads[None, :] * DIM_V + unit[:, None] * EACH
+    is_target = is_head[None, :] & is_unit[:, None]
+    total *= _LARGEST_CODE if HAS_VALUE_SCALES else 1.0
+    tl.store(at_target, sums / total[None, :], mask=is_target)
+    if HAS_VALUE_SCALES:
+        tl.store(at_target + 1, odd_sums / total[None, :], mask=is_target)
 
 
 @triton.jit
 def _join(
     part_out, part_lse, lengths, sinks, out, window,
     NUM_QUERY: tl.constexpr, DIM_V: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
-    HAS_SINKS: tl.constexpr, OVERLAPS: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
-    if OVERLAPS:
-        await_previous()
+    await_previous()
     sequence = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     part = tl.arange(0, PARTS)
@@ -131,6 +170,26 @@ def _join(
     tl.store(out + (sequence * NUM_QUERY + head) * DIM_V + column, joined.to(out.dtype.element_ty), mask=is_dim_v)
 
 
+def _usual_sizes(is_exact: bool, columns: int, parts: int, is_packed: bool) -> tuple[int, int, int]:
+    """Positions of a block, warps, and stages, as measured on an H200. Every second stage loads another block ahead."""
+    if is_exact:
+        return 32, 4, 2
+    if columns > 128:
+        return (32, 2, 5) if is_packed else (32, 2, 2)
+    if is_packed:
+        return 32, 1, 7
+    return (32, 1, 3) if parts == 1 else (64, 4, 3)
+
+
+def _part_results(query: Tensor, parts: int, dim_v: int) -> tuple[Tensor, Tensor]:
+    """Memory of the results of all parts, and of the logarithms of their sums to base 2."""
+    shape = *query.shape[:2], parts
+    return query.new_empty(*shape, dim_v, dtype=torch.float32), query.new_empty(shape, dtype=torch.float32)
+
+
+_JOINING = {"num_warps": 4, **OVERLAPPING}
+
+
 def decode_attention(
     query: Tensor,
     keys: Tensor,
@@ -143,6 +202,8 @@ def decode_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
     parts: int | None = None,
     block: int | None = None,
     warps: int | None = None,
@@ -152,7 +213,7 @@ def decode_attention(
 
     Args:
         query: (num_sequences, num_query, head_dim), contiguous.
-        keys: one layer of the pool, (num_positions, num_kv, head_dim); ``values`` alike.
+        keys: one layer of the pool, (num_positions, num_kv, head_dim), with scales float8_e4m3fn; ``values`` alike.
         table: (num_slots, max_context) int32, the index in the pool of every position.
         slots: (num_sequences,) int32, rows of ``table``.
         lengths: (num_sequences,) int32, length of each sequence, the new position included.
@@ -160,6 +221,7 @@ def decode_attention(
         window: number of visible positions, the new one included; None is all.
         softcap: bound of the scores; None is none.
         sinks: (num_query,), for each head the score of a further key whose value is zero; None is none.
+        key_scales: (num_positions, num_kv), factors of the keys; ``value_scales`` alike.
         parts: number of parts per sequence; None selects it automatically.
 
     Returns:
@@ -169,26 +231,23 @@ def decode_attention(
     num_kv, dim_v = keys.shape[1], values.shape[2]
     out = query.new_empty(num_sequences, num_query, dim_v)
     parts = num_parts(num_sequences, num_kv, table.shape[1]) if parts is None else parts
-    part_out, part_lse = out, out
-    if parts > 1:
-        part_out = torch.empty(num_sequences, num_query, parts, dim_v, dtype=torch.float32, device=query.device)
-        part_lse = torch.empty(num_sequences, num_query, parts, dtype=torch.float32, device=query.device)
-    warps = warps or (2 if parts == 1 else 4)
+    part_out, part_lse = (out, out) if parts == 1 else _part_results(query, parts, dim_v)
     is_exact = query.dtype == torch.float32
-    rows = max(16, triton.next_power_of_2(num_query // num_kv))
-    columns = max(16, triton.next_power_of_2(max(dim, dim_v)))
-    overlapping = {} if torch.compiler.is_compiling() else OVERLAPPING  # inductor does not know such launches
-    usual_block, usual_stages = (32, 2) if is_exact or columns > 128 else (64, 3)
-    block, stages = block or usual_block, stages or usual_stages
+    rows = max(8, triton.next_power_of_2(num_query // num_kv))
+    columns = max(32, triton.next_power_of_2(max(dim, dim_v)))
+    usual = _usual_sizes(is_exact, columns, parts, value_scales is not None)
+    block, warps, stages = (given or own for given, own in zip((block, warps, stages), usual, strict=True))
+    packed_values = values if value_scales is None else values.view(torch.int16)
+    scales = [query if one is None else one for one in (key_scales, value_scales)]
     given_sinks = query if sinks is None else sinks
     _attend[(num_kv, num_sequences, parts)](
-        query, keys, values, table, slots, lengths, given_sinks, out, part_out, part_lse, scale, softcap or 1.0,
-        window or 0, table.stride(0), num_query, num_kv, dim, dim_v, columns, rows, block, parts, softcap is not None,
-        sinks is not None, "ieee" if is_exact else "tf32", stages, bool(overlapping), num_warps=warps, **overlapping,
+        query, keys, packed_values, *scales, table, slots, lengths, given_sinks, out, part_out, part_lse, scale,
+        softcap or 1.0, window or 0, table.stride(0), num_query, num_kv, dim, dim_v, columns, rows, block, parts,
+        softcap is not None, sinks is not None, key_scales is not None, value_scales is not None,
+        tl.float32 if is_exact else tl.float16, "ieee" if is_exact else "tf32", stages, num_warps=warps,
+        **OVERLAPPING,
     )  # fmt: skip
     if parts > 1:
-        _join[(num_sequences, num_query)](
-            part_out, part_lse, lengths, given_sinks, out, window or 0, num_query, dim_v, columns, block, parts,
-            sinks is not None, bool(overlapping), num_warps=4, **overlapping,
-        )  # fmt: skip
+        sizes = num_query, dim_v, columns, block, parts, sinks is not None
+        _join[query.shape[:2]](part_out, part_lse, lengths, given_sinks, out, window or 0, *sizes, **_JOINING)
     return out

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from enginehouse_hf.cuda.overlap import OVERLAPPING, await_previous
 
-__all__ = ["DeltaNet", "delta_step"]
+__all__ = ["DeltaNet", "delta_step", "gate_values", "rates"]
 
 
 @frozen(eq=False)
@@ -65,13 +65,13 @@ def _convolved(
 
 
 @triton.jit
-def _rates(at_rate, at_time, decay, time_bias):
-    """Return how much of the state one head keeps and how much it learns, float32."""
-    projected = tl.load(at_rate)
+def rates(at_rate, at_time, inside, decay, time_bias):
+    """Return the logarithm of how much of the state one head keeps, and how much it learns, float32."""
+    projected = tl.load(at_rate, mask=inside, other=0.0)
     learned = (1.0 / (1.0 + tl.exp(-projected.to(tl.float32)))).to(projected.dtype).to(tl.float32)
-    time = tl.load(at_time).to(tl.float32) + tl.load(time_bias).to(tl.float32)
+    time = tl.load(at_time, mask=inside, other=0.0).to(tl.float32) + tl.load(time_bias).to(tl.float32)
     softplus = tl.where(time > 20.0, time, tl.log(1.0 + tl.exp(tl.minimum(time, 20.0))))
-    return tl.exp(-tl.exp(tl.load(decay).to(tl.float32)) * softplus), learned
+    return -tl.exp(tl.load(decay).to(tl.float32)) * softplus, learned
 
 
 @triton.jit
@@ -125,11 +125,11 @@ def _delta_step(
     value = _convolved(at_values, conv_pool, conv, source, target, value_channel, is_value, True, NUM_CHANNELS, SIZE)
     query *= tl.rsqrt(tl.sum(query * query, 0) + 1e-6) / tl.sqrt(KEY_DIM * 1.0)
     key *= tl.rsqrt(tl.sum(key * key, 0) + 1e-6)
-    kept, learned = _rates(at_rate, at_time, decay + head, time_bias + head)
+    log_kept, learned = rates(at_rate, at_time, True, decay + head, time_bias + head)
     inside = is_key[:, None] & is_value[None, :]
     offsets = (head * KEY_DIM + at_key)[:, None] * VALUE_DIM + at_value[None, :]
     STATE: tl.constexpr = NUM_VALUES * KEY_DIM * VALUE_DIM
-    state = tl.load(state_pool + source * STATE + offsets, mask=inside, other=0.0) * kept
+    state = tl.load(state_pool + source * STATE + offsets, mask=inside, other=0.0) * tl.exp(log_kept)
     change = (value - tl.sum(state * key[:, None], 0)) * learned
     state += key[:, None] * change[None, :]
     tl.store(state_pool + target * STATE + offsets, state, mask=inside)
@@ -196,15 +196,23 @@ def delta_step(
         num_warps=warps, **OVERLAPPING,
     )  # fmt: skip
     if num_parts > 1:
-        group = part.num_values // part.num_keys
-        of_group = group * part.value_dim
-        begin = 2 * part.num_keys * part.key_dim + part.num_values * part.value_dim
-        if part.by_key_head:
-            begin, group_stride = 2 * part.key_dim + of_group, 2 * (part.key_dim + of_group)
-        else:
-            group_stride = of_group
-        _norm_gate[(part.num_values, num_sequences)](
-            out, projected, part.norm, part.norm_eps, projected.stride(0), begin, group_stride, part.num_values,
-            part.value_dim, group, whole, num_warps=1, **OVERLAPPING,
-        )  # fmt: skip
+        gate_values(out, projected, part)
     return out
+
+
+def gate_values(out: Tensor, projected: Tensor, part: DeltaNet) -> None:
+    """Normalise the values of each head in ``out``, (T, num_values * value_dim), and multiply with gates, in place.
+
+    Args:
+        projected: (T, width), see :func:`delta_step`.
+    """
+    group = part.num_values // part.num_keys
+    of_group = group * part.value_dim
+    if part.by_key_head:
+        begin, group_stride = 2 * part.key_dim + of_group, 2 * (part.key_dim + of_group)
+    else:
+        begin, group_stride = 2 * part.num_keys * part.key_dim + part.num_values * part.value_dim, of_group
+    _norm_gate[(part.num_values, len(out))](
+        out, projected, part.norm, part.norm_eps, projected.stride(0), begin, group_stride, part.num_values,
+        part.value_dim, group, triton.next_power_of_2(part.value_dim), num_warps=1, **OVERLAPPING,
+    )  # fmt: skip

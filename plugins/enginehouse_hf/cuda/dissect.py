@@ -27,19 +27,23 @@ from enginehouse_hf.cuda.kinds import (
     first_of,
     normed,
 )
+from enginehouse_hf.cuda.mixers import PooledMixers
 from enginehouse_hf.cuda.structure import (
     Attention,
     Experts,
     Gated,
     Layer,
     Linear,
+    Modules,
     Norm,
     Projection,
+    Recurrent,
     Structure,
 )
 from enginehouse_hf.depth import own_modules
 from enginehouse_hf.layer_access import with_forward
 from enginehouse_hf.packed import Packed, PackedExperts, PackedLinear, joined, rows_from, unpacked
+from enginehouse_hf.recurrent import Mixer
 
 __all__ = ["dissect"]
 
@@ -47,6 +51,8 @@ _NORMS: dict[frozenset[str], tuple[str | None, str | None, str | None, str | Non
     frozenset({"input_layernorm", "post_attention_layernorm"}): (
         "input_layernorm", None, "post_attention_layernorm", None,
     ),
+    frozenset({"input_layernorm", "pre_ff_layernorm"}): ("input_layernorm", None, "pre_ff_layernorm", None),
+    frozenset({"operator_norm", "ffn_norm"}): ("operator_norm", None, "ffn_norm", None),
     frozenset({"post_attention_layernorm", "post_feedforward_layernorm"}): (
         None, "post_attention_layernorm", None, "post_feedforward_layernorm",
     ),
@@ -61,8 +67,10 @@ _NORMS: dict[frozenset[str], tuple[str | None, str | None, str | None, str | Non
 }  # fmt: skip
 """Norms of a layer: before and after the attention, before and after the feed-forward part, by the names present."""
 
-_HEAD_NORMS = (("q_norm", "k_norm"), ("query_layernorm", "key_layernorm"))
-_FEED_FORWARD = ("mlp", "block_sparse_moe")
+_HEAD_NORMS = (("q_norm", "k_norm"), ("query_layernorm", "key_layernorm"), ("q_layernorm", "k_layernorm"))
+_LAST_NORMS = ("norm", "final_layernorm", "embedding_norm")
+_FEED_FORWARD = ("mlp", "block_sparse_moe", "feed_forward")
+_GATED = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
 _ROUTERS = ("gate", "router")
 _EXPERT_WEIGHTS = {"gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias"}
 _SHARED = (("shared_expert", "shared_expert_gate"), ("shared_experts", None), ("shared_mlp", None))
@@ -71,7 +79,7 @@ _TABLE_CHUNK = 4096
 """Positions per pass while rotary tables are read."""
 
 
-def dissect(model: Any, max_context: int) -> Structure:
+def dissect(model: Any, max_context: int, mixers: PooledMixers | None = None) -> Structure:
     """Return the parts of a loaded model, which share its weights.
 
     Joint projections are built in place: the model's own become views of them, so that no weight is in memory twice.
@@ -79,13 +87,14 @@ def dissect(model: Any, max_context: int) -> Structure:
     Args:
         model: a causal model that uses our attention, on one device.
         max_context: length of the rotary tables.
+        mixers: its recurrent modules, if it has some.
 
     Raises:
         NotFusable: the model has an unknown part.
     """
     try:
         with torch.inference_mode():
-            return _Dissection(model, max_context).run()
+            return _Dissection(model, max_context, mixers).run()
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:  # what other modules may raise
         raise NotFusable(f"{type(model).__name__} is built in another way: {error}") from error
 
@@ -121,10 +130,12 @@ class _Seen:
 class _Dissection:
     """One model while it is taken apart; ``known`` holds its modules that belong to a part."""
 
-    def __init__(self, model: Any, max_context: int) -> None:
-        self._model, self._body = model, model.get_decoder()
+    def __init__(self, model: Any, max_context: int, mixers: PooledMixers | None) -> None:
+        self._model, self._body, self._mixers = model, model.get_decoder(), mixers
         self._max_context = max_context
         self._known: set[int] = set()
+        self._names = {id(module): name for name, module in model.named_modules()}
+        self._modules: dict[Projection, Modules] = {}
 
     def run(self) -> Structure:
         model, body = self._model, self._body
@@ -139,8 +150,9 @@ class _Dissection:
             embeddings=weight,
             embedding_scale=_scale(embedded, embedding(token_ids, weight), body, config),
             layers=layers,
-            norm=self._norm(body.norm),
+            norm=self._norm(first_of(body, _LAST_NORMS)),
             head=self._plain(model.lm_head),
+            modules={part: self._modules[part] for layer in layers for part in _projections(layer)},
             divisor=float(getattr(config, "logits_scaling", None) or 1.0),
             softcap=getattr(config, "final_logit_softcapping", None),
         )
@@ -161,7 +173,10 @@ class _Dissection:
         hooks = [
             layer.self_attn.register_forward_pre_hook(partial(note, index), with_kwargs=True)
             for index, layer in enumerate(self._body.layers)
+            if self._recurrent(layer) is None
         ]
+        if self._mixers is not None:
+            self._mixers.begin_alone(len(token_ids))
         try:
             positions = torch.arange(len(token_ids), device=token_ids.device)[None]
             self._body(input_ids=token_ids[None], position_ids=positions, use_cache=False, enginehouse_step=seen)
@@ -216,15 +231,31 @@ class _Dissection:
         before_attention, after_attention, before_mlp, after_mlp = (
             None if name is None else self._norm(getattr(layer, name)) for name in _NORMS[names]
         )
+        mixer = self._recurrent(layer)
+        attention: Attention | Recurrent
+        if mixer is None:
+            attention = self._attention(layer.self_attn, seen.attended[index], seen.inputs[index], tables)
+        else:
+            attention = Recurrent(mixer.layer)
+            for module in mixer.module.modules():
+                self._know(module)
         return Layer(
             before_attention=before_attention,
-            attention=self._attention(layer.self_attn, seen.attended[index], seen.inputs[index], tables),
+            attention=attention,
             after_attention=after_attention,
             before_mlp=before_mlp,
             mlp=self._feed_forward(first_of(layer, _FEED_FORWARD)),
             after_mlp=after_mlp,
             factor=float(getattr(layer, "residual_multiplier", 1.0)),
         )
+
+    def _recurrent(self, layer: Any) -> Mixer | None:
+        """Return the recurrent module that a layer has in place of attention."""
+        mixers = [] if self._mixers is None else self._mixers.all
+        found = [mixer for mixer in mixers if any(mixer.module is child for child in layer.children())]
+        if found and hasattr(layer, "self_attn"):
+            raise NotFusable("a layer has both attention and a recurrent module")
+        return found[0] if found else None
 
     def _attention(
         self, module: Any, attended: _Attended, inputs: Tensor, tables: tuple[Tensor, Tensor] | None
@@ -236,9 +267,11 @@ class _Dissection:
             None if found is None else (self._norm(getattr(module, found[0])), self._norm(getattr(module, found[1])))
         )
         num_query, num_kv = attended.query.shape[1], attended.key.shape[1]
-        if _num_rows(qkv) != (num_query + 2 * num_kv) * head_dim or head_dim < 16:
+        is_gated = _num_rows(qkv) == 2 * (num_query + num_kv) * head_dim
+        num_before = 2 * num_query if is_gated else num_query
+        if _num_rows(qkv) != (num_before + 2 * num_kv) * head_dim or head_dim < 16:
             raise NotFusable(f"projections of {_num_rows(qkv)} rows for heads of {head_dim} dimensions")
-        key = _apply(qkv, inputs)[:, num_query * head_dim : (num_query + num_kv) * head_dim]
+        key = _apply(qkv, inputs)[:, num_before * head_dim : (num_before + num_kv) * head_dim]
         if norms is not None:
             width = norms[1].weight.shape[0]
             key = normed(key.unflatten(1, (-1, width)), norms[1]).flatten(1)
@@ -247,12 +280,13 @@ class _Dissection:
             qkv=qkv,
             norms=norms,
             rotary=find_rotary(tables, key, attended.key[0].transpose(0, 1)),
-            output=self._linear(first_of(module, ("o_proj", "dense"))),
+            output=self._linear(first_of(module, ("o_proj", "dense", "out_proj"))),
             head_dim=head_dim,
             scale=attended.scaling,
             window=attended.window,
             softcap=attended.softcap,
             sinks=self._sinks(module, attended.sinks),
+            is_gated=is_gated,
         )
 
     def _sinks(self, module: Any, sinks: Tensor | None) -> Tensor | None:
@@ -317,10 +351,11 @@ class _Dissection:
         return parts[0], parts[1]
 
     def _gated(self, module: Any) -> Gated:
-        gate_up = self._joined(module, ("gate_proj", "up_proj"), "gate_up_proj")
+        names = next((names for names in _GATED if hasattr(module, names[0])), _GATED[0])
+        gate_up = self._joined(module, names[:2], "gate_up_proj")
         if gate_up.bias is not None:
             raise NotFusable("the joint projection of gate and up has a bias")
-        return Gated(gate_up, self._linear(module.down_proj), find_activation(module))
+        return Gated(gate_up, self._linear(getattr(module, names[2])), find_activation(module))
 
     def _norm(self, module: Any) -> Norm:
         """Return the kind of RMS norm that does what the module does."""
@@ -342,6 +377,7 @@ class _Dissection:
         modules = [self._know(getattr(module, name)) for name in names]
         if all(isinstance(one, PackedLinear) for one in modules):
             whole = joined([one.packed for one in modules])
+            self._modules[whole] = tuple((self._names[id(one)], one.packed.num_rows) for one in modules)
             begin = 0
             for one in modules:
                 end = begin + one.packed.num_rows
@@ -354,10 +390,14 @@ class _Dissection:
         weight = torch.cat([part.weight for part in parts])
         for one, own in zip(modules, weight.split([len(part.weight) for part in parts]), strict=True):
             one.weight = nn.Parameter(own, requires_grad=False)
-        return Linear(weight, torch.cat(biases) if biases else None)
+        whole = Linear(weight, torch.cat(biases) if biases else None)
+        self._modules[whole] = tuple((self._names[id(one)], len(one.weight)) for one in modules)
+        return whole
 
     def _linear(self, module: Any) -> Projection:
-        return module.packed if isinstance(module, PackedLinear) else self._plain(module)
+        part = module.packed if isinstance(module, PackedLinear) else self._plain(module)
+        self._modules[part] = ((self._names[id(module)], _num_rows(part)),)
+        return part
 
     def _plain(self, module: Any) -> Linear:
         self._know(module)
@@ -368,6 +408,13 @@ class _Dissection:
     def _know(self, module: Any) -> Any:
         self._known.add(id(module))
         return module
+
+
+def _projections(layer: Layer) -> list[Projection]:
+    """Return those of a layer that see the tokens of a step in order."""
+    attention, mlp = layer.attention, layer.mlp
+    first = () if isinstance(attention, Recurrent) else (attention.qkv, attention.output)
+    return [*first, *((mlp.gate_up, mlp.down) if isinstance(mlp, Gated) else ())]
 
 
 def _num_rows(part: Projection) -> int:

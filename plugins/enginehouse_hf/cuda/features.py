@@ -31,5 +31,5 @@ class FeatureWriter:
         """Write the features of all tokens of a step."""
         features = self._head.features([self._seen[layer] for layer in self._head.reads])
         kept, _ = step.state.layers[self._layer]
-        kept.index_copy_(0, step.places.long(), features[:, None].to(kept.dtype))
+        kept.write(step.places.long(), features[:, None].to(kept.numbers.dtype))
         self._seen.clear()

@@ -1,8 +1,8 @@
 """Products with weights for a few tokens, for the steps of a small batch.
 
-The tensor cores have little to do, and the weights must be read at full bandwidth. The columns are split among programs
-so that there are enough of them; the sum of the splits is left to the kernel that adds the result to the states. The
-first weights are read while the previous kernel ends.
+The tensor cores have little to do, and the weights must be read at full bandwidth. They are the left operand, whose
+tile is full for any number of tokens. The columns are split among programs so that there are enough of them; the sum of
+the splits is left to the kernel that adds the result to the states.
 """
 
 from __future__ import annotations
@@ -13,53 +13,50 @@ import triton.language as tl
 from torch import Tensor
 
 from enginehouse_hf.cuda.layers import activate
-from enginehouse_hf.cuda.overlap import OVERLAPPING, await_previous
 from enginehouse_hf.cuda.structure import Activation, Linear
 
 __all__ = ["MAX_FEW", "project_few"]
 
-MAX_FEW = 16
-"""Most tokens for which this is faster than cuBLAS; the height of a tile of the tensor cores."""
+MAX_FEW = 32
+"""Most tokens for which this is faster than cuBLAS."""
 
 _MANY_ROWS = 16_384
 """Output rows that need no split of the columns."""
+
+_ROWS = 64
+"""Height of a tile of the tensor cores."""
 
 
 @triton.jit
 def _project_few(
     x, weight, bias, out, num_tokens, num_rows,
     WIDTH: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
-    HAS_BIAS: tl.constexpr, KIND: tl.constexpr,
+    HAS_BIAS: tl.constexpr, KIND: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     kind = x.dtype.element_ty
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    OWN: tl.constexpr = WIDTH // SPLITS
+    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     split = tl.program_id(1)
-    token = tl.arange(0, TOKENS)[:, None]
-    column = tl.arange(0, BLOCK)
+    token = tl.arange(0, TOKENS)
     is_token = token < num_tokens
-    at_weight = weight + rows.to(tl.int64)[None, :] * WIDTH + split * (WIDTH // SPLITS) + column[:, None]
+    column = split * OWN + tl.arange(0, BLOCK)
+    at_weight = weight + rows[:, None] * WIDTH + column[None, :]
     at_up = at_weight + num_rows.to(tl.int64) * WIDTH
-    at_x = x + token * WIDTH + split * (WIDTH // SPLITS) + column[None, :]
-    first = tl.load(at_weight)
-    if KIND is not None:
-        first_up = tl.load(at_up)
-    await_previous()
-    value = tl.load(at_x, mask=is_token, other=0.0)
-    sums = tl.dot(value, first)
-    if KIND is not None:
-        ups = tl.dot(value, first_up)
-    for start in range(BLOCK, WIDTH // SPLITS, BLOCK):
-        value = tl.load(at_x + start, mask=is_token, other=0.0)
-        sums = tl.dot(value, tl.load(at_weight + start), sums)
+    at_x = x + tl.where(is_token, token, 0)[None, :] * WIDTH + column[:, None]
+    sums = tl.zeros([ROWS, TOKENS], tl.float32)
+    ups = tl.zeros([ROWS, TOKENS], tl.float32)
+    for start in tl.range(0, OWN, BLOCK, num_stages=STAGES):
+        value = tl.load(at_x + start)
+        sums = tl.dot(tl.load(at_weight + start), value, sums)
         if KIND is not None:
-            ups = tl.dot(value, tl.load(at_up + start), ups)
+            ups = tl.dot(tl.load(at_up + start), value, ups)
     if HAS_BIAS:
-        sums += tl.where(split == 0, tl.load(bias + rows).to(tl.float32), 0.0)[None, :]
+        sums += tl.where(split == 0, tl.load(bias + rows).to(tl.float32), 0.0)[:, None]
     if KIND is not None:
         active = activate(sums.to(kind).to(tl.float32), KIND).to(kind).to(tl.float32)
         sums = active * ups.to(kind).to(tl.float32)
-    at_out = out + (token.to(tl.int64) * SPLITS + split) * num_rows + rows[None, :]
-    tl.store(at_out, sums.to(out.dtype.element_ty), mask=is_token)
+    at_out = out + (token.to(tl.int64)[None, :] * SPLITS + split) * num_rows + rows[:, None]
+    tl.store(at_out, sums.to(out.dtype.element_ty), mask=is_token[None, :])
 
 
 def project_few(x: Tensor, part: Linear, activation: Activation | None = None) -> Tensor | None:
@@ -77,14 +74,14 @@ def project_few(x: Tensor, part: Linear, activation: Activation | None = None) -
     num_tokens, width = x.shape
     num_rows = part.weight.shape[0] // (1 if activation is None else 2)
     splits = 1 if activation is not None or num_rows >= _MANY_ROWS else 4
-    # Measured on an H200.
-    rows, block, stages = (64, 128, 4) if splits == 1 or width % (256 * splits) else (32, 256, 3)
-    if num_tokens > MAX_FEW or num_rows % rows or width % (block * splits) or x.dtype == torch.float32:
+    block = 128 if activation is None else 64  # measured on an H200
+    if num_tokens > MAX_FEW or num_rows % _ROWS or width % (block * splits) or x.dtype == torch.float32:
         return None
+    tokens = max(8, triton.next_power_of_2(num_tokens))
     shape = (num_tokens, num_rows) if splits == 1 else (num_tokens, splits, num_rows)
     out = torch.empty(shape, dtype=x.dtype if splits == 1 else torch.float32, device=x.device)
-    _project_few[(num_rows // rows, splits)](
-        x, part.weight, x if part.bias is None else part.bias, out, num_tokens, num_rows, width, MAX_FEW, rows, block,
-        splits, part.bias is not None, activation, num_warps=4, num_stages=stages, **OVERLAPPING,
+    _project_few[(num_rows // _ROWS, splits)](
+        x, part.weight, x if part.bias is None else part.bias, out, num_tokens, num_rows, width, tokens, _ROWS, block,
+        splits, part.bias is not None, activation, 4, num_warps=4, num_stages=4,
     )  # fmt: skip
     return out

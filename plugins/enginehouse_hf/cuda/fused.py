@@ -6,6 +6,8 @@ of transformers' own layers before it uses the result.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding, linear
@@ -15,10 +17,13 @@ from enginehouse_hf.cuda.experts import run_experts
 from enginehouse_hf.cuda.features import FeatureWriter
 from enginehouse_hf.cuda.few import project_few
 from enginehouse_hf.cuda.layered import States
-from enginehouse_hf.cuda.layers import add_norm, gated, rotate_and_store
+from enginehouse_hf.cuda.layers import add_norm, gate_heads, gated, rotate_and_store
+from enginehouse_hf.cuda.lora import Stack, Sums, expand, expand_gated, shrink
+from enginehouse_hf.cuda.mixers import PooledMixers
+from enginehouse_hf.cuda.networks import Adaptable
 from enginehouse_hf.cuda.packed import project_packed
 from enginehouse_hf.cuda.step import Step
-from enginehouse_hf.cuda.structure import Attention, Experts, Gated, Linear, Projection, Structure
+from enginehouse_hf.cuda.structure import Attention, Experts, Gated, Linear, Projection, Recurrent, Structure
 from enginehouse_hf.cuda.vector import project
 from enginehouse_hf.packed import Packed, rows_from
 
@@ -31,13 +36,25 @@ class FusedNetwork:
     Args:
         structure: the parts of the model.
         attention: attention over the pool.
+        mixers: its recurrent modules, if it has some.
     """
 
     name = "fused layers"
 
-    def __init__(self, structure: Structure, attention: PoolAttention) -> None:
+    def __init__(self, structure: Structure, attention: PoolAttention, mixers: PooledMixers | None = None) -> None:
+        self._mixers = mixers
         self.structure, self._layers, self._attention = structure, structure.layers, attention
+        self.stacks: dict[Projection, Stack] = {}
+        self._sums: Sums
         self._writer: FeatureWriter | None = None
+
+    def adaptable(self) -> dict[Projection, Adaptable]:
+        """See :class:`enginehouse_hf.cuda.networks.Network`."""
+        return {
+            part: Adaptable(modules, *((part.width, part.codes.device) if isinstance(part, Packed) else
+                                       (part.weight.shape[1], part.weight.device)))
+            for part, modules in self.structure.modules.items()
+        }  # fmt: skip
 
     @property
     def num_layers(self) -> int:
@@ -51,6 +68,10 @@ class FusedNetwork:
     def run(self, step: Step) -> Tensor:
         """See :class:`Network`."""
         step.begin()
+        if step.scales is not None:
+            self._sums = Sums(self.stacks.values(), step.num_tokens)
+        if self._mixers is not None:
+            self._mixers.begin(step)
         hidden = self._embed(step)
         num_layers = step.num_layers or self.num_layers
         update, last = self._run(step, hidden, range(num_layers)), self._layers[num_layers - 1]
@@ -89,7 +110,9 @@ class FusedNetwork:
         """See :class:`enginehouse_hf.cuda.layered.LayeredNetwork`."""
         for index, layer in enumerate(self._layers[begin:], begin):
             keys, values = step.state.layers[index]
-            num_rows = 2 * keys.shape[1] * keys.shape[2]  # the joint projection ends with keys and values
+            assert isinstance(layer.attention, Attention), "no token skips a recurrent layer"
+            # The joint projection ends with keys and values.
+            num_rows = 2 * keys.numbers.shape[1] * keys.numbers.shape[2]
             projected = _linear(add_norm(hidden, None, layer.before_attention), _end(layer.attention.qkv, num_rows))
             rotate_and_store(projected, keys, values, step.positions, step.places, layer.attention)
 
@@ -115,21 +138,58 @@ class FusedNetwork:
                 self._writer.note(index - 1, hidden.clone())
             if before is not None and index == layers[-1]:
                 before.copy_(hidden)
-            attended = self._attend(step, index, layer.attention, _linear(normed, layer.attention.qkv))
-            update, after, factor = _update(attended, layer.attention.output), layer.after_attention, layer.factor
+            update, after, factor = self._mix(step, index, layer.attention, normed), layer.after_attention, layer.factor
             normed = add_norm(hidden, update, layer.before_mlp, after=after, factor=factor)
-            mlp = layer.mlp
-            update = run_experts(normed, mlp) if isinstance(mlp, Experts) else _update(_gated(normed, mlp), mlp.down)
+            update = self._feed_forward(step, normed, layer.mlp)
             after = layer.after_mlp
         assert update is not None
         return update
 
+    def _mix(self, step: Step, index: int, part: Attention | Recurrent, normed: Tensor) -> Tensor:
+        """Return the update of the attention, or of the recurrent module in its place."""
+        if isinstance(part, Recurrent):
+            assert self._mixers is not None
+            return self._mixers.run(part.index, normed)
+        project = _linear if part.is_gated else _parts
+        attended = self._attend(step, index, part, self._adapted(project, normed, part.qkv, step))
+        return self._adapted(_update, attended, part.output, step)
+
+    def _feed_forward(self, step: Step, normed: Tensor, mlp: Gated | Experts) -> Tensor:
+        if isinstance(mlp, Experts):
+            return run_experts(normed, mlp)
+        scales, stack, following = step.scales, self.stacks.get(mlp.gate_up), self.stacks.get(mlp.down)
+        if scales is None or stack is None:
+            return self._adapted(_update, _gated(normed, mlp), mlp.down, step)
+        low, out = shrink(normed, stack, scales, self._sums), _linear(normed, mlp.gate_up)
+        inner, next_low = expand_gated(out, low, stack, scales, mlp.activation, following, self._sums)
+        return self._adapted(_update, inner, mlp.down, step, next_low)
+
+    def _adapted(
+        self,
+        apply: Callable[[Tensor, Projection], Tensor],
+        x: Tensor,
+        part: Projection,
+        step: Step,
+        low: Tensor | None = None,
+    ) -> Tensor:
+        """``apply(x, part)``, and the updates of the adapters of a step; ``low`` is what ``shrink`` gives, if known."""
+        scales, stack = step.scales, self.stacks.get(part)
+        if scales is None or stack is None:
+            return apply(x, part)
+        low = shrink(x, stack, scales, self._sums) if low is None else low
+        out = apply(x, part)
+        expand(out if out.dim() == 2 else out[:, 0], low, stack, scales)  # of rows that add up, to the first
+        return out
+
     def _attend(self, step: Step, index: int, part: Attention, qkv: Tensor) -> Tensor:
         keys, values = step.state.layers[index]
-        query = rotate_and_store(qkv, keys, values, step.positions, step.places, part)
+        dtype = self.structure.embeddings.dtype
+        query = rotate_and_store(qkv, keys, values, step.positions, step.places, part, dtype)
         attended = self._attention.attend(
             step, index, query, scaling=part.scale, window=part.window, softcap=part.softcap, sinks=part.sinks
         )
+        if part.is_gated:
+            gate_heads(attended, qkv)
         return attended.view(step.num_tokens, -1)
 
     def _logits(self, normed: Tensor) -> Tensor:
@@ -152,6 +212,11 @@ def _linear(x: Tensor, part: Projection) -> Tensor:
     return project(x, part) if len(x) == 1 else linear(x, part.weight, part.bias)
 
 
+def _parts(x: Tensor, part: Projection) -> Tensor:
+    """(T, num_rows), or (T, n, num_rows) float32, whose n rows add up to the result."""
+    return project_packed(x, part, may_split=True) if isinstance(part, Packed) and len(x) > 1 else _linear(x, part)
+
+
 def _update(x: Tensor, part: Projection) -> Tensor:
     """(T, width), or (T, n, width), whose n rows add up to the result."""
     if isinstance(part, Packed):
@@ -164,7 +229,7 @@ def _gated(x: Tensor, part: Gated) -> Tensor:
     if isinstance(part.gate_up, Packed):
         if len(x) == 1:
             return project_packed(x, part.gate_up, part.activation)
-        return gated(_linear(x, part.gate_up), part.activation)
+        return gated(_parts(x, part.gate_up), part.activation, x.dtype)
     if len(x) == 1:
         return project(x, part.gate_up, part.activation)
     few = project_few(x, part.gate_up, part.activation)

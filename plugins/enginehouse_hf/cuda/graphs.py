@@ -1,8 +1,8 @@
 """Decode steps as CUDA graphs: launched with one call, for certain batch sizes; smaller batches are padded.
 
-Called by the runner. A graph is recorded once per size: while the model loads, or on first use for fewer layers and for
-steps of more tokens than sequences that decode at once, which only drafts make. Its inputs are static tensors that each
-replay reads.
+Called by the runner. A graph is recorded once per size: while the model loads, or on first use for fewer layers, with
+adapters, and for steps of more tokens than sequences that decode at once, which only drafts make. Its inputs are static
+tensors that each replay reads.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ from enginehouse_hf.cuda.step import DeviceState, Step, padded_decodes
 __all__ = ["DecodeGraphs", "Recorder", "graph_sizes"]
 
 _log = logging.getLogger(__name__)
+
+_TILES = (1, 16, 32, 64)
+"""Numbers of tokens for which kernels of adapters differ."""
 
 _Result = TypeVar("_Result")
 
@@ -96,11 +99,24 @@ class DecodeGraphs:
     ) -> None:
         self._network, self._state, self.recorder = network, state, recorder
         self.sizes = [*sizes, *later] if sizes else []
-        self._graphs: dict[tuple[int, int | None], _Recorded] = {}
+        self._num_adapters = 0
+        self._graphs: dict[tuple[int, int | None, bool], _Recorded] = {}
         # The largest first: the smaller ones then reuse its memory.
         for done, size in enumerate(reversed(sizes)):
             progress(done / len(sizes))
-            self._record(size, None)
+            self._record(size, None, False)
+
+    def change_adapters(self, num_adapters: int) -> None:
+        """Drop the graphs with adapters, whose memory has changed, and compile their kernels; no step is in flight.
+
+        Args:
+            num_adapters: number that fit into the stacks.
+        """
+        torch.cuda.synchronize()
+        self._num_adapters = num_adapters
+        self._graphs = {key: recorded for key, recorded in self._graphs.items() if not key[2]}
+        for size in _TILES:
+            self._network.run(Step.static(self._state, size, num_adapters=num_adapters)[0])
 
     @property
     def largest(self) -> int:
@@ -114,19 +130,20 @@ class DecodeGraphs:
     def run(self, packed: PackedSpans, num_layers: int | None = None) -> Tensor:
         """(num_decodes, vocab_size) logits of plain decodes, valid until the next run."""
         size = self.sizes[bisect_left(self.sizes, packed.num_decodes)]
-        if (size, num_layers) not in self._graphs:
+        key = size, num_layers, len(packed.scales) > 0
+        if key not in self._graphs:
             started = time.perf_counter()
-            self._record(size, num_layers)
+            self._record(*key)
             seconds = time.perf_counter() - started
             _log.info("hf: a step of %d tokens (layers: %s) recorded in %.2f s", size, num_layers or "all", seconds)
-        recorded = self._graphs[size, num_layers]
+        recorded = self._graphs[key]
         array, _ = flatten(padded_decodes(self._state, packed, size))
         recorded.numbers.copy_(torch.from_numpy(array).pin_memory(), non_blocking=True)
         recorded.graph.replay()
         return recorded.logits[: packed.num_decodes]
 
-    def _record(self, size: int, num_layers: int | None) -> None:
+    def _record(self, size: int, num_layers: int | None, adapts: bool) -> None:
         """Record a graph; it reads and writes only the dumps meanwhile, so this may happen between steps."""
-        step, numbers = Step.static(self._state, size, num_layers)
+        step, numbers = Step.static(self._state, size, num_layers, self._num_adapters if adapts else 0)
         graph, logits = self.recorder.record(lambda: self._network.run(step))
-        self._graphs[size, num_layers] = _Recorded(graph, step, numbers, logits)
+        self._graphs[size, num_layers, adapts] = _Recorded(graph, step, numbers, logits)

@@ -23,6 +23,7 @@ from enginehouse.contract.errors import ModelLoadError
 from enginehouse_hf.cuda.attention import PoolAttention
 from enginehouse_hf.cuda.features import FeatureWriter
 from enginehouse_hf.cuda.graphs import Recorder
+from enginehouse_hf.cuda.kv_tensor import KvTensor
 from enginehouse_hf.cuda.packing import PackedSpans, flatten, pack
 from enginehouse_hf.cuda.pool_step import PoolStep
 from enginehouse_hf.cuda.positions import PositionPool
@@ -75,16 +76,19 @@ class PoolHeadMemory:
         state: the pool; gets two more layers.
         positions: the places of all sequences.
         hidden_size: width of the model's states.
+        dtype: their type, which the keys and values of the head have, too.
 
     Raises:
         ModelLoadError: there is not enough device memory, or the layers of the model share keys and values.
     """
 
-    def __init__(self, head: DraftHead, state: DeviceState, positions: PositionPool, hidden_size: int) -> None:
+    def __init__(
+        self, head: DraftHead, state: DeviceState, positions: PositionPool, hidden_size: int, dtype: torch.dtype
+    ) -> None:
         self._head, self._model_state, self._positions = head, state, positions
         self._attention = PoolAttention(None)
         self._graphs: dict[int, _Recorded] = {}
-        like, _ = state.layers[0]
+        like = state.table.new_zeros(state.num_places + 1, 0, 0, dtype=dtype)
         zeros = [like.new_zeros(1, hidden_size)] * len(head.reads)
         nothing, shapes = torch.zeros(1, dtype=torch.int64, device=like.device), _Shapes()
         with torch.inference_mode():
@@ -103,7 +107,10 @@ class PoolHeadMemory:
         self.writer = FeatureWriter(head, len(state.layers) + 1)
         self._features = kept
         first = len(state.layers)
-        state.layers[first], state.layers[first + 1] = (keys, values), (kept, empty)
+        state.layers[first], state.layers[first + 1] = (
+            (KvTensor(keys), KvTensor(values)),
+            (KvTensor(kept), KvTensor(empty)),
+        )
         self._state = DeviceState(state.layers, state.num_places, table, state.last)
 
     def record(self, sizes: Sequence[int], recorder: Recorder) -> None:

@@ -111,6 +111,8 @@ def _turned(key: Tensor, kind: Rotary | None) -> Tensor:
 
 def find_activation(module: Any) -> Activation:
     """Return the name of the function that does what the module's activation does."""
+    if not hasattr(module, "act_fn") and hasattr(module, "w1"):
+        return "silu"  # written out in such modules
     function = first_of(module, ("act_fn", "activation_fn"))
     sample = torch.linspace(-4.0, 4.0, 257)
     name = next((name for name, one in _ACTIVATIONS.items() if torch.allclose(function(sample), one(sample))), None)

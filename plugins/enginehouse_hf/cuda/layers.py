@@ -6,14 +6,35 @@ Called by ``fused.py`` and ``step.py`` with contiguous tensors on one device. Th
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from enginehouse_hf.cuda.kv_tensor import KvTensor, store_heads
 from enginehouse_hf.cuda.overlap import OVERLAPPING, await_previous
 from enginehouse_hf.cuda.structure import Activation, Attention, Norm
 
-__all__ = ["activate", "add_norm", "begin_step", "gated", "normed", "rotate_and_store"]
+__all__ = [
+    "activate",
+    "add_norm",
+    "begin_step",
+    "gate_heads",
+    "gated",
+    "load_inside",
+    "normed",
+    "rotate_and_store",
+    "sum_of_parts",
+]
+
+
+@triton.jit
+def load_inside(at, mask, IS_WHOLE: tl.constexpr, POLICY: tl.constexpr):
+    """Load numbers; zeros where ``mask`` is false, which costs more even if nothing is masked, unless ``IS_WHOLE``."""
+    if IS_WHOLE:
+        return tl.load(at, eviction_policy=POLICY)
+    else:
+        return tl.load(at, mask=mask, other=0, eviction_policy=POLICY)
 
 
 @triton.jit
@@ -35,6 +56,15 @@ def normed(wide, factor, eps, WIDTH: tl.constexpr, ROUNDS_FIRST: tl.constexpr, k
     if ROUNDS_FIRST:
         scaled = scaled.to(kind).to(tl.float32)
     return (scaled * factor).to(kind)
+
+
+@triton.jit
+def sum_of_parts(at, mask, stride, PARTS: tl.constexpr, kind: tl.constexpr):
+    """Sum of numbers ``stride`` apart, rounded to ``kind``."""
+    added = tl.load(at, mask=mask, other=0.0)
+    for index in tl.static_range(1, PARTS):
+        added += tl.load(at + index * stride, mask=mask, other=0.0)
+    return added.to(kind)
 
 
 @triton.jit
@@ -117,9 +147,11 @@ def add_norm(
 
 @triton.jit
 def _rotate_and_store(
-    qkv, query, keys, values, positions, targets, cos, sin, query_weight, key_weight, query_eps, key_eps,
+    qkv, query, keys, values, key_scales, value_scales, positions, targets, cos, sin, query_weight, key_weight,
+    query_eps, key_eps,
     NUM_QUERY: tl.constexpr, NUM_KV: tl.constexpr, DIM: tl.constexpr, COLUMNS: tl.constexpr, HALF: tl.constexpr,
-    INTERLEAVED: tl.constexpr, HAS_NORM: tl.constexpr, ROUNDS_FIRST: tl.constexpr, BLOCK: tl.constexpr,
+    INTERLEAVED: tl.constexpr, HAS_NORM: tl.constexpr, ROUNDS_FIRST: tl.constexpr, NUM_GATES: tl.constexpr,
+    BLOCK: tl.constexpr, PACKS_KEYS: tl.constexpr, PACKS_VALUES: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     await_previous()
     token = tl.program_id(0).to(tl.int64)
@@ -128,9 +160,11 @@ def _rotate_and_store(
     is_query = (heads < NUM_QUERY)[:, None]
     is_dim = (column < DIM)[None, :]
     inside = (heads < NUM_QUERY + 2 * NUM_KV)[:, None] & is_dim
-    source = qkv + (token * (NUM_QUERY + 2 * NUM_KV) + heads)[:, None] * DIM
-    raw = tl.load(source + column[None, :], mask=inside, other=0.0)
-    kind: tl.constexpr = raw.dtype
+    WIDTH: tl.constexpr = (NUM_QUERY + NUM_GATES + 2 * NUM_KV) * DIM
+    place = heads + tl.minimum(heads, NUM_GATES)  # a gate follows each query, if there are gates
+    source = qkv + token * PARTS * WIDTH + place[:, None] * DIM
+    kind: tl.constexpr = query.dtype.element_ty
+    raw = sum_of_parts(source + column[None, :], inside, WIDTH, PARTS, kind)
     own = raw.to(tl.float32)
     # The other dimension of the pair that is turned together, and the number of the pair.
     is_turned = column < 2 * HALF
@@ -142,7 +176,7 @@ def _rotate_and_store(
         is_left = column < HALF
         partner = tl.where(is_turned, tl.where(is_left, column + HALF, column - HALF), column)
         pair = tl.where(is_left, column, column - HALF)
-    other = tl.load(source + partner[None, :], mask=inside, other=0.0).to(tl.float32)
+    other = sum_of_parts(source + partner[None, :], inside, WIDTH, PARTS, kind).to(tl.float32)
     if HAS_NORM:
         eps = tl.where(is_query, query_eps, key_eps)
         scale = tl.rsqrt(tl.sum(own * own, 1)[:, None] / DIM + eps)
@@ -163,71 +197,117 @@ def _rotate_and_store(
         own = own * cosine[None, :] + other * tl.where(is_left, -sine, sine)[None, :]
     turned = own.to(kind)
     target = tl.load(targets + token).to(tl.int64)
-    key_head = heads[:, None] - NUM_QUERY
-    is_key = (key_head >= 0) & (key_head < NUM_KV) & is_dim
-    is_value = (key_head >= NUM_KV) & (key_head < 2 * NUM_KV) & is_dim
+    key_head = heads - NUM_QUERY
+    is_key = (key_head >= 0) & (key_head < NUM_KV)
+    is_value = (key_head >= NUM_KV) & (key_head < 2 * NUM_KV)
+    cell = target * NUM_KV + key_head
     tl.store(query + (token * NUM_QUERY + heads)[:, None] * DIM + column[None, :], turned, mask=is_query & is_dim)
-    tl.store(keys + (target * NUM_KV + key_head) * DIM + column[None, :], turned, mask=is_key)
-    tl.store(values + (target * NUM_KV + key_head - NUM_KV) * DIM + column[None, :], raw, mask=is_value)
+    store_heads(turned, keys, key_scales, cell, is_key, column, DIM, PACKS_KEYS)
+    store_heads(raw, values, value_scales, cell - NUM_KV, is_value, column, DIM, PACKS_VALUES)
 
 
 def rotate_and_store(
-    qkv: Tensor, keys: Tensor, values: Tensor, positions: Tensor, targets: Tensor, part: Attention
+    qkv: Tensor,
+    keys: KvTensor,
+    values: KvTensor,
+    positions: Tensor,
+    targets: Tensor,
+    part: Attention,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Apply norms and rotary positions to queries and keys, store keys and values in the pool; returns the queries.
 
     Args:
         qkv: (T, (num_query + 2 num_kv) * head_dim), result of the joint projection; changed if norms are as wide as it.
-        keys: one layer of the pool, (num_positions, num_kv, head_dim); ``values`` alike.
+            With gates (T, 2 (num_query + num_kv) * head_dim). Or (T, n, ...) float32, whose n rows add up to it.
+        keys, values: one layer of the pool.
         positions: (T,) int32, positions in their sequences.
         targets: (T,) int32, places in the pool.
+        dtype: type of the result, if it is not that of ``qkv``.
 
     Returns:
         (T, num_query, head_dim).
     """
-    num_kv, head_dim = keys.shape[1:]
-    num_heads = qkv.shape[1] // head_dim
+    num_kv, head_dim = keys.numbers.shape[1:]
+    num_heads = qkv.shape[-1] // head_dim
     num_query = num_heads - 2 * num_kv
-    query = qkv.new_empty(qkv.shape[0], num_query, head_dim)
+    num_gates = num_query // 2 if part.is_gated else 0
+    num_query -= num_gates
+    num_heads -= num_gates
+    query = torch.empty(len(qkv), num_query, head_dim, dtype=dtype or qkv.dtype, device=qkv.device)
     norms, rotary = part.norms, part.rotary
     if norms is not None and len(norms[0].weight) != head_dim:
+        qkv = qkv if qkv.dim() == 2 else qkv.sum(1).to(query.dtype)
         ends = num_query * head_dim, (num_query + num_kv) * head_dim
         for norm, columns in zip(norms, (qkv[:, : ends[0]], qkv[:, ends[0] : ends[1]]), strict=True):
             if columns.shape[1]:  # none if only keys and values are computed
                 add_norm(columns, None, norm, out=columns)
         norms = None
     block, columns = 8, max(16, triton.next_power_of_2(head_dim))
-    _rotate_and_store[(qkv.shape[0], triton.cdiv(num_heads, block))](
-        qkv, query, keys, values, positions, targets,
+    _rotate_and_store[(len(qkv), triton.cdiv(num_heads, block))](
+        qkv, query, keys.numbers, values.numbers, qkv if keys.scales is None else keys.scales,
+        qkv if values.scales is None else values.scales, positions, targets,
         qkv if rotary is None else rotary.cos, qkv if rotary is None else rotary.sin,
         qkv if norms is None else norms[0].weight, qkv if norms is None else norms[1].weight,
         0.0 if norms is None else norms[0].eps, 0.0 if norms is None else norms[1].eps,
         num_query, num_kv, head_dim, columns, 0 if rotary is None else rotary.cos.shape[1],
         rotary is not None and rotary.interleaved, norms is not None, norms is not None and norms[0].rounds_first,
-        block, num_warps=4 if columns > 64 else 2, **OVERLAPPING,
+        num_gates, block, keys.scales is not None, values.scales is not None, 1 if qkv.dim() == 2 else qkv.shape[1],
+        num_warps=4 if columns > 64 else 2, **OVERLAPPING,
     )  # fmt: skip
     return query
 
 
 @triton.jit
-def _gated(gate_up, out, WIDTH: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr):
+def _gate_heads(attended, qkv, NUM_QUERY: tl.constexpr, STRIDE: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr):
     await_previous()
+    token = tl.program_id(0).to(tl.int64)
+    place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < NUM_QUERY * DIM
+    gate = tl.load(qkv + token * STRIDE + (2 * (place // DIM) + 1) * DIM + place % DIM, mask=inside, other=0.0)
+    at_value = attended + token * NUM_QUERY * DIM + place
+    value = tl.load(at_value, mask=inside, other=0.0)
+    share = (1.0 / (1.0 + tl.exp(-gate.to(tl.float32)))).to(gate.dtype).to(tl.float32)
+    tl.store(at_value, (value.to(tl.float32) * share).to(value.dtype), mask=inside)
+
+
+def gate_heads(attended: Tensor, qkv: Tensor) -> None:
+    """Multiply ``attended``, (T, num_query, head_dim), with the sigmoid of the gates in ``qkv``, in place.
+
+    Args:
+        qkv: (T, ...), result of the joint projection, in which a gate follows each query.
+    """
+    num_tokens, num_query, head_dim = attended.shape
+    block = min(1024, triton.next_power_of_2(num_query * head_dim))
+    grid = num_tokens, triton.cdiv(num_query * head_dim, block)
+    _gate_heads[grid](attended, qkv, num_query, qkv.shape[1], head_dim, block, num_warps=4, **OVERLAPPING)
+
+
+@triton.jit
+def _gated(gate_up, out, WIDTH: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr):
+    await_previous()
+    kind: tl.constexpr = out.dtype.element_ty
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < WIDTH
-    gate = tl.load(gate_up + row * 2 * WIDTH + columns, mask=inside, other=0.0)
-    up = tl.load(gate_up + row * 2 * WIDTH + WIDTH + columns, mask=inside, other=0.0)
-    active = activate(gate.to(tl.float32), KIND).to(gate.dtype).to(tl.float32)
-    tl.store(out + row * WIDTH + columns, (active * up.to(tl.float32)).to(gate.dtype), mask=inside)
+    at_gate = gate_up + row * PARTS * 2 * WIDTH + columns
+    gate = sum_of_parts(at_gate, inside, 2 * WIDTH, PARTS, kind)
+    up = sum_of_parts(at_gate + WIDTH, inside, 2 * WIDTH, PARTS, kind)
+    active = activate(gate.to(tl.float32), KIND).to(kind).to(tl.float32)
+    tl.store(out + row * WIDTH + columns, (active * up.to(tl.float32)).to(kind), mask=inside)
 
 
-def gated(gate_up: Tensor, activation: Activation) -> Tensor:
-    """``activation(gate) * up`` of (T, 2 * width), which contains both side by side; (T, width)."""
-    num_tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
-    out = gate_up.new_empty(num_tokens, width)
+def gated(gate_up: Tensor, activation: Activation, dtype: torch.dtype | None = None) -> Tensor:
+    """``activation(gate) * up`` of (T, 2 * width), which contains both side by side; (T, width).
+
+    ``gate_up`` may be (T, n, 2 * width) float32, whose n rows add up to it; then ``dtype`` is the type of the result.
+    """
+    num_tokens, width = gate_up.shape[0], gate_up.shape[-1] // 2
+    out = torch.empty(num_tokens, width, dtype=dtype or gate_up.dtype, device=gate_up.device)
     block = min(2048, triton.next_power_of_2(width))
     grid = num_tokens, triton.cdiv(width, block)
-    _gated[grid](gate_up, out, width, activation, block, num_warps=4, **OVERLAPPING)
+    parts = 1 if gate_up.dim() == 2 else gate_up.shape[1]
+    _gated[grid](gate_up, out, width, activation, block, parts, num_warps=4, **OVERLAPPING)
     return out
 
 

@@ -7,20 +7,60 @@ Longer spans are called by size. A pass reads one row of each sequence and write
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
 import torch
+from attrs import frozen
 from torch import Tensor
 
 from enginehouse_hf.attention import UnsupportedAttention
 from enginehouse_hf.cuda.packing import Segment
-from enginehouse_hf.cuda.recurrent_parts import RecurrentPart, find_part
 from enginehouse_hf.cuda.state_pools import StatePools
+from enginehouse_hf.facts import StateForm
 from enginehouse_hf.recurrent import LayerCache, Mixer
 
-__all__ = ["PooledMixers", "RecurrentStep"]
+__all__ = ["PooledMixers", "Pools", "RecurrentPart", "RecurrentStep", "Spans"]
+
+Pools = Mapping[tuple[str, int], Tensor]
+"""States of a layer by kind and number, (num_rows, ...)."""
+
+
+@frozen(eq=False)
+class Spans:
+    """Longer spans of a step.
+
+    Attributes:
+        sources: (num_spans,) int64, rows of the states that are read.
+        ends: (num_spans + 1,) int32, running sums of the numbers of tokens.
+        longest: number of tokens of the longest span.
+    """
+
+    sources: Tensor
+    ends: Tensor
+    longest: int
+
+
+class RecurrentPart(Protocol):
+    """A recurrent module in kernels."""
+
+    def step(self, hidden: Tensor, pools: Pools, sources: Tensor) -> Tensor:
+        """Append a token to each sequence.
+
+        Args:
+            hidden: (N, hidden_size).
+            pools: changed in the rows beside ``sources``.
+            sources: (N,) int64, rows that are read.
+
+        Returns:
+            (N, hidden_size), or (N, n, hidden_size) float32, whose n rows add up to the result.
+        """
+        ...
+
+    def extend(self, hidden: Tensor, pools: Pools, spans: Spans) -> Tensor | None:
+        """Append tokens, (T, hidden_size), to sequences; (T, hidden_size). None if the module itself computes spans."""
+        ...
 
 
 class RecurrentStep(Protocol):
@@ -28,6 +68,7 @@ class RecurrentStep(Protocol):
 
     num_decodes: int
     segments: list[Segment]
+    query_ends: Tensor
     sources: Tensor
 
     @property
@@ -36,27 +77,50 @@ class RecurrentStep(Protocol):
         ...
 
 
+@frozen(eq=False)
+class _OneSpan:
+    """A step of one span, at the beginning of a sequence."""
+
+    num_decodes: int
+    segments: list[Segment]
+    query_ends: Tensor
+    sources: Tensor
+    pools: StatePools
+
+
 class PooledMixers:
     """Calls the recurrent modules of a model with states of the pools of the current step.
 
     Args:
         mixers: the modules; they are changed for as long as the model lives.
+        forms: parts of the state of a sequence.
+
+    Attributes:
+        all: the modules, in their order.
     """
 
-    def __init__(self, mixers: Iterable[Mixer]) -> None:
-        self._mixers = list(mixers)
+    def __init__(self, mixers: Iterable[Mixer], forms: Sequence[StateForm], device: torch.device) -> None:
+        self.all = tuple(mixers)
+        self._by_layer = {mixer.layer: mixer for mixer in self.all}
+        self._forms, self._device = forms, device
         self._parts: dict[int, RecurrentPart] = {}
         self._step: RecurrentStep | None = None
         self._sources = self._targets = torch.empty(0, dtype=torch.int64)
-        for mixer in self._mixers:
+        for mixer in self.all:
             mixer.module.forward = partial(self._forward, mixer)
 
-    def use_kernels(self, pools: StatePools, hidden_size: int) -> None:
-        """Compute single tokens with kernels of our own in modules for which these give the same."""
-        for mixer in self._mixers:
-            part = find_part(mixer, pools.layer(mixer.layer), hidden_size)
+    def use_kernels(self, find: Callable[[Mixer, Pools], RecurrentPart | None]) -> None:
+        """Use kernels of our own for the modules for which ``find``, which must not change the pools, returns some."""
+        pools = StatePools(self._forms, 1, self._device)
+        for mixer in self.all:
+            part = find(mixer, pools.layer(mixer.layer))
             if part is not None:
                 self._parts[mixer.layer] = part
+
+    @property
+    def has_kernels(self) -> bool:
+        """True if some of the modules have kernels of our own."""
+        return bool(self._parts)
 
     def begin(self, step: RecurrentStep) -> None:
         """Prepare a pass."""
@@ -64,30 +128,60 @@ class PooledMixers:
         self._sources = step.sources.long()
         self._targets = self._sources ^ 1
 
+    def begin_alone(self, num_tokens: int) -> None:
+        """Prepare a pass over one span at the beginning of a sequence, whose state is not kept."""
+        ends = torch.tensor([0, num_tokens], dtype=torch.int32, device=self._device)
+        pools = StatePools(self._forms, 1, self._device)
+        self.begin(_OneSpan(0, [Segment(0, num_tokens, 0)], ends, ends[:1], pools))
+
     def _forward(
         self, mixer: Mixer, hidden_states: Tensor, *_: Any, attention_mask: Tensor | None = None, **__: Any
     ) -> Tensor:
         """Run one module over the packed row, (1, T, hidden_size)."""
         if attention_mask is not None:
             raise UnsupportedAttention("a mask of the model's own")
-        step = self._step
+        return _summed(self.run(mixer.layer, hidden_states[0])).to(hidden_states.dtype)[None]
+
+    def run(self, layer: int, hidden: Tensor) -> Tensor:
+        """Run the module of a layer over all tokens of the step, (T, hidden_size).
+
+        Returns:
+            (T, hidden_size), or (T, n, hidden_size) float32, whose n rows add up to the result.
+        """
+        step, mixer = self._step, self._by_layer[layer]
         assert step is not None, "begin was called"
-        hidden, num_decodes = hidden_states[0], step.num_decodes
+        num_decodes = step.num_decodes
         if num_decodes == len(hidden):
-            return self._decode(mixer, hidden)[None]
+            return self._decode(mixer, hidden)
+        extended = self._extend(mixer, hidden[num_decodes:])
+        if extended is not None and not num_decodes:
+            return extended
         output = torch.empty_like(hidden)
         if num_decodes:
-            output[:num_decodes] = self._decode(mixer, hidden[:num_decodes])
+            output[:num_decodes] = _summed(self._decode(mixer, hidden[:num_decodes]))
+        if extended is not None:
+            output[num_decodes:] = extended
+            return output
         for (size, is_later), indices in _by_size(step.segments).items():
             spans = [slice(step.segments[index].begin, step.segments[index].begin + size) for index in indices]
             columns = [num_decodes + index for index in indices]
             mixed = self._run(mixer, torch.stack([hidden[span] for span in spans]), columns, is_later=is_later)
             for place, span in enumerate(spans):
                 output[span] = mixed[place]
-        return output[None]
+        return output
+
+    def _extend(self, mixer: Mixer, hidden: Tensor) -> Tensor | None:
+        """Append the longer spans, (T, hidden_size), with kernels of our own, if there are such."""
+        step, part = self._step, self._parts.get(mixer.layer)
+        assert step is not None
+        if part is None:
+            return None
+        longest = max(segment.end - segment.begin for segment in step.segments)
+        spans = Spans(self._sources[step.num_decodes :], step.query_ends, longest)
+        return part.extend(hidden, step.pools.layer(mixer.layer), spans)
 
     def _decode(self, mixer: Mixer, hidden: Tensor) -> Tensor:
-        """Append a token, (hidden_size), to each of the first N sequences."""
+        """Append tokens, (N, hidden_size), to the first N sequences; returns as :meth:`run`."""
         assert self._step is not None
         columns = range(len(hidden))
         if (part := self._parts.get(mixer.layer)) is not None:
@@ -105,6 +199,10 @@ class PooledMixers:
         for key, pool in pools.items():
             pool.index_copy_(0, targets, cache.states[key].to(pool.dtype))
         return mixed
+
+
+def _summed(update: Tensor) -> Tensor:
+    return update if update.dim() == 2 else update.sum(1)
 
 
 def _by_size(segments: Sequence[Segment]) -> dict[tuple[int, bool], list[int]]:

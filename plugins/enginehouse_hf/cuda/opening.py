@@ -22,13 +22,16 @@ from enginehouse_hf.cuda.draws import draws_of_every_kind
 from enginehouse_hf.cuda.fused import FusedNetwork
 from enginehouse_hf.cuda.graphs import DecodeGraphs, Recorder, graph_sizes
 from enginehouse_hf.cuda.kinds import NotFusable
+from enginehouse_hf.cuda.kv_tensor import KvTensor
 from enginehouse_hf.cuda.long_spans import choose
 from enginehouse_hf.cuda.mixers import PooledMixers
 from enginehouse_hf.cuda.networks import Network, TransformersNetwork
 from enginehouse_hf.cuda.packing import PackedSpans, Segment, pack
 from enginehouse_hf.cuda.positions import PositionPool
+from enginehouse_hf.cuda.recurrent_parts import find_part
 from enginehouse_hf.cuda.runner import CudaModel
 from enginehouse_hf.cuda.sampling import SUPPORTED
+from enginehouse_hf.cuda.stacks import StackedAdapters
 from enginehouse_hf.cuda.state_pools import NO_STATES, StatePools, num_rows
 from enginehouse_hf.cuda.step import DeviceState, Step
 from enginehouse_hf.depth import exit_layers
@@ -55,6 +58,8 @@ _LARGEST_CHECK = 80
 _LARGEST_GRAPH = 256
 """Minimum size of the largest step with a graph; steps of more tokens take longer than their launches."""
 
+_FP8_CAPABILITY = (8, 9)
+
 _MEASURED_TOKENS = 1024
 """Tokens of the prefill whose memory is measured."""
 
@@ -72,6 +77,7 @@ def open_on_cuda(
     """
     torch.cuda.set_device(model.device)
     attention = PoolAttention(choose(model.device, model.dtype, facts.layers, facts.has_sinks))
+    _check_types(model, options)
     # A draft is verified as decodes of one sequence, which states do not allow.
     largest = options.slots if facts.states else max(options.slots, _LARGEST_CHECK)
     sizes = graph_sizes(largest) if options.cuda_graphs else []
@@ -85,7 +91,7 @@ def open_on_cuda(
             step_bytes = max(step_bytes, _measure_step_bytes(network, facts, model, options))
     num_places = _num_places(model, facts, options, step_bytes, max_sequences)
     with torch.inference_mode():
-        state = _allocate(facts, max_sequences, num_places, model)
+        state = _allocate(facts, max_sequences, num_places, model, options)
         graphs = _record(network, state, sizes, later, progress)
         for draw in draws_of_every_kind(facts.vocab_size, model.dtype, model.device):
             draw()  # kernels that could not be compiled before
@@ -101,6 +107,7 @@ def open_on_cuda(
         exit_layers=() if facts.states else exit_layers(model),
         states=not options.random_weights,  # the next process would use different random weights
         sampling=SUPPORTED,
+        adapters="mixed",
     )
     kernel = attention.kernel.name if attention.kernel is not None else "plain"
     config = model.config.get_text_config()
@@ -108,12 +115,21 @@ def open_on_cuda(
         network,
         state,
         graphs,
+        StackedAdapters(network, model.dtype, graphs.change_adapters),
         kernel,
         slots=options.slots,
         num_layers=config.num_hidden_layers,
+        dtype=model.dtype,
         hidden_size=config.hidden_size,
         checkpoint_bytes=options.checkpoints * facts.state_bytes,
     ), capabilities
+
+
+def _check_types(model: Any, options: HfOptions) -> None:
+    for name in ("type_k", "type_v"):
+        if getattr(options, name) == "fp8" and torch.cuda.get_device_capability(model.device) < _FP8_CAPABILITY:
+            card = torch.cuda.get_device_name(model.device)
+            raise ModelLoadError(f'{name} = "fp8" needs a GPU of compute capability 8.9 or more, which {card} is not')
 
 
 def _record(
@@ -172,10 +188,11 @@ def _choose_network(
 
     Its kernels for decode steps of ``sizes`` are compiled, and those of draws.
     """
-    plain = TransformersNetwork(model, attention, _pooled(model, facts, mixers, options) if facts.states else None)
-    fused = _fused(model, facts, attention) if options.fused and not facts.states else None
+    pooled = _pooled(model, facts, mixers, options) if facts.states else None
+    plain = TransformersNetwork(model, attention, pooled, mixers.names if facts.states else ())
+    fused = _fused(model, facts, attention, pooled) if options.fused else None
     progress(0.81, "compiling kernels")
-    _compile(fused or plain, facts, model, () if facts.states else sizes or (1, 2))
+    _compile(fused or plain, facts, model, options, () if facts.states else sizes or (1, 2))
     if fused is None:
         return plain
     progress(0.84, "comparing layers")
@@ -194,18 +211,16 @@ def _choose_network(
 
 def _pooled(model: Any, facts: ModelFacts, mixers: Mixers, options: HfOptions) -> PooledMixers:
     """Return the recurrent modules over pools of states."""
-    if num_packed(model):
-        raise ModelLoadError(_no_fused_layers("some of its layers are recurrent"))
-    pooled = PooledMixers(mixers.all)
+    pooled = PooledMixers(mixers.all, facts.states, model.device)
     if options.fused:
-        pooled.use_kernels(StatePools(facts.states, 1, model.device), model.config.get_text_config().hidden_size)
+        pooled.use_kernels(partial(find_part, hidden_size=model.config.get_text_config().hidden_size))
     return pooled
 
 
-def _fused(model: Any, facts: ModelFacts, attention: PoolAttention) -> FusedNetwork | None:
+def _fused(model: Any, facts: ModelFacts, attention: PoolAttention, pooled: PooledMixers | None) -> FusedNetwork | None:
     """Return the fused network, or None if the model has other parts."""
     try:
-        return FusedNetwork(dissect(model, facts.max_context), attention)
+        return FusedNetwork(dissect(model, facts.max_context, pooled), attention, pooled)
     except NotFusable as reason:
         if num_packed(model):
             raise ModelLoadError(_no_fused_layers(str(reason))) from reason
@@ -213,9 +228,9 @@ def _fused(model: Any, facts: ModelFacts, attention: PoolAttention) -> FusedNetw
         return None
 
 
-def _compile(network: Network, facts: ModelFacts, model: Any, sizes: Sequence[int]) -> None:
+def _compile(network: Network, facts: ModelFacts, model: Any, options: HfOptions, sizes: Sequence[int]) -> None:
     """Compile the kernels of decode steps of ``sizes`` and of draws; others are compiled when they are launched."""
-    state = _allocate(facts, 1, 1, model)
+    state = _allocate(facts, 1, 1, model, options)
     steps = [Step.static(state, size)[0] for size in sizes]
     works: list[Callable[[], object]] = [partial(network.run, step) for step in steps]
     started = time.perf_counter()
@@ -248,18 +263,25 @@ def _probe(network: Network, facts: ModelFacts, model: Any, num_more: int) -> to
     sequence = positions.open()
     token_ids = (torch.arange(longest) * 7919 % facts.vocab_size).numpy().astype("int32")
     rows = []
-    for start, end in ((0, longest - num_more), *((at, at + 1) for at in range(longest - num_more, longest))):
+    for number, end in enumerate(range(longest - num_more, longest + 1)):
+        start = end - 1 if number else 0
         spans = [Span(sequence, start, token_ids[start:end], "last")]
         sizes = positions.check(spans)
-        packed = pack(spans, sizes, positions.append(spans, sizes), positions.table)
+        sources = np.array([number % 2], np.int32) if facts.states else None  # each pass writes the row beside it
+        packed = pack(spans, sizes, positions.append(spans, sizes), positions.table, sources)
         rows.append(network.run(Step.upload(state, packed)).float())
     return torch.cat(rows)
 
 
-def _allocate(facts: ModelFacts, max_sequences: int, num_places: int, model: Any) -> DeviceState:
+def _allocate(
+    facts: ModelFacts, max_sequences: int, num_places: int, model: Any, options: HfOptions | None = None
+) -> DeviceState:
+    """Return empty memory; without ``options`` keys and values have the type of the model."""
+    types = (None, None) if options is None else (options.type_k, options.type_v)
     layers = {
         index: tuple(
-            torch.zeros(num_places + 1, heads, dim, dtype=model.dtype, device=model.device) for heads, dim in shapes
+            KvTensor.allocate(num_places + 1, shape, model.dtype, model.device, kind)
+            for shape, kind in zip(shapes, types, strict=True)
         )
         for index, shapes in zip(sorted(facts.windows), facts.layers, strict=True)
     }
@@ -271,8 +293,7 @@ def _allocate(facts: ModelFacts, max_sequences: int, num_places: int, model: Any
 
 def _num_places(model: Any, facts: ModelFacts, options: HfOptions, step_bytes: int, max_sequences: int) -> int:
     """Return the requested number of positions, or as many as fit into memory and sequences could use."""
-    size_bytes = torch.finfo(model.dtype).bits // 8
-    per_place = sum(heads * dim for shapes in facts.layers for heads, dim in shapes) * size_bytes
+    per_place = _allocate(facts, 0, 0, model, options).bytes_per_token
     torch.cuda.empty_cache()
     free_bytes, total_bytes = torch.cuda.mem_get_info(model.device)
     spare_bytes = total_bytes * (1.0 - options.memory_share) + step_bytes + _SLACK_BYTES

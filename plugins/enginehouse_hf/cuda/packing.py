@@ -32,6 +32,7 @@ _MAX_SEEN = 1 << 16
 """Maximum number of keys that the columns of these spans read in such a step: each reads all before it."""
 
 _NONE: NDArray[np.int32] = np.empty(0, np.int32)
+_NO_SCALES: NDArray[np.float32] = np.empty((0, 0), np.float32)
 
 _ALIGNMENT = 32  # int32 values: every part of the array starts at a multiple, so kernels can rely on it
 
@@ -61,6 +62,7 @@ class PackedSpans:
         gather: places visible to the longer spans, span by span.
         rows: tokens whose logits are requested, in the original order of the spans.
         sources: rows of the states of recurrent layers: of every decode, then of every longer span.
+        scales: (num_adapters, T) float32, how much each token uses of each adapter; empty if none uses any.
     """
 
     tokens: NDArray[np.int32]
@@ -69,6 +71,7 @@ class PackedSpans:
     gather: NDArray[np.int32]
     rows: NDArray[np.int32]
     sources: NDArray[np.int32] = _NONE
+    scales: NDArray[np.float32] = _NO_SCALES
 
     @property
     def is_plain_decode(self) -> bool:
@@ -76,7 +79,7 @@ class PackedSpans:
         return not self.segments and len(self.rows) == self.num_decodes
 
     def take(self, columns: NDArray[np.intp]) -> PackedSpans:
-        """Select some of plain decodes, in the order of ``columns``; all of them request logits."""
+        """Select some of plain decodes without adapters, in the order of ``columns``; all of them request logits."""
         rows = np.arange(len(columns), dtype=np.int32)
         return PackedSpans(self.tokens[:, columns], len(columns), [], self.gather, rows)
 
@@ -94,6 +97,7 @@ def pack(
     places: NDArray[np.int32],
     table: NDArray[np.int32],
     sources: NDArray[np.int32] | None = None,
+    handles: Sequence[int] = (),
     *,
     as_decodes: bool = False,
 ) -> PackedSpans:
@@ -105,10 +109,11 @@ def pack(
         places: (sum of sizes,), the place of every new token, span by span.
         table: (max_sequences, max_context), including the new tokens.
         sources: (len(spans),), rows of the states of recurrent layers; None without such layers.
+        handles: the adapter at each index of the stacks; 0 is none.
         as_decodes: every token is a decode, also those of longer spans; see :func:`are_short`.
     """
     if len(places) == len(spans):
-        return _pack_decodes(spans, places, sources)
+        return _pack_decodes(spans, places, sources, handles)
     begins = [0, *accumulate(sizes)]
     may_check = sources is None
     are_decodes = [as_decodes or _is_decode(span, size, may_check) for span, size in zip(spans, sizes, strict=True)]
@@ -130,14 +135,29 @@ def pack(
         firsts[index], begin = begin, end
     rows = [row for index, span in enumerate(spans) for row in _rows(span, firsts[index], sizes[index])]
     ordered = _NONE if sources is None else sources[order]
-    return PackedSpans(tokens, num_decodes, segments, np.concatenate(seen), np.array(rows, np.int32), ordered)
+    scales = _scales([spans[index] for index in order], [sizes[index] for index in order], handles)
+    return PackedSpans(tokens, num_decodes, segments, np.concatenate(seen), np.array(rows, np.int32), ordered, scales)
 
 
 def _is_decode(span: Span, size: int, may_check: bool) -> bool:
     return size == 1 or (may_check and span.outputs == "all" and size <= _MAX_CHECKED)
 
 
-def _pack_decodes(spans: Sequence[Span], places: NDArray[np.int32], sources: NDArray[np.int32] | None) -> PackedSpans:
+def _scales(spans: Sequence[Span], sizes: Sequence[int], handles: Sequence[int]) -> NDArray[np.float32]:
+    """Return ``PackedSpans.scales`` for spans in order of computation."""
+    if not any(scale for span in spans for _, scale in span.adapter):
+        return _NO_SCALES
+    scales, end = np.zeros((len(handles), sum(sizes)), np.float32), 0
+    for span, size in zip(spans, sizes, strict=True):
+        begin, end = end, end + size
+        for handle, scale in span.adapter:
+            scales[handles.index(handle), begin:end] += scale
+    return scales
+
+
+def _pack_decodes(
+    spans: Sequence[Span], places: NDArray[np.int32], sources: NDArray[np.int32] | None, handles: Sequence[int]
+) -> PackedSpans:
     ids = [-1 if isinstance(span.input, LastSampled) else int(span.input[0]) for span in spans]
     tokens = np.array([ids, [s.sequence for s in spans], [s.start for s in spans], places], np.int32)
     order = np.argsort(-tokens[2], kind="stable")  # longest first, so that no long one is left for the end
@@ -146,7 +166,8 @@ def _pack_decodes(spans: Sequence[Span], places: NDArray[np.int32], sources: NDA
     if any(span.outputs == "none" for span in spans):
         rows = rows[[span.outputs != "none" for span in spans]]
     ordered = _NONE if sources is None else sources[order]
-    return PackedSpans(tokens[:, order], len(spans), [], _NONE, rows, ordered)
+    scales = _scales([spans[index] for index in order], [1] * len(spans), handles)
+    return PackedSpans(tokens[:, order], len(spans), [], _NONE, rows, ordered, scales)
 
 
 def _rows(span: Span, first: int, size: int) -> range:
@@ -168,6 +189,7 @@ def flatten(packed: PackedSpans) -> tuple[NDArray[np.int32], dict[str, tuple[int
         "key_ends": np.array([0, *accumulate(segment.stop for segment in packed.segments)], np.int32),
         "rows": packed.rows,
         "sources": packed.sources,
+        "scales": packed.scales.reshape(-1).view(np.int32),
     }
     offsets, begin = {}, 0
     for name, part in parts.items():

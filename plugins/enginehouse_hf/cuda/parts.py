@@ -84,16 +84,16 @@ class NetworkParts:
     Args:
         network: the network to run.
         state: the pool.
-        hidden_size: width of the states between layers, which have the dtype of the pool.
+        like: (0, hidden_size), in the type of the states between layers.
         sizes: batch sizes that get graphs, ascending; larger batches are launched kernel by kernel.
         recorder: records the graphs.
     """
 
     def __init__(
-        self, network: LayeredNetwork, state: DeviceState, hidden_size: int, sizes: Sequence[int], recorder: Recorder
+        self, network: LayeredNetwork, state: DeviceState, like: Tensor, sizes: Sequence[int], recorder: Recorder
     ) -> None:
         self.num_layers = network.num_layers
-        self._network, self._state, self._hidden_size = network, state, hidden_size
+        self._network, self._state, self._like = network, state, like
         self._sizes, self._recorder = list(sizes), recorder
         self._batches: dict[int, TokenBatch] = {}
         self._recorded: dict[tuple[_Part, int], Callable[[], Tensor | None]] = {}
@@ -149,8 +149,7 @@ class NetworkParts:
     def _batch(self, size: int) -> TokenBatch:
         if size not in self._batches:
             step, numbers = Step.static(self._state, size)
-            like = self._state.layers[0][0]
-            states = States(*(like.new_zeros(size, self._hidden_size) for _ in range(2)))
+            states = States(*(self._like.new_zeros(size, self._like.shape[1]) for _ in range(2)))
             self._batches[size] = TokenBatch(size, step, numbers, numbers.clone(), states)
         return self._batches[size]
 

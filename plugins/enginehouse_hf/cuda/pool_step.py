@@ -30,5 +30,5 @@ class PoolStep:
     def append(self, index: int, key: Tensor, value: Tensor) -> None:
         """Write the keys and values of a layer, (1, H, T, D)."""
         keys, values = self._step.state.layers[index]
-        keys.index_copy_(0, self._places, key[0].transpose(0, 1))
-        values.index_copy_(0, self._places, value[0].transpose(0, 1))
+        keys.write(self._places, key[0].transpose(0, 1))
+        values.write(self._places, value[0].transpose(0, 1))

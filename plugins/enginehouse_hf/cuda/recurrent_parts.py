@@ -1,64 +1,64 @@
-"""Recurrent modules of known kinds, as kernels for one token per sequence.
+"""Recurrent modules of known kinds, as kernels.
 
 A module is recognised by its parts, and its kernels are used if they give what its own ``forward`` gives. Called by
-``mixers.py``; longer spans run in the module itself.
+``mixers.py``.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable
+from itertools import accumulate
+from typing import Any
 
 import torch
 from attrs import frozen
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from enginehouse_hf.cuda.conv_step import conv_step
+from enginehouse_hf.cuda.delta_spans import delta_spans
 from enginehouse_hf.cuda.delta_step import DeltaNet, delta_step
+from enginehouse_hf.cuda.few import project_few
+from enginehouse_hf.cuda.mixers import Pools, RecurrentPart, Spans
+from enginehouse_hf.cuda.structure import Linear
+from enginehouse_hf.cuda.vector import project
 from enginehouse_hf.recurrent import LayerCache, Mixer
 
-__all__ = ["Pools", "RecurrentPart", "find_part"]
+__all__ = ["find_part"]
 
 _log = logging.getLogger(__name__)
 
 _NEAR = {torch.float32: 1e-3, torch.float16: 0.01, torch.bfloat16: 0.05}
 """Allowed relative difference of outputs and states between kernels and module."""
 
-Pools = Mapping[tuple[str, int], Tensor]
-"""States of a layer by kind and number, (num_rows, ...)."""
-
-
-class RecurrentPart(Protocol):
-    """A recurrent module in kernels."""
-
-    def step(self, hidden: Tensor, pools: Pools, sources: Tensor) -> Tensor:
-        """Append a token to each sequence.
-
-        Args:
-            hidden: (N, hidden_size).
-            pools: changed in the rows beside ``sources``.
-            sources: (N,) int64, rows that are read.
-
-        Returns:
-            (N, hidden_size).
-        """
-        ...
-
 
 @frozen(eq=False)
 class _DeltaPart:
     """A gated delta net; ``weight`` is the joint projection."""
 
-    weight: Tensor
+    weight: Linear
     net: DeltaNet
-    output: Tensor
+    output: Linear
 
     def step(self, hidden: Tensor, pools: Pools, sources: Tensor) -> Tensor:
         """See :class:`RecurrentPart`."""
-        projected = linear(hidden, self.weight)
+        projected = _product(hidden, self.weight)
         mixed = delta_step(projected, pools["conv", 0], pools["recurrent", 0], sources, self.net)
-        return linear(mixed, self.output)
+        few = project_few(mixed, self.output) if len(mixed) > 1 else None
+        return _product(mixed, self.output) if few is None else few
+
+    def extend(self, hidden: Tensor, pools: Pools, spans: Spans) -> Tensor:
+        """See :class:`RecurrentPart`."""
+        projected = _product(hidden, self.weight)
+        states = pools["conv", 0], pools["recurrent", 0]
+        return _product(
+            delta_spans(projected, *states, spans.sources, spans.ends, spans.longest, self.net), self.output
+        )
+
+
+def _product(x: Tensor, part: Linear) -> Tensor:
+    return project(x, part) if len(x) == 1 else linear(x, part.weight, part.bias)
 
 
 def _delta_part(module: Any) -> _DeltaPart | None:
@@ -82,7 +82,7 @@ def _delta_part(module: Any) -> _DeltaPart | None:
     if any(type(one) is not nn.Linear or one.bias is not None for one in (*projections, module.out_proj)):
         return None
     return _DeltaPart(
-        _joined(projections),
+        Linear(_joined(projections)),
         DeltaNet(
             conv=module.conv1d.weight.detach().squeeze(1).contiguous(),
             decay=module.A_log.detach(),
@@ -95,11 +95,51 @@ def _delta_part(module: Any) -> _DeltaPart | None:
             value_dim=module.head_v_dim,
             by_key_head=names == orders[1],
         ),
-        module.out_proj.weight.detach(),
+        _linear(module.out_proj),
     )
 
 
-_KINDS: tuple[Callable[[Any], RecurrentPart | None], ...] = (_delta_part,)
+@frozen(eq=False)
+class _ConvPart:
+    """A gated short convolution; ``conv`` is (width, kernel size)."""
+
+    before: Linear
+    conv: Tensor
+    bias: Tensor | None
+    output: Linear
+
+    def step(self, hidden: Tensor, pools: Pools, sources: Tensor) -> Tensor:
+        """See :class:`RecurrentPart`."""
+        mixed = conv_step(_product(hidden, self.before), pools["conv", 0], sources, self.conv, self.bias)
+        few = project_few(mixed, self.output) if len(mixed) > 1 else None
+        return _product(mixed, self.output) if few is None else few
+
+    def extend(self, hidden: Tensor, pools: Pools, spans: Spans) -> None:
+        """See :class:`RecurrentPart`."""
+        return
+
+
+def _conv_part(module: Any) -> _ConvPart | None:
+    """Return the kernels of LFM2's modules."""
+    names = {name for name, _ in module.named_children()}
+    if names != {"conv", "in_proj", "out_proj"} or not all(
+        type(part) is nn.Linear for part in (module.in_proj, module.out_proj)
+    ):
+        return None
+    bias = module.conv.bias
+    return _ConvPart(
+        _linear(module.in_proj),
+        module.conv.weight.detach().squeeze(1).contiguous(),
+        None if bias is None else bias.detach(),
+        _linear(module.out_proj),
+    )
+
+
+def _linear(module: nn.Linear) -> Linear:
+    return Linear(module.weight.detach(), None if module.bias is None else module.bias.detach())
+
+
+_KINDS: tuple[Callable[[Any], RecurrentPart | None], ...] = (_delta_part, _conv_part)
 
 
 def find_part(mixer: Mixer, pools: Pools, hidden_size: int) -> RecurrentPart | None:
@@ -111,7 +151,7 @@ def find_part(mixer: Mixer, pools: Pools, hidden_size: int) -> RecurrentPart | N
     part = next((part for kind in _KINDS if (part := kind(mixer.module)) is not None), None)
     if part is None:
         return None
-    error = _error(mixer, part, pools, hidden_size)
+    error = max(_step_error(mixer, part, pools, hidden_size), _span_error(mixer, part, pools, hidden_size))
     if error <= _NEAR[next(mixer.module.parameters()).dtype]:
         return part
     _log.warning("hf: the kernels for layer %d are off by %.2g: its own module is used", mixer.layer, error)
@@ -126,19 +166,54 @@ def _joined(modules: list[nn.Linear]) -> Tensor:
     return weight
 
 
-def _error(mixer: Mixer, part: RecurrentPart, pools: Pools, hidden_size: int) -> float:
-    """Return the largest relative difference, for two sequences with random states."""
-    like = next(mixer.module.parameters())
-    generator = torch.Generator(like.device).manual_seed(0)
-
-    def random(*shape: int, dtype: torch.dtype = like.dtype) -> Tensor:
-        return torch.randn(shape, generator=generator, device=like.device).to(dtype)
-
+def _step_error(mixer: Mixer, part: RecurrentPart, pools: Pools, hidden_size: int) -> float:
+    """Return the largest relative difference, for a token of two sequences with random states."""
+    random = _Random(mixer)
     hidden = random(2, hidden_size)
     found = {key: random(4, *pool.shape[1:], dtype=pool.dtype) for key, pool in pools.items()}
-    sources = torch.tensor([3, 0], device=like.device)
+    sources = torch.tensor([3, 0], device=hidden.device)
     cache = LayerCache({key: pool[sources] for key, pool in found.items()})
     expected = mixer.run(hidden[:, None], cache)[:, 0]
     outputs = part.step(hidden, found, sources)
-    pairs = [(outputs, expected), *((pool[sources ^ 1], cache.states[key]) for key, pool in found.items())]
-    return max(float((one - other.float()).norm() / other.float().norm()) for one, other in pairs)
+    outputs = outputs.sum(1) if outputs.dim() == 3 else outputs
+    return max(
+        _difference(outputs, expected),
+        *(_difference(pool[sources ^ 1], cache.states[key]) for key, pool in found.items()),
+    )
+
+
+def _span_error(mixer: Mixer, part: RecurrentPart, pools: Pools, hidden_size: int) -> float:
+    """Return the same for spans of two sequences, one of which has a random state."""
+    random, sizes = _Random(mixer), (37, 2)
+    hidden = random(sum(sizes), hidden_size)
+    found = {key: random(4, *pool.shape[1:], dtype=pool.dtype) for key, pool in pools.items()}
+    for pool in found.values():
+        pool[2].zero_()
+    sources = torch.tensor([2, 0], device=hidden.device)
+    caches = LayerCache({}), LayerCache({key: pool[:1].clone() for key, pool in found.items()})
+    spans = Spans(sources, torch.tensor([0, *accumulate(sizes)], dtype=torch.int32, device=hidden.device), max(sizes))
+    outputs = part.extend(hidden, found, spans)
+    if outputs is None:
+        return 0.0
+    expected = [mixer.run(one[None], cache)[0] for one, cache in zip(hidden.split(sizes), caches, strict=True)]
+    errors = [_difference(outputs, torch.cat(expected))]
+    for key, pool in found.items():
+        errors.append(_difference(pool[sources ^ 1], torch.cat([cache.states[key] for cache in caches])))
+    return max(errors)
+
+
+class _Random:
+    """Random numbers of the type of a module, on its device."""
+
+    def __init__(self, mixer: Mixer) -> None:
+        self._like = next(mixer.module.parameters())
+        self._generator = torch.Generator(self._like.device).manual_seed(0)
+
+    def __call__(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        numbers = torch.randn(shape, generator=self._generator, device=self._like.device)
+        return numbers.to(dtype or self._like.dtype)
+
+
+def _difference(found: Tensor, expected: Tensor) -> float:
+    error = float((found.float() - expected.float()).norm() / expected.float().norm())
+    return error if error == error else float("inf")  # noqa: PLR0124 - that is what NaN is

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, chain
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -20,7 +21,6 @@ from enginehouse.contract.backend import (
     ForwardOutput,
     ModelSource,
     RunnerCapabilities,
-    Sampled,
     Span,
     Tokenizer,
 )
@@ -29,6 +29,7 @@ from enginehouse.contract.exit_policy import BoundExitPolicy
 from enginehouse.contract.types import ModelInfo
 from enginehouse_backendkit.saved_states import check_head, state_body
 from enginehouse_backendkit.slot_table import checked_length
+from enginehouse_hf.cuda.exit_rows import ExitDrawn, ExitRows, RowGroup
 from enginehouse_hf.cuda.exits import CudaExits
 from enginehouse_hf.cuda.graphs import DecodeGraphs, Recorder
 from enginehouse_hf.cuda.heads import PoolHeadMemory
@@ -37,6 +38,7 @@ from enginehouse_hf.cuda.packing import are_short, pack
 from enginehouse_hf.cuda.parts import NetworkParts
 from enginehouse_hf.cuda.positions import PositionPool
 from enginehouse_hf.cuda.sampling import DeviceDrawn, DeviceRows, sample
+from enginehouse_hf.cuda.stacks import StackedAdapters
 from enginehouse_hf.cuda.state_pools import SequenceStates
 from enginehouse_hf.cuda.step import DeviceState, Step
 from enginehouse_hf.depth import groups_by, row_order
@@ -44,7 +46,7 @@ from enginehouse_hf.heads.drafting import DraftHead, HeadDrafts, HeadLimits
 from enginehouse_hf.states import check_state, pack_lengths, pack_pieces, read_lengths, unpack_pieces
 from enginehouse_hf.tokenizer import ModelText
 
-__all__ = ["CudaModel", "CudaRunner", "ExitDrawn", "ExitRows"]
+__all__ = ["CudaModel", "CudaRunner"]
 
 _log = logging.getLogger(__name__)
 
@@ -60,119 +62,23 @@ class CudaModel:
     """A loaded model with its memory.
 
     Attributes:
+        adapters: loaded adapters.
         attention: name of the kernel for longer spans.
         slots: number of sequences that decode concurrently.
+        dtype: of states between layers.
         checkpoint_bytes: maximum size of all checkpoints.
     """
 
     network: Network
     state: DeviceState
     graphs: DecodeGraphs
+    adapters: StackedAdapters
     attention: str
     slots: int
     num_layers: int
+    dtype: torch.dtype
     hidden_size: int
     checkpoint_bytes: int = 0
-
-
-class ExitRows:
-    """Rows of a pass in which tokens may exit, and the tokens drawn from them. Implements ``ExitOutput``.
-
-    The pass is finished, and its tokens are drawn, when one of them is needed: to read it, or for the next pass.
-
-    Args:
-        finish: runs the pass to its end.
-        foreseen: the rows that it probably ends with, if they are known; tokens are drawn from them at once.
-        last: the last token drawn for each sequence.
-    """
-
-    def __init__(
-        self, num_rows: int, finish: Callable[[], _Group], foreseen: DeviceRows | None, last: torch.Tensor
-    ) -> None:
-        self.num_rows = num_rows
-        self._finish: Callable[[], _Group] | None = finish
-        self._foreseen, self._last = foreseen, last
-        self._group: _Group | None = None
-        self._draws: Sequence[Draw] = ()
-        self._drawn: DeviceDrawn | None = None
-
-    def finish(self) -> _Group:
-        """Run the pass to its end; waits for the decisions of the policy."""
-        if self._finish is not None:
-            finish, self._finish = self._finish, None  # after an error it is not run again
-            with torch.inference_mode():
-                self._group = finish()
-                is_foreseen = self._foreseen is not None and self._foreseen.logits is self._group.logits
-                if self._draws and not is_foreseen:
-                    self._drawn = sample(self.rows(), self._draws, self._last)
-        if self._group is None:
-            raise EngineError("hf: the forward pass failed after an exit decision")
-        return self._group
-
-    def draw(self, draws: Sequence[Draw]) -> ExitDrawn:
-        """Draw tokens at the end of the pass."""
-        self._draws = draws
-        rows = self.rows() if self._group is not None else self._foreseen
-        if rows is not None:
-            with torch.inference_mode():
-                self._drawn = sample(rows, draws, self._last)
-        return ExitDrawn(self)
-
-    def drawn(self) -> DeviceDrawn:
-        """Return the tokens, on their way to the host."""
-        self.finish()
-        assert self._drawn is not None, "nothing was drawn"
-        return self._drawn
-
-    @property
-    def exit_layers(self) -> Sequence[int]:
-        """Number of layers that the token of each row ran through."""
-        return self.finish().exit_layers
-
-    def rows(self) -> DeviceRows:
-        """Return the rows on the device."""
-        group = self.finish()
-        return DeviceRows(group.logits, group.order)
-
-    def host(self) -> NDArray[np.float32]:
-        """(num_rows, vocab_size) float32, writable."""
-        return self.rows().host()
-
-    def select(self, rows: Sequence[int]) -> DeviceRows:
-        """Select rows."""
-        return self.rows().select(rows)
-
-
-@frozen(eq=False)
-class ExitDrawn:
-    """Tokens that are drawn when their pass is finished."""
-
-    _rows: ExitRows
-
-    def host(self) -> Sequence[Sampled]:
-        """Finish the pass, and wait for the tokens; one per draw."""
-        return self._rows.drawn().host()
-
-
-@frozen(eq=False)
-class _Group:
-    """Result of the spans with the same execution path.
-
-    Attributes:
-        logits: (num_rows, vocab_size).
-        order: index into ``logits`` of each row; None is the identity.
-        exit_layers: number of layers that each row ran through.
-    """
-
-    logits: torch.Tensor
-    order: NDArray[np.int32] | None
-    exit_layers: list[int]
-
-    def in_order(self) -> torch.Tensor:
-        """(num_rows, vocab_size), row by row; a copy that outlives the next group."""
-        if self.order is None:
-            return self.logits.clone()
-        return self.logits[torch.from_numpy(self.order).to(self.logits.device)]
 
 
 class CudaRunner:
@@ -180,7 +86,8 @@ class CudaRunner:
 
     Also a :class:`enginehouse.contract.backend.StateKeeper`: saving waits for previously launched work. Also a
     ``LayerAccess``: with a policy, reading the rows, or launching the next pass, waits for its decisions. Also a
-    ``HeadKeeper``. With recurrent layers a :class:`enginehouse.contract.checkpoints.CheckpointKeeper`.
+    ``HeadKeeper`` and an ``AdapterKeeper``, whose adapters share every pass. With recurrent layers a
+    :class:`enginehouse.contract.checkpoints.CheckpointKeeper`.
 
     Args:
         load_head: reads a draft head for this model.
@@ -280,7 +187,7 @@ class CudaRunner:
             if self._states is not None:
                 lengths, parts = self._states.saved(sequence, length)
                 before, num_states = pack_lengths(lengths), 1 + len(lengths)
-            pieces = (tensor[places] for layer in state.layers.values() for tensor in layer)
+            pieces = (tensor[places] for tensor in state.tensors)
             num_bytes = num_states * state.pools.bytes_per_state + length * state.bytes_per_token
             return pack_pieces(chain(parts, pieces), num_bytes, length, self.state_format, before)
 
@@ -295,7 +202,7 @@ class CudaRunner:
         length = check_state(data, self.state_format, state.bytes_per_token, num_fixed)
         sequence, places = self._positions.adopt(length)
         indices = self._on_device(places)
-        tensors = [tensor for layer in state.layers.values() for tensor in layer]
+        tensors = state.tensors
         forms = num_states * [(form.shape, form.dtype) for form in state.pools.forms]
         forms += [((length, *tensor.shape[1:]), tensor.dtype) for tensor in tensors]
         saved = unpack_pieces(data, forms, num_before)
@@ -307,6 +214,15 @@ class CudaRunner:
                 tensor.index_copy_(0, indices, kept.to(tensor.device))
         return sequence
 
+    def load_adapter(self, path: Path) -> int:
+        """Load a LoRA from a folder in PEFT's format."""
+        with torch.inference_mode():
+            return self._loaded.adapters.load(path)
+
+    def unload_adapter(self, adapter: int) -> None:
+        """Free the place of an adapter."""
+        self._loaded.adapters.unload(adapter)
+
     def free_tokens(self) -> int:
         """Number of positions not used by any sequence."""
         return self._positions.free_tokens()
@@ -314,6 +230,8 @@ class CudaRunner:
     def forward(self, spans: Sequence[Span]) -> DeviceRows | ExitRows:
         """Launch one pass over all spans; if that fails, no sequence has grown."""
         sizes = self._positions.check(spans)
+        for span in spans:
+            self._loaded.adapters.check(span.adapter)
         places = self._positions.append(spans, sizes)
         try:
             rows = self._launch(spans, sizes, places)
@@ -340,8 +258,9 @@ class CudaRunner:
         with torch.inference_mode():
             if self._parts is None:
                 layered, graphs = model.network.layered(), model.graphs
+                like = model.state.table.new_empty(0, model.hidden_size, dtype=model.dtype)
                 sizes = graphs.sizes_for(model.slots)
-                self._parts = NetworkParts(layered, model.state, model.hidden_size, sizes, graphs.recorder)
+                self._parts = NetworkParts(layered, model.state, like, sizes, graphs.recorder)
             self._parts.prepare(policy.layers)
         self._exits = CudaExits(self._parts, policy)
 
@@ -366,7 +285,7 @@ class CudaRunner:
         if len(model.state.layers) != model.num_layers:
             raise ModelLoadError("layers of this model share keys and values; hf has no draft heads for it on a GPU")
         head = self._load_head(source)
-        memory = PoolHeadMemory(head, model.state, self._positions, model.hidden_size)
+        memory = PoolHeadMemory(head, model.state, self._positions, model.hidden_size, model.dtype)
         model.network.write_features(memory.writer)
         with torch.inference_mode():
             graphs = DecodeGraphs(model.network, model.state, model.graphs.sizes, Recorder(), lambda _share: None)
@@ -379,7 +298,7 @@ class CudaRunner:
 
     def _way(self, span: Span) -> _Way:
         may_exit = span.may_exit and span.num_tokens == 1 and span.num_layers is None and span.outputs != "none"
-        return "early" if may_exit and self._exits is not None else span.num_layers
+        return "early" if may_exit and not span.adapter and self._exits is not None else span.num_layers
 
     def _launch(self, spans: Sequence[Span], sizes: Sequence[int], places: NDArray[np.int32]) -> DeviceRows | ExitRows:
         ways = groups_by([self._way(span) for span in spans])
@@ -406,10 +325,10 @@ class CudaRunner:
         with torch.inference_mode():
             begun = exits.begin(packed, staged)
 
-        def finish() -> _Group:
+        def finish() -> RowGroup:
             exited = exits.finish(begun)
             assert exited.logits is not None
-            return _Group(exited.logits, packed.rows, exited.layers[packed.rows].tolist())
+            return RowGroup(exited.logits, packed.rows, exited.layers[packed.rows].tolist())
 
         logits = exits.foreseen(begun)
         foreseen = None if logits is None else DeviceRows(logits, packed.rows)
@@ -421,7 +340,7 @@ class CudaRunner:
         sizes: Sequence[int],
         places: NDArray[np.int32],
         ways: Mapping[_Way, list[int]],
-    ) -> _Group:
+    ) -> RowGroup:
         """Run spans, by index, that have different execution paths, one path after the other."""
         begins = [0, *accumulate(sizes)]
         parts: list[torch.Tensor] = []
@@ -433,11 +352,11 @@ class CudaRunner:
             parts.append(group.in_order())
             exit_layers += group.exit_layers
         order = row_order(spans, sizes, ways)
-        return _Group(torch.cat(parts), np.array(order, np.int32), [exit_layers[row] for row in order])
+        return RowGroup(torch.cat(parts), np.array(order, np.int32), [exit_layers[row] for row in order])
 
     def _launch_group(
         self, spans: Sequence[Span], sizes: Sequence[int], places: NDArray[np.int32], way: _Way
-    ) -> _Group:
+    ) -> RowGroup:
         """Run spans with the same execution path."""
         if way == "early":
             return self._begin_early(spans, sizes, places).finish()
@@ -446,14 +365,15 @@ class CudaRunner:
         is_short = is_single or (not has_states and are_short(spans, sizes))
         is_recorded = is_short and len(places) <= model.graphs.largest
         sources = None if self._states is None else self._states.sources([span.sequence for span in spans])
-        packed = pack(spans, sizes, places, self._positions.table, sources, as_decodes=is_recorded)
+        handles = model.adapters.handles
+        packed = pack(spans, sizes, places, self._positions.table, sources, handles, as_decodes=is_recorded)
         self._finish_pass()
         with torch.inference_mode():
             exit_layers = [way or self.num_layers] * len(packed.rows)
             if is_recorded:
-                return _Group(model.graphs.run(packed, way), packed.rows, exit_layers)
+                return RowGroup(model.graphs.run(packed, way), packed.rows, exit_layers)
             logits = model.network.run(Step.upload(model.state, packed, way))
-            return _Group(logits, packed.rows if packed.is_plain_decode else None, exit_layers)
+            return RowGroup(logits, packed.rows if packed.is_plain_decode else None, exit_layers)
 
     def sample(self, output: ForwardOutput, draws: Sequence[Draw]) -> DeviceDrawn | ExitDrawn:
         """Launch the draws; see :class:`enginehouse.contract.backend.DeviceSampler`."""

@@ -10,6 +10,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from enginehouse_hf.cuda.kv_tensor import KvTensor
 from enginehouse_hf.cuda.layers import begin_step
 from enginehouse_hf.cuda.packing import PackedSpans, Segment, flatten
 from enginehouse_hf.cuda.state_pools import NO_STATES, StatePools
@@ -22,24 +23,28 @@ class DeviceState:
     """State kept on the device between steps.
 
     Attributes:
-        layers: by index, keys and values of each layer with attention, (num_places + 1, num_kv, head_dim); the last
-            place is a dump.
+        layers: by index, keys and values of each layer with attention, of num_places + 1 places; the last is a dump.
         num_places: number of places without the dump.
         table: (max_sequences + 1, max_context) int32, the place of every position; the last row is a dump.
         last: (max_sequences + 1,) int32, the last token drawn for each sequence.
         pools: states of recurrent layers.
     """
 
-    layers: dict[int, tuple[Tensor, Tensor]]
+    layers: dict[int, tuple[KvTensor, KvTensor]]
     num_places: int
     table: Tensor
     last: Tensor
     pools: StatePools = NO_STATES
 
     @property
+    def tensors(self) -> list[Tensor]:
+        """Memory of all layers, (num_places + 1, ...) each, in a fixed order."""
+        return [tensor for layer in self.layers.values() for part in layer for tensor in part.tensors]
+
+    @property
     def bytes_per_token(self) -> int:
         """Bytes per place over all layers."""
-        return sum(tensor[0].nbytes for layer in self.layers.values() for tensor in layer)
+        return sum(tensor[0].nbytes for tensor in self.tensors)
 
     @property
     def dump_slot(self) -> int:
@@ -66,6 +71,7 @@ class Step:
         query_ends, key_ends: (len(segments) + 1,) int32, running sums of their tokens and of their visible places.
         rows: (num_rows,) int32 tokens whose logits are requested; None is all.
         sources: (num_decodes + len(segments),) int32, rows of the states that recurrent layers read.
+        scales: (num_adapters, T) float32, how much each token uses of each adapter; None if none uses any.
         num_layers: number of layers to run; None is all.
     """
 
@@ -80,6 +86,7 @@ class Step:
         self.gather, self.query_ends, self.key_ends = part["gather"], part["query_ends"], part["key_ends"]
         self.rows = None if rows_are_all else part["rows"]
         self.sources = part["sources"]
+        self.scales = part["scales"].view(torch.float32).view(-1, num_tokens) if len(part["scales"]) else None
         self.token_ids = torch.empty(num_tokens, dtype=torch.int64, device=ints.device)
 
     @classmethod
@@ -91,9 +98,16 @@ class Step:
         return cls(state, num_tokens, packed.num_decodes, packed.segments, ints, offsets, is_plain, num_layers)
 
     @classmethod
-    def static(cls, state: DeviceState, size: int, num_layers: int | None = None) -> tuple[Step, Tensor]:
-        """Return a decode step of ``size`` sequences whose input is filled in later, and the tensor for this input."""
-        array, offsets = flatten(padded_decodes(state, PackedSpans(*_NOTHING), size))
+    def static(
+        cls, state: DeviceState, size: int, num_layers: int | None = None, num_adapters: int = 0
+    ) -> tuple[Step, Tensor]:
+        """Return a decode step of ``size`` sequences whose input is filled in later, and the tensor for this input.
+
+        Args:
+            num_adapters: number that fit into the stacks; 0 is a step without adapters.
+        """
+        nothing = PackedSpans(*_NOTHING, scales=np.empty((num_adapters, 0), np.float32))
+        array, offsets = flatten(padded_decodes(state, nothing, size))
         ints = torch.from_numpy(array).to(state.table.device)
         return cls(state, size, size, [], ints, offsets, True, num_layers), ints
 
@@ -117,4 +131,7 @@ def padded_decodes(state: DeviceState, packed: PackedSpans, size: int) -> Packed
     tokens = np.concatenate([packed.tokens, np.repeat(dump, num_more, 1)], 1)
     num_dumped = num_more if state.pools.forms else 0
     sources = np.concatenate([packed.sources, np.full(num_dumped, state.pools.dump_row, np.int32)])
-    return PackedSpans(tokens, size, [], packed.gather, np.arange(size, dtype=np.int32), sources)
+    scales = np.zeros((len(packed.scales), size), np.float32)
+    if len(scales):
+        scales[:, : packed.num_decodes] = packed.scales
+    return PackedSpans(tokens, size, [], packed.gather, np.arange(size, dtype=np.int32), sources, scales)

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from attrs import frozen
@@ -21,8 +22,10 @@ __all__ = [
     "Gated",
     "Layer",
     "Linear",
+    "Modules",
     "Norm",
     "Projection",
+    "Recurrent",
     "Rotary",
     "Structure",
 ]
@@ -68,6 +71,10 @@ Projection = Linear | Packed
 """A projection with weights of the type of the model, or of few bits."""
 
 
+Modules = tuple[tuple[str, int], ...]
+"""Names and numbers of outputs of the modules of which a projection consists, in order."""
+
+
 @frozen(eq=False)
 class Rotary:
     """Rotary positions of the first dimensions of each head, the rest is kept.
@@ -92,6 +99,8 @@ class Attention:
         window: number of visible positions; None is all.
         softcap: bound of the scores; None is none.
         sinks: (num_query,), for each head the score of a further key whose value is zero; None is none.
+        is_gated: the rows of each query head in ``qkv`` are followed by those of its gate, whose sigmoid is a factor of
+            the result of the head.
     """
 
     qkv: Projection
@@ -103,6 +112,14 @@ class Attention:
     window: int | None
     softcap: float | None
     sinks: Tensor | None = None
+    is_gated: bool = False
+
+
+@frozen(eq=False)
+class Recurrent:
+    """Recurrent module of a layer, in place of attention: ``PooledMixers`` runs it by the ``index`` of the layer."""
+
+    index: int
 
 
 @frozen(eq=False)
@@ -144,7 +161,7 @@ class Layer:
     """``hidden += factor * after(part(before(hidden)))``, first for the attention, then for the feed-forward part."""
 
     before_attention: Norm | None
-    attention: Attention
+    attention: Attention | Recurrent
     after_attention: Norm | None
     before_mlp: Norm | None
     mlp: Gated | Experts
@@ -159,6 +176,7 @@ class Structure:
     Attributes:
         embedding_scale: factor of the embeddings.
         head: projection of the normalised states to logits.
+        modules: those of the layers' projections; experts are not among them.
         divisor: of the logits.
         softcap: bound of the logits; None is none.
     """
@@ -168,5 +186,6 @@ class Structure:
     layers: list[Layer]
     norm: Norm
     head: Linear
+    modules: Mapping[Projection, Modules]
     divisor: float = 1.0
     softcap: float | None = None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,65 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from attrs import evolve
 from numpy.typing import NDArray
-from safetensors.numpy import load_file, save_file
+from transformers import AutoModelForCausalLM
 
-from enginehouse.contract.backend import ModelSource, Runner
+from enginehouse.contract.backend import ModelSource, Runner, Span
 from enginehouse.contract.errors import AdapterRefused
-from enginehouse_hf.adapters import read_peft_folder
+from enginehouse_hf.adapters import LayerForm, read_peft_folder
 from enginehouse_hf.backend import HfBackend, HfOptions
 from enginehouse_testkit.adapter_contract import AdaptedModel, AdapterContract
 from enginehouse_testkit.contract.opening import ModelUnderTest
 
+from .lora_folders import TARGETS, Tensors, adapted_model, lora_tensors, weights_of, write_adapter
+
 pytestmark = pytest.mark.hf
 
-Tensors = dict[str, NDArray[np.float32]]
-
-_TARGETS = ("q_proj", "v_proj", "o_proj", "up_proj", "down_proj")
-_CONFIG: dict[str, Any] = {
-    "peft_type": "LORA",
-    "r": 4,
-    "lora_alpha": 8,
-    "target_modules": list(_TARGETS),
-    "bias": "none",
-    "use_dora": False,
-    "modules_to_save": None,
-    "rank_pattern": {"o_proj": 2},
-    "alpha_pattern": {"v_proj": 16},
-}
 _OPTIONS = HfOptions(device="cpu", context=64, slots=4, max_batch_tokens=128, threads=1)
-
-
-def weights_of(model: Path) -> Tensors:
-    return {name: data for file in sorted(model.glob("*.safetensors")) for name, data in load_file(file).items()}
-
-
-def rank_of(name: str) -> int:
-    return 2 if "o_proj" in name else 4
-
-
-def scale_of(name: str, config: Mapping[str, Any]) -> float:
-    alpha, rank = (16 if "v_proj" in name else 8), rank_of(name)
-    return alpha / rank**0.5 if config.get("use_rslora") else alpha / rank
-
-
-def lora_tensors(model: Path, seed: int) -> Tensors:
-    rng, made = np.random.default_rng(seed), Tensors()
-    for name, weight in weights_of(model).items():
-        module = name.removesuffix(".weight")
-        if module.rpartition(".")[2] in _TARGETS:
-            num_outputs, num_inputs = weight.shape
-            rank = rank_of(module)
-            made[f"base_model.model.{module}.lora_A.weight"] = rng.standard_normal((rank, num_inputs)) / 8
-            made[f"base_model.model.{module}.lora_B.weight"] = rng.standard_normal((num_outputs, rank)) / 8
-    return {name: data.astype(np.float32) for name, data in made.items()}
-
-
-def write_adapter(folder: Path, tensors: Tensors, **config: Any) -> Path:
-    folder.mkdir()
-    (folder / "adapter_config.json").write_text(json.dumps({**_CONFIG, **config}), encoding="utf-8")
-    save_file(tensors, folder / "adapter_model.safetensors")
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +33,6 @@ def llama(tiny_model: Callable[[str], Path]) -> Path:
 
 
 class TestHfAdapters(AdapterContract):
-    """The second adapter is rank-stabilised; ranks and alphas differ between layers."""
-
     max_logit_difference = 2e-3
 
     @pytest.fixture(scope="class")
@@ -91,31 +44,12 @@ class TestHfAdapters(AdapterContract):
     @pytest.fixture(scope="class")
     @classmethod
     def adapted(cls, tiny_model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> AdaptedModel:
-        folder, model = tmp_path_factory.mktemp("adapters"), tiny_model("llama")
-        first = write_adapter(folder / "one", lora_tensors(model, 1))
-        second = write_adapter(folder / "two", lora_tensors(model, 2), use_rslora=True)
-
-        def open_merged(merged: Mapping[Path, float]) -> Runner:
-            copied = folder / f"merged-{len(list(folder.iterdir()))}"
-            shutil.copytree(model, copied)
-            weights = weights_of(copied)
-            for path, scale in merged.items():
-                config = json.loads((path / "adapter_config.json").read_text(encoding="utf-8"))
-                halves = load_file(path / "adapter_model.safetensors")
-                for name in weights:
-                    module = f"base_model.model.{name.removesuffix('.weight')}"
-                    if f"{module}.lora_A.weight" in halves:
-                        update = halves[f"{module}.lora_B.weight"] @ halves[f"{module}.lora_A.weight"]
-                        weights[name] = weights[name] + np.float32(scale * scale_of(module, config)) * update
-            for file in copied.glob("*.safetensors*"):
-                file.unlink()
-            save_file(weights, copied / "model.safetensors", metadata={"format": "pt"})
-            opened = HfBackend().open(ModelSource(str(copied), copied), _OPTIONS, lambda share, what: None)
+        def open_model(path: Path) -> Runner:
+            opened = HfBackend().open(ModelSource(str(path), path), _OPTIONS, lambda share, what: None)
             assert isinstance(opened, Runner)
             return opened
 
-        damaged = (write_adapter(folder / "dora", lora_tensors(model, 1), use_dora=True), model)
-        return AdaptedModel((first, second), open_merged, damaged)
+        return adapted_model(tmp_path_factory.mktemp("adapters"), tiny_model("llama"), open_model)
 
 
 def _with(changed: Mapping[str, NDArray[np.float32] | None]) -> Callable[[Tensors], Tensors]:
@@ -156,33 +90,34 @@ REFUSED: dict[str, tuple[dict[str, Any], Callable[[Tensors], Tensors], str]] = {
 
 
 @pytest.fixture(scope="module")
-def linears(llama: Path) -> dict[str, torch.nn.Linear]:
-    """Layers of the right sizes, by the names of the model's."""
+def layers(llama: Path) -> dict[str, LayerForm]:
+    """The forms of the model's layers, by name."""
     found = {}
     for name, weight in weights_of(llama).items():
-        if name.removesuffix(".weight").rpartition(".")[2] in _TARGETS:
-            found[name.removesuffix(".weight")] = torch.nn.Linear(weight.shape[1], weight.shape[0])
+        if name.removesuffix(".weight").rpartition(".")[2] in TARGETS:
+            form = LayerForm(*weight.shape, torch.device("cpu"), torch.float32)
+            found[name.removesuffix(".weight")] = form
     return found
 
 
 @pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
 def test_folders_that_are_not_plain_lora_are_refused_by_name(
     llama: Path,
-    linears: dict[str, torch.nn.Linear],
+    layers: dict[str, LayerForm],
     tmp_path: Path,
     case: tuple[dict[str, Any], Callable[[Tensors], Tensors], str],
 ) -> None:
     config, change, problem = case
     folder = write_adapter(tmp_path / "refused", change(lora_tensors(llama, 1)), **config)
     with pytest.raises(AdapterRefused, match=problem) as caught:
-        read_peft_folder(folder, linears)
+        read_peft_folder(folder, layers)
 
     assert "refused" in caught.value.message and str(tmp_path) not in caught.value.message
 
 
 @pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
 def test_damaged_and_missing_files_are_refused(
-    llama: Path, linears: dict[str, torch.nn.Linear], tmp_path: Path, name: str
+    llama: Path, layers: dict[str, LayerForm], tmp_path: Path, name: str
 ) -> None:
     folder = write_adapter(tmp_path / "damaged", lora_tensors(llama, 1))
     whole = (folder / name).read_bytes()
@@ -191,7 +126,52 @@ def test_damaged_and_missing_files_are_refused(
         if data is not None:
             (folder / name).write_bytes(data)
         with pytest.raises(AdapterRefused):
-            read_peft_folder(folder, linears)
+            read_peft_folder(folder, layers)
         (folder / name).write_bytes(whole)
 
-    assert read_peft_folder(folder, linears)
+    assert read_peft_folder(folder, layers)
+
+
+def test_numbers_that_a_type_cannot_hold_are_refused(llama: Path, layers: dict[str, LayerForm], tmp_path: Path) -> None:
+    folder = write_adapter(tmp_path / "large", lora_tensors(llama, 1), lora_alpha=1e6)
+    halves = {name: evolve(form, dtype=torch.float16) for name, form in layers.items()}
+
+    assert read_peft_folder(folder, layers)
+    with pytest.raises(AdapterRefused, match=r"large: .*_proj has numbers that are too large for torch.float16"):
+        read_peft_folder(folder, halves)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # PEFT's use of transformers
+@pytest.mark.parametrize("is_stabilised", [False, True])
+def test_logits_are_those_of_peft_and_of_its_merged_model(llama: Path, tmp_path: Path, is_stabilised: bool) -> None:
+    """A folder that PEFT wrote, with its own patterns of ranks and alphas."""
+    peft: Any = pytest.importorskip("peft")
+    config = peft.LoraConfig(
+        r=4,
+        lora_alpha=8,
+        target_modules=list(TARGETS),
+        rank_pattern={"o_proj": 2},
+        alpha_pattern={"v_proj": 16},
+        use_rslora=is_stabilised,
+    )
+    torch.manual_seed(0)
+    model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32), config).eval()
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.2)
+    model.save_pretrained(tmp_path)
+    runner: Any = HfBackend().open(ModelSource(str(llama), llama), _OPTIONS, lambda share, what: None)
+    prompt = np.arange(5, 25, dtype=np.int32)
+    rows = {}
+    for adapter in ((), ((runner.load_adapter(tmp_path), 1.0),)):
+        span = Span(runner.open_sequence(), 0, prompt, "all", adapter=adapter)
+        rows[bool(adapter)] = runner.forward([span]).host()
+    runner.close()
+    with torch.inference_mode():
+        expected = model(torch.from_numpy(prompt).long()[None]).logits[0].numpy()
+        merged = model.merge_and_unload()(torch.from_numpy(prompt).long()[None]).logits[0].numpy()
+
+    assert np.abs(rows[True] - expected).max() < 1e-3
+    assert np.abs(merged - expected).max() < 1e-3
+    assert np.abs(rows[False] - expected).max() > 0.1

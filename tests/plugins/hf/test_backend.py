@@ -44,6 +44,29 @@ def test_estimate_counts_what_a_gguf_file_becomes(smollm2_gguf: Path) -> None:
     assert (gguf.weights_bytes, gguf.kv_bytes_per_token) == (134_515_008 * 4, 2 * 30 * 3 * 64 * 4)
 
 
+@pytest.mark.parametrize(("dtype", "sizes"), [("bfloat16", (4, 3, 2)), ("float32", (8, 5, 2))])
+def test_estimate_counts_keys_and_values_in_their_type(
+    tiny_model: TinyModel, dtype: str, sizes: tuple[int, ...]
+) -> None:
+    types: list[dict[str, object]] = [{}, {"type_k": "fp8"}, {"type_k": "fp8", "type_v": "fp8"}]
+    found = [
+        HfBackend().estimate(
+            _source(tiny_model("llama")), HfOptions(device="cuda:0", dtype=dtype, cache_tokens=100, **one)
+        )  # type: ignore[arg-type]
+        for one in types
+    ]
+    unit = found[2].kv_bytes_per_token // 2
+
+    assert [one.kv_bytes_per_token for one in found] == [size * unit for size in sizes]
+    assert [one.total_bytes - one.weights_bytes for one in found] == [100 * size * unit for size in sizes]
+
+
+@pytest.mark.parametrize("name", ["type_k", "type_v"])
+def test_8_bits_for_keys_and_values_are_refused_on_the_cpu(tiny_model: TinyModel, name: str) -> None:
+    with pytest.raises(ModelLoadError, match=f'{name} = "fp8" is for one NVIDIA GPU'):
+        _open(tiny_model("llama"), **{name: "fp8"})
+
+
 def test_options_are_checked() -> None:
     for wrong in ({"slots": 0}, {"context": 1}, {"threads": 0}, {"max_batch_tokens": 0}, {"checkpoints": 0}):
         with pytest.raises(ValueError, match=next(iter(wrong))):

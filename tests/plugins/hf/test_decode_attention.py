@@ -69,3 +69,45 @@ def test_single_tokens_attend_to_the_keys_of_their_sequence(  # noqa: PLR0917
 
     error = (found.cpu().double() - expected).norm() / expected.norm()
     assert error < (1e-5 if dtype == "float32" else 0.01)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dim", [24, 128])
+@pytest.mark.parametrize("parts", [1, 4])
+@pytest.mark.parametrize("kinds", [("fp8", "fp8"), ("fp8", None), (None, "fp8")])
+def test_single_tokens_attend_to_keys_and_values_in_8_bits(
+    dtype: str, dim: int, parts: int, kinds: tuple[Any, Any]
+) -> None:
+    """As to the numbers that they stand for, with heads and tokens of different sizes."""
+    from enginehouse_hf.cuda.decode_attention import decode_attention
+    from enginehouse_hf.cuda.kv_tensor import KvTensor
+
+    torch.manual_seed(dim)
+    kind = getattr(torch, dtype)
+    table = torch.randperm(len(_LENGTHS) * max(_LENGTHS)).view(len(_LENGTHS), -1)
+    query = torch.randn(len(_LENGTHS), _NUM_QUERY, dim).to(kind)
+    every = torch.arange(table.numel())
+    kept = []
+    for packs in kinds:
+        new = torch.randn(table.numel(), _NUM_KV, dim) * torch.rand(table.numel(), _NUM_KV, 1)
+        kept.append(KvTensor.allocate(table.numel(), (_NUM_KV, dim), kind, torch.device(_DEVICE), packs))
+        kept[-1].write(every.to(_DEVICE), new.to(kind).to(_DEVICE))
+    keys, values = (
+        part.numbers.cpu().double() * (1.0 if part.scales is None else part.scales.cpu().double()[..., None])
+        for part in kept
+    )
+    expected = torch.stack(
+        [
+            _plain(one, keys[places[:length]], values[places[:length]], None, None)
+            for one, places, length in zip(query, table, _LENGTHS, strict=True)
+        ]
+    )
+    slots, lengths = torch.arange(len(_LENGTHS), dtype=torch.int32), torch.tensor(_LENGTHS, dtype=torch.int32)
+    tensors = (query, *(part.numbers for part in kept), table.to(torch.int32), slots, lengths)
+    found = decode_attention(
+        *(tensor.to(_DEVICE) for tensor in tensors),
+        scale=_SCALE, key_scales=kept[0].scales, value_scales=kept[1].scales, parts=parts,
+    )  # fmt: skip
+
+    error = (found.cpu().double() - expected).norm() / expected.norm()
+    assert error < (1e-5 if dtype == "float32" else 0.01)

@@ -127,6 +127,11 @@ def test_parts_of_a_family_give_its_logits(random_model: RandomModel, fused_fami
 
     assert (found - expected).abs().max() < 1e-4 * expected.abs().max()
     assert found.argmax(-1).tolist() == expected.argmax(-1).tolist()
+    for part, modules in parts.modules.items():
+        weights = [model.get_submodule(name).weight for name, _ in modules]
+        assert [len(weight) for weight in weights] == [num_rows for _, num_rows in modules]
+        assert torch.equal(torch.cat(weights), part.weight)
+    assert {parts.layers[0].attention.qkv, parts.layers[-1].attention.output} <= parts.modules.keys()
 
 
 @pytest.mark.parametrize(

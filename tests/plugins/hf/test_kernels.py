@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
@@ -37,7 +38,7 @@ def test_products_for_one_token_and_for_a_few(dtype: str, width: int, is_gated: 
     num_rows = 256
     bias = None if is_gated else _random(dtype, num_rows)
     part = Linear(_random(dtype, num_rows, width), bias)
-    for num_tokens in (1, 2, 16):
+    for num_tokens in (1, 2, 16, 32):
         x = _random(dtype, num_tokens, width)
         expected = torch.nn.functional.linear(x.float(), part.weight.float(), bias if bias is None else bias.float())
         if is_gated:
@@ -131,3 +132,86 @@ def test_experts_give_the_sum_of_the_chosen_ones(dtype: str, form: str, is_clamp
         assert (ids == 5).any(1).all()
         assert _difference(found, expected) < _NEAR[dtype]
         assert torch.equal(run_experts(x, part).float().sum(1), found)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("parts", "activation"), [((144, 40, 8), None), ((96,), None), ((104, 104), "silu"), ((208,), "gelu_tanh")]
+)
+@pytest.mark.parametrize(("num_adapters", "rank"), [(1, 16), (3, 32), (12, 16), (2, 256)])
+def test_updates_of_adapters_are_those_of_each_token_alone(
+    dtype: str, parts: tuple[int, ...], activation: str | None, num_adapters: int, rank: int
+) -> None:
+    """Tokens with no adapter, with one and with several; a token with none keeps its result to the bit."""
+    from enginehouse_hf.cuda.layers import gated
+    from enginehouse_hf.cuda.lora import Stack, Sums, expand, expand_gated, shrink
+
+    def product(x: Any, stack: Stack, scales: Any) -> Any:
+        """(T, num_parts, num_adapters * rank) of shrink, in float32."""
+        low = x.float() @ stack.a.float().T
+        return (low.view(len(x), len(stack.rows), num_adapters, rank) * scales.T[:, None, :, None]).flatten(2)
+
+    width, num_rows, near = 1040, sum(parts), _NEAR.get(dtype, 0.01)
+    a, b = _random(dtype, len(parts) * num_adapters * rank, width), _random(dtype, num_rows, num_adapters * rank)
+    stack = Stack(a, b, parts, num_adapters, rank)
+    following = Stack(_random(dtype, num_adapters * rank, num_rows // 2), b[:8], (8,), num_adapters, rank)
+    for num_tokens in (1, 7, 40, 150):
+        x, before = _random(dtype, num_tokens, width), _random(dtype, num_tokens, num_rows)
+        scales = _random("float32", num_adapters, num_tokens) * (
+            _random("float32", num_adapters, num_tokens + 1)[:, 1:] > 0.1
+        )
+        low, expected = product(x, stack, scales), before.float().clone()
+        for index, (begin, end) in enumerate(pairwise(accumulate((0, *parts)))):
+            expected[:, begin:end] += low[:, index] @ b[begin:end].float().T
+        sums = Sums([stack, following], num_tokens)
+        found = shrink(x, stack, scales, sums)
+        if activation is not None:
+            result, next_low = expand_gated(before, found, stack, scales, activation, following, sums)
+            assert _difference(result, gated(expected, activation)) < near
+            assert (next_low is None) == (num_tokens > 128)
+            if next_low is not None and scales.any():
+                expected_low = product(result, following, scales)[:, 0]
+                assert _difference(next_low.double() / 2**32, expected_low) < near
+            continue
+        none = (scales == 0).all(0)
+        apart = torch.randn(num_tokens, 3, num_rows, device="cuda")
+        apart[:, 0] = before
+        kept, whole = apart[:, 1:].clone(), before.clone()
+        expand(apart[:, 0], found, stack, scales)
+        expand(whole, found, stack, scales)
+
+        assert _difference(apart[:, 0], expected) < near and _difference(whole, expected) < near
+        assert torch.equal(apart[:, 1:], kept) and torch.equal(whole[none], before[none])
+
+
+@pytest.mark.parametrize("norm_width", [None, 32, 128])
+def test_parts_of_a_product_are_summed_by_rotation_and_gate(norm_width: int | None) -> None:
+    """As if they had been summed and rounded before; with norms of heads, of all together, and without."""
+    from enginehouse_hf.cuda.kv_tensor import KvTensor
+    from enginehouse_hf.cuda.layers import gated, rotate_and_store
+    from enginehouse_hf.cuda.structure import Attention, Linear, Norm, Rotary
+
+    num_tokens, num_query, num_kv, dim = 3, 4, 4, 32
+    parts = torch.randn(num_tokens, 4, (num_query + 2 * num_kv) * dim, device="cuda")
+    whole = parts.sum(1).to(torch.bfloat16)
+    norm = None if norm_width is None else Norm(_random("bfloat16", norm_width), 1e-5, True)
+    rotary = Rotary(_random("bfloat16", 10, dim // 2), _random("bfloat16", 10, dim // 2), False)
+    part = Attention(
+        qkv=Linear(whole),
+        norms=None if norm is None else (norm, norm),
+        rotary=rotary,
+        output=Linear(whole),
+        head_dim=dim,
+        scale=1.0,
+        window=None,
+        softcap=None,
+    )
+    positions, places = (torch.tensor(numbers, dtype=torch.int32, device="cuda") for numbers in ([1, 2, 3], [5, 2, 1]))
+
+    def rotated(qkv: Any) -> Any:
+        keys, values = (torch.zeros(8, num_kv, dim, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+        pool = KvTensor(keys, None), KvTensor(values, None)
+        return torch.cat([rotate_and_store(qkv, *pool, positions, places, part, torch.bfloat16), keys, values])
+
+    torch.testing.assert_close(rotated(parts), rotated(whole), rtol=0.02, atol=0.02)
+    torch.testing.assert_close(gated(parts, "silu", torch.bfloat16), gated(whole, "silu"), rtol=0.02, atol=0.02)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from attrs import evolve
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -19,7 +20,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from enginehouse.contract.backend import ModelSource, Span
 from enginehouse.contract.errors import ModelLoadError
 from enginehouse_hf.backend import HfBackend, HfOptions
-from enginehouse_hf.packed import E2M1, num_packed, quantized, unpacked
+from enginehouse_hf.packed import E2M1, Packed, PackedLinear, num_packed, pack_codes, quantized, tiled, unpacked
 from enginehouse_hf.stored import pack_tensors
 from enginehouse_hf.tokenizer import ModelFiles
 from enginehouse_hf.weights import load_weights
@@ -234,6 +235,31 @@ def test_rounding_is_to_the_nearest_code() -> None:
     assert (error <= 0.51 * step[:, :, None] + 0.01 * weight.view(16, 2, 128).abs()).all()
 
 
+@pytest.mark.parametrize("group", [32, 96, 128, 384])
+def test_tiles_of_four_bits_in_groups_of_any_size_are_what_the_words_were(group: int) -> None:
+    generator = torch.Generator().manual_seed(group)
+    codes = torch.randint(16, (5, 768), generator=generator)
+    scales = torch.rand(5, 768 // group, generator=generator) + 0.1
+    zeros = torch.randint(17, scales.shape, generator=generator)
+    exact = ((codes.view(5, -1, group) - zeros[:, :, None]) * scales[:, :, None]).flatten(1)
+
+    words = Packed(pack_codes(codes, group), scales, zeros.to(torch.uint8))
+    tiles = tiled(words)
+    assert torch.equal(unpacked(words, torch.float32), exact)
+    assert (tiles.form, tiles.width, tiles.group) == ("tiles", 768, {384: 128, 96: 32}.get(group, group))
+    torch.testing.assert_close(unpacked(tiles, torch.float32), exact, rtol=2**-16, atol=0)
+    assert torch.equal(unpacked(tiled(Packed(words.codes, scales)), torch.float32) == 0, codes == 8)
+
+
+@pytest.mark.parametrize(("across", "group"), [(96, 32), (256, 128), (768, 768)])
+def test_blocks_of_fp8_get_a_size_that_kernels_have(across: int, group: int) -> None:
+    codes, scales, exact = _fp8(torch.randn(64, 768, generator=torch.Generator().manual_seed(0)), 32, across)
+    packed = pack_tensors("fp8", {"weight": codes, "weight_scale_inv": scales})
+
+    assert packed.group == group
+    torch.testing.assert_close(unpacked(packed, torch.float32), exact)
+
+
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
@@ -298,29 +324,70 @@ def test_mxfp4_factors_above_two_are_refused() -> None:
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
-@needs_gpu
-@pytest.mark.parametrize("kind", ["fp8", "int4"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("num_rows", "width"), [(48, 64), (256, 2560), (4096, 14336)])
-def test_kernels_give_the_products_of_the_unpacked_weights(kind: Any, dtype: str, num_rows: int, width: int) -> None:
-    """One token, a few, and many; FP8 rounds the states of more than one token in bfloat16, too."""
-    from attrs import evolve
-
+def _product_error(packed: Packed, num_tokens: int, dtype: torch.dtype) -> float:
+    """Difference of a kernel's product from that of the unpacked weights, relative to its norm."""
     from enginehouse_hf.cuda.packed import project_packed
 
+    generator = torch.Generator("cuda").manual_seed(num_tokens)
+    x = torch.randn(num_tokens, packed.width, generator=generator, device="cuda").to(dtype)
+    x[:, 7] *= 50.0  # states have a few large columns
+    bias = None if packed.bias is None else packed.bias.float()
+    expected = torch.nn.functional.linear(x.float(), unpacked(packed, torch.float32), bias)
+    found = project_packed(x, packed, may_split=num_tokens % 2 == 0)
+    found = (found.sum(1) if found.dim() == 3 else found).float()
+    return float((found - expected).norm() / expected.norm())
+
+
+_NUM_TOKENS = (1, 2, 9, 20, 40, 100, 300)
+
+
+@needs_gpu
+@pytest.mark.parametrize("kind", ["fp8", "int4"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(("num_rows", "width"), [(48, 64), (251, 2560), (4096, 14336), (20480, 256)])
+def test_kernels_give_the_products_of_the_unpacked_weights(kind: Any, dtype: str, num_rows: int, width: int) -> None:
+    """FP8 rounds the states of more than one token in bfloat16, too."""
     generator = torch.Generator("cuda").manual_seed(width)
     weight = torch.randn(num_rows, width, generator=generator, device="cuda") * 0.05
     bias = torch.randn(num_rows, generator=generator, device="cuda").to(getattr(torch, dtype))
-    packed = evolve(quantized(weight, kind), bias=bias)
-    for num_tokens in (1, 2, 16, 40, 130, 300):
-        x = torch.randn(num_tokens, width, generator=generator, device="cuda").to(bias.dtype)
-        expected = torch.nn.functional.linear(x.float(), unpacked(packed, torch.float32), bias.float())
-        found = project_packed(x, packed, may_split=True)
-        found = (found.sum(1) if found.dim() == 3 else found).float()
+    packed = PackedLinear(evolve(quantized(weight, kind), bias=bias)).packed
+    for num_tokens in _NUM_TOKENS:
         rounds = kind == "fp8" and dtype == "bfloat16" and num_tokens > 1
-        bound = 0.05 if rounds else 0.01 if dtype == "bfloat16" else 1e-4
+        bound = 0.05 if rounds else 0.01 if dtype != "float32" else 3e-4
 
-        assert (found - expected).norm() < bound * expected.norm()
+        assert _product_error(packed, num_tokens, bias.dtype) < bound, num_tokens
+
+
+@needs_gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("group", [32, 64, 96, 128, 256, 1536])
+def test_kernels_for_four_bits_in_groups_of_any_size(group: int, dtype: torch.dtype) -> None:
+    """With zeros up to 16, as GPTQ stores 15 for that; a number of rows that no tile divides."""
+    num_rows, width = 75, 1536
+    generator = torch.Generator("cuda").manual_seed(group)
+    size = num_rows, width // group
+    codes = torch.randint(16, (num_rows, width), generator=generator, device="cuda")
+    zeros = torch.randint(17, size, generator=generator, device="cuda")
+    scales = torch.rand(size, generator=generator, device="cuda") * 0.01
+    packed = tiled(Packed(pack_codes(codes, group), scales, zeros.to(torch.uint8)))
+    for num_tokens in _NUM_TOKENS:
+        assert _product_error(packed, num_tokens, dtype) < (3e-4 if dtype == torch.float32 else 0.01), num_tokens
+
+
+@needs_gpu
+@pytest.mark.parametrize("kind", ["fp8", "int4"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_product_of_gate_and_up_for_one_token(kind: Any, dtype: torch.dtype) -> None:
+    from enginehouse_hf.cuda.packed import project_packed
+
+    generator = torch.Generator("cuda").manual_seed(0)
+    packed = PackedLinear(quantized(torch.randn(2 * 205, 512, generator=generator, device="cuda") * 0.1, kind)).packed
+    x = torch.randn(1, 512, generator=generator, device="cuda").to(dtype)
+    gate, up = torch.nn.functional.linear(x.float(), unpacked(packed, torch.float32)).chunk(2, 1)
+    expected = torch.nn.functional.silu(gate) * up
+
+    found = project_packed(x, packed, "silu").float()
+    assert (found - expected).norm() < (3e-4 if dtype == torch.float32 else 0.02) * expected.norm()
 
 
 @needs_gpu

@@ -7,6 +7,7 @@ from itertools import accumulate
 
 import numpy as np
 import pytest
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,12 +19,12 @@ pytestmark = pytest.mark.hf
 _CONTEXT = 128
 
 
-def _packed(spans: Sequence[Span], *, as_decodes: bool = False) -> PackedSpans:
+def _packed(spans: Sequence[Span], handles: Sequence[int] = (), *, as_decodes: bool = False) -> PackedSpans:
     """Positions of each sequence lie in a stripe of the pool of its own, new ones included."""
     table = np.arange(8 * _CONTEXT, dtype=np.int32).reshape(8, _CONTEXT)
     sizes = [span.num_tokens for span in spans]
     places = [table[span.sequence, span.start : span.start + size] for span, size in zip(spans, sizes, strict=True)]
-    return pack(spans, sizes, np.concatenate(places), table, as_decodes=as_decodes)
+    return pack(spans, sizes, np.concatenate(places), table, handles=handles, as_decodes=as_decodes)
 
 
 def _span(sequence: int, start: int, size: int, outputs: Outputs) -> Span:
@@ -47,6 +48,24 @@ def test_a_token_and_its_drafts_are_decodes_of_one_sequence() -> None:
     array, offsets = flatten(packed)
     begin, end = offsets["lengths"]
     assert array[begin:end].tolist() == [31, 10, 11, 12, 13, 6, 7, 8]
+
+
+def test_scales_of_adapters_follow_the_tokens() -> None:
+    """Decodes come first, the longest before all; an adapter is a row, and a scale of 0 is no adapter."""
+    spans = [
+        evolve(_span(1, 0, 3, "last"), adapter=((7, 2.0),)),
+        evolve(_span(2, 4, 1, "last"), adapter=((5, 1.0), (7, 0.5))),
+        _span(3, 9, 1, "last"),
+    ]
+
+    assert _packed(spans, [5, 0, 7]).scales.tolist() == [[0, 1, 0, 0, 0], [0] * 5, [0, 0.5, 2, 2, 2]]
+    assert _packed(spans[1:], [5, 0, 7]).scales.tolist() == [[0, 1], [0, 0], [0, 0.5]]
+    assert _packed(spans[2:], [5, 0, 7]).scales.size == 0
+    assert _packed([evolve(spans[2], adapter=((5, 0.0),))], [5]).scales.size == 0
+    packed = _packed(spans, [5, 0, 7])
+    array, offsets = flatten(packed)
+    begin, end = offsets["scales"]
+    assert array[begin:end].view(np.float32).reshape(3, 5).tolist() == packed.scales.tolist()
 
 
 def test_prompts_and_long_spans_are_no_decodes() -> None:

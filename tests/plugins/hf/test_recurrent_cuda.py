@@ -30,10 +30,10 @@ pytestmark = [
 RandomModel = Callable[[str], Path]
 Greedy = Callable[..., list[list[int]]]
 
-_RECORDED = (
-    "qwen3_5_text", "qwen3_5", "lfm2", "mamba", "mamba2", "bamba", "zamba2", "falcon_h1", "olmo_hybrid",
-)  # fmt: skip
-_WITH_EXPERTS = ("qwen3_next", "jamba", "granitemoehybrid", "nemotron_h", "lfm2_moe")
+_FUSED = ("qwen3_5_text", "qwen3_5", "qwen3_next", "lfm2")
+_RECORDED = ("mamba", "mamba2", "bamba", "zamba2", "falcon_h1", "olmo_hybrid")
+_WITH_EXPERTS = ("jamba", "granitemoehybrid", "nemotron_h", "lfm2_moe")
+"""Those whose layers are fused, those whose decode steps are recorded, and those that read values on the host."""
 
 
 def _open(path: Path, **options: Any) -> Any:
@@ -71,15 +71,15 @@ def _go_on(runner: Runner, sequence: int, token_id: int, num_tokens: int) -> lis
     return answer
 
 
-@pytest.mark.parametrize("name", [*_RECORDED, *_WITH_EXPERTS])
+@pytest.mark.parametrize("name", [*_FUSED, *_RECORDED, *_WITH_EXPERTS])
 def test_greedy_equals_generate(random_model: RandomModel, greedy: Greedy, name: str) -> None:
     """Alone, in a batch, with prompts in chunks, and after going back to a checkpoint, with a fork of it."""
     runner = _open(random_model(name))
     prompts = prompts_of(runner)
     expected = _generate(random_model(name), prompts, 12)
 
-    if name in _RECORDED:
-        assert "without graphs" not in runner.info.metadata["layers"]
+    if name not in _WITH_EXPERTS:
+        assert runner.info.metadata["layers"] == f"{'fused' if name in _FUSED else 'transformers'} layers"
     assert [greedy(runner, [prompt], 12, chunk_tokens=128)[0] for prompt in prompts] == expected
     assert greedy(runner, prompts, 12, chunk_tokens=128) == expected
     assert greedy(runner, prompts, 12, chunk_tokens=5) == expected
@@ -123,8 +123,10 @@ class TestGatedDeltaNet(_HybridContract):
 
 
 class TestGatedDeltaNetWithoutGraphs(_HybridContract):
+    """And without kernels of our own for the recurrent modules."""
+
     name = "qwen3_5_text"
-    options = {"cuda_graphs": False}
+    options = {"cuda_graphs": False, "fused": False}
 
 
 class TestMamba2(_HybridContract):
@@ -201,6 +203,20 @@ def test_states_in_bfloat16_models_and_saved_sequences(random_model: RandomModel
     second.close()
 
 
+@pytest.mark.parametrize("quantize", ["fp8", "int4"])
+def test_quantised_weights_beside_recurrent_modules(random_model: RandomModel, greedy: Greedy, quantize: str) -> None:
+    """Fused layers read them packed, recurrent modules unpack them: the text is that of unpacked weights."""
+    packed, plain = (
+        _open(random_model("qwen3_5_text"), quantize=quantize, fused=is_fused) for is_fused in (True, False)
+    )
+    prompts = prompts_of(packed)[:2]
+
+    assert packed.info.metadata["layers"] == "fused layers"
+    assert greedy(packed, prompts, 12, chunk_tokens=7) == greedy(plain, prompts, 12, chunk_tokens=7)
+    packed.close()
+    plain.close()
+
+
 def test_conversations_through_the_engine(random_model: RandomModel) -> None:
     """Steps are launched one ahead, sequences preempted and prefixes reused: each text is that of a fresh engine."""
 
@@ -247,7 +263,6 @@ def test_drawn_tokens_are_the_input_of_recorded_steps(random_model: RandomModel)
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"quantize": "fp8"}, "some of its layers are recurrent"),
         ({"cache_tokens": 10**10}, r"positions are needed.* beside the weights and 51 states of 0 MiB"),
     ],
 )
