@@ -13,6 +13,7 @@ from enginehouse_llguidance.patterns.automata import AutomatonError, Guard, Mach
 
 __all__ = ["Steps", "steps_of"]
 
+_COST = 4  # of a step of one node, beside one without assertions
 _MAX_THREADS = 5000  # nodes of one state with their obligations
 
 _Nodes = frozenset[int]
@@ -39,7 +40,7 @@ class Steps(Protocol):
         """Return True if the text may end."""
 
     def size(self, state: Any) -> int:
-        """Return the number of nodes."""
+        """Return the number of nodes, by which the work of a step grows."""
 
 
 def steps_of(machine: Machine) -> Steps:
@@ -102,7 +103,7 @@ class _Guarded:
         if not state:
             return 0
         threads = sum(len(nodes) + sum(len(other) for _, other in obligations) for obligations, nodes in state[0])
-        return threads + sum(map(len, state[1]))
+        return _COST * (threads + sum(map(len, state[1])))
 
     def _may_end(self, index: int, nodes: _Nodes) -> bool:
         if index < 0:

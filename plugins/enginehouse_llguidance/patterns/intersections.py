@@ -39,6 +39,10 @@ class NothingMatches(AutomatonError):
     """No text satisfies all conditions."""
 
 
+class _OutOfWork(AutomatonError):
+    """The automata of a schema took all the work that they may take together."""
+
+
 @contextmanager
 def limited_work() -> Iterator[None]:
     """Limit the work of all automata that are built within it, such as those of one schema."""
@@ -59,21 +63,28 @@ def restricted(text: str, conditions: Sequence[tuple[str, bool]]) -> str:
         NothingMatches: no text satisfies the conditions.
         AutomatonError: there are too many states, or too many were built before.
     """
-    return _restricted(text, tuple(conditions))
+    found = _restricted(text, tuple(conditions))
+    if isinstance(found, AutomatonError):
+        raise type(found)(*found.args)
+    return found
 
 
-@lru_cache(1024)
-def _restricted(text: str, conditions: tuple[tuple[str, bool], ...]) -> str:
+@lru_cache(128)
+def _restricted(text: str, conditions: tuple[tuple[str, bool], ...]) -> str | AutomatonError:
+    """Return the expression, or why there is none; raises _OutOfWork, which is true of one schema only."""
     left = _left.get() or [_MAX_STEPS]
     if left[0] < 0:
-        raise AutomatonError(_TOO_LARGE)
-    machines = [Machine.of(expression) for expression in (text, *(expression for expression, _ in conditions))]
-    left[0] -= _STEPS_OF_NODE * sum(machine.size for machine in machines)
-    wanted = (True, *(not is_negated for _, is_negated in conditions))
-    product = _minimized(_determinized(machines, wanted))
-    if len(product.table) > _MAX_MINIMIZED:
-        raise AutomatonError(_TOO_LARGE)
-    return _eliminated(product)
+        raise _OutOfWork(_TOO_LARGE)
+    try:
+        machines = [Machine.of(expression) for expression in (text, *(expression for expression, _ in conditions))]
+        left[0] -= _STEPS_OF_NODE * sum(machine.size for machine in machines)
+        wanted = (True, *(not is_negated for _, is_negated in conditions))
+        product = _minimized(_determinized(machines, wanted))
+        return _eliminated(product) if len(product.table) <= _MAX_MINIMIZED else AutomatonError(_TOO_LARGE)
+    except _OutOfWork:
+        raise
+    except AutomatonError as error:
+        return type(error)(*error.args)  # without the frames that the error itself refers to
 
 
 def listed(text: str, at_most: int) -> list[str] | None:
@@ -126,7 +137,9 @@ def _determinized(machines: Sequence[Machine], wanted: Sequence[bool]) -> _Produ
         size = len(classes) * sum(one.size(nodes) for one, nodes in zip(automata, state, strict=True))
         num_steps += size
         left[0] -= size
-        if num_steps > _MAX_STEPS or len(states) > _MAX_STATES or left[0] < 0:
+        if left[0] < 0:
+            raise _OutOfWork(_TOO_LARGE)
+        if num_steps > _MAX_STEPS or len(states) > _MAX_STATES:
             raise AutomatonError(_TOO_LARGE)
         row = []
         for ranges in classes:

@@ -97,9 +97,9 @@ def translate_pattern(pattern: str, *, search: bool, max_depth: int = 64) -> Pat
     return Pattern(regex, tuple(conditions), is_exact, reader.depends_on_dialect, is_finite)
 
 
-def expression_of(pattern: str, *, is_widened: bool) -> str:
+def expression_of(pattern: str, *, is_widened: bool) -> tuple[str, bool]:
     """Return an expression with assertions, for :class:`~enginehouse_llguidance.patterns.automata.Expression`, which
-    matches all of a text in which a pattern is found.
+    matches all of a text in which a pattern is found; and True if it depends on the dialect.
 
     Args:
         is_widened: it matches what either dialect may match, except before a final line break.
@@ -107,8 +107,8 @@ def expression_of(pattern: str, *, is_widened: bool) -> str:
     Raises:
         PatternError: the expression is malformed or not supported.
     """
-    alternatives = Reader(pattern, 64, is_widened=is_widened).read()
-    return f"{ANY_TEXT}{_group(alternatives, with_looks=True)}{ANY_TEXT}"
+    reader = Reader(pattern, 64, is_widened=is_widened)
+    return f"{ANY_TEXT}{_group(reader.read(), with_looks=True)}{ANY_TEXT}", reader.depends_on_dialect
 
 
 def escape_text(text: str) -> str:

@@ -10,7 +10,7 @@ from attrs import define, field, frozen
 
 from enginehouse_llguidance.formats import FOREIGN_TEXTS, STRING_FORMATS
 from enginehouse_llguidance.patterns import AutomatonError, Expression, PatternError, expression_of
-from enginehouse_llguidance.schemas.strings import read_pattern
+from enginehouse_llguidance.schemas.problems import SchemaProblem
 
 __all__ = ["Texts", "TooLarge", "Undecided", "in_ascii"]
 
@@ -53,13 +53,16 @@ class Texts:
         if pattern not in self.known:
             if self.num_nodes > _MAX_NODES:
                 raise AutomatonError("the expressions that are checked are too large together")
-            is_agreed = not read_pattern(pattern, pointer).depends_on_dialect
-            narrow, wide = Expression(expression_of(pattern, is_widened=False)), None
-            if not is_agreed:
+            try:
+                expression, depends = expression_of(pattern, is_widened=False)
+            except PatternError as error:
+                raise SchemaProblem(pointer, str(error)) from error
+            narrow, wide = Expression(expression), None
+            if depends:
                 with suppress(PatternError, AutomatonError):
-                    wide = Expression(expression_of(pattern, is_widened=True))
+                    wide = Expression(expression_of(pattern, is_widened=True)[0])
             self.num_nodes += narrow.size + (0 if wide is None else wide.size)
-            self.known[pattern] = _Known(narrow, wide, is_agreed)
+            self.known[pattern] = _Known(narrow, wide, not depends)
         return self.known[pattern]
 
     def matches(self, pattern: str, text: str) -> bool | None:
