@@ -35,7 +35,7 @@ class _Kernel:
     def compile(self) -> None:
         """Compile it, or read it from Triton's folder of compiled kernels.
 
-        Its launcher is loaded at its first launch: all launchers are extension modules of one name, and kernels got those
+        Its launcher is loaded at its first launch: launchers are extension modules of one name, and kernels got those
         of others when several threads loaded them.
         """
         self.function.preload(self.arguments)
