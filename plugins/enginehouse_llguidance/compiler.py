@@ -293,6 +293,8 @@ def _loosening_for(message: str) -> Loosening | None:
         return "texts"
     if "are not disjoint" in message:
         return "names"
+    if "min/maxProperties only supported" in message:
+        return "counts"
     if _WIDE in message:
         return "properties"
     return "derived" if any(word in message for word in _WORDS_THAT_LOOSEN) else None

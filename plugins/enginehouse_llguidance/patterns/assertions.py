@@ -13,6 +13,8 @@ from enginehouse_llguidance.patterns.automata import AutomatonError, Guard, Mach
 
 __all__ = ["Steps", "steps_of"]
 
+_MAX_THREADS = 5000  # nodes of one state with their obligations
+
 _Nodes = frozenset[int]
 """Nodes of an automaton; ``~node`` is one that was passed at the end of the text, so that nothing follows."""
 
@@ -138,6 +140,8 @@ class _Guarded:
             new = [one for one in following if one not in found]
             found.update(new)
             waiting += new
+            if len(found) > _MAX_THREADS:
+                raise AutomatonError("too many assertions hold at one place")
         grouped: dict[_Obligations, set[int]] = {}
         for node, obligations in found:
             grouped.setdefault(obligations, set()).add(node)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from enginehouse_llguidance.schemas.preparing import Loosening, PreparedSchema, prepare_schema, read_schema
+from enginehouse_llguidance.schemas.places import Loosening
+from enginehouse_llguidance.schemas.preparing import PreparedSchema, prepare_schema, read_schema
 from enginehouse_llguidance.schemas.problems import SchemaProblem, TooManySubschemas
 
 __all__ = ["Loosening", "PreparedSchema", "SchemaProblem", "TooManySubschemas", "prepare_schema", "read_schema"]

@@ -12,7 +12,7 @@ from enginehouse_llguidance.schemas.document import REFERENCES, Document, Pointe
 from enginehouse_llguidance.schemas.evaluated import BRANCHING
 from enginehouse_llguidance.schemas.markers import MATCHED, UNIQUE_NAMES
 from enginehouse_llguidance.schemas.named import add_pattern_properties, restrict_names
-from enginehouse_llguidance.schemas.places import Place, Prepare
+from enginehouse_llguidance.schemas.places import Loosening, Place, Prepare
 from enginehouse_llguidance.schemas.problems import SchemaProblem
 from enginehouse_llguidance.schemas.strings import is_text, length
 
@@ -24,22 +24,15 @@ _FURTHER = frozenset({*REFERENCES, "dependencies", "dependentRequired", "depende
 
 
 def object_keywords(
-    schema: dict[str, Any],
-    place: Place,
-    prepare: Prepare,
-    *,
-    has_loose_names: bool = False,
-    has_few_properties: bool = False,
+    schema: dict[str, Any], place: Place, prepare: Prepare, loosened: frozenset[Loosening] = frozenset()
 ) -> dict[str, Any]:
     """Return the keywords that enforce the object keywords of ``schema``.
 
     Args:
         place: ``is_alone`` only if nothing besides these keywords restricts the properties.
         prepare: prepares subschemas.
-        has_loose_names: names that match many expressions, or those of joined schemas, are left to the check of
-            complete values.
-        has_few_properties: more than 500 that may be absent are left to that check.
     """
+    has_loose_names = "names" in loosened
     keywords: dict[str, Any] = {}
     properties = _mapping(schema, "properties", place)
     if properties:
@@ -57,10 +50,10 @@ def object_keywords(
         add_pattern_properties(schema, required, keywords, place, prepare, is_loose=has_loose_names)
     if schema.get("propertyNames", True) not in (True, {}):
         restrict_names(schema, required, keywords, place, prepare, is_loose=has_loose_names)
-    count_names(schema, keywords, required, place)
+    count_names(schema, keywords, required, place, is_loose="counts" in loosened)
     if required:
         keywords["required"] = required
-    if has_few_properties:
+    if "properties" in loosened:
         _shorten(keywords, required, place)
     return keywords
 

@@ -1,15 +1,15 @@
-"""Location of a subschema within a schema."""
+"""Location of a subschema within a schema, and what its grammar leaves out."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from attrs import evolve, frozen
 
 from enginehouse_llguidance.schemas.problems import join_pointer
 
-__all__ = ["Place", "Prepare", "ValuePath"]
+__all__ = ["Loosening", "Place", "Prepare", "ValuePath"]
 
 ValuePath = tuple[str | None, ...]
 """Property names that lead to a value; None is any name or index."""
@@ -17,6 +17,15 @@ ValuePath = tuple[str | None, ...]
 
 Prepare = Callable[..., Any]
 """Prepares a subschema: ``prepare(value, *steps)``."""
+
+
+Loosening = Literal["counts", "derived", "names", "properties", "texts"]
+"""What is left out of the grammar, so that values are checked when they are complete.
+
+``counts``: numbers of properties, where schemas are joined; ``derived``: keywords that would be expressed by others;
+``names``: expressions for names, where schemas are joined or they are many; ``properties``: those after 500 that may be
+absent; ``texts``: what strings have to match besides one expression.
+"""
 
 
 @frozen

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any
 
 from attrs import define, evolve, field, frozen
 
@@ -32,14 +32,14 @@ from enginehouse_llguidance.schemas.numbers import (
     number_keywords,
 )
 from enginehouse_llguidance.schemas.objects import is_closed_beside, object_keywords
-from enginehouse_llguidance.schemas.places import Place, ValuePath
+from enginehouse_llguidance.schemas.places import Loosening, Place, ValuePath
 from enginehouse_llguidance.schemas.problems import NotExpressible, SchemaProblem, TooManySubschemas
 from enginehouse_llguidance.schemas.references import find_cycle
 from enginehouse_llguidance.schemas.strings import string_keywords
 from enginehouse_llguidance.schemas.texts import Texts
 from enginehouse_llguidance.schemas.validation import Rules, Validator, find_branches
 
-__all__ = ["Loosening", "PreparedSchema", "prepare_schema", "read_schema"]
+__all__ = ["PreparedSchema", "prepare_schema", "read_schema"]
 
 _BRANCHES = (*REFERENCES, "allOf", "anyOf", "oneOf")
 _MAX_JSON_DEPTH = 120  # the library reads 128 levels
@@ -96,13 +96,6 @@ def _check_depth(schema: Any) -> None:
         if not level:
             return
     raise SchemaProblem("", f"the JSON of the schema is nested deeper than {_MAX_JSON_DEPTH} levels")
-
-
-Loosening = Literal["derived", "names", "properties", "texts"]
-"""What is left out of the grammar, so that values are checked when they are complete: keywords that would be expressed
-by others; expressions for names, where schemas are joined; properties beyond 500 that may be absent; what strings have
-to match besides one expression.
-"""
 
 
 def prepare_schema(
@@ -356,13 +349,7 @@ class _Preparer:
         if "array" in types:
             keywords |= array_keywords(schema, own, prepare)
         if "object" in types:
-            keywords |= object_keywords(
-                self._with_names(schema, own),
-                own,
-                prepare,
-                has_loose_names="names" in self.loosened,
-                has_few_properties="properties" in self.loosened,
-            )
+            keywords |= object_keywords(self._with_names(schema, own), own, prepare, self.loosened)
         return keywords
 
     def _of_strings(self, schema: dict[str, Any], own: Place) -> dict[str, Any]:

@@ -8,6 +8,7 @@ __all__ = ["WILD"]
 
 TEXT: dict[str, Any] = {"type": "string"}
 TEXTS: dict[str, Any] = {"type": "array", "items": TEXT}
+CLOSED = {"additionalProperties": False}
 DRAFT_7 = "http://json-schema.org/draft-07/schema#"
 
 
@@ -597,6 +598,45 @@ WILD: dict[str, Any] = {
         "patternProperties": {"^x-": {}, "^[a-w]": TEXT},
         "additionalProperties": False,
     },
+    # Cloud resources
+    "union of closed objects": {
+        "oneOf": [
+            {**_object(**{kind: {"type": "object", "properties": {"size": {"type": "integer"}}}}), **CLOSED}
+            for kind in ("Ebs", "FsxLustre", "FsxOpenZfs")
+        ]
+    },
+    "resource name": {
+        **_object(
+            "arn", arn={**TEXT, "pattern": "^arn:(aws[a-z-]*)?:[a-z0-9-.]+:[^:]*:\\d{12}:.+$", "maxLength": 2048}
+        ),
+        **CLOSED,
+    },
+    "tag keys": {"type": "object", "patternProperties": {"^(?!aws:)[\\w.:/=+@-]{1,128}$": TEXT}, **CLOSED},
+    "host label": {**TEXT, "pattern": "^(?!-)[A-Za-z0-9-]{1,63}(?<!-)$"},
+    "anchors in a group": {**TEXT, "pattern": "(^$|^s3://[a-z0-9.-]{3,63}(/.*)?$)"},
+    "address": {**TEXT, "pattern": "^((25[0-5]|(2[0-4]|1\\d|[1-9]|)\\d)\\.?\\b){4}$"},
+    # Forms
+    "password": {**TEXT, "pattern": "^(?=.*[a-z])(?=.*[A-Z])(?=.*\\d)(?=.*[^\\w\\s]).{8,128}$"},
+    "kinds of form items": {
+        **_object("type", type={"enum": ["markdown", "input", "dropdown", "checkboxes"]}, label=TEXT, options=TEXTS),
+        "allOf": [
+            {"if": {"properties": {"type": {"const": kind}}}, "then": {"required": ["type", asked], **limits}}
+            for kind, asked, limits in (
+                ("input", "label", {"properties": {"options": False}}),
+                ("dropdown", "options", {}),
+                ("checkboxes", "options", {"properties": {"label": {"minLength": 1}}}),
+                ("markdown", "label", {"maxProperties": 2}),
+            )
+        ],
+    },
+    "names by language": {
+        **_object(default=TEXT, **{"x-note": {"type": "null"}}),
+        "patternProperties": {"^[a-z]{2}$": TEXT, "^x-": True, "^[a-z]{2}-[A-Z]{2}$": TEXT},
+        **CLOSED,
+        "maxProperties": 3,
+    },
+    "large ids": {"enum": [1234567890123456789, 1234567890123456790, 42]},
+    "many flags": {**_object(**{f"flag{number}": {"type": "boolean"} for number in range(1200)}), "minProperties": 1},
     "remote": {"$ref": "https://example.org/other.json"},
 }
-"""Name and schema. Some are meant to be refused: references to other documents, decimals that validators divide."""
+"""Name and schema. A reference to another document is meant to be refused."""
