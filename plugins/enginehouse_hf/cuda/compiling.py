@@ -33,8 +33,12 @@ class _Kernel:
     arguments: str
 
     def compile(self) -> None:
-        """Compile it, or read it from Triton's folder of compiled kernels; load it, which may compile its launcher."""
-        _ = self.function.preload(self.arguments).run
+        """Compile it, or read it from Triton's folder of compiled kernels.
+
+        Its launcher is loaded at its first launch: launchers are extension modules of one name, and kernels got those
+        of others when several threads loaded them.
+        """
+        self.function.preload(self.arguments)
 
 
 def compile_together(works: Sequence[Callable[[], object]], device: torch.device) -> int:
