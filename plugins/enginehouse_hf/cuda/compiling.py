@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -24,8 +23,6 @@ from attrs import frozen
 __all__ = ["compile_together"]
 
 _log = logging.getLogger(__name__)
-
-_loading = threading.Lock()
 
 
 @frozen
