@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -24,6 +25,8 @@ __all__ = ["compile_together"]
 
 _log = logging.getLogger(__name__)
 
+_loading = threading.Lock()
+
 
 @frozen
 class _Kernel:
@@ -33,8 +36,12 @@ class _Kernel:
     arguments: str
 
     def compile(self) -> None:
-        """Compile it, or read it from Triton's folder of compiled kernels; load it, which may compile its launcher."""
-        _ = self.function.preload(self.arguments).run
+        """Compile it, or read it from Triton's folder of compiled kernels.
+
+        Its launcher is loaded at its first launch: launchers are extension modules of one name, and kernels got those
+        of others when several threads loaded them.
+        """
+        self.function.preload(self.arguments)
 
 
 def compile_together(works: Sequence[Callable[[], object]], device: torch.device) -> int:

@@ -177,7 +177,7 @@ def _usual_sizes(is_exact: bool, columns: int, parts: int, is_packed: bool) -> t
     if columns > 128:
         return (32, 2, 5) if is_packed else (32, 2, 2)
     if is_packed:
-        return 32, 1, 7
+        return 32, 1, 7 if parts == 1 else 5
     return (32, 1, 3) if parts == 1 else (64, 4, 3)
 
 

@@ -34,7 +34,7 @@ def load_inside(at, mask, IS_WHOLE: tl.constexpr, POLICY: tl.constexpr):
     if IS_WHOLE:
         return tl.load(at, eviction_policy=POLICY)
     else:
-        return tl.load(at, mask=mask, other=0, eviction_policy=POLICY)
+        return tl.load(at, mask=mask, other=0.0, eviction_policy=POLICY)
 
 
 @triton.jit
