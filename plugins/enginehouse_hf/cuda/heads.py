@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from attrs import frozen
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -22,17 +20,18 @@ from enginehouse.contract.backend import Span
 from enginehouse.contract.errors import ModelLoadError
 from enginehouse_hf.cuda.attention import PoolAttention
 from enginehouse_hf.cuda.features import FeatureWriter
-from enginehouse_hf.cuda.graphs import Recorder
 from enginehouse_hf.cuda.kv_tensor import KvTensor
-from enginehouse_hf.cuda.packing import PackedSpans, flatten, pack
+from enginehouse_hf.cuda.packing import PackedSpans, pack
 from enginehouse_hf.cuda.pool_step import PoolStep
 from enginehouse_hf.cuda.positions import PositionPool
-from enginehouse_hf.cuda.step import DeviceState, Step, padded_decodes
+from enginehouse_hf.cuda.step import DeviceState, Step
 from enginehouse_hf.heads.drafting import DraftHead, Guesses, Pairs, guess
 
 __all__ = ["PoolHeadMemory"]
 
 _log = logging.getLogger(__name__)
+
+_WARM_UP_CONTEXT = 8
 
 _MAX_SINGLE = 65
 """Pairs of a sequence up to which each attends individually, as the tokens of a step that verifies drafts."""
@@ -48,24 +47,6 @@ class _Shapes:
         """Implements :class:`enginehouse_hf.attention.AnyStep`."""
         self.found = [(part.shape[1], part.shape[3]) for part in (key, value)]
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
-
-
-@frozen(eq=False)
-class _Recorded:
-    """A recorded pass, its static inputs, and the tensors that each replay fills."""
-
-    graph: torch.cuda.CUDAGraph
-    numbers: Tensor
-    given: Tensor
-    found: tuple[Tensor, Tensor]
-
-    def run(self, packed: PackedSpans, given: Tensor) -> tuple[Tensor, Tensor]:
-        """Replay for padded pairs; ``given`` has the features of those at the beginning."""
-        array, _ = flatten(packed)
-        self.numbers.copy_(torch.from_numpy(array).pin_memory(), non_blocking=True)
-        self.given[: len(given)].copy_(given)
-        self.graph.replay()
-        return self.found
 
 
 class PoolHeadMemory:
@@ -87,7 +68,6 @@ class PoolHeadMemory:
     ) -> None:
         self._head, self._model_state, self._positions = head, state, positions
         self._attention = PoolAttention(None)
-        self._graphs: dict[int, _Recorded] = {}
         like = state.table.new_zeros(state.num_places + 1, 0, 0, dtype=dtype)
         zeros = [like.new_zeros(1, hidden_size)] * len(head.reads)
         nothing, shapes = torch.zeros(1, dtype=torch.int64, device=like.device), _Shapes()
@@ -113,18 +93,20 @@ class PoolHeadMemory:
         )
         self._state = DeviceState(state.layers, state.num_places, table, state.last)
 
-    def record(self, sizes: Sequence[int], recorder: Recorder) -> None:
-        """Record passes over up to that many pairs as graphs; none if the head reads values on the host in between."""
+    def warm_up(self) -> None:
+        """Run passes over a few pairs, so that no draft waits for a compiler or a library that starts."""
+        if self._positions.table.shape[1] < _WARM_UP_CONTEXT:
+            return
+        sequence = self._positions.open()
         try:
-            for size in reversed(sizes):
-                step, numbers = Step.static(self._state, size)
-                given = self._features.new_zeros(size, self._features.shape[2])
-                graph, found = recorder.record(partial(self._compute, step, given))
-                self._graphs[size] = _Recorded(graph, numbers, given, found)
-        except RuntimeError as error:
-            _log.warning("hf: passes of the draft head cannot be recorded and are launched one by one: %s", error)
-            torch.cuda.synchronize()
-            self._graphs.clear()
+            tokens = [Span(sequence, 0, np.zeros(3, np.int32), "none")]
+            self._positions.append(tokens, self._positions.check(tokens))
+            for _ in range(3):
+                guesses = self.run([Pairs(sequence, 0, [0, 0, 0])])
+                self.run([Pairs(sequence, 3, [0])], guesses.states)
+                self.drop_drafts(sequence, 3)
+        finally:
+            self._positions.free(sequence)
 
     def run(self, pairs: Sequence[Pairs], features: Tensor | None = None) -> Guesses:
         """See :class:`enginehouse_hf.heads.drafting.HeadMemory`."""
@@ -137,25 +119,19 @@ class PoolHeadMemory:
             given = torch.empty_like(features)
             given[self._on_device(packed.rows)] = features
         last = self._on_device(packed.rows[np.cumsum(sizes) - 1])
-        size = next((size for size in sorted(self._graphs) if size >= packed.num_decodes), None)
-        if packed.is_plain_decode and size is not None:
-            states, found = self._graphs[size].run(padded_decodes(self._state, packed, size), given)
-            states, found = states[last], found[:, last]
-        else:
-            states, found = self._compute(Step.upload(self._state, packed), given, last)
+        states, found = self._compute(Step.upload(self._state, packed), given, last)
         token_ids, bits = found.cpu().numpy()
         return Guesses(states, token_ids.tolist(), bits.view(np.float32).tolist())
 
-    def _compute(self, step: Step, given: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def _compute(self, step: Step, given: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Run the head over the pairs of a step.
 
         Returns:
-            States (n, feature_size) of all pairs or those of ``rows``, and (2, n) int32: token ids, and the bits of
-            their probabilities, to be read by the host at once.
+            States (n, feature_size) of the pairs ``rows``, and (2, n) int32: token ids, and the bits of their
+            probabilities, to be read by the host at once.
         """
         step.begin()
-        states = self._head.run(step.token_ids, given, step.positions.long(), PoolStep(step, self._attention))
-        states = states if rows is None else states[rows]
+        states = self._head.run(step.token_ids, given, step.positions.long(), PoolStep(step, self._attention))[rows]
         token_ids, probabilities = guess(self._head, states)
         return states, torch.stack([token_ids.to(torch.int32), probabilities.view(torch.int32)])
 

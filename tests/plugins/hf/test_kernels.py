@@ -211,7 +211,8 @@ def test_parts_of_a_product_are_summed_by_rotation_and_gate(norm_width: int | No
     def rotated(qkv: Any) -> Any:
         keys, values = (torch.zeros(8, num_kv, dim, dtype=torch.bfloat16, device="cuda") for _ in range(2))
         pool = KvTensor(keys, None), KvTensor(values, None)
-        return torch.cat([rotate_and_store(qkv, *pool, positions, places, part, torch.bfloat16), keys, values])
+        query = rotate_and_store(qkv.clone(), *pool, positions, places, part, torch.bfloat16)  # changes it
+        return torch.cat([query, keys, values])
 
     torch.testing.assert_close(rotated(parts), rotated(whole), rtol=0.02, atol=0.02)
     torch.testing.assert_close(gated(parts, "silu", torch.bfloat16), gated(whole, "silu"), rtol=0.02, atol=0.02)
