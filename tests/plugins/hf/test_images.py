@@ -29,7 +29,8 @@ SMALL, WIDE, TALL = random_image(1), random_image(2, 64, 32), random_image(3, 40
 
 
 def under_test(path: Path, **more: Any) -> ModelUnderTest:
-    options = HfOptions(device="cpu", dtype="float32", context=256, slots=4, threads=1, cache_tokens=640, **more)
+    fixed = {"dtype": "float32", "context": 256, "slots": 4, "threads": 1, "cache_tokens": 640}
+    options = HfOptions(**{"device": "cpu", **more, **fixed})
     return ModelUnderTest(backend=HfBackend(), source=ModelSource(str(path), path), options=options)
 
 
@@ -72,6 +73,23 @@ def answer(runner: Any, items: Sequence[Item], num_tokens: int) -> list[int]:
     return found
 
 
+def answers_together(runner: Any, prompts: Sequence[Sequence[Item]], num_tokens: int) -> list[list[int]]:
+    """The same with one pass for the next tokens of all prompts."""
+    sequences = [runner.open_sequence() for _ in prompts]
+    rows = [feed(runner, sequence, items) for sequence, items in zip(sequences, prompts, strict=True)]
+    found = [[int(row.argmax())] for row in rows if row is not None]
+    while len(found[0]) < num_tokens:
+        spans = [
+            Span(sequence, runner.length(sequence), np.array(tokens[-1:], np.int32))
+            for sequence, tokens in zip(sequences, found, strict=True)
+        ]
+        for tokens, row in zip(found, runner.forward(spans).host(), strict=True):
+            tokens.append(int(row.argmax()))
+    for sequence in sequences:
+        runner.free_sequence(sequence)
+    return found
+
+
 def picture_of(image: DecodedImage) -> Any:
     from PIL import Image
 
@@ -90,7 +108,7 @@ def library_inputs(folder: Path, runner: Any, items: Sequence[Item]) -> dict[str
             token_ids += [config.image_token_id] * part.num_tokens if isinstance(part, MediaChunk) else part
     pictures = [picture_of(item) for item in items if isinstance(item, DecodedImage)]
     is_nested = config.model_type in ("idefics3", "smolvlm")
-    pixels = processor([pictures] if is_nested else pictures, return_tensors="pt")
+    pixels = processor([pictures] if is_nested else pictures, return_tensors="pt") if pictures else {}
     pixels.pop("num_crops", None)
     ids = torch.tensor([token_ids])
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **pixels}
@@ -98,31 +116,35 @@ def library_inputs(folder: Path, runner: Any, items: Sequence[Item]) -> dict[str
     return inputs | ({types: (ids == config.image_token_id).long()} if types else {})
 
 
-def library_answers(folder: Path, runner: Any, prompts: Sequence[Sequence[Item]]) -> list[list[int]]:
+def library_answers(
+    folder: Path, runner: Any, prompts: Sequence[Sequence[Item]], device: str = "cpu"
+) -> list[list[int]]:
     """The first 16 tokens of transformers' ``generate`` for each prompt."""
     import torch
     from transformers import AutoModelForImageTextToText
 
     model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
-    model.generation_config.eos_token_id = None
+    model.to(device).generation_config.eos_token_id = None
     found = []
     for items in prompts:
-        inputs = library_inputs(folder, runner, items)
+        inputs = {name: tensor.to(device) for name, tensor in library_inputs(folder, runner, items).items()}
         whole = model.generate(**inputs, do_sample=False, max_new_tokens=16, pad_token_id=0)
         found.append(whole[0, inputs["input_ids"].shape[1] :].tolist())
     return found
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_text_is_that_of_generate(vision_model: Callable[[str], Path], family: str) -> None:
+def test_greedy_text_is_that_of_generate(vision_model: Callable[[str], Path], way: dict[str, Any], family: str) -> None:
+    """Alone, and in passes with other prompts, one of them text."""
     folder = vision_model(family)
-    runner = open_model(folder, max_batch_tokens=6)  # divides images
+    runner = open_model(folder, max_batch_tokens=6, **way)  # divides images
     text = runner.tokenizer.encode("The capital of France", False)
-    prompts = [[*text, SMALL, text[0]], [*text, WIDE, *text, TALL, *text], [SMALL, WIDE, text[1]]]
-    expected = library_answers(folder, runner, prompts)
+    prompts = [[*text, SMALL, text[0]], [*text, WIDE, *text, TALL, *text], [SMALL, WIDE, text[1]], text]
+    expected = library_answers(folder, runner, prompts, way["device"])
 
     assert [answer(runner, items, 16) for items in prompts] == expected
-    assert len({tuple(tokens) for tokens in expected}) == 3
+    assert answers_together(runner, prompts, 16) == expected
+    assert len({tuple(tokens) for tokens in expected}) == 4
     runner.close()
 
 
@@ -230,16 +252,16 @@ def test_models_whose_images_would_be_wrong_take_text_only(vision_model: Callabl
         runner.close()
 
 
-def test_models_that_need_the_cpu_are_refused_elsewhere(vision_model: Callable[[str], Path]) -> None:
+def test_models_of_images_are_refused_with_other_options(vision_model: Callable[[str], Path]) -> None:
     """Gemma 3 has a class for text, and takes it only."""
     path = vision_model("llava")
-    for options in (HfOptions(device="cuda:0"), HfOptions(device="cpu", device_map="cpu")):
+    for options in (HfOptions(device="mps"), HfOptions(device="cpu", device_map="cpu")):
         named = f'device = "{options.device}"' if options.device_map is None else f'device_map = "{options.device_map}"'
-        with pytest.raises(ModelLoadError, match=f'llava only with device = "cpu".*not with {named}'):
+        with pytest.raises(ModelLoadError, match=f"llava only on the CPU, or on one NVIDIA GPU.*not with {named}"):
             HfBackend().open(ModelSource(str(path), path), options, lambda _share, _what: None)
     runner = open_model(vision_model("gemma3"), device_map="cpu")
     assert runner.capabilities.media == ()
-    assert runner.info.metadata["images"].startswith('none: hf reads images only with device = "cpu"')
+    assert runner.info.metadata["images"].startswith("none: hf reads images only on the CPU, or on one")
     assert len(answer(runner, [5, 6, 7], 2)) == 2
     runner.close()
 
@@ -401,8 +423,8 @@ class _Images(MediaContract):
 
     @pytest.fixture(scope="class")
     @classmethod
-    def model(cls, vision_model: Callable[[str], Path]) -> ModelUnderTest:
-        return under_test(vision_model(cls.family))
+    def model(cls, vision_model: Callable[[str], Path], way: dict[str, Any]) -> ModelUnderTest:
+        return under_test(vision_model(cls.family), **way)
 
 
 class TestIdefics3Images(_Images):
