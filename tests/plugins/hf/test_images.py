@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from enginehouse.contract.adapters import AdapterSet
-from enginehouse.contract.backend import ModelSource, Span
+from enginehouse.contract.backend import ModelSource, Outputs, Span
 from enginehouse.contract.errors import AdapterRefused, InvalidRequest, ModelLoadError, StateRefused, StepAborted
 from enginehouse.contract.media import DecodedImage, MediaChunk, MediaInput, pseudo_tokens
 from enginehouse_hf.backend import HfBackend, HfOptions
@@ -29,8 +29,8 @@ SMALL, WIDE, TALL = random_image(1), random_image(2, 64, 32), random_image(3, 40
 
 
 def under_test(path: Path, **more: Any) -> ModelUnderTest:
-    fixed = {"dtype": "float32", "context": 256, "slots": 4, "threads": 1, "cache_tokens": 640}
-    options = HfOptions(**{"device": "cpu", **more, **fixed})
+    fixed = {"dtype": "float32", "context": 256, "slots": 4, "threads": 1}
+    options = HfOptions(**{"device": "cpu", **fixed, **more, "cache_tokens": 640})
     return ModelUnderTest(backend=HfBackend(), source=ModelSource(str(path), path), options=options)
 
 
@@ -138,6 +138,9 @@ def test_greedy_text_is_that_of_generate(vision_model: Callable[[str], Path], wa
     """Alone, and in passes with other prompts, one of them text."""
     folder = vision_model(family)
     runner = open_model(folder, max_batch_tokens=6, **way)  # divides images
+    if way["device"] != "cpu":
+        layers = "fused layers" if way.get("fused", True) else "transformers layers"
+        assert runner.info.metadata["layers"].startswith(layers)
     text = runner.tokenizer.encode("The capital of France", False)
     prompts = [[*text, SMALL, text[0]], [*text, WIDE, *text, TALL, *text], [SMALL, WIDE, text[1]], text]
     expected = library_answers(folder, runner, prompts, way["device"])
@@ -146,6 +149,49 @@ def test_greedy_text_is_that_of_generate(vision_model: Callable[[str], Path], wa
     assert answers_together(runner, prompts, 16) == expected
     assert len({tuple(tokens) for tokens in expected}) == 4
     runner.close()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_drafts_after_an_image_have_the_rows_of_single_tokens(
+    vision_model: Callable[[str], Path], way: dict[str, Any], family: str
+) -> None:
+    """And so has text that is read at once, before and after it."""
+    runner = open_model(vision_model(family), **way)
+    items, drafts = [5, 6, 7, WIDE, 8, 9, 10, 11], [12, 13, 14]
+    alone = runner.open_sequence()
+    feed(runner, alone, items)
+    expected = np.concatenate([runner.forward([_text(runner, alone, [one], "all")]).host() for one in drafts])
+    sequence, other = runner.open_sequence(), runner.open_sequence()
+    runner.forward([_text(runner, sequence, items[:3], "none")])
+    feed(runner, sequence, [WIDE])
+    runner.forward([_text(runner, sequence, items[4:], "none")])
+    spans = [_text(runner, other, [5], "last"), _text(runner, sequence, drafts, "all")]
+    found = runner.forward(spans).host()[1:]
+
+    assert np.abs(found - expected).max() < 1e-3
+    assert np.abs(np.diff(expected, axis=0)).max() > 0.1
+    runner.close()
+
+
+def _text(runner: Any, sequence: int, token_ids: list[int], outputs: Outputs) -> Span:
+    return Span(sequence, runner.length(sequence), np.array(token_ids, np.int32), outputs)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_images_in_16_bits_are_near_those_in_32(vision_model: Callable[[str], Path], family: str) -> None:
+    """The usual type on a GPU, with other kernels for long spans than in 32 bits."""
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    rows = []
+    for dtype in ("float32", "bfloat16"):
+        runner = open_model(vision_model(family), device="cuda:0", dtype=dtype)
+        assert runner.info.metadata["layers"].startswith("fused layers")
+        rows.append(feed(runner, runner.open_sequence(), [5, 6, SMALL, 7, 8, WIDE, 9]))
+        runner.close()
+
+    assert np.corrcoef(rows)[0, 1] > 0.98
 
 
 def test_greedy_text_of_a_real_model_is_that_of_generate() -> None:
@@ -250,6 +296,25 @@ def test_models_whose_images_would_be_wrong_take_text_only(vision_model: Callabl
         assert reason in runner.info.metadata["images"]
         assert len(answer(runner, [5, 6, 7], 2)) == 2
         runner.close()
+
+
+def test_models_with_recurrent_layers_take_images_on_the_cpu_only(vision_model: Callable[[str], Path]) -> None:
+    import torch
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    from enginehouse_hf.facts import ModelFacts, StateForm
+    from enginehouse_hf.images.opening import find_support
+    from enginehouse_hf.tokenizer import ModelFiles, load_text
+
+    files = ModelFiles(vision_model("llava"))
+    support = find_support(files, HfOptions(device="cpu"))
+    facts = ModelFacts((), {}, 8, 8, states=(StateForm((0, "conv", 0), (1, 2), torch.float32),))
+    with torch.device("meta"):
+        elsewhere = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(files.folder))
+    reader, metadata = support.open(files, elsewhere, load_text(files, elsewhere, 8), facts)
+
+    assert reader is None
+    assert "recurrent; hf reads its images on the CPU only" in metadata["images"]
 
 
 def test_models_of_images_are_refused_with_other_options(vision_model: Callable[[str], Path]) -> None:
