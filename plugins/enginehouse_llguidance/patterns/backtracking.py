@@ -33,7 +33,7 @@ __all__ = ["Backtracker"]
 
 _MAX_INSTRUCTIONS = 20_000
 _MAX_STATES = 200_000  # to match one text: half a second
-_MAX_GUIDED = 5000  # to find out what may follow
+_MAX_GUIDED = 1000  # to find out what may follow
 _UNSET = -1
 
 
@@ -54,10 +54,11 @@ class Backtracker:
     """
 
     def __init__(self, reader: Reader, alternatives: list[Sequence]) -> None:
-        compilers = [_Compiler(reader, is_ecma=is_ecma) for is_ecma in (True, False)]
+        compilers = [_Compiler(reader, is_ecma=is_ecma) for is_ecma in (False, True)]
         self._programs = [one.whole(alternatives) for one in compilers]
         self._is_any = reader.is_widened
         self._is_anchored = all(map(_begins_text, alternatives))
+        self._last: tuple[str | None, list[str] | None] = (None, None)  # a text, and what may follow it
         self.num_states = 0
         self.size = sum(one.num_instructions for one in compilers)
         self.is_monotone = not any(one.has_cuts for one in compilers)
@@ -78,17 +79,22 @@ class Backtracker:
         return not self._is_any
 
     def following(self, text: str) -> list[str] | None:
-        """Return what may follow a text, so that all of it may match; "" if that is its end. None: that is not known."""
-        found: list[str] | None = None
-        for program in self._programs if self._is_anchored else ():
-            search = _Search(text, _MAX_GUIDED, is_begun=True)
-            try:
-                search.finds(program)
-            except (AutomatonError, _Unknown):
-                continue
-            if found is None or not search.following:
-                found = sorted(search.following)
-        return found
+        """Return what may follow a text so that all of it may match, "" for its end; None if that is not known."""
+        if not self._is_anchored:
+            return None
+        known, following = self._last
+        if known != text:
+            following = self._find_following(text)
+            self._last = (text, following)
+        return following
+
+    def _find_following(self, text: str) -> list[str] | None:
+        search = _Search(text, _MAX_GUIDED, is_begun=True)
+        try:
+            search.finds(self._programs[0])
+        except (AutomatonError, _Unknown):
+            return None
+        return sorted(search.following)
 
 
 _Instruction = tuple[Any, ...]
@@ -194,7 +200,9 @@ class _Compiler:
         for _ in range(least):
             self._once(code, body, is_backwards)
         splits, checks = [], []
-        register = self.num_registers if isinstance(body, Group) and any(map(_may_be_empty, body.alternatives)) else None
+        register = (
+            self.num_registers if isinstance(body, Group) and any(map(_may_be_empty, body.alternatives)) else None
+        )
         self.num_registers += register is not None
         for _ in range(1 if most is None else most - least):
             splits.append(self._add(code))
@@ -318,7 +326,7 @@ class _Search:
                 stack.append(after)
         return None
 
-    def _step(  # noqa: PLR0911 - one per instruction
+    def _step(  # noqa: PLR0911, PLR0912 - one per instruction
         self, program: _Program, instruction: _Instruction, state: _State, is_inner: bool
     ) -> _State | None:
         """Return the state after an instruction; None if it failed."""

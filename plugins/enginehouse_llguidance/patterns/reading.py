@@ -103,8 +103,9 @@ class Reader:
         alternatives = self._read_alternatives(0)
         if self.position < len(self.text):
             raise self._error("unbalanced ')'")
-        for group, self.position in self.referred.items():
+        for group, position in self.referred.items():
             if not self.numbers_of(group):
+                self.position = position
                 raise self._error(f"there is no group {group}")
         return alternatives
 

@@ -50,6 +50,7 @@ class Pattern:
         depends_on_dialect: dialects disagree on some text with characters other than ASCII letters, digits and
             punctuation, so the *absence* of a match proves nothing.
         is_finite: it matches a finite number of texts.
+        is_searched: what is matched depends on a search, so that it is not exact.
     """
 
     regex: str
@@ -57,6 +58,7 @@ class Pattern:
     is_exact: bool
     depends_on_dialect: bool
     is_finite: bool
+    is_searched: bool = False
 
 
 @frozen
@@ -102,7 +104,7 @@ def translate_pattern(pattern: str, *, search: bool, max_depth: int = 64) -> Pat
             is_exact = False
     regex = regexes[0] if len(regexes) == 1 else f"(?:{'|'.join(regexes)})" if regexes else NO_TEXT
     is_finite = not reader.is_unbounded and all(option.is_start and option.is_end for option in options)
-    return Pattern(regex, tuple(conditions), is_exact, reader.depends_on_dialect, is_finite)
+    return Pattern(regex, tuple(conditions), is_exact, reader.depends_on_dialect, is_finite, reader.is_searched)
 
 
 def matcher_of(pattern: str, *, is_widened: bool) -> tuple[Expression | Backtracker, bool]:

@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from attrs import evolve, field, frozen
 
-__all__ = ["END", "START", "Anchor", "Condition", "Group", "Item", "Look", "Reference", "Sequence", "has_groups", "inner", "with_wide_end"]
+__all__ = [
+    "END",
+    "START",
+    "Anchor",
+    "Condition",
+    "Group",
+    "Item",
+    "Look",
+    "Reference",
+    "Sequence",
+    "has_groups",
+    "inner",
+    "with_wide_end",
+]
 
 
 @frozen

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from contextlib import suppress
+from typing import Any
 
 from attrs import define, field, frozen
 
@@ -73,6 +74,11 @@ class Texts:
             self.num_nodes += narrow.size + (0 if wide is None else wide.size)
             self.known[pattern] = _Known(narrow, wide, depends)
         return self.known[pattern]
+
+    def search_of(self, schema: dict[str, Any]) -> Backtracker | None:
+        """Return the search for the pattern of a schema, if its matches depend on one."""
+        found = self.read(schema["pattern"]).narrow if "pattern" in schema else None
+        return found if isinstance(found, Backtracker) else None
 
     def matches(self, pattern: str, text: str) -> bool | None:
         """Return True if a pattern is found in a text, None if that depends on the dialect.

@@ -218,9 +218,3 @@ def test_matching_takes_a_time_linear_in_the_text(pattern: str) -> None:
 
     seconds(10)
     assert seconds(600) < 5 * seconds(300) + 0.05
-
-
-def test_back_references_are_refused_by_name(compiler: GrammarCompiler) -> None:
-    for pattern in (r"(a)\1", r"(?P<x>a)(?P=x)", r"(?<x>a)\k<x>"):
-        with pytest.raises(InvalidRequest, match=r"'/pattern': .*a back-reference is not supported"):
-            compiler.compile(Constraint(kind="json_schema", text=json.dumps({"type": "string", "pattern": pattern})))
