@@ -402,7 +402,7 @@ class Reader:
         if char == "c" and self._peek().isascii() and self._peek().isalpha():
             return chr(ord(self._take()) & 31)
         if char in "xu":
-            return chr(self._read_hex(2)) if char == "x" else self._read_unicode()
+            return chr(self._read_hex(2)) if char == "x" else self._read_unicode(is_wide=self.is_widened != is_negated)
         raise self._error(f"\\{char}: this escape is not supported")
 
     def _read_property(self, *, is_inside: bool) -> _Class:
@@ -421,12 +421,15 @@ class Reader:
         self.position += length
         return int(digits, 16)
 
-    def _read_unicode(self) -> str:
+    def _read_unicode(self, *, is_wide: bool) -> str:
         if self._peek() == "{":
             return self._read_code_point()
         code = self._read_hex(4)
         if 0xD800 <= code < 0xDC00 and self._peek(2) == "\\u" and (low := self._low_surrogate()) is not None:
+            self.depends_on_dialect = True  # in Python two characters, which no text has
             self.position += 6
+            if not is_wide:
+                return chr(code)
             return chr(0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00))
         return chr(code)
 
