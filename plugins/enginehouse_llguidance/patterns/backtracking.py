@@ -142,10 +142,13 @@ class _Compiler:
         self._add(code, "match")
         return _Program(code, is_backwards, captures=any(has_groups(item) for one in alternatives for item in one))
 
-    def _add(self, code: list[_Instruction], *instruction: Any) -> int:
+    def _count(self) -> None:
         self.num_instructions += 1
         if self.num_instructions > _MAX_INSTRUCTIONS:
             raise AutomatonError("an expression with back-references is too large")
+
+    def _add(self, code: list[_Instruction], *instruction: Any) -> int:
+        self._count()
         code.append(instruction)
         return len(code) - 1
 
@@ -222,6 +225,7 @@ class _Compiler:
         if not isinstance(body, Group):
             self._add(code, *body)
             return
+        self._count()  # an empty group has no instructions
         if self.is_ecma and body.quantifier and (inside := self._inside(body)):
             self._add(code, "reset", inside)
         register = self.registers.get(body.number) if body.number is not None else None

@@ -2,6 +2,7 @@ r"""Expressions that take a search, such as ``(a|b)\1``: where dialects agree, i
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import re
@@ -16,7 +17,7 @@ from jsonschema import Draft202012Validator
 from enginehouse.contract.errors import InvalidRequest
 from enginehouse.contract.structured import GrammarCompiler
 from enginehouse.contract.types import Constraint
-from enginehouse_llguidance.patterns import Backtracker, PatternError, matcher_of, translate_pattern
+from enginehouse_llguidance.patterns import AutomatonError, Backtracker, PatternError, matcher_of, translate_pattern
 from enginehouse_llguidance.schemas.texts import Texts
 from enginehouse_testkit.fake_tokenizer import FakeTokenizer
 
@@ -193,6 +194,17 @@ def test_no_search_takes_long(pattern: str) -> None:
             assert "takes too long" in str(error)
 
     assert time.process_time() - began < 10
+
+
+@pytest.mark.parametrize(
+    "pattern", [r"(a)\1(?:(?:){90000}){90000}", r"((a{99}){99}){99}\1", r"(a)\1" + "(" * 60 + ")" * 60]
+)
+def test_no_program_is_large(pattern: str) -> None:
+    began = time.process_time()
+    with contextlib.suppress(AutomatonError):
+        matcher_of(pattern, is_widened=False)
+
+    assert time.process_time() - began < 5
 
 
 def test_a_string_that_takes_too_long_is_an_error_of_the_answer(compiler: GrammarCompiler) -> None:
