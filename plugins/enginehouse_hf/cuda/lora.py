@@ -157,6 +157,7 @@ def _expand(
         is_row = row < half
     at_b = b + row.to(tl.int64)[None, :] * (num_adapters * RANK)
     sums, ups = tl.zeros([TOKENS, ROWS], tl.float32), tl.zeros([TOKENS, ROWS], tl.float32)
+    await_previous()  # not in the loop: the compiler begins to load before a loop what its first turn reads
     for first in range(0, num_adapters, ADAPTERS):
         adapter = first + tl.arange(0, ADAPTERS)
         is_any = is_token[:, None] & (adapter < num_adapters)[None, :]
@@ -169,7 +170,6 @@ def _expand(
             if KIND is not None:
                 at_up = at_b + half.to(tl.int64) * (num_adapters * RANK)
                 up_weight = tl.load(at_up + depth[:, None], mask=inside, other=0.0)
-            await_previous()
             value = _low(
                 low, token, is_used, adapter, part, start, num_adapters, num_low, RANK, TOKENS, ADAPTERS, DEPTH
             )  # fmt: skip
@@ -299,7 +299,7 @@ def _launch_expand(
         out, low, stack.b, scales, result, following.a, low if next_low is None else next_low, num_tokens,
         out.stride(0), *(*stack.rows, 0, 0)[:MAX_PARTS], len(stack.rows), stack.num_adapters, stack.rank, tokens, rows,
         adapters, min(stack.rank, _COLUMNS), activation, next_low is not None, _precision(stack.b), num_warps=warps,
-        **OVERLAPPING,
+        num_stages=1, **OVERLAPPING,
     )  # fmt: skip
 
 

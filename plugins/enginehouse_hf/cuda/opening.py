@@ -113,7 +113,7 @@ def open_on_cuda(
         exit_layers=() if facts.states else exit_layers(model),
         states=not options.random_weights,  # the next process would use different random weights
         sampling=SUPPORTED,
-        adapters="none",  # switched off: ``lora.py`` failed its last test on a GPU, see docs/adapters.md
+        adapters="mixed",
     )
     kernel = attention.kernel.name if attention.kernel is not None else "plain"
     config = model.config.get_text_config()

@@ -131,18 +131,6 @@ class TestLlamaWithoutGraphs(_CudaContract):
 _ADAPTED: dict[str, Any] = {"context": 64, "max_batch_tokens": 128, "cache_tokens": 512}
 
 
-_needs_adapters = pytest.mark.skip(reason="adapters are switched off on a GPU: docs/adapters.md, On a GPU")
-
-
-def test_adapters_are_switched_off(tiny_model: TinyModel) -> None:
-    """Core then refuses every request and setting that names one."""
-    runner = _open(tiny_model("llama"), **_ADAPTED)
-
-    assert runner.capabilities.adapters == "none"
-    runner.close()
-
-
-@_needs_adapters
 class _CudaAdapters(AdapterContract):
     architecture = "llama"
     max_logit_difference = 2e-3
@@ -177,7 +165,6 @@ class TestAdaptersOfTransformersLayers(_CudaAdapters):
     options = {"fused": False}
 
 
-@_needs_adapters
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("quantize", [None, "fp8", "int4"])
 def test_adapters_add_to_weights_of_every_kind_what_they_add_on_the_cpu(
@@ -214,7 +201,6 @@ def test_adapters_add_to_weights_of_every_kind_what_they_add_on_the_cpu(
     found.close()
 
 
-@_needs_adapters
 @pytest.mark.parametrize("architecture", ["qwen3_5_text", "bamba"])
 def test_adapters_beside_recurrent_layers_add_what_they_add_on_the_cpu(
     random_model: Callable[[str], Path], tmp_path: Path, architecture: str
@@ -242,7 +228,6 @@ def test_adapters_beside_recurrent_layers_add_what_they_add_on_the_cpu(
     assert np.abs(rows[0][::2] - rows[0][1::2]).max() > 0.01 * np.abs(rows[0]).max()
 
 
-@_needs_adapters
 def test_stacks_grow_with_ranks_adapters_and_projections(tiny_model: TinyModel, tmp_path: Path) -> None:
     """Each adapter gives the same rows after every growth, and an index that was freed nothing of the one before."""
     folder = tiny_model("llama")
@@ -282,7 +267,6 @@ def test_stacks_grow_with_ranks_adapters_and_projections(tiny_model: TinyModel, 
     runner.close()
 
 
-@_needs_adapters
 def test_texts_with_adapters_do_not_depend_on_other_requests(tiny_model: TinyModel, tmp_path: Path) -> None:
     """Twelve requests with five sets, over a cache so small that sequences are preempted, and three places."""
     folder = tiny_model("llama")
