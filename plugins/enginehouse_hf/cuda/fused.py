@@ -15,7 +15,8 @@ from torch.nn.functional import embedding, linear
 from enginehouse_hf.cuda.attention import PoolAttention
 from enginehouse_hf.cuda.experts import run_experts
 from enginehouse_hf.cuda.features import FeatureWriter
-from enginehouse_hf.cuda.few import project_few
+from enginehouse_hf.cuda.few import MAX_FEW, project_few
+from enginehouse_hf.cuda.joined import Update
 from enginehouse_hf.cuda.layered import States
 from enginehouse_hf.cuda.layers import add_norm, gate_heads, gated, rotate_and_store
 from enginehouse_hf.cuda.lora import Stack, Sums, expand, expand_gated, shrink
@@ -23,7 +24,16 @@ from enginehouse_hf.cuda.mixers import PooledMixers
 from enginehouse_hf.cuda.networks import Adaptable
 from enginehouse_hf.cuda.packed import project_packed
 from enginehouse_hf.cuda.step import Step
-from enginehouse_hf.cuda.structure import Attention, Experts, Gated, Linear, Projection, Recurrent, Structure
+from enginehouse_hf.cuda.structure import (
+    Activation,
+    Attention,
+    Experts,
+    Gated,
+    Linear,
+    Projection,
+    Recurrent,
+    Structure,
+)
 from enginehouse_hf.cuda.vector import project
 from enginehouse_hf.packed import Packed, rows_from
 
@@ -160,6 +170,9 @@ class FusedNetwork:
         scales, stack, following = step.scales, self.stacks.get(mlp.gate_up), self.stacks.get(mlp.down)
         if scales is None or stack is None:
             return self._adapted(_update, _gated(normed, mlp), mlp.down, step)
+        inner = self._joined(normed, mlp.gate_up, stack, scales, mlp.activation)
+        if inner is not None:
+            return self._adapted(_update, inner, mlp.down, step)
         low, out = shrink(normed, stack, scales, self._sums), _linear(normed, mlp.gate_up)
         inner, next_low = expand_gated(out, low, stack, scales, mlp.activation, following, self._sums)
         return self._adapted(_update, inner, mlp.down, step, next_low)
@@ -176,10 +189,22 @@ class FusedNetwork:
         scales, stack = step.scales, self.stacks.get(part)
         if scales is None or stack is None:
             return apply(x, part)
+        joined = self._joined(x, part, stack, scales) if apply is not _linear or len(x) == 1 else None
+        if joined is not None:
+            return joined
         low = shrink(x, stack, scales, self._sums) if low is None else low
         out = apply(x, part)
         expand(out if out.dim() == 2 else out[:, 0], low, stack, scales)  # of rows that add up, to the first
         return out
+
+    def _joined(
+        self, x: Tensor, part: Projection, stack: Stack, scales: Tensor, activation: Activation | None = None
+    ) -> Tensor | None:
+        """Product and update in one kernel; None if the sizes or types do not suit."""
+        if isinstance(part, Packed) or len(x) > MAX_FEW:
+            return None
+        update = Update(stack, scales, self._sums.count())
+        return project(x, part, activation, update) if len(x) == 1 else project_few(x, part, activation, update)
 
     def _attend(self, step: Step, index: int, part: Attention, qkv: Tensor) -> Tensor:
         keys, values = step.state.layers[index]
@@ -214,7 +239,7 @@ def _linear(x: Tensor, part: Projection) -> Tensor:
 
 def _parts(x: Tensor, part: Projection) -> Tensor:
     """(T, num_rows), or (T, n, num_rows) float32, whose n rows add up to the result."""
-    return project_packed(x, part, may_split=True) if isinstance(part, Packed) and len(x) > 1 else _linear(x, part)
+    return _linear(x, part) if isinstance(part, Packed) and len(x) == 1 else _update(x, part)
 
 
 def _update(x: Tensor, part: Projection) -> Tensor:

@@ -211,6 +211,12 @@ class Sums:
         size = num_tokens * sum(len(stack.a) for stack in stacks) if num_tokens <= MAX_SPLIT else 0
         device = next(iter(stacks)).a.device
         self._free = torch.zeros(size, dtype=torch.int64, device=device)
+        self._counts = torch.zeros(len(stacks), dtype=torch.int32, device=device)
+
+    def count(self) -> Tensor:
+        """(1,) int32 zero."""
+        taken, self._counts = self._counts[:1], self._counts[1:]
+        return taken
 
     def take(self, num_tokens: int, num_low: int) -> Tensor | None:
         """(T, num_low) int64 zeros; None if there are too many tokens to split the columns."""

@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["OVERLAPPING", "await_previous"]
+__all__ = ["OVERLAPPING", "OVERLAPS", "await_previous"]
 
 
 def _is_supported() -> bool:
@@ -24,15 +24,16 @@ def _is_supported() -> bool:
     return has_waits and bool(capabilities) and min(capabilities) >= (9, 0)
 
 
-_OVERLAPS = tl.constexpr(_is_supported())
+OVERLAPS = tl.constexpr(_is_supported())
+"""Kernels overlap: all GPUs are Hopper's kind or later."""
 
-OVERLAPPING: dict[str, Any] = {"launch_pdl": True} if _OVERLAPS.value else {}
+OVERLAPPING: dict[str, Any] = {"launch_pdl": True} if OVERLAPS.value else {}
 """Arguments of such a launch."""
 
 
 @triton.jit
 def await_previous():
     """Wait for the results of all kernels launched before; let the next kernel start."""
-    if _OVERLAPS:
+    if OVERLAPS:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()

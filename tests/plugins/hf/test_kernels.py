@@ -184,6 +184,52 @@ def test_updates_of_adapters_are_those_of_each_token_alone(
         assert torch.equal(apart[:, 1:], kept) and torch.equal(whole[none], before[none])
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(("parts", "activation"), [((256, 64, 64), None), ((128,), None), ((192, 192), "silu")])
+@pytest.mark.parametrize(("num_adapters", "rank"), [(4, 16), (16, 16), (8, 64)])
+def test_products_for_one_token_and_for_a_few_add_updates_of_adapters(
+    dtype: str, parts: tuple[int, ...], activation: str | None, num_adapters: int, rank: int
+) -> None:
+    """Tokens with no adapter keep the product to the bit."""
+    from enginehouse_hf.cuda.few import project_few
+    from enginehouse_hf.cuda.joined import Update
+    from enginehouse_hf.cuda.layers import gated
+    from enginehouse_hf.cuda.lora import Stack
+    from enginehouse_hf.cuda.structure import Linear
+    from enginehouse_hf.cuda.vector import project
+
+    width = 2560
+    part = Linear(_random(dtype, sum(parts), width), None if activation else _random(dtype, sum(parts)))
+    stack = Stack(
+        _random(dtype, len(parts) * num_adapters * rank, width),
+        _random(dtype, sum(parts), num_adapters * rank),
+        parts,
+        num_adapters,
+        rank,
+    )
+    for num_tokens in (1, 2, 7, 16, 32):
+        x = _random(dtype, num_tokens, width)
+        scales = _random("float32", num_adapters, num_tokens) * (
+            _random("float32", num_adapters, num_tokens + 1)[:, 1:] > 0.3
+        )
+        low = (x.float() @ stack.a.float().T).view(num_tokens, len(parts), num_adapters, rank)
+        low = (low * scales.T[:, None, :, None]).flatten(2)
+        expected = torch.nn.functional.linear(x.float(), part.weight.float(), None if activation else part.bias.float())
+        for index, (begin, end) in enumerate(pairwise(accumulate((0, *parts)))):
+            expected[:, begin:end] += low[:, index] @ stack.b[begin:end].float().T
+        expected = gated(expected, activation) if activation else expected
+        update = Update(stack, scales, torch.zeros(1, dtype=torch.int32, device="cuda"))
+        apply = project if num_tokens == 1 else project_few
+        found, before = apply(x, part, activation, update), apply(x, part, activation)
+        if found is None:
+            assert dtype == "float32"
+            continue
+        none = (scales == 0).all(0)
+
+        assert torch.equal(found[none], before[none])
+        assert _difference(found.sum(1) if found.dim() == 3 else found, expected) < _NEAR[dtype]
+
+
 @pytest.mark.parametrize("norm_width", [None, 32, 128])
 def test_parts_of_a_product_are_summed_by_rotation_and_gate(norm_width: int | None) -> None:
     """As if they had been summed and rounded before; with norms of heads, of all together, and without."""
