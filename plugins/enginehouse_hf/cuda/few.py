@@ -13,7 +13,6 @@ import triton.language as tl
 from torch import Tensor
 
 from enginehouse_hf.cuda.joined import (
-    MAX_COLUMNS,
     MIN_ROWS,
     Update,
     add_columns,
@@ -21,9 +20,9 @@ from enginehouse_hf.cuda.joined import (
     await_count,
     publish,
     shrink_rows,
-    used_columns,
 )
 from enginehouse_hf.cuda.layers import activate
+from enginehouse_hf.cuda.lora import MAX_COLUMNS, used_columns
 from enginehouse_hf.cuda.overlap import OVERLAPPING, await_previous
 from enginehouse_hf.cuda.structure import Activation, Linear
 
@@ -38,12 +37,16 @@ _MANY_ROWS = 16_384
 _ROWS = 64
 """Height of a tile of the tensor cores."""
 
+_LOW_SPLITS = 1
+"""Programs that share the columns of A, for each that shares those of the weights."""
+
 
 @triton.jit
 def _product(
     x, weight, bias, out, b, scales, low, done, program, num_tokens, num_rows, rows0, rows1, num_shrinks, num_adapters,
     num_low, WIDTH: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
     HAS_BIAS: tl.constexpr, KIND: tl.constexpr, STAGES: tl.constexpr, RANK: tl.constexpr, COLUMNS: tl.constexpr,
+    LOW_SPLITS: tl.constexpr,
 ):  # fmt: skip
     kind = x.dtype.element_ty
     OWN: tl.constexpr = WIDTH // SPLITS
@@ -57,10 +60,10 @@ def _product(
         begin = split * (num_columns // SPLITS)
         at_b = b + rows[:, None] * num_columns + tl.arange(0, COLUMNS)[None, :]
         at_up_b = at_b + num_rows.to(tl.int64) * num_columns
-        is_used = used_columns(scales, num_tokens, begin, TOKENS, RANK, COLUMNS)
-        half = tl.load(at_b + begin, mask=is_used[None, :], other=0.0)
+        is_used = used_columns(scales, token, num_tokens, begin, RANK, COLUMNS)
+        half = tl.load(at_b + begin, mask=is_used, other=0.0)
         if KIND is not None:
-            up_half = tl.load(at_up_b + begin, mask=is_used[None, :], other=0.0)
+            up_half = tl.load(at_up_b + begin, mask=is_used, other=0.0)
         await_previous()
     column = split * OWN + tl.arange(0, BLOCK)
     at_weight = weight + rows[:, None] * WIDTH + column[None, :]
@@ -76,16 +79,22 @@ def _product(
     if RANK > 0:
         part = (first >= rows0).to(tl.int32) + (first >= rows0 + rows1).to(tl.int32)
         await_count(done, num_shrinks)
-        sums = add_columns(sums, half, low, part, begin, is_used, num_tokens, num_columns, num_low, TOKENS, COLUMNS)
+        sums = add_columns(sums, half, low, part, begin, num_tokens, num_columns, num_low, TOKENS, COLUMNS, LOW_SPLITS)
         if KIND is not None:
-            ups = add_columns(ups, up_half, low, 1, begin, is_used, num_tokens, num_columns, num_low, TOKENS, COLUMNS)
+            ups = add_columns(
+                ups, up_half, low, 1, begin, num_tokens, num_columns, num_low, TOKENS, COLUMNS, LOW_SPLITS
+            )
         for more in tl.range(begin + COLUMNS, begin + num_columns // SPLITS, COLUMNS, num_stages=1):
-            is_used = used_columns(scales, num_tokens, more, TOKENS, RANK, COLUMNS)
-            half = tl.load(at_b + more, mask=is_used[None, :], other=0.0)
-            sums = add_columns(sums, half, low, part, more, is_used, num_tokens, num_columns, num_low, TOKENS, COLUMNS)
+            is_used = used_columns(scales, token, num_tokens, more, RANK, COLUMNS)
+            half = tl.load(at_b + more, mask=is_used, other=0.0)
+            sums = add_columns(
+                sums, half, low, part, more, num_tokens, num_columns, num_low, TOKENS, COLUMNS, LOW_SPLITS
+            )
             if KIND is not None:
-                half = tl.load(at_up_b + more, mask=is_used[None, :], other=0.0)
-                ups = add_columns(ups, half, low, 1, more, is_used, num_tokens, num_columns, num_low, TOKENS, COLUMNS)
+                half = tl.load(at_up_b + more, mask=is_used, other=0.0)
+                ups = add_columns(
+                    ups, half, low, 1, more, num_tokens, num_columns, num_low, TOKENS, COLUMNS, LOW_SPLITS
+                )
     if HAS_BIAS:
         sums += tl.where(split == 0, tl.load(bias + rows).to(tl.float32), 0.0)[:, None]
     if KIND is not None:
@@ -100,26 +109,26 @@ def _project_few(
     x, weight, bias, out, a, b, scales, low, done, num_tokens, num_rows, rows0, rows1, num_shrinks, num_adapters,
     num_low, WIDTH: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
     HAS_BIAS: tl.constexpr, KIND: tl.constexpr, STAGES: tl.constexpr, RANK: tl.constexpr, COLUMNS: tl.constexpr,
-    LOW_ROWS: tl.constexpr,
+    LOW_ROWS: tl.constexpr, LOW_SPLITS: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     if RANK == 0:
         _product(
             x, weight, bias, out, b, scales, low, done, program, num_tokens, num_rows, 0, 0, 0, 0, 0, WIDTH, TOKENS,
-            ROWS, BLOCK, SPLITS, HAS_BIAS, KIND, STAGES, RANK, COLUMNS,
+            ROWS, BLOCK, SPLITS, HAS_BIAS, KIND, STAGES, RANK, COLUMNS, LOW_SPLITS,
         )  # fmt: skip
     elif program < num_shrinks:
         await_previous()
         shrink_rows(
-            x, a, scales, low, program * LOW_ROWS, num_tokens, num_adapters, num_low, WIDTH, TOKENS, RANK, LOW_ROWS,
-            BLOCK, STAGES,
+            x, a, scales, low, program, num_tokens, num_adapters, num_low, WIDTH, TOKENS, RANK, LOW_ROWS, BLOCK,
+            LOW_SPLITS, STAGES,
         )  # fmt: skip
         publish(done)
     else:
         _product(
             x, weight, bias, out, b, scales, low, done, program - num_shrinks, num_tokens, num_rows, rows0, rows1,
             num_shrinks, num_adapters, num_low, WIDTH, TOKENS, ROWS, BLOCK, SPLITS, HAS_BIAS, KIND, STAGES, RANK,
-            COLUMNS,
+            COLUMNS, LOW_SPLITS,
         )  # fmt: skip
 
 
@@ -152,11 +161,11 @@ def project_few(
     tokens = max(8, triton.next_power_of_2(num_tokens))
     shape = (num_tokens, num_rows) if splits == 1 else (num_tokens, splits, num_rows)
     out = torch.empty(shape, dtype=x.dtype if splits == 1 else torch.float32, device=x.device)
-    tensors, numbers = arguments(update, x, MIN_ROWS)
-    num_shrinks = numbers[2]
+    low_splits = splits * _LOW_SPLITS if width % (block * splits * _LOW_SPLITS) == 0 else splits
+    tensors, numbers, num_shrinks = arguments(update, x, MIN_ROWS, low_splits)
     _project_few[(num_shrinks + num_rows // _ROWS * splits,)](
         x, part.weight, x if part.bias is None else part.bias, out, *tensors, num_tokens, num_rows, *numbers, width,
-        tokens, _ROWS, block, splits, part.bias is not None, activation, 4, rank, columns, MIN_ROWS, num_warps=4,
-        num_stages=4, **({} if update is None else OVERLAPPING),
+        tokens, _ROWS, block, splits, part.bias is not None, activation, 4, rank, columns, MIN_ROWS,
+        low_splits, num_warps=4, num_stages=4, **({} if update is None else OVERLAPPING),
     )  # fmt: skip
     return out

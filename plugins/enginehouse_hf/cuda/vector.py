@@ -10,8 +10,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from enginehouse_hf.cuda.joined import MAX_COLUMNS, Update, arguments, await_count, publish
+from enginehouse_hf.cuda.joined import Update, arguments, await_count, publish
 from enginehouse_hf.cuda.layers import activate
+from enginehouse_hf.cuda.lora import MAX_COLUMNS
 from enginehouse_hf.cuda.overlap import OVERLAPPING, await_previous
 from enginehouse_hf.cuda.structure import Activation, Linear
 
@@ -141,8 +142,7 @@ def project(x: Tensor, part: Linear, activation: Activation | None = None, updat
     rows, block, warps = (2, 512, 2) if activation is not None else (2, 1024, 4) if width < 4096 else (2, 2048, 4)
     stack = None if update is None else update.stack
     rank, num_columns = (0, 0) if stack is None else (stack.rank, stack.num_adapters * stack.rank)
-    tensors, numbers = arguments(update, x, rows)
-    num_shrinks = numbers[2]
+    tensors, numbers, num_shrinks = arguments(update, x, rows, 1)
     _project[(num_shrinks + triton.cdiv(num_rows, rows),)](
         x, part.weight, x if part.bias is None else part.bias, out, *tensors, num_rows, *numbers, width, rows,
         min(block, triton.next_power_of_2(width)), part.bias is not None, activation, rank,
