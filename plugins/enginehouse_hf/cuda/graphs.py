@@ -11,12 +11,14 @@ import logging
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 import torch
 from attrs import frozen
 from torch import Tensor
 
+from enginehouse_hf.cuda.compiling import compile_together
 from enginehouse_hf.cuda.networks import Network
 from enginehouse_hf.cuda.packing import PackedSpans, flatten
 from enginehouse_hf.cuda.step import DeviceState, Step, padded_decodes
@@ -115,8 +117,11 @@ class DecodeGraphs:
         torch.cuda.synchronize()
         self._num_adapters = num_adapters
         self._graphs = {key: recorded for key, recorded in self._graphs.items() if not key[2]}
-        for size in _TILES:
-            self._network.run(Step.static(self._state, size, num_adapters=num_adapters)[0])
+        steps = [Step.static(self._state, size, num_adapters=num_adapters)[0] for size in _TILES]
+        works = [partial(self._network.run, step) for step in steps]
+        compile_together(works, self._state.table.device)
+        for work in works:
+            work()
 
     @property
     def largest(self) -> int:
