@@ -57,7 +57,7 @@ def _product(
     is_token = token < num_tokens
     if RANK > 0:
         num_columns = num_adapters * RANK
-        begin = split * (num_columns // SPLITS)
+        begin = tl.multiple_of(split * (num_columns // SPLITS), 16)
         at_b = b + rows[:, None] * num_columns + tl.arange(0, COLUMNS)[None, :]
         at_up_b = at_b + num_rows.to(tl.int64) * num_columns
         is_used = used_columns(scales, token, num_tokens, begin, RANK, COLUMNS)
