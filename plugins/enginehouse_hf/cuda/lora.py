@@ -33,7 +33,7 @@ MAX_COLUMNS = 128
 _LARGEST_TILE = 64
 """Most tokens of a program."""
 
-_EXPAND = (64, 4)
+_EXPAND = (64, 8)
 """Rows of a program, warps."""
 
 
@@ -59,12 +59,17 @@ class Stack:
 @triton.jit
 def used_columns(scales, token, num_tokens, first, RANK: tl.constexpr, COLUMNS: tl.constexpr):
     """(1, COLUMNS) bool, columns of B from ``first`` on whose adapter one of some tokens uses."""
-    ADAPTERS: tl.constexpr = max(1, COLUMNS // RANK)
-    at_scale = scales + (first // RANK + tl.arange(0, ADAPTERS))[None, :] * num_tokens + token[:, None]
-    scale = tl.load(at_scale, mask=(token < num_tokens)[:, None], other=0.0)
-    is_used = tl.max((scale != 0.0).to(tl.int32), 0)
-    found = tl.reshape(tl.broadcast_to(is_used[:, None], [ADAPTERS, COLUMNS // ADAPTERS]), [1, COLUMNS]) > 0
-    return tl.max_constancy(found, [1, 16])  # the smallest rank; lets the compiler load several columns at once
+    at_scale = scales + first // RANK * num_tokens + token
+    if COLUMNS <= RANK:
+        scale = tl.load(at_scale, mask=token < num_tokens, other=0.0)
+        found = tl.zeros([1, COLUMNS], tl.int32) + tl.max((scale != 0.0).to(tl.int32), 0)
+    else:
+        ADAPTERS: tl.constexpr = COLUMNS // RANK
+        at_scales = at_scale[:, None] + tl.arange(0, ADAPTERS)[None, :] * num_tokens
+        scale = tl.load(at_scales, mask=(token < num_tokens)[:, None], other=0.0)
+        is_used = tl.max((scale != 0.0).to(tl.int32), 0)
+        found = tl.reshape(tl.broadcast_to(is_used[:, None], [ADAPTERS, RANK]), [1, COLUMNS])
+    return tl.max_constancy(found, [1, 16]) > 0  # the smallest rank; lets the compiler load several columns at once
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_adapters"])
