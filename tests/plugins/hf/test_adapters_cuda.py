@@ -113,8 +113,7 @@ def test_adapters_add_to_weights_of_every_kind_what_they_add_on_the_cpu(
     for num_sequences in (1, 3, 9):
         noise = _difference(*(_decoded(runner, [{}] * num_sequences) for runner in runners))
         got, expected = (
-            _decoded(runner, _sets(own, num_sequences))
-            for runner, own in zip((found, exact), handles[::-1], strict=True)
+            _decoded(runner, _sets(own, num_sequences)) for runner, own in zip(runners, handles, strict=True)
         )
 
         assert _difference(got, expected) < max(1e-4, 3.0 * noise)
@@ -153,8 +152,7 @@ def test_adapters_of_wide_layers_add_what_they_add_on_the_cpu(wide_model: Path, 
     handles = [[runner.load_adapter(path) for path in paths] for runner in runners]
     for num_sequences in (1, 3, 9, 32, 40):
         got, expected = (
-            _decoded(runner, _sets(own, num_sequences))
-            for runner, own in zip((found, exact), handles[::-1], strict=True)
+            _decoded(runner, _sets(own, num_sequences)) for runner, own in zip(runners, handles, strict=True)
         )
         base = _decoded(found, [{}] * num_sequences)
         rows = [row for row in range(3 * num_sequences) if not _sets(handles[0], num_sequences)[row % num_sequences]]
