@@ -134,6 +134,7 @@ def wide_model(tiny_model: TinyModel, tmp_path_factory: pytest.TempPathFactory) 
         num_attention_heads=8,
         num_key_value_heads=4,
         max_position_embeddings=64,
+        initializer_range=0.1,
         tie_word_embeddings=False,
     )
     folder = tmp_path_factory.mktemp("wide") / "wide"
@@ -154,10 +155,10 @@ def test_adapters_of_wide_layers_add_what_they_add_on_the_cpu(wide_model: Path, 
         got, expected = (
             _decoded(runner, _sets(own, num_sequences)) for runner, own in zip(runners, handles, strict=True)
         )
-        base = _decoded(found, [{}] * num_sequences)
+        base, exact_base = (_decoded(runner, [{}] * num_sequences) for runner in runners)
         rows = [row for row in range(3 * num_sequences) if not _sets(handles[0], num_sequences)[row % num_sequences]]
 
-        assert _difference(got, expected) < 0.05
+        assert _difference(got, expected) < 3.0 * _difference(base, exact_base)
         assert _difference(base, expected) > 0.1
         assert np.array_equal(got[rows], base[rows])
     assert found.info.metadata["layers"] == "fused layers"
