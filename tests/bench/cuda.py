@@ -241,9 +241,6 @@ def measure_adapters(ranks: Sequence[int] = (16,), sizes: Sequence[int] = (1, 8,
     """Decode steps of Llama-3.1-8B's shape with 1, 2, 4 and 8 adapters of all projections, beside those with none."""
     for rank in ranks:
         runner = open_shape("llama-3.1-8b", slots=128, context=2048, cache_tokens=90_000)
-        if runner.capabilities.adapters == "none":
-            _say("adapters: switched off on a GPU, see docs/adapters.md")
-            return
         folder = write_adapter(runner, Path(tempfile.mkdtemp()) / "adapter", rank)
         started = time.perf_counter()
         handles = [runner.load_adapter(folder) for _ in range(8)]
