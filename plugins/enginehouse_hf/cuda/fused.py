@@ -211,10 +211,10 @@ class FusedNetwork:
 
     def _beside(self, shrinks: Callable[[], Tensor], applies: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
         """The results of both; in a recorded step, the first is a branch of its own."""
+        side = self._side = self._side or torch.cuda.Stream()
         if not torch.cuda.is_current_stream_capturing():
             return shrinks(), applies()
         current = torch.cuda.current_stream()
-        side = self._side = self._side or torch.cuda.Stream()
         side.wait_stream(current)
         with torch.cuda.stream(side):
             low = shrinks()
