@@ -37,9 +37,6 @@ _MANY_ROWS = 16_384
 _ROWS = 64
 """Height of a tile of the tensor cores."""
 
-_LOW_SPLITS = 1
-"""Programs that share the columns of A, for each that shares those of the weights."""
-
 
 @triton.jit
 def _product(
@@ -161,11 +158,10 @@ def project_few(
     tokens = max(8, triton.next_power_of_2(num_tokens))
     shape = (num_tokens, num_rows) if splits == 1 else (num_tokens, splits, num_rows)
     out = torch.empty(shape, dtype=x.dtype if splits == 1 else torch.float32, device=x.device)
-    low_splits = splits * _LOW_SPLITS if width % (block * splits * _LOW_SPLITS) == 0 else splits
-    tensors, numbers, num_shrinks = arguments(update, x, MIN_ROWS, low_splits)
+    tensors, numbers, num_shrinks = arguments(update, x, MIN_ROWS, splits)
     _project_few[(num_shrinks + num_rows // _ROWS * splits,)](
         x, part.weight, x if part.bias is None else part.bias, out, *tensors, num_tokens, num_rows, *numbers, width,
         tokens, _ROWS, block, splits, part.bias is not None, activation, 4, rank, columns, MIN_ROWS,
-        low_splits, num_warps=4, num_stages=4, **({} if update is None else OVERLAPPING),
+        splits, num_warps=4, num_stages=4, **({} if update is None else OVERLAPPING),
     )  # fmt: skip
     return out

@@ -144,12 +144,11 @@ def wide_model(tiny_model: TinyModel, tmp_path_factory: pytest.TempPathFactory) 
     return folder
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_adapters_of_wide_layers_add_what_they_add_on_the_cpu(wide_model: Path, tmp_path: Path, dtype: str) -> None:
+def test_adapters_of_wide_layers_add_what_they_add_on_the_cpu(wide_model: Path, tmp_path: Path) -> None:
     """In the kernels of products up to 32 tokens, beside cuBLAS for more; sequences without keep the base's bits."""
     paths = [write_adapter(tmp_path / str(seed), lora_tensors(wide_model, seed)) for seed in range(3)]
     options = {"context": 64, "slots": 48, "cache_tokens": 4096}
-    runners = found, exact = _open(wide_model, dtype=dtype, **options), _open(wide_model, device="cpu", **options)
+    runners = found, exact = _open(wide_model, dtype="float16", **options), _open(wide_model, device="cpu", **options)
     handles = [[runner.load_adapter(path) for path in paths] for runner in runners]
     for num_sequences in (1, 3, 9, 32, 40):
         got, expected = (
