@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from attrs import frozen
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -20,18 +22,17 @@ from enginehouse.contract.backend import Span
 from enginehouse.contract.errors import ModelLoadError
 from enginehouse_hf.cuda.attention import PoolAttention
 from enginehouse_hf.cuda.features import FeatureWriter
+from enginehouse_hf.cuda.graphs import Recorder
 from enginehouse_hf.cuda.kv_tensor import KvTensor
-from enginehouse_hf.cuda.packing import PackedSpans, pack
+from enginehouse_hf.cuda.packing import PackedSpans, flatten, pack
 from enginehouse_hf.cuda.pool_step import PoolStep
 from enginehouse_hf.cuda.positions import PositionPool
-from enginehouse_hf.cuda.step import DeviceState, Step
+from enginehouse_hf.cuda.step import DeviceState, Step, padded_decodes
 from enginehouse_hf.heads.drafting import DraftHead, Guesses, Pairs, guess
 
 __all__ = ["PoolHeadMemory"]
 
 _log = logging.getLogger(__name__)
-
-_WARM_UP_CONTEXT = 8
 
 _MAX_SINGLE = 65
 """Pairs of a sequence up to which each attends individually, as the tokens of a step that verifies drafts."""
@@ -49,8 +50,27 @@ class _Shapes:
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
 
 
+@frozen(eq=False)
+class _Recorded:
+    """A recorded pass, its static inputs, and the tensors that each replay fills; ``step`` holds the token ids."""
+
+    graph: torch.cuda.CUDAGraph
+    step: Step
+    numbers: Tensor
+    given: Tensor
+    found: tuple[Tensor, Tensor]
+
+    def run(self, packed: PackedSpans, given: Tensor) -> tuple[Tensor, Tensor]:
+        """Replay for padded pairs; ``given`` has the features of those at the beginning."""
+        array, _ = flatten(packed)
+        self.numbers.copy_(torch.from_numpy(array).pin_memory(), non_blocking=True)
+        self.given[: len(given)].copy_(given)
+        self.graph.replay()
+        return self.found
+
+
 class PoolHeadMemory:
-    """Implements :class:`enginehouse_hf.heads.drafting.HeadMemory`.
+    """Implements :class:`enginehouse_hf.heads.drafting.HeadMemory`; guesses stay on the device until all are read.
 
     Args:
         head: the head; its attention uses the layer after those of the model.
@@ -63,11 +83,14 @@ class PoolHeadMemory:
         ModelLoadError: there is not enough device memory, or the layers of the model share keys and values.
     """
 
+    runs_ahead = True
+
     def __init__(
         self, head: DraftHead, state: DeviceState, positions: PositionPool, hidden_size: int, dtype: torch.dtype
     ) -> None:
         self._head, self._model_state, self._positions = head, state, positions
         self._attention = PoolAttention(None)
+        self._graphs: dict[int, _Recorded] = {}
         like = state.table.new_zeros(state.num_places + 1, 0, 0, dtype=dtype)
         zeros = [like.new_zeros(1, hidden_size)] * len(head.reads)
         nothing, shapes = torch.zeros(1, dtype=torch.int64, device=like.device), _Shapes()
@@ -91,49 +114,45 @@ class PoolHeadMemory:
             (KvTensor(keys), KvTensor(values)),
             (KvTensor(kept), KvTensor(empty)),
         )
-        self._state = DeviceState(state.layers, state.num_places, table, state.last)
+        self._state = DeviceState(state.layers, state.num_places, table, torch.zeros_like(state.last))
 
-    def warm_up(self) -> None:
-        """Run passes over a few pairs, so that no draft waits for a compiler or a library that starts."""
-        if self._positions.table.shape[1] < _WARM_UP_CONTEXT:
-            return
-        sequence = self._positions.open()
+    def record(self, sizes: Sequence[int], recorder: Recorder) -> None:
+        """Record passes over up to that many pairs as graphs; none if the head reads values on the host in between."""
         try:
-            tokens = [Span(sequence, 0, np.zeros(3, np.int32), "none")]
-            self._positions.append(tokens, self._positions.check(tokens))
-            for _ in range(3):
-                guesses = self.run([Pairs(sequence, 0, [0, 0, 0])])
-                self.run([Pairs(sequence, 3, [0])], guesses.states)
-                self.drop_drafts(sequence, 3)
-        finally:
-            self._positions.free(sequence)
+            for size in reversed(sizes):
+                step, numbers = Step.static(self._state, size)
+                given = self._features.new_zeros(size, self._features.shape[2])
+                graph, found = recorder.record(partial(self._compute, step, given))
+                self._graphs[size] = _Recorded(graph, step, numbers, given, found)
+        except RuntimeError as error:
+            _log.warning("hf: passes of the draft head cannot be recorded and are launched one by one: %s", error)
+            torch.cuda.synchronize()
+            self._graphs.clear()
 
-    def run(self, pairs: Sequence[Pairs], features: Tensor | None = None) -> Guesses:
+    def run(self, pairs: Sequence[Pairs], after: Guesses | None = None) -> Guesses:
         """See :class:`enginehouse_hf.heads.drafting.HeadMemory`."""
         packed, sizes = self._pack(pairs)
-        if features is None:
+        if after is None:
             places = self._positions.table[packed.tokens[1], packed.tokens[2]]
             given = self._features[self._on_device(places), 0]
             self._copy_table([one.sequence for one in pairs])
         else:
-            given = torch.empty_like(features)
-            given[self._on_device(packed.rows)] = features
+            given = torch.empty_like(after.states)
+            given[self._on_device(packed.rows)] = after.states
+            self._state.last[self._on_device(np.array([one.sequence for one in pairs], np.int32))] = after.token_ids
         last = self._on_device(packed.rows[np.cumsum(sizes) - 1])
-        states, found = self._compute(Step.upload(self._state, packed), given, last)
-        token_ids, bits = found.cpu().numpy()
-        return Guesses(states, token_ids.tolist(), bits.view(np.float32).tolist())
+        size = next((size for size in sorted(self._graphs) if size >= packed.num_decodes), None)
+        if packed.is_plain_decode and size is not None:
+            states, found = self._graphs[size].run(padded_decodes(self._state, packed, size), given)
+            return Guesses(states[last], found[:, last])
+        return Guesses(*self._compute(Step.upload(self._state, packed), given, last))
 
-    def _compute(self, step: Step, given: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Run the head over the pairs of a step.
-
-        Returns:
-            States (n, feature_size) of the pairs ``rows``, and (2, n) int32: token ids, and the bits of their
-            probabilities, to be read by the host at once.
-        """
+    def _compute(self, step: Step, given: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Run the head over the pairs of a step; return states and guesses of all pairs, or those of ``rows``."""
         step.begin()
-        states = self._head.run(step.token_ids, given, step.positions.long(), PoolStep(step, self._attention))[rows]
-        token_ids, probabilities = guess(self._head, states)
-        return states, torch.stack([token_ids.to(torch.int32), probabilities.view(torch.int32)])
+        states = self._head.run(step.token_ids, given, step.positions.long(), PoolStep(step, self._attention))
+        states = states if rows is None else states[rows]
+        return states, guess(self._head, states)
 
     def drop_drafts(self, sequence: int, length: int) -> None:
         """See :class:`enginehouse_hf.heads.drafting.HeadMemory`."""

@@ -50,6 +50,9 @@ __all__ = ["CudaModel", "CudaRunner"]
 
 _log = logging.getLogger(__name__)
 
+_LARGEST_HEAD_GRAPH = 64
+"""Pairs that a recorded pass of a draft head reads at most: one after each accepted token, for some sequences."""
+
 _Way = int | Literal["early"] | None
 """Execution path of a span: a number of layers, the number that the policy decides, or all."""
 
@@ -286,7 +289,7 @@ class CudaRunner:
         model.network.write_features(memory.writer)
         with torch.inference_mode():
             graphs = DecodeGraphs(model.network, model.state, model.graphs.sizes, Recorder(), lambda _share: None)
-            memory.warm_up()
+            memory.record([size for size in graphs.sizes if size <= _LARGEST_HEAD_GRAPH], graphs.recorder)
         adapters = StackedAdapters(model.network, model.dtype, graphs.change_adapters)  # none is loaded yet
         self._model = evolve(model, graphs=graphs, adapters=adapters)
         limits = HeadLimits.of(self.capabilities, self.num_layers, max_tokens, min_probability)

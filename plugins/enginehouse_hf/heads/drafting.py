@@ -11,6 +11,7 @@ text, whatever happened to the sequence.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Protocol
 
 import numpy as np
@@ -24,7 +25,10 @@ from enginehouse.contract.drafter import NUM_GRADES, Draft, DraftTask
 from enginehouse.contract.errors import CacheFull
 from enginehouse_hf.attention import AnyStep
 
-__all__ = ["DraftHead", "Guesses", "HeadDrafts", "HeadLimits", "HeadMemory", "Pairs", "guess"]
+__all__ = ["GUESSED", "DraftHead", "Guesses", "HeadDrafts", "HeadLimits", "HeadMemory", "Pairs", "guess"]
+
+GUESSED = -1
+"""In pairs, the token that the head has guessed."""
 
 
 _MAX_NEW = 66
@@ -99,34 +103,60 @@ class Pairs:
 
 @frozen(eq=False)
 class Guesses:
-    """What a head says after some pairs.
+    """The most probable token after the last pair of each of some sequences, on the device.
 
     Attributes:
         states: (n, feature_size), in place of the features of the guessed tokens.
-        token_ids: n most probable tokens, of the model's vocabulary.
-        probabilities: of these.
+        found: (2, n) int32, token ids of the model's vocabulary, and the bits of their probabilities as float32.
     """
 
     states: Tensor
-    token_ids: list[int]
-    probabilities: list[float]
+    found: Tensor
+
+    @property
+    def token_ids(self) -> Tensor:
+        """(n,) int32."""
+        return self.found[0]
+
+    def take(self, rows: Sequence[int]) -> Guesses:
+        """Select some sequences."""
+        if len(rows) == len(self.states):
+            return self
+        chosen = torch.tensor(rows, device=self.states.device)
+        return Guesses(self.states[chosen], self.found[:, chosen])
+
+    @staticmethod
+    def read(several: Sequence[Guesses]) -> list[list[tuple[int, float]]]:
+        """Return token ids and probabilities; waits for the device once."""
+        token_ids, bits = torch.cat([guesses.found for guesses in several], 1).cpu().numpy()
+        pairs = iter(zip(token_ids.tolist(), bits.view(np.float32).tolist(), strict=True))
+        return [list(islice(pairs, len(guesses.states))) for guesses in several]
 
 
-def guess(head: DraftHead, states: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the most probable tokens, (T,) int64, and their probabilities, (T,) float32."""
+def guess(head: DraftHead, states: Tensor) -> Tensor:
+    """Return the most probable tokens and their probabilities, (2, T) int32 as :attr:`Guesses.found`."""
     probabilities, columns = head.logits(states).float().softmax(-1).max(-1)
-    return columns if head.token_ids is None else head.token_ids[columns], probabilities
+    token_ids = columns if head.token_ids is None else head.token_ids[columns]
+    return torch.stack([token_ids.to(torch.int32), probabilities.view(torch.int32)])
 
 
 class HeadMemory(Protocol):
-    """Features, and the keys and values of a head, beside those of the model."""
+    """Features, and the keys and values of a head, beside those of the model.
 
-    def run(self, pairs: Sequence[Pairs], features: Tensor | None = None) -> Guesses:
+    Attributes:
+        runs_ahead: passes return before they are done, so that reading a guess before the next pass costs more than
+            a pass in vain.
+    """
+
+    runs_ahead: bool
+
+    def run(self, pairs: Sequence[Pairs], after: Guesses | None = None) -> Guesses:
         """Run the head over pairs of distinct sequences, and guess the token after the last pair of each.
 
         Args:
             pairs: those of a sequence follow the ones that were run before.
-            features: (T, feature_size), one per pair; None are those in the memory.
+            after: guesses, whose states and tokens are those of the pairs, one each; None if the features are in the
+                memory and the tokens given.
 
         Raises:
             CacheFull: there is no place for pairs beyond the text; nothing was changed.
@@ -181,19 +211,15 @@ class _Growing:
     token_ids: list[int] = field(factory=list)
     first_probability: float = 0.0
 
-    def take(self, token_id: int, probability: float, min_probability: float) -> bool:
-        """Append a token unless it is too improbable; return True if another one is wanted."""
-        if not probability >= min_probability:
-            return False
-        self.first_probability = self.first_probability or probability
-        self.token_ids.append(token_id)
-        return len(self.token_ids) < self.max_tokens
-
     def finished(self) -> Draft | None:
         """Return the draft, graded by the probability of its first token, or None if it is empty."""
         if not self.token_ids:
             return None
         return Draft(self.token_ids, min(NUM_GRADES - 1, int(self.first_probability * NUM_GRADES)))
+
+
+_Pass = tuple[list[_Growing], Guesses]
+"""The drafts to which a pass adds a token, and these tokens."""
 
 
 class HeadDrafts:
@@ -237,6 +263,7 @@ class HeadDrafts:
         drafts: list[_Growing | None] = [None] * len(tasks)
         most = min(_MAX_NEW, self._limits.max_pairs)
         unread = [task for task in tasks if self._num_unread(task) > most]
+        passes: list[_Pass] = []
         try:
             with torch.inference_mode():
                 if unread:
@@ -244,14 +271,16 @@ class HeadDrafts:
                 else:
                     drafts = [self._begin(task) for task in tasks]
                     growing = [draft for draft in drafts if draft is not None]
-                    guesses = self._read([draft.task for draft in growing], most * len(growing)) if growing else None
-                    while guesses is not None:
-                        growing, guesses = self._extend(growing, guesses)
+                    if growing:
+                        passes.append((growing, self._read([draft.task for draft in growing], most * len(growing))))
+                    while passes and (extended := self._extend(*passes[-1], len(passes))):
+                        passes.append(extended)
         except CacheFull:
             pass  # the drafts end here
         finally:
             for task in tasks:
                 self._memory.drop_drafts(task.sequence, len(task.token_ids) - 1)
+        self._collect(passes)
         return [draft.finished() if draft is not None else None for draft in drafts]
 
     def close(self, _: object) -> None:
@@ -284,16 +313,26 @@ class HeadDrafts:
             self._num_read[one.sequence] = min(one.stop, lengths[one.sequence] - 2)
         return guesses
 
-    def _extend(self, growing: list[_Growing], guesses: Guesses) -> tuple[list[_Growing], Guesses | None]:
-        """Add a token to each draft; return those that go on, and the guesses of their next tokens."""
-        chosen = zip(growing, guesses.token_ids, guesses.probabilities, strict=True)
-        goes_on = [draft.take(token_id, share, self._limits.min_probability) for draft, token_id, share in chosen]
-        rows = [row for row, goes in enumerate(goes_on) if goes]
+    def _extend(self, growing: list[_Growing], guesses: Guesses, num_tokens: int) -> _Pass | None:
+        """Run the head over the last guesses of drafts of ``num_tokens`` tokens; None if no draft goes on."""
+        rows = [row for row, draft in enumerate(growing) if num_tokens < draft.max_tokens]
+        if not self._memory.runs_ahead:
+            (found,) = Guesses.read([guesses])
+            rows = [row for row in rows if found[row][1] >= self._limits.min_probability]
         if not rows:
-            return [], None
+            return None
         growing = [growing[row] for row in rows]
         pairs = [
-            Pairs(draft.task.sequence, len(draft.task.token_ids) - 2 + len(draft.token_ids), draft.token_ids[-1:])
-            for draft in growing
+            Pairs(draft.task.sequence, len(draft.task.token_ids) - 2 + num_tokens, [GUESSED]) for draft in growing
         ]
-        return growing, self._memory.run(pairs, guesses.states[rows])
+        return growing, self._memory.run(pairs, guesses.take(rows))
+
+    def _collect(self, passes: Sequence[_Pass]) -> None:
+        """Read all guesses and append them to their drafts, each up to the first that is too improbable."""
+        if not passes:
+            return
+        for number, ((growing, _), found) in enumerate(zip(passes, Guesses.read([one for _, one in passes]), strict=True)):
+            for draft, (token_id, probability) in zip(growing, found, strict=True):
+                if len(draft.token_ids) == number and probability >= self._limits.min_probability:
+                    draft.token_ids.append(token_id)
+                    draft.first_probability = draft.first_probability or probability

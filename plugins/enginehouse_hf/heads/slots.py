@@ -29,6 +29,8 @@ class SlotHeadMemory:
         memory: keys and values of the runner; gets two more layers.
     """
 
+    runs_ahead = False
+
     def __init__(self, head: DraftHead, model: Any, memory: KvMemory) -> None:
         self._head, self._memory, self._device = head, memory, model.device
         config = model.config.get_text_config()
@@ -55,21 +57,22 @@ class SlotHeadMemory:
         finally:
             self._seen = None
 
-    def run(self, pairs: Sequence[Pairs], features: Tensor | None = None) -> Guesses:
+    def run(self, pairs: Sequence[Pairs], after: Guesses | None = None) -> Guesses:
         """See :class:`enginehouse_hf.heads.drafting.HeadMemory`."""
         segments: list[Segment] = []
         for one in pairs:
             begin = segments[-1].end if segments else 0
             segments.append(Segment(one.sequence, one.start, begin, begin + len(one.token_ids)))
-        if features is None:
+        if after is None:
             kept, _ = self._memory.known(self._index)
             features = torch.cat([kept[one.slot, 0, one.start : one.stop] for one in segments])
-        ids = torch.tensor([token_id for one in pairs for token_id in one.token_ids], device=self._device)
+            ids = torch.tensor([token_id for one in pairs for token_id in one.token_ids], device=self._device)
+        else:
+            features, ids = after.states, after.token_ids.long()
         places = torch.cat([torch.arange(one.start, one.stop, device=self._device) for one in pairs])
         states = self._head.run(ids, features, places, Step(self._memory, segments, self._never))
         states = states[[one.end - 1 for one in segments]]
-        token_ids, probabilities = guess(self._head, states)
-        return Guesses(states, token_ids.tolist(), probabilities.tolist())
+        return Guesses(states, guess(self._head, states))
 
     def drop_drafts(self, sequence: int, length: int) -> None:
         """Nothing to free: a slot has places for a whole context."""
