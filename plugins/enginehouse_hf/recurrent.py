@@ -256,9 +256,7 @@ class Mixers:
                     new[mixer.layer, *name] = _owned(states[place : place + 1])
         return output
 
-    def _append_singly(
-        self, mixer: Mixer, rows: Tensor, cache: LayerCache, segments: Sequence[Segment]
-    ) -> Tensor:
+    def _append_singly(self, mixer: Mixer, rows: Tensor, cache: LayerCache, segments: Sequence[Segment]) -> Tensor:
         """Append tokens one by one, (N, T, hidden_size), and keep copies of the states after all but the last."""
         mixed = []
         for number, row in enumerate(rows.split(1, 1), 1):

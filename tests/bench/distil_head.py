@@ -71,7 +71,9 @@ def _training_prompts() -> list[str]:
 def answers_of(model: Any, tokenizer: Any, texts: Sequence[str]) -> Iterator[list[int]]:
     """Yield prompt and greedy answer of each text as token ids; prompts of similar length are computed together."""
     prompts = [
-        tokenizer.apply_chat_template([{"role": "user", "content": text}], add_generation_prompt=True, return_dict=False)
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=False
+        )
         for text in texts
     ]
     prompts.sort(key=len)
@@ -127,7 +129,10 @@ class _Student:
         )
         positions = torch.arange(size)[None] + (before is not None)
         query, key = apply_rotary_pos_emb(query, key, *self.rotary(joined, positions))
-        own = key, value = repeat_kv(key, attention.num_key_value_groups), repeat_kv(value, attention.num_key_value_groups)
+        own = key, value = (
+            repeat_kv(key, attention.num_key_value_groups),
+            repeat_kv(value, attention.num_key_value_groups),
+        )
         keys, values = own if before is None else before
         scores = query @ keys.transpose(2, 3) * attention.scaling
         scores = scores.masked_fill(torch.ones(size, size).triu(1).bool(), -torch.inf)

@@ -76,6 +76,7 @@ class PoolHeadMemory:
         head: the head; its attention uses the layer after those of the model.
         state: the pool; gets two more layers.
         positions: the places of all sequences.
+        num_layers: of the model; the layer of the head has the next number.
         hidden_size: width of the model's states.
         dtype: their type, which the keys and values of the head have, too.
 
@@ -86,7 +87,13 @@ class PoolHeadMemory:
     runs_ahead = True
 
     def __init__(
-        self, head: DraftHead, state: DeviceState, positions: PositionPool, hidden_size: int, dtype: torch.dtype
+        self,
+        head: DraftHead,
+        state: DeviceState,
+        positions: PositionPool,
+        num_layers: int,
+        hidden_size: int,
+        dtype: torch.dtype,
     ) -> None:
         self._head, self._model_state, self._positions = head, state, positions
         self._attention = PoolAttention(None)
@@ -107,10 +114,9 @@ class PoolHeadMemory:
                 f"the draft head needs {num_bytes / 2**30:.1f} GiB for {len(like) - 1} KV positions beside the "
                 "model's; lower cache_tokens or memory_share"
             ) from error
-        self.writer = FeatureWriter(head, len(state.layers) + 1)
+        self.writer = FeatureWriter(head, num_layers + 1)
         self._features = kept
-        first = len(state.layers)
-        state.layers[first], state.layers[first + 1] = (
+        state.layers[num_layers], state.layers[num_layers + 1] = (
             (KvTensor(keys), KvTensor(values)),
             (KvTensor(kept), KvTensor(empty)),
         )

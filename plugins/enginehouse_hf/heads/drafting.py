@@ -322,16 +322,16 @@ class HeadDrafts:
         if not rows:
             return None
         growing = [growing[row] for row in rows]
-        pairs = [
-            Pairs(draft.task.sequence, len(draft.task.token_ids) - 2 + num_tokens, [GUESSED]) for draft in growing
-        ]
+        pairs = [Pairs(draft.task.sequence, len(draft.task.token_ids) - 2 + num_tokens, [GUESSED]) for draft in growing]
         return growing, self._memory.run(pairs, guesses.take(rows))
 
     def _collect(self, passes: Sequence[_Pass]) -> None:
         """Read all guesses and append them to their drafts, each up to the first that is too improbable."""
         if not passes:
             return
-        for number, ((growing, _), found) in enumerate(zip(passes, Guesses.read([one for _, one in passes]), strict=True)):
+        for number, ((growing, _), found) in enumerate(
+            zip(passes, Guesses.read([one for _, one in passes]), strict=True)
+        ):
             for draft, (token_id, probability) in zip(growing, found, strict=True):
                 if len(draft.token_ids) == number and probability >= self._limits.min_probability:
                     draft.token_ids.append(token_id)
