@@ -165,6 +165,8 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 """Configurations by name, as the models' own ``config.json`` has them; ``hybrid-2b`` is of Qwen 3.5's kind."""
 
+SHAPES["hybrid-2b-untied"] = {**SHAPES["hybrid-2b"], "tie_word_embeddings": False}
+
 
 def write_shape(name: str, folder: Path) -> Path:
     """A folder with the configuration of ``name`` and a tokenizer; returns it."""

@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from core.behaviours.workloads import PROMPTS
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -29,6 +28,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.models.llama import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb, repeat_kv
 
+from core.behaviours.workloads import PROMPTS
 from enginehouse.contract.backend import ModelSource, Span
 from enginehouse.contract.drafter import DraftTask
 from enginehouse_hf.backend import HfBackend, HfOptions
@@ -38,8 +38,10 @@ __all__ = ["accepted", "answers_of", "train"]
 
 _NUM_PROMPTS, _NUM_ANSWER, _BATCH = 256, 160, 32
 _NUM_EPOCHS, _RATE, _DRAFT_VOCAB = 8, 1e-3, 4096
-_MODULES = ("argparse", "ast", "asyncio", "calendar", "csv", "datetime", "email", "heapq", "json", "logging", "pathlib",
-            "random", "shutil", "socket", "statistics", "string", "subprocess", "textwrap", "threading", "zipfile")  # fmt: skip
+_MODULES = (
+    "argparse", "ast", "asyncio", "calendar", "csv", "datetime", "email", "heapq", "json", "logging", "pathlib", "random",
+    "shutil", "socket", "statistics", "string", "subprocess", "textwrap", "threading", "zipfile",
+)  # fmt: skip
 _FORMS = (
     "What is {word}?",
     "Write a short story about {word}.",
@@ -146,7 +148,7 @@ class _Student:
         return states + layer.mlp(layer.post_attention_layernorm(states)), own
 
     def loss(self, token_ids: Tensor, features: Tensor, columns: Tensor) -> Tensor:
-        """Mean loss of the first two tokens of the drafts at every position of a text; ``columns`` are -1 for others."""
+        """Mean loss of the first two tokens of drafts at every position of a text; ``columns`` are -1 for others."""
         total, states, before = torch.zeros(()), self.layer.fc(features[:-2]), None
         for number in range(2):
             inputs, targets = token_ids[1 + number : len(token_ids) - 1], columns[2 + number :]
@@ -170,7 +172,8 @@ def train(model: Any, texts: Sequence[list[int]], folder: Path) -> None:
     student = _Student(model, token_ids)
     student.layer.train()
     optimizer = torch.optim.AdamW(student.layer.parameters(), _RATE, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _RATE, _NUM_EPOCHS * (len(texts) // 4 + 1), pct_start=0.1)
+    num_steps = _NUM_EPOCHS * (len(texts) // 4 + 1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _RATE, num_steps, pct_start=0.1)
     lessons = []
     for text in texts:
         ids = torch.tensor(text)

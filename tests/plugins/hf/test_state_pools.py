@@ -274,15 +274,19 @@ def test_kernels_give_what_the_module_gives(name: str, dtype: str) -> None:
         hidden = torch.randn(num_tokens, 256, generator=torch.Generator().manual_seed(1)).to(device, model.dtype)
         forms = _forms_of(mixer, hidden)
         pooled, pools = PooledMixers(mixers.all, forms, device), [StatePools(forms, 60, device) for _ in range(2)]
-        for rows, others in zip(pools[0].layer(0).values(), pools[1].layer(0).values(), strict=True):
-            rows[:80].normal_(generator=torch.Generator(device).manual_seed(2))
-            rows[82:].normal_(generator=torch.Generator(device).manual_seed(3))  # row 80 is of an empty sequence
-            others.copy_(rows)
-        results = []
+        for states, others in zip(pools[0].layer(0).values(), pools[1].layer(0).values(), strict=True):
+            states[:80].normal_(generator=torch.Generator(device).manual_seed(2))
+            states[82:].normal_(generator=torch.Generator(device).manual_seed(3))  # row 80 is of an empty sequence
+            others.copy_(states)
+        results, ends = [], torch.zeros(1, dtype=torch.int32, device=device)
+        rows = torch.arange(80, device=device).view(20, 4).T  # three tokens of each of 20 sequences
         for one in pools:
             pooled.begin(_step(one, *spans, device=device))
             result = pooled.run(0, hidden).float()
-            results.append(result.sum(1) if result.dim() == 3 else result)
+            results.append([result.sum(1) if result.dim() == 3 else result])
+            pooled.begin(_Step(60, [], ends, rows, one))
+            result = pooled.run(0, hidden[:60]).float()
+            results[-1].append(result.sum(1) if result.dim() == 3 else result)
             pooled.use_kernels(partial(find_part, hidden_size=256))
 
     assert pooled.has_kernels
