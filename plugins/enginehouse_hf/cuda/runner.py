@@ -50,9 +50,6 @@ __all__ = ["CudaModel", "CudaRunner"]
 
 _log = logging.getLogger(__name__)
 
-_LARGEST_HEAD_GRAPH = 64
-"""Pairs that a recorded pass of a draft head reads at most: one after each accepted token, for some sequences."""
-
 _Way = int | Literal["early"] | None
 """Execution path of a span: a number of layers, the number that the policy decides, or all."""
 
@@ -284,12 +281,14 @@ class CudaRunner:
         if self._states is None and len(model.state.layers) != model.num_layers:
             raise ModelLoadError("layers of this model share keys and values; hf has no draft heads for it on a GPU")
         head = self._load_head(source)
-        state = model.state if self._states is None else self._widen_states(model, 1 + max_tokens)
-        memory = PoolHeadMemory(head, state, self._positions, model.num_layers, model.hidden_size, model.dtype)
-        model.network.write_features(memory.writer)
         with torch.inference_mode():
+            state = model.state if self._states is None else self._widen_states(model, 1 + max_tokens)
+            memory = PoolHeadMemory(head, state, self._positions, model.num_layers, model.hidden_size, model.dtype)
+            model.network.write_features(memory.writer)
             graphs = DecodeGraphs(model.network, state, model.graphs.sizes, Recorder(), lambda _share: None)
-            memory.record([size for size in graphs.sizes if size <= _LARGEST_HEAD_GRAPH], graphs.recorder)
+            if graphs.sizes:
+                memory.record(graphs.recorder)
+            memory.warm_up(self.capabilities.max_batch_tokens)
         adapters = StackedAdapters(model.network, model.dtype, graphs.change_adapters)  # none is loaded yet
         self._model = evolve(model, state=state, graphs=graphs, adapters=adapters)
         limits = HeadLimits.of(self.capabilities, self.num_layers, max_tokens, min_probability)

@@ -126,6 +126,18 @@ class Step:
         """States of recurrent layers of all sequences."""
         return self.state.pools
 
+    def advance(self, token_ids: Tensor) -> None:
+        """Make the inputs of a static decode step those of the next one: a token each, at places that the table has.
+
+        Args:
+            token_ids: (T,).
+        """
+        self._tokens[0, : self.num_tokens] = token_ids
+        self.positions.add_(1)
+        self.lengths.add_(1)
+        ahead = self.positions.clamp(max=self.state.table.shape[1] - 1).long()
+        self.places.copy_(self.state.table[self.slots.long(), ahead])
+
     def begin(self) -> None:
         """Start the step: look up the token ids and write the places into the table."""
         begin_step(self._tokens, self.state.last, self.state.table, self.token_ids)

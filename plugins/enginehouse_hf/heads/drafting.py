@@ -10,7 +10,7 @@ text, whatever happened to the sequence.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Protocol
 
@@ -25,11 +25,7 @@ from enginehouse.contract.drafter import NUM_GRADES, Draft, DraftTask
 from enginehouse.contract.errors import CacheFull
 from enginehouse_hf.attention import AnyStep
 
-__all__ = ["GUESSED", "DraftHead", "Guesses", "HeadDrafts", "HeadLimits", "HeadMemory", "Pairs", "guess"]
-
-GUESSED = -1
-"""In pairs, the token that the head has guessed."""
-
+__all__ = ["DraftHead", "Guesses", "HeadDrafts", "HeadLimits", "HeadMemory", "Pairs", "guess"]
 
 _MAX_NEW = 66
 """Pairs up to which a text counts as read: a pass with the longest draft adds no more."""
@@ -106,24 +102,12 @@ class Guesses:
     """The most probable token after the last pair of each of some sequences, on the device.
 
     Attributes:
-        states: (n, feature_size), in place of the features of the guessed tokens.
+        states: (n, feature_size), in place of the features of the guessed tokens; valid until the next pass.
         found: (2, n) int32, token ids of the model's vocabulary, and the bits of their probabilities as float32.
     """
 
     states: Tensor
     found: Tensor
-
-    @property
-    def token_ids(self) -> Tensor:
-        """(n,) int32."""
-        return self.found[0]
-
-    def take(self, rows: Sequence[int]) -> Guesses:
-        """Select some sequences."""
-        if len(rows) == len(self.states):
-            return self
-        chosen = torch.tensor(rows, device=self.states.device)
-        return Guesses(self.states[chosen], self.found[:, chosen])
 
     @staticmethod
     def read(several: Sequence[Guesses]) -> list[list[tuple[int, float]]]:
@@ -150,16 +134,26 @@ class HeadMemory(Protocol):
 
     runs_ahead: bool
 
-    def run(self, pairs: Sequence[Pairs], after: Guesses | None = None) -> Guesses:
+    def run(self, pairs: Sequence[Pairs]) -> Guesses:
         """Run the head over pairs of distinct sequences, and guess the token after the last pair of each.
 
         Args:
             pairs: those of a sequence follow the ones that were run before.
-            after: guesses, whose states and tokens are those of the pairs, one each; None if the features are in the
-                memory and the tokens given.
 
         Raises:
             CacheFull: there is no place for pairs beyond the text; nothing was changed.
+        """
+        ...
+
+    def extend(self, starts: Mapping[int, int], guesses: Guesses, num_tokens: int) -> Iterator[Guesses]:
+        """Run the head over its last guesses, again and again; each pass is run when the next guesses are asked for.
+
+        Args:
+            starts: by sequence, in the order of ``guesses``, the position of the pair of the first guess.
+            num_tokens: number of passes.
+
+        Raises:
+            CacheFull: there is no place for so many pairs; nothing was changed.
         """
         ...
 
@@ -210,16 +204,20 @@ class _Growing:
     max_tokens: int
     token_ids: list[int] = field(factory=list)
     first_probability: float = 0.0
+    has_ended: bool = False
+
+    def take(self, token_id: int, probability: float, min_probability: float) -> None:
+        """Append a token, unless it or one before it is too improbable."""
+        self.has_ended |= not probability >= min_probability
+        if not self.has_ended:
+            self.first_probability = self.first_probability or probability
+            self.token_ids.append(token_id)
 
     def finished(self) -> Draft | None:
         """Return the draft, graded by the probability of its first token, or None if it is empty."""
         if not self.token_ids:
             return None
         return Draft(self.token_ids, min(NUM_GRADES - 1, int(self.first_probability * NUM_GRADES)))
-
-
-_Pass = tuple[list[_Growing], Guesses]
-"""The drafts to which a pass adds a token, and these tokens."""
 
 
 class HeadDrafts:
@@ -263,7 +261,6 @@ class HeadDrafts:
         drafts: list[_Growing | None] = [None] * len(tasks)
         most = min(_MAX_NEW, self._limits.max_pairs)
         unread = [task for task in tasks if self._num_unread(task) > most]
-        passes: list[_Pass] = []
         try:
             with torch.inference_mode():
                 if unread:
@@ -272,15 +269,12 @@ class HeadDrafts:
                     drafts = [self._begin(task) for task in tasks]
                     growing = [draft for draft in drafts if draft is not None]
                     if growing:
-                        passes.append((growing, self._read([draft.task for draft in growing], most * len(growing))))
-                    while passes and (extended := self._extend(*passes[-1], len(passes))):
-                        passes.append(extended)
+                        self._draft(growing, self._read([draft.task for draft in growing], most * len(growing)))
         except CacheFull:
-            pass  # the drafts end here
+            pass  # not even the first tokens can be drafted
         finally:
             for task in tasks:
                 self._memory.drop_drafts(task.sequence, len(task.token_ids) - 1)
-        self._collect(passes)
         return [draft.finished() if draft is not None else None for draft in drafts]
 
     def close(self, _: object) -> None:
@@ -313,26 +307,29 @@ class HeadDrafts:
             self._num_read[one.sequence] = min(one.stop, lengths[one.sequence] - 2)
         return guesses
 
-    def _extend(self, growing: list[_Growing], guesses: Guesses, num_tokens: int) -> _Pass | None:
-        """Run the head over the last guesses of drafts of ``num_tokens`` tokens; None if no draft goes on."""
-        rows = [row for row, draft in enumerate(growing) if num_tokens < draft.max_tokens]
-        if not self._memory.runs_ahead:
-            (found,) = Guesses.read([guesses])
-            rows = [row for row in rows if found[row][1] >= self._limits.min_probability]
-        if not rows:
-            return None
-        growing = [growing[row] for row in rows]
-        pairs = [Pairs(draft.task.sequence, len(draft.task.token_ids) - 2 + num_tokens, [GUESSED]) for draft in growing]
-        return growing, self._memory.run(pairs, guesses.take(rows))
+    def _draft(self, growing: Sequence[_Growing], guesses: Guesses) -> None:
+        """Add tokens to drafts, as many to each as the shortest may have, as long as they are probable enough.
 
-    def _collect(self, passes: Sequence[_Pass]) -> None:
-        """Read all guesses and append them to their drafts, each up to the first that is too improbable."""
-        if not passes:
+        If the memory runs ahead, all passes are launched before a guess is read.
+        """
+        passes = [guesses]
+        num_more = min(draft.max_tokens for draft in growing) - 1
+        starts = {draft.task.sequence: len(draft.task.token_ids) - 1 for draft in growing}
+        if not self._memory.runs_ahead and not self._take(growing, passes):
             return
-        for number, ((growing, _), found) in enumerate(
-            zip(passes, Guesses.read([one for _, one in passes]), strict=True)
-        ):
+        try:
+            for more in self._memory.extend(starts, guesses, num_more) if num_more else ():
+                passes.append(more)
+                if not self._memory.runs_ahead and not self._take(growing, passes[-1:]):
+                    return
+        except CacheFull:
+            pass  # the drafts end here
+        if self._memory.runs_ahead:
+            self._take(growing, passes)
+
+    def _take(self, growing: Sequence[_Growing], passes: Sequence[Guesses]) -> bool:
+        """Append guesses to their drafts, each up to the first that is too improbable; False if none goes on."""
+        for found in Guesses.read(passes):
             for draft, (token_id, probability) in zip(growing, found, strict=True):
-                if len(draft.token_ids) == number and probability >= self._limits.min_probability:
-                    draft.token_ids.append(token_id)
-                    draft.first_probability = draft.first_probability or probability
+                draft.take(token_id, probability, self._limits.min_probability)
+        return not all(draft.has_ended for draft in growing)
