@@ -39,8 +39,8 @@ __all__ = ["accepted", "answers_of", "train"]
 _NUM_PROMPTS, _NUM_ANSWER, _BATCH = 256, 160, 32
 _NUM_EPOCHS, _RATE, _DRAFT_VOCAB = 8, 1e-3, 4096
 _MODULES = (
-    "argparse", "ast", "asyncio", "calendar", "csv", "datetime", "email", "heapq", "json", "logging", "pathlib", "random",
-    "shutil", "socket", "statistics", "string", "subprocess", "textwrap", "threading", "zipfile",
+    "argparse", "ast", "asyncio", "calendar", "csv", "datetime", "email", "heapq", "json", "logging", "pathlib",
+    "random", "shutil", "socket", "statistics", "string", "subprocess", "textwrap", "threading", "zipfile",
 )  # fmt: skip
 _FORMS = (
     "What is {word}?",
