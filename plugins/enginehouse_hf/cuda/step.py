@@ -15,7 +15,7 @@ from enginehouse_hf.cuda.layers import begin_step
 from enginehouse_hf.cuda.packing import PackedSpans, Segment, flatten
 from enginehouse_hf.cuda.state_pools import NO_STATES, StatePools
 
-__all__ = ["DeviceState", "Step", "padded_decodes"]
+__all__ = ["DeviceState", "EmbeddedChunk", "Step", "padded_decodes"]
 
 
 @frozen(eq=False)
@@ -57,6 +57,26 @@ class DeviceState:
         return self.num_places
 
 
+@frozen(eq=False)
+class EmbeddedChunk:
+    """An image, or a part of it, as the input of a step.
+
+    Attributes:
+        embedding: (T, hidden_size), in the dtype of the model; may be changed by the step.
+        positions: (3, T) int64, time, row and column of each token for the rotary embedding (M-RoPE); None if the
+            model numbers images as text.
+    """
+
+    embedding: Tensor
+    positions: Tensor | None
+
+    @classmethod
+    def upload(cls, embedding: Tensor, positions: Tensor | None, device: torch.device) -> EmbeddedChunk:
+        """Upload the input of a step from host memory, without waiting for earlier steps."""
+        parts = (None if part is None else part.contiguous().pin_memory() for part in (embedding, positions))
+        return cls(*(None if part is None else part.to(device, non_blocking=True) for part in parts))
+
+
 class Step:
     """A forward pass on the device.
 
@@ -74,12 +94,14 @@ class Step:
             every longer span, or with K > 1 of sequences with K decodes each.
         scales: (num_adapters, T) float32, how much each token uses of each adapter; None if none uses any.
         num_layers: number of layers to run; None is all.
+        rotary: (T,) int32, positions for the rotary embedding.
+        chunk: input in place of the token ids; None for text.
     """
 
     def __init__(self, state: DeviceState, num_tokens: int, num_decodes: int, segments: list[Segment], ints: Tensor,
                  offsets: dict[str, tuple[int, int]], rows_are_all: bool, num_layers: int | None,
-                 span_tokens: int) -> None:  # fmt: skip
-        self.state, self.num_layers = state, num_layers
+                 span_tokens: int, chunk: EmbeddedChunk | None = None) -> None:  # fmt: skip
+        self.state, self.num_layers, self.chunk = state, num_layers, chunk
         self.num_tokens, self.num_decodes, self.segments = num_tokens, num_decodes, segments
         part = {name: ints[begin:end] for name, (begin, end) in offsets.items()}
         self._tokens = part["tokens"].view(4, -1)
@@ -87,19 +109,20 @@ class Step:
         self.lengths = part["lengths"]
         self.gather, self.query_ends, self.key_ends = part["gather"], part["query_ends"], part["key_ends"]
         self.rows = None if rows_are_all else part["rows"]
-        self.state_rows = part["state_rows"].view(span_tokens + 1, -1)
+        self.state_rows, self.rotary = part["state_rows"].view(span_tokens + 1, -1), part["rotary"]
         self.scales = part["scales"].view(torch.float32).view(-1, num_tokens) if len(part["scales"]) else None
         self.token_ids = torch.empty(num_tokens, dtype=torch.int64, device=ints.device)
 
     @classmethod
-    def upload(cls, state: DeviceState, packed: PackedSpans, num_layers: int | None = None) -> Step:
+    def upload(
+        cls, state: DeviceState, packed: PackedSpans, num_layers: int | None = None, chunk: EmbeddedChunk | None = None
+    ) -> Step:
         """Upload the step to the device; one asynchronous copy from pinned memory."""
         array, offsets = flatten(packed)
         ints = torch.from_numpy(array).pin_memory().to(state.table.device, non_blocking=True)
-        num_tokens, is_plain, span_tokens = packed.tokens.shape[1], packed.is_plain_decode, packed.span_tokens
-        return cls(
-            state, num_tokens, packed.num_decodes, packed.segments, ints, offsets, is_plain, num_layers, span_tokens
-        )
+        num_tokens, num_decodes = packed.tokens.shape[1], packed.num_decodes
+        return cls(state, num_tokens, num_decodes, packed.segments, ints, offsets, packed.is_plain_decode, num_layers,
+                   packed.span_tokens, chunk)  # fmt: skip
 
     @classmethod
     def static(
@@ -133,8 +156,8 @@ class Step:
             token_ids: (T,).
         """
         self._tokens[0, : self.num_tokens] = token_ids
-        self.positions.add_(1)
-        self.lengths.add_(1)
+        for numbers in (self.positions, self.rotary, self.lengths):
+            numbers.add_(1)
         ahead = self.positions.clamp(max=self.state.table.shape[1] - 1).long()
         self.places.copy_(self.state.table[self.slots.long(), ahead])
 
@@ -157,7 +180,10 @@ def padded_decodes(state: DeviceState, packed: PackedSpans, size: int) -> Packed
     dumped = np.repeat(state.pools.dump_rows(packed.span_tokens)[:, None], num_dumped, 1)
     state_rows = np.concatenate([packed.state_rows, dumped], 1)
     num_tokens = tokens.shape[1]
+    rotary = packed.rotary_positions.reshape(packed.span_tokens, -1)
+    rotary = np.concatenate([rotary, np.zeros((packed.span_tokens, num_more), np.int32)], 1).reshape(-1)
     scales = np.zeros((len(packed.scales), num_tokens), np.float32)
     if len(scales):
         scales[:, : packed.num_decodes] = packed.scales
-    return PackedSpans(tokens, num_tokens, [], packed.gather, np.arange(num_tokens, dtype=np.int32), state_rows, scales)
+    rows = np.arange(num_tokens, dtype=np.int32)
+    return PackedSpans(tokens, num_tokens, [], packed.gather, rows, state_rows, scales, rotary)

@@ -279,7 +279,7 @@ def test_kernels_give_what_the_module_gives(name: str, dtype: str) -> None:
             states[82:].normal_(generator=torch.Generator(device).manual_seed(3))  # row 80 is of an empty sequence
             others.copy_(states)
         results, ends = [], torch.zeros(1, dtype=torch.int32, device=device)
-        rows = torch.arange(80, device=device).view(20, 4).T  # three tokens of each of 20 sequences
+        rows = torch.arange(80, device=device).view(20, 4).T.contiguous()  # three tokens of each of 20 sequences
         for one in pools:
             pooled.begin(_step(one, *spans, device=device))
             result = pooled.run(0, hidden).float()
