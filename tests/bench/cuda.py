@@ -433,8 +433,8 @@ def _measure_changed(
 
 
 def _measure_mtp() -> None:
-    write_mtp("hybrid-2b-untied", write_shape("hybrid-2b-untied", Path(tempfile.gettempdir()) / "hybrid-2b-untied"))
-    _measure_changed(measure_mtp, "hybrid-2b-untied", cache_tokens=65_536)
+    write_mtp("hybrid-9b", write_shape("hybrid-9b", Path(tempfile.gettempdir()) / "hybrid-9b"))
+    _measure_changed(measure_mtp, "hybrid-9b", cache_tokens=65_536)
 
 
 def main() -> None:

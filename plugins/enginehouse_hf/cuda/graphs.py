@@ -8,10 +8,12 @@ tensors that each replay reads.
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
@@ -61,10 +63,22 @@ class Recorder:
             work()  # compiles kernels and initialises libraries outside of the recording
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory):  # type: ignore[arg-type]
+        with _no_collection(), torch.cuda.graph(graph, pool=self._memory):  # type: ignore[arg-type]
             result = work()
         self._memory = graph.pool()
         return graph, result
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Collect no garbage: other graphs, which may be a part of it, cannot be destroyed during a recording."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @frozen(eq=False)

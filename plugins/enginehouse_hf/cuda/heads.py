@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -65,17 +66,16 @@ class _StaticPass:
         given: (size, feature_size), the features to be filled in.
     """
 
-    def __init__(self, state: DeviceState, size: int, given: Tensor, work: _Work) -> None:
+    def __init__(self, state: DeviceState, size: int, given: Tensor) -> None:
         self.given = given
         self._state, self._size = state, size
         self._step, self._numbers = Step.static(state, size)
-        self._work = work
         self._graph: torch.cuda.CUDAGraph | None = None
         self._found: tuple[Tensor, Tensor]
 
-    def record(self, recorder: Recorder) -> None:
+    def record(self, work: _Work, recorder: Recorder) -> None:
         """Record the graph. Raises RuntimeError if the head reads values on the host in between."""
-        self._graph, self._found = recorder.record(self._run)
+        self._graph, self._found = recorder.record(partial(self._run, work))
 
     def forget(self) -> None:
         """Launch kernel by kernel from now on."""
@@ -88,15 +88,15 @@ class _StaticPass:
         if token_ids is not None:
             self._numbers[: len(token_ids)] = token_ids  # the first row of the tokens
 
-    def run(self) -> tuple[Tensor, Tensor]:
+    def run(self, work: _Work) -> tuple[Tensor, Tensor]:
         """Return states and guesses of all pairs; valid until any next pass."""
         if self._graph is None:
-            return self._run()
+            return self._run(work)
         self._graph.replay()
         return self._found
 
-    def _run(self) -> tuple[Tensor, Tensor]:
-        states, found = self._work(self._step, self.given)
+    def _run(self, work: _Work) -> tuple[Tensor, Tensor]:
+        states, found = work(self._step, self.given)
         self._step.advance(found[0])
         self.given.copy_(states)
         return states, found
@@ -153,15 +153,16 @@ class PoolHeadMemory:
         state.table[state.dump_slot].fill_(state.dump_place)
         self._state = DeviceState(state.layers, state.num_places, state.table[:, 1:], state.last)
         self._passes = {
-            size: _StaticPass(self._state, size, kept.new_zeros(size, kept.shape[-1]), self._compute)
-            for size in graph_sizes(_MAX_STATIC)
+            size: _StaticPass(self._state, size, kept.new_zeros(size, kept.shape[-1]))
+            for size in graph_sizes(max(_MAX_STATIC, state.dump_slot))  # up to one pair of every sequence
         }
 
     def record(self, recorder: Recorder) -> None:
         """Record the passes as graphs; none if the head reads values on the host in between."""
         try:
-            for one in reversed(self._passes.values()):
-                one.record(recorder)
+            for size, one in reversed(self._passes.items()):
+                if size <= _MAX_STATIC:
+                    one.record(self._compute, recorder)
         except RuntimeError as error:
             _log.warning("hf: passes of the draft head cannot be recorded and are launched one by one: %s", error)
             torch.cuda.synchronize()
@@ -192,7 +193,7 @@ class PoolHeadMemory:
             one = self._pass_for(packed.num_decodes)
             one.fill(packed)
             torch.index_select(self._features, 0, places, out=one.given[: packed.num_decodes])
-            states, found = one.run()
+            states, found = one.run(self._compute)
             return Guesses(states[last], found[:, last])
         return Guesses(*self._compute(Step.upload(self._state, packed), self._features[places], last))
 
@@ -212,7 +213,7 @@ class PoolHeadMemory:
         )
         one.given[:size].copy_(guesses.states)
         for _ in range(num_tokens):
-            states, found = one.run()
+            states, found = one.run(self._compute)
             yield Guesses(states[:size], found[:, :size].clone())
 
     def _pass_for(self, num_pairs: int) -> _StaticPass:

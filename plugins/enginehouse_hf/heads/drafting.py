@@ -119,7 +119,11 @@ class Guesses:
 
 def guess(head: DraftHead, states: Tensor) -> Tensor:
     """Return the most probable tokens and their probabilities, (2, T) int32 as :attr:`Guesses.found`."""
-    probabilities, columns = head.logits(states).float().softmax(-1).max(-1)
+    logits = head.logits(states).float()
+    top, columns = logits.max(-1)
+    probabilities = 1.0 / (logits - top[:, None]).exp_().sum(
+        -1
+    )  # several kernels, but softmax takes a row in one block
     token_ids = columns if head.token_ids is None else head.token_ids[columns]
     return torch.stack([token_ids.to(torch.int32), probabilities.view(torch.int32)])
 
