@@ -163,7 +163,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "dtype": "bfloat16",
     },
 }
-"""Configurations by name, as the models' own ``config.json`` has them; ``hybrid-2b`` and ``hybrid-9b`` are Qwen 3.5's kind."""
+"""Configurations by name, as the models' own ``config.json`` has them; hybrids are of Qwen 3.5's kind."""
 
 SHAPES["hybrid-9b"] = {
     **SHAPES["hybrid-2b"],
