@@ -65,8 +65,9 @@ class SearchedText:
 
 
 class _Any(NamedTuple):
-    """Any text, up to the end of the first occurrence of ``until``; if that is empty, up to the fixed text that follows,
-    or to anywhere where none does.
+    """Any text, up to the end of the first occurrence of ``until``.
+
+    If that is empty, up to the fixed text that follows, or to anywhere where none does.
     """
 
     until: bytes
