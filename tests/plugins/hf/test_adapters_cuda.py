@@ -192,6 +192,29 @@ def test_adapters_beside_recurrent_layers_add_what_they_add_on_the_cpu(
     assert np.abs(rows[0][::2] - rows[0][1::2]).max() > 0.01 * np.abs(rows[0]).max()
 
 
+def test_adapters_of_drafts_beside_recurrent_layers_are_those_of_their_sequences(
+    random_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Three sequences, which a recorded step pads to four, with two tokens each."""
+    folder = random_model("qwen3_5_text")
+    path = write_adapter(tmp_path / "adapter", lora_tensors(folder, 0))
+    rows: list[Any] = []
+    for device in ("cpu", "cuda:0"):
+        runner = _open(folder, device=device, context=64, cache_tokens=None if device == "cpu" else 512)
+        handle, found = runner.load_adapter(path), []
+        sequences = [runner.open_sequence() for _ in range(3)]
+        for start, tokens in ((0, [5, 6, 7, 8]), (4, [9, 10])):
+            spans = [
+                Span(sequence, start, np.array(tokens, np.int32), "all", adapter=((handle, 1.0),) * (index % 2))
+                for index, sequence in enumerate(sequences)
+            ]
+            found.append(runner.forward(spans).host())
+        rows.append(np.concatenate(found))
+        runner.close()
+
+    assert _difference(rows[1], rows[0]) < 1e-3
+
+
 def test_stacks_grow_with_ranks_adapters_and_projections(tiny_model: TinyModel, tmp_path: Path) -> None:
     """Each adapter gives the same rows after every growth, and an index that was freed nothing of the one before."""
     folder = tiny_model("llama")
