@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from enginehouse_hf.cuda.overlap import OVERLAPPING, await_previous
+from enginehouse_hf.cuda.overlap import OVERLAPPING, await_results, fetch, start_next
 
 __all__ = ["decode_attention", "num_parts"]
 
@@ -26,10 +26,15 @@ _LARGEST_CODE = tl.constexpr(448.0)
 _HAS_ASSEMBLY = tl.constexpr(torch.cuda.is_available())
 
 
+AHEAD = 0
+EACH_PART = 128
+MORE = {}
+
+
 def num_parts(num_sequences: int, num_kv_heads: int, max_context: int) -> int:
     """Number of parts per sequence: a power of two, the same for the whole batch."""
     wanted = _PROGRAMS_WANTED // (num_sequences * num_kv_heads)
-    useful = max_context // 128
+    useful = max_context // EACH_PART
     return 1 << (max(1, min(_MAX_PARTS, wanted, useful)).bit_length() - 1)
 
 
@@ -86,15 +91,25 @@ def _attend(
     NUM_QUERY: tl.constexpr, NUM_KV: tl.constexpr, DIM: tl.constexpr, DIM_V: tl.constexpr, COLUMNS: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
     HAS_KEY_SCALES: tl.constexpr, HAS_VALUE_SCALES: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
-    STAGES: tl.constexpr,
+    STAGES: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    await_previous()
+    start_next()
     kv_head, sequence, part = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     begin, end = _bounds(tl.load(lengths + sequence), window, part, PARTS, BLOCK)
     if begin >= end:
         return
     GROUP: tl.constexpr = NUM_QUERY // NUM_KV
     group, column, offsets = tl.arange(0, ROWS), tl.arange(0, COLUMNS), tl.arange(0, BLOCK)
+    places = table + tl.load(slots + sequence).to(tl.int64) * table_stride
+    for block in tl.static_range(AHEAD):
+        ahead = tl.minimum(begin + block * BLOCK + offsets, end - 1)
+        ahead_cell = tl.load(places + ahead).to(tl.int64) * NUM_KV + kv_head
+        fetch(keys + ahead_cell * DIM, DIM * keys.dtype.element_ty.primitive_bitwidth // 8)
+        fetch(
+            values + ahead_cell * (DIM_V // (2 if HAS_VALUE_SCALES else 1)),
+            DIM_V * (1 if HAS_VALUE_SCALES else values.dtype.element_ty.primitive_bitwidth // 8),
+        )
+    await_results()
     is_head, heads = group < GROUP, sequence * NUM_QUERY + kv_head * GROUP + group
     at_query = query + heads[None, :] * DIM + column[:, None]
     q = tl.load(at_query, mask=is_head[None, :] & (column < DIM)[:, None], other=0.0)
@@ -104,7 +119,6 @@ def _attend(
     EACH: tl.constexpr = 2 if HAS_VALUE_SCALES else 1
     unit = tl.arange(0, COLUMNS // EACH)
     is_unit = unit < DIM_V // EACH
-    places = table + tl.load(slots + sequence).to(tl.int64) * table_stride
     best, total = tl.full([ROWS], float("-inf"), tl.float32), tl.zeros([ROWS], tl.float32)
     sums = tl.zeros([COLUMNS // EACH, ROWS], tl.float32)
     odd_sums = sums
@@ -149,7 +163,7 @@ def _join(
     NUM_QUERY: tl.constexpr, DIM_V: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
     HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
-    await_previous()
+    start_next()
     sequence = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     part = tl.arange(0, PARTS)
@@ -157,6 +171,7 @@ def _join(
     is_dim_v = column < DIM_V
     begin, end = _bounds(tl.load(lengths + sequence), window, part, PARTS, BLOCK)
     is_used = begin < end
+    await_results()
     cell = (sequence * NUM_QUERY + head) * PARTS + part
     lse = tl.load(part_lse + cell, mask=is_used, other=float("-inf"))
     highest = tl.max(lse, 0)
@@ -174,6 +189,8 @@ def _usual_sizes(is_exact: bool, columns: int, parts: int, is_packed: bool) -> t
     """Positions of a block, warps, and stages, as measured on an H200. Every second stage loads another block ahead."""
     if is_exact:
         return 32, 4, 2
+    if (columns, parts) in MORE:
+        return MORE[columns, parts]
     if columns > 128:
         return (32, 2, 5) if is_packed else (32, 2, 2)
     if is_packed:
@@ -237,6 +254,7 @@ def decode_attention(
     columns = max(32, triton.next_power_of_2(max(dim, dim_v)))
     usual = _usual_sizes(is_exact, columns, parts, value_scales is not None)
     block, warps, stages = (given or own for given, own in zip((block, warps, stages), usual, strict=True))
+    ahead = 0 if any(part.shape[2] * part.element_size() % 16 for part in (keys, values)) else AHEAD
     packed_values = values if value_scales is None else values.view(torch.int16)
     scales = [query if one is None else one for one in (key_scales, value_scales)]
     given_sinks = query if sinks is None else sinks
@@ -244,7 +262,7 @@ def decode_attention(
         query, keys, packed_values, *scales, table, slots, lengths, given_sinks, out, part_out, part_lse, scale,
         softcap or 1.0, window or 0, table.stride(0), num_query, num_kv, dim, dim_v, columns, rows, block, parts,
         softcap is not None, sinks is not None, key_scales is not None, value_scales is not None,
-        tl.float32 if is_exact else tl.float16, "ieee" if is_exact else "tf32", stages, num_warps=warps,
+        tl.float32 if is_exact else tl.float16, "ieee" if is_exact else "tf32", stages, ahead, num_warps=warps,
         **OVERLAPPING,
     )  # fmt: skip
     if parts > 1:

@@ -236,7 +236,7 @@ def _linear(x: Tensor, part: Projection) -> Tensor:
 
 def _parts(x: Tensor, part: Projection) -> Tensor:
     """(T, num_rows), or (T, n, num_rows) float32, whose n rows add up to the result."""
-    return project_packed(x, part, may_split=True) if isinstance(part, Packed) and len(x) > 1 else _linear(x, part)
+    return _linear(x, part) if len(x) == 1 else _update(x, part)
 
 
 def _update(x: Tensor, part: Projection) -> Tensor:

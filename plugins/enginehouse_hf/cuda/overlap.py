@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["OVERLAPPING", "await_previous"]
+__all__ = ["OVERLAPPING", "OVERLAPS", "await_previous", "await_results", "fetch", "start_next"]
 
 
 def _is_supported() -> bool:
@@ -24,15 +24,44 @@ def _is_supported() -> bool:
     return has_waits and bool(capabilities) and min(capabilities) >= (9, 0)
 
 
-_OVERLAPS = tl.constexpr(_is_supported())
+OVERLAPS = tl.constexpr(_is_supported())
 
-OVERLAPPING: dict[str, Any] = {"launch_pdl": True} if _OVERLAPS.value else {}
+OVERLAPPING: dict[str, Any] = {"launch_pdl": True} if OVERLAPS.value else {}
 """Arguments of such a launch."""
+
+
+@triton.jit
+def fetch(at, NUM_BYTES: tl.constexpr):
+    """Have ``NUM_BYTES`` from each address on brought to the second-level cache, if kernels overlap.
+
+    Args:
+        at: pointers, multiples of 16 bytes.
+        NUM_BYTES: a multiple of 16.
+    """
+    if OVERLAPS:
+        size = tl.full(at.shape, NUM_BYTES, tl.int32)
+        tl.inline_asm_elementwise(
+            "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;", "=r,l,r", [at.to(tl.int64), size],
+            dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+
+
+@triton.jit
+def start_next():
+    """Let the next kernel start; for kernels that have something to do before :func:`await_previous`."""
+    if OVERLAPS:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def await_results():
+    """Wait for the results of all kernels launched before."""
+    if OVERLAPS:
+        tl.extra.cuda.gdc_wait()
 
 
 @triton.jit
 def await_previous():
     """Wait for the results of all kernels launched before; let the next kernel start."""
-    if _OVERLAPS:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    start_next()
+    await_results()
