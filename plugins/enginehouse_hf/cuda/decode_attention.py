@@ -26,7 +26,7 @@ _LARGEST_CODE = tl.constexpr(448.0)
 _HAS_ASSEMBLY = tl.constexpr(torch.cuda.is_available())
 
 
-AHEAD = 0
+AHEAD = False
 EACH_PART = 128
 MORE = {}
 
@@ -85,13 +85,23 @@ def _scores(
 
 
 @triton.jit
+def _fetch_block(
+    keys, values, places, positions, kv_head, NUM_KV: tl.constexpr, DIM: tl.constexpr, UNITS: tl.constexpr
+):  # fmt: skip
+    """Have keys and values of some positions brought to the second-level cache."""
+    cell = tl.load(places + positions).to(tl.int64) * NUM_KV + kv_head
+    fetch(keys + cell * DIM, DIM * keys.dtype.element_ty.primitive_bitwidth // 8)
+    fetch(values + cell * UNITS, UNITS * values.dtype.element_ty.primitive_bitwidth // 8)
+
+
+@triton.jit
 def _attend(
     query, keys, values, key_scales, value_scales, table, slots, lengths, sinks, out, part_out, part_lse, scale,
     softcap, window, table_stride,
     NUM_QUERY: tl.constexpr, NUM_KV: tl.constexpr, DIM: tl.constexpr, DIM_V: tl.constexpr, COLUMNS: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
     HAS_KEY_SCALES: tl.constexpr, HAS_VALUE_SCALES: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
-    STAGES: tl.constexpr, AHEAD: tl.constexpr,
+    STAGES: tl.constexpr, FETCHES: tl.constexpr,
 ):  # fmt: skip
     start_next()
     kv_head, sequence, part = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
@@ -101,22 +111,16 @@ def _attend(
     GROUP: tl.constexpr = NUM_QUERY // NUM_KV
     group, column, offsets = tl.arange(0, ROWS), tl.arange(0, COLUMNS), tl.arange(0, BLOCK)
     places = table + tl.load(slots + sequence).to(tl.int64) * table_stride
-    for block in tl.static_range(AHEAD):
-        ahead = tl.minimum(begin + block * BLOCK + offsets, end - 1)
-        ahead_cell = tl.load(places + ahead).to(tl.int64) * NUM_KV + kv_head
-        fetch(keys + ahead_cell * DIM, DIM * keys.dtype.element_ty.primitive_bitwidth // 8)
-        fetch(
-            values + ahead_cell * (DIM_V // (2 if HAS_VALUE_SCALES else 1)),
-            DIM_V * (1 if HAS_VALUE_SCALES else values.dtype.element_ty.primitive_bitwidth // 8),
-        )
+    # Values of 8 bits are read in pairs, of even and odd columns: the units in which tensor cores can be fed.
+    EACH: tl.constexpr = 2 if HAS_VALUE_SCALES else 1
+    if FETCHES:
+        _fetch_block(keys, values, places, tl.minimum(begin + offsets, end - 1), kv_head, NUM_KV, DIM, DIM_V // EACH)
     await_results()
     is_head, heads = group < GROUP, sequence * NUM_QUERY + kv_head * GROUP + group
     at_query = query + heads[None, :] * DIM + column[:, None]
     q = tl.load(at_query, mask=is_head[None, :] & (column < DIM)[:, None], other=0.0)
     if HAS_KEY_SCALES:
         q = q.to(WIDE)
-    # Values of 8 bits are read in pairs, of even and odd columns: the units in which tensor cores can be fed.
-    EACH: tl.constexpr = 2 if HAS_VALUE_SCALES else 1
     unit = tl.arange(0, COLUMNS // EACH)
     is_unit = unit < DIM_V // EACH
     best, total = tl.full([ROWS], float("-inf"), tl.float32), tl.zeros([ROWS], tl.float32)
@@ -254,7 +258,7 @@ def decode_attention(
     columns = max(32, triton.next_power_of_2(max(dim, dim_v)))
     usual = _usual_sizes(is_exact, columns, parts, value_scales is not None)
     block, warps, stages = (given or own for given, own in zip((block, warps, stages), usual, strict=True))
-    ahead = 0 if any(part.shape[2] * part.element_size() % 16 for part in (keys, values)) else AHEAD
+    fetches = AHEAD and not any(part.shape[2] * part.element_size() % 16 for part in (keys, values))
     packed_values = values if value_scales is None else values.view(torch.int16)
     scales = [query if one is None else one for one in (key_scales, value_scales)]
     given_sinks = query if sinks is None else sinks
@@ -262,7 +266,7 @@ def decode_attention(
         query, keys, packed_values, *scales, table, slots, lengths, given_sinks, out, part_out, part_lse, scale,
         softcap or 1.0, window or 0, table.stride(0), num_query, num_kv, dim, dim_v, columns, rows, block, parts,
         softcap is not None, sinks is not None, key_scales is not None, value_scales is not None,
-        tl.float32 if is_exact else tl.float16, "ieee" if is_exact else "tf32", stages, ahead, num_warps=warps,
+        tl.float32 if is_exact else tl.float16, "ieee" if is_exact else "tf32", stages, fetches, num_warps=warps,
         **OVERLAPPING,
     )  # fmt: skip
     if parts > 1:

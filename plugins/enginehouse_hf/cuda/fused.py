@@ -188,7 +188,9 @@ class FusedNetwork:
         keys, values = step.state.layers[index]
         dtype = self.structure.embeddings.dtype
         turned, positions = _turned(part, step)
-        query = rotate_and_store(qkv, keys, values, positions, step.places, turned, dtype)
+        query = rotate_and_store(
+            qkv, keys, values, positions, step.places, turned, dtype, has_own_tables=turned is not part
+        )
         attended = self._attention.attend(
             step, index, query, scaling=part.scale, window=part.window, softcap=part.softcap, sinks=part.sinks
         )

@@ -163,10 +163,10 @@ def _rotate_and_store(
     NUM_QUERY: tl.constexpr, NUM_KV: tl.constexpr, DIM: tl.constexpr, COLUMNS: tl.constexpr, HALF: tl.constexpr,
     INTERLEAVED: tl.constexpr, HAS_NORM: tl.constexpr, ROUNDS_FIRST: tl.constexpr, NUM_GATES: tl.constexpr,
     BLOCK: tl.constexpr, PACKS_KEYS: tl.constexpr, PACKS_VALUES: tl.constexpr, PARTS: tl.constexpr,
+    HAS_OWN_TABLES: tl.constexpr,
 ):  # fmt: skip
     start_next()
-    token = tl.program_id(0).to(tl.int64)
-    heads = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    token, heads = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     column = tl.arange(0, COLUMNS)
     is_query = (heads < NUM_QUERY)[:, None]
     is_dim = (column < DIM)[None, :]
@@ -185,11 +185,13 @@ def _rotate_and_store(
         is_left = column < HALF
         partner = tl.where(is_turned, tl.where(is_left, column + HALF, column - HALF), column)
         pair = tl.where(is_left, column, column - HALF)
+    if HAS_OWN_TABLES:
+        await_results()
     target = tl.load(targets + token).to(tl.int64)
     if HALF > 0:
-        at_angle = tl.load(positions + token).to(tl.int64) * HALF + pair
-        cosine = tl.load(cos + at_angle, mask=is_turned, other=1.0).to(tl.float32)
-        sine = tl.load(sin + at_angle, mask=is_turned, other=0.0).to(tl.float32)
+        angle = tl.load(positions + token).to(tl.int64) * HALF + pair
+        cosine = tl.load(cos + angle, mask=is_turned, other=1.0).to(tl.float32)
+        sine = tl.load(sin + angle, mask=is_turned, other=0.0).to(tl.float32)
     if HAS_NORM:
         own_factor = _norm_factors(query_weight, key_weight, column, is_dim, is_query)
         other_factor = _norm_factors(query_weight, key_weight, partner, is_dim, is_query)
@@ -207,8 +209,7 @@ def _rotate_and_store(
         other = (other * other_factor).to(kind).to(tl.float32)
     if HALF > 0:
         own = own * cosine[None, :] + other * tl.where(is_left, -sine, sine)[None, :]
-    turned = own.to(kind)
-    key_head = heads - NUM_QUERY
+    turned, key_head = own.to(kind), heads - NUM_QUERY
     is_key = (key_head >= 0) & (key_head < NUM_KV)
     is_value = (key_head >= NUM_KV) & (key_head < 2 * NUM_KV)
     cell = target * NUM_KV + key_head
@@ -225,6 +226,8 @@ def rotate_and_store(
     targets: Tensor,
     part: Attention,
     dtype: torch.dtype | None = None,
+    *,
+    has_own_tables: bool = False,
 ) -> Tensor:
     """Apply norms and rotary positions to queries and keys, store keys and values in the pool; returns the queries.
 
@@ -235,6 +238,7 @@ def rotate_and_store(
         positions: (T,) int32, positions in their sequences.
         targets: (T,) int32, places in the pool.
         dtype: type of the result, if it is not that of ``qkv``.
+        has_own_tables: the positions or rotary tables were computed in this step.
 
     Returns:
         (T, num_query, head_dim).
@@ -264,6 +268,7 @@ def rotate_and_store(
         num_query, num_kv, head_dim, columns, 0 if rotary is None else rotary.cos.shape[1],
         rotary is not None and rotary.interleaved, norms is not None, norms is not None and norms[0].rounds_first,
         num_gates, block, keys.scales is not None, values.scales is not None, 1 if qkv.dim() == 2 else qkv.shape[1],
+        has_own_tables,
         num_warps=4 if columns > 64 else 2, **OVERLAPPING,
     )  # fmt: skip
     return query
