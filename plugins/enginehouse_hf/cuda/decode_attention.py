@@ -124,8 +124,7 @@ def _attend(
     unit = tl.arange(0, COLUMNS // EACH)
     is_unit = unit < DIM_V // EACH
     best, total = tl.full([ROWS], float("-inf"), tl.float32), tl.zeros([ROWS], tl.float32)
-    sums = tl.zeros([COLUMNS // EACH, ROWS], tl.float32)
-    odd_sums = sums
+    sums, odd_sums = (tl.zeros([COLUMNS // EACH, ROWS], tl.float32), tl.zeros([COLUMNS // EACH, ROWS], tl.float32))
     for start in tl.range(begin, end, BLOCK, num_stages=STAGES):
         inside = start + offsets < end
         cell = tl.load(places + start + offsets, mask=inside, other=0).to(tl.int64) * NUM_KV + kv_head
