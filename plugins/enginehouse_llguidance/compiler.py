@@ -323,6 +323,8 @@ def _text_tokens(tokenizer: Tokenizer) -> NDArray[np.int32]:
 
 
 def _grammar_of_expressions(pattern: Pattern) -> str:
+    if pattern.is_searched:
+        raise _Refused("back-references, atomic groups and conditions are supported in patterns of a JSON schema only")
     if not pattern.is_exact:
         raise _Refused("what the expression asserts is too large; bound its repetitions or leave out assertions")
     expressions = (pattern.regex, *pattern.conditions)

@@ -13,7 +13,7 @@ from attrs import frozen
 
 from enginehouse.contract.composition import Composition, FreeText, InOrder, Marker, Matching, OneOf, Repeated, Text
 from enginehouse.contract.types import Constraint
-from enginehouse_llguidance.following import START, JsonState, WrongValue, check_whole, follow, held_from
+from enginehouse_llguidance.following import START, JsonState, WrongValue, check_whole, follow, held_from, next_of
 from enginehouse_llguidance.schemas.validation import Rules
 
 __all__ = ["Follower", "Part", "Thread", "Value", "part_of"]
@@ -156,6 +156,19 @@ class Follower:
                 return
         if wrong is not None:
             raise wrong
+
+    def next_of(self, threads: frozenset[Thread], text: bytearray) -> list[bytes] | None:
+        """Return texts, one of which the rest begins, or begins with; None if that is not known."""
+        found: list[bytes] = []
+        for thread in threads:
+            first = thread.left[0] if thread.left else None
+            if not isinstance(first, Value) or thread.state is None:
+                return None
+            of_thread = next_of(thread.state, text, first.rules)
+            if of_thread is None:
+                return None
+            found += of_thread
+        return found
 
     def held_from(self, threads: frozenset[Thread], size: int) -> int | None:
         """Return the index from which a text of ``size`` bytes may still turn out wrong; None if all of it is final."""
