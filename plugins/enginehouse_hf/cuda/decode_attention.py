@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from enginehouse_hf.cuda.overlap import OVERLAPPING, await_results, fetch, start_next
+from enginehouse_hf.cuda.overlap import OVERLAPPING, await_results, start_next
 
 __all__ = ["decode_attention", "num_parts"]
 
@@ -26,15 +26,14 @@ _LARGEST_CODE = tl.constexpr(448.0)
 _HAS_ASSEMBLY = tl.constexpr(torch.cuda.is_available())
 
 
-AHEAD = False
-EACH_PART = 128
-MORE = {}
+def num_parts(num_sequences: int, num_kv_heads: int, max_context: int, is_wide: bool = False) -> int:
+    """Number of parts per sequence: a power of two, the same for the whole batch.
 
-
-def num_parts(num_sequences: int, num_kv_heads: int, max_context: int) -> int:
-    """Number of parts per sequence: a power of two, the same for the whole batch."""
-    wanted = _PROGRAMS_WANTED // (num_sequences * num_kv_heads)
-    useful = max_context // EACH_PART
+    Args:
+        is_wide: heads have more than 128 dimensions, of 16 bits.
+    """
+    wanted = _PROGRAMS_WANTED // (2 if is_wide else 1) // (num_sequences * num_kv_heads)
+    useful = max_context // (64 if is_wide else 128)
     return 1 << (max(1, min(_MAX_PARTS, wanted, useful)).bit_length() - 1)
 
 
@@ -85,23 +84,13 @@ def _scores(
 
 
 @triton.jit
-def _fetch_block(
-    keys, values, places, positions, kv_head, NUM_KV: tl.constexpr, DIM: tl.constexpr, UNITS: tl.constexpr
-):  # fmt: skip
-    """Have keys and values of some positions brought to the second-level cache."""
-    cell = tl.load(places + positions).to(tl.int64) * NUM_KV + kv_head
-    fetch(keys + cell * DIM, DIM * keys.dtype.element_ty.primitive_bitwidth // 8)
-    fetch(values + cell * UNITS, UNITS * values.dtype.element_ty.primitive_bitwidth // 8)
-
-
-@triton.jit
 def _attend(
     query, keys, values, key_scales, value_scales, table, slots, lengths, sinks, out, part_out, part_lse, scale,
     softcap, window, table_stride,
     NUM_QUERY: tl.constexpr, NUM_KV: tl.constexpr, DIM: tl.constexpr, DIM_V: tl.constexpr, COLUMNS: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
     HAS_KEY_SCALES: tl.constexpr, HAS_VALUE_SCALES: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
-    STAGES: tl.constexpr, FETCHES: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     start_next()
     kv_head, sequence, part = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
@@ -113,8 +102,6 @@ def _attend(
     places = table + tl.load(slots + sequence).to(tl.int64) * table_stride
     # Values of 8 bits are read in pairs, of even and odd columns: the units in which tensor cores can be fed.
     EACH: tl.constexpr = 2 if HAS_VALUE_SCALES else 1
-    if FETCHES:
-        _fetch_block(keys, values, places, tl.minimum(begin + offsets, end - 1), kv_head, NUM_KV, DIM, DIM_V // EACH)
     await_results()
     is_head, heads = group < GROUP, sequence * NUM_QUERY + kv_head * GROUP + group
     at_query = query + heads[None, :] * DIM + column[:, None]
@@ -124,7 +111,8 @@ def _attend(
     unit = tl.arange(0, COLUMNS // EACH)
     is_unit = unit < DIM_V // EACH
     best, total = tl.full([ROWS], float("-inf"), tl.float32), tl.zeros([ROWS], tl.float32)
-    sums, odd_sums = (tl.zeros([COLUMNS // EACH, ROWS], tl.float32), tl.zeros([COLUMNS // EACH, ROWS], tl.float32))
+    sums = tl.zeros([COLUMNS // EACH, ROWS], tl.float32)
+    odd_sums = sums
     for start in tl.range(begin, end, BLOCK, num_stages=STAGES):
         inside = start + offsets < end
         cell = tl.load(places + start + offsets, mask=inside, other=0).to(tl.int64) * NUM_KV + kv_head
@@ -192,13 +180,11 @@ def _usual_sizes(is_exact: bool, columns: int, parts: int, is_packed: bool) -> t
     """Positions of a block, warps, and stages, as measured on an H200. Every second stage loads another block ahead."""
     if is_exact:
         return 32, 4, 2
-    if (columns, parts) in MORE:
-        return MORE[columns, parts]
     if columns > 128:
-        return (32, 2, 5) if is_packed else (32, 2, 2)
+        return (32, 2, 5) if is_packed else (16, 1, 5) if 1 < parts <= 8 else (32, 2, 2)
     if is_packed:
         return 32, 1, 7 if parts == 1 else 5
-    return (32, 1, 3) if parts == 1 else (64, 4, 3)
+    return (32, 1, 3) if parts == 1 else (32, 1, 5) if parts == 8 else (64, 4, 3)
 
 
 def _part_results(query: Tensor, parts: int, dim_v: int) -> tuple[Tensor, Tensor]:
@@ -250,14 +236,14 @@ def decode_attention(
     num_sequences, num_query, dim = query.shape
     num_kv, dim_v = keys.shape[1], values.shape[2]
     out = query.new_empty(num_sequences, num_query, dim_v)
-    parts = num_parts(num_sequences, num_kv, table.shape[1]) if parts is None else parts
-    part_out, part_lse = (out, out) if parts == 1 else _part_results(query, parts, dim_v)
     is_exact = query.dtype == torch.float32
     rows = max(8, triton.next_power_of_2(num_query // num_kv))
     columns = max(32, triton.next_power_of_2(max(dim, dim_v)))
+    is_wide = columns > 128 and not is_exact and value_scales is None
+    parts = num_parts(num_sequences, num_kv, table.shape[1], is_wide) if parts is None else parts
+    part_out, part_lse = (out, out) if parts == 1 else _part_results(query, parts, dim_v)
     usual = _usual_sizes(is_exact, columns, parts, value_scales is not None)
     block, warps, stages = (given or own for given, own in zip((block, warps, stages), usual, strict=True))
-    fetches = AHEAD and not any(part.shape[2] * part.element_size() % 16 for part in (keys, values))
     packed_values = values if value_scales is None else values.view(torch.int16)
     scales = [query if one is None else one for one in (key_scales, value_scales)]
     given_sinks = query if sinks is None else sinks
@@ -265,7 +251,7 @@ def decode_attention(
         query, keys, packed_values, *scales, table, slots, lengths, given_sinks, out, part_out, part_lse, scale,
         softcap or 1.0, window or 0, table.stride(0), num_query, num_kv, dim, dim_v, columns, rows, block, parts,
         softcap is not None, sinks is not None, key_scales is not None, value_scales is not None,
-        tl.float32 if is_exact else tl.float16, "ieee" if is_exact else "tf32", stages, fetches, num_warps=warps,
+        tl.float32 if is_exact else tl.float16, "ieee" if is_exact else "tf32", stages, num_warps=warps,
         **OVERLAPPING,
     )  # fmt: skip
     if parts > 1:

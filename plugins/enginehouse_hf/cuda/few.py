@@ -2,7 +2,7 @@
 
 The tensor cores have little to do, and the weights must be read at full bandwidth. They are the left operand, whose
 tile is full for any number of tokens. The columns are split among programs so that there are enough of them; the sum of
-the splits is left to the kernel that adds the result to the states.
+the splits is left to the kernel that reads the result.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from enginehouse_hf.cuda.layers import activate
-from enginehouse_hf.cuda.overlap import OVERLAPPING, await_results, fetch, start_next
+from enginehouse_hf.cuda.overlap import OVERLAPPING, await_results, start_next
 from enginehouse_hf.cuda.structure import Activation, Linear
 
 __all__ = ["MAX_FEW", "project_few"]
@@ -32,10 +32,8 @@ _ROWS = 64
 def _project_few(
     x, weight, bias, out, num_tokens, num_rows,
     WIDTH: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
-    HAS_BIAS: tl.constexpr, KIND: tl.constexpr, STAGES: tl.constexpr, AHEAD: tl.constexpr, IS_EARLY: tl.constexpr,
+    HAS_BIAS: tl.constexpr, KIND: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    if IS_EARLY:
-        start_next()
     kind = x.dtype.element_ty
     OWN: tl.constexpr = WIDTH // SPLITS
     rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
@@ -46,10 +44,6 @@ def _project_few(
     at_weight = weight + rows[:, None] * WIDTH + column[None, :]
     at_up = at_weight + num_rows.to(tl.int64) * WIDTH
     at_x = x + tl.where(is_token, token, 0)[None, :] * WIDTH + column[:, None]
-    if AHEAD > 0:
-        fetch(weight + rows * WIDTH + split * OWN, 2 * AHEAD)
-        if KIND is not None:
-            fetch(weight + (rows + num_rows) * WIDTH + split * OWN, 2 * AHEAD)
     sums = tl.zeros([ROWS, TOKENS], tl.float32)
     ups = tl.zeros([ROWS, TOKENS], tl.float32)
     await_results()
@@ -58,8 +52,7 @@ def _project_few(
         sums = tl.dot(tl.load(at_weight + start), value, sums)
         if KIND is not None:
             ups = tl.dot(tl.load(at_up + start), value, ups)
-    if not IS_EARLY:
-        start_next()
+    start_next()  # not earlier: programs that start while others still read are spread unevenly
     if HAS_BIAS:
         sums += tl.where(split == 0, tl.load(bias + rows).to(tl.float32), 0.0)[:, None]
     if KIND is not None:
@@ -67,21 +60,6 @@ def _project_few(
         sums = active * ups.to(kind).to(tl.float32)
     at_out = out + (token.to(tl.int64)[None, :] * SPLITS + split) * num_rows + rows[:, None]
     tl.store(at_out, sums.to(out.dtype.element_ty), mask=is_token[None, :])
-
-
-IS_EARLY = False
-AHEAD = 256
-FIT = False
-
-
-def _sizes(num_rows: int, width: int, tokens: int, is_gated: bool) -> tuple[int, int, int]:
-    """Splits of the columns, columns of a block, and stages, measured on an H200."""
-    if is_gated or num_rows >= _MANY_ROWS:
-        return 1, 64 if is_gated else 128, 4 if not IS_EARLY or tokens == 32 else 6
-    splits, stages = 4, 4 if not IS_EARLY or tokens == 32 else 5 if tokens == 16 else 6
-    if FIT and 264 / (num_rows // _ROWS) < 4:
-        splits, stages = 2, 5 if tokens == 32 else 6
-    return splits, 128, stages
 
 
 def project_few(x: Tensor, part: Linear, activation: Activation | None = None) -> Tensor | None:
@@ -99,13 +77,14 @@ def project_few(x: Tensor, part: Linear, activation: Activation | None = None) -
     num_tokens, width = x.shape
     num_rows = part.weight.shape[0] // (1 if activation is None else 2)
     tokens = max(8, triton.next_power_of_2(num_tokens))
-    splits, block, stages = _sizes(num_rows, width, tokens, activation is not None)
+    splits = 1 if activation is not None or num_rows >= _MANY_ROWS else 4
+    block = 128 if activation is None else 64  # measured on an H200
     if num_tokens > MAX_FEW or num_rows % _ROWS or width % (block * splits) or x.dtype == torch.float32:
         return None
     shape = (num_tokens, num_rows) if splits == 1 else (num_tokens, splits, num_rows)
     out = torch.empty(shape, dtype=x.dtype if splits == 1 else torch.float32, device=x.device)
     _project_few[(num_rows // _ROWS, splits)](
         x, part.weight, x if part.bias is None else part.bias, out, num_tokens, num_rows, width, tokens, _ROWS, block,
-        splits, part.bias is not None, activation, stages, AHEAD, IS_EARLY, num_warps=4, **OVERLAPPING,
+        splits, part.bias is not None, activation, 4, num_warps=4, **OVERLAPPING,
     )  # fmt: skip
     return out

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from enginehouse_hf.cuda.layers import activate
-from enginehouse_hf.cuda.overlap import OVERLAPPING, await_previous, fetch
+from enginehouse_hf.cuda.overlap import OVERLAPPING, await_previous
 from enginehouse_hf.cuda.structure import Activation, Linear
 
 __all__ = ["project"]
@@ -21,7 +21,6 @@ __all__ = ["project"]
 def _project(
     x, weight, bias, out, num_rows,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, HAS_BIAS: tl.constexpr, KIND: tl.constexpr,
-    AHEAD: tl.constexpr,
 ):  # fmt: skip
     kind = x.dtype.element_ty
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -38,11 +37,6 @@ def _project(
             at_up = at_row + num_rows.to(tl.int64) * WIDTH + start + columns[None, :]
             up_part = tl.load(at_up, mask=both, other=0.0, eviction_policy="evict_first")
         if start == 0:
-            if AHEAD > 0:
-                at_next = weight + rows.to(tl.int64) * WIDTH + BLOCK
-                fetch(at_next, 2 * AHEAD)
-                if KIND is not None:
-                    fetch(at_next + num_rows.to(tl.int64) * WIDTH, 2 * AHEAD)
             await_previous()
         value = tl.load(x + start + columns, mask=inside, other=0.0).to(tl.float32)
         sums += part.to(tl.float32) * value[None, :]
@@ -55,9 +49,6 @@ def _project(
         active = activate(result.to(kind).to(tl.float32), KIND).to(kind).to(tl.float32)
         result = active * tl.sum(ups, 1).to(kind).to(tl.float32)
     tl.store(out + rows, result.to(kind), mask=is_row)
-
-
-AHEAD, AHEAD_GATED = 0, 0
 
 
 def project(x: Tensor, part: Linear, activation: Activation | None = None) -> Tensor:
@@ -76,11 +67,8 @@ def project(x: Tensor, part: Linear, activation: Activation | None = None) -> Te
     out = x.new_empty(1, num_rows)
     # Measured on an H200: what keeps most bytes on their way without idle lanes.
     rows, block, warps = (2, 512, 2) if activation is not None else (2, 1024, 4) if width < 4096 else (2, 2048, 4)
-    most = AHEAD if activation is None else AHEAD_GATED
-    ahead = 0 if width % 8 else max(0, min(most, width - block))
     _project[(triton.cdiv(num_rows, rows),)](
         x, part.weight, x if part.bias is None else part.bias, out, num_rows, width, rows,
-        min(block, triton.next_power_of_2(width)), part.bias is not None, activation,
-        ahead, num_warps=warps, **OVERLAPPING,
+        min(block, triton.next_power_of_2(width)), part.bias is not None, activation, num_warps=warps, **OVERLAPPING,
     )  # fmt: skip
     return out
