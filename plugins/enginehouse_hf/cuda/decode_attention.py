@@ -32,7 +32,8 @@ def num_parts(num_sequences: int, num_kv_heads: int, max_context: int, is_wide: 
     Args:
         is_wide: heads have more than 128 dimensions, of 16 bits.
     """
-    wanted = _PROGRAMS_WANTED // (2 if is_wide else 1) // (num_sequences * num_kv_heads)
+    wanted = _PROGRAMS_WANTED // (num_sequences * num_kv_heads)
+    wanted = wanted // 2 if is_wide and wanted >= 16 else wanted
     useful = max_context // (64 if is_wide else 128)
     return 1 << (max(1, min(_MAX_PARTS, wanted, useful)).bit_length() - 1)
 
@@ -104,12 +105,11 @@ def _attend(
     EACH: tl.constexpr = 2 if HAS_VALUE_SCALES else 1
     await_results()
     is_head, heads = group < GROUP, sequence * NUM_QUERY + kv_head * GROUP + group
-    at_query = query + heads[None, :] * DIM + column[:, None]
-    q = tl.load(at_query, mask=is_head[None, :] & (column < DIM)[:, None], other=0.0)
+    is_query = is_head[None, :] & (column < DIM)[:, None]
+    q = tl.load(query + heads[None, :] * DIM + column[:, None], mask=is_query, other=0.0)
     if HAS_KEY_SCALES:
         q = q.to(WIDE)
     unit = tl.arange(0, COLUMNS // EACH)
-    is_unit = unit < DIM_V // EACH
     best, total = tl.full([ROWS], float("-inf"), tl.float32), tl.zeros([ROWS], tl.float32)
     sums = tl.zeros([COLUMNS // EACH, ROWS], tl.float32)
     odd_sums = sums
@@ -123,7 +123,7 @@ def _attend(
         shrink = tl.exp2(best - higher)
         weights = tl.exp2(scores - higher[None, :])
         total = total * shrink + tl.sum(weights, 0)
-        mask = inside[None, :] & is_unit[:, None]
+        mask = inside[None, :] & (unit < DIM_V // EACH)[:, None]
         v = tl.load(values + cell[None, :] * (DIM_V // EACH) + unit[:, None], mask=mask, other=0)
         if HAS_VALUE_SCALES:
             even, odd = _unpaired(v)
@@ -141,7 +141,7 @@ def _attend(
         at_sinks = sinks + kv_head * GROUP + group
         total += tl.exp2(tl.load(at_sinks, mask=is_head, other=0.0).to(tl.float32) * 1.4426950408889634 - best)
     at_target = (out if PARTS == 1 else part_out) + heads[None, :] * DIM_V + unit[:, None] * EACH
-    is_target = is_head[None, :] & is_unit[:, None]
+    is_target = is_head[None, :] & (unit < DIM_V // EACH)[:, None]
     total *= _LARGEST_CODE if HAS_VALUE_SCALES else 1.0
     tl.store(at_target, sums / total[None, :], mask=is_target)
     if HAS_VALUE_SCALES:
@@ -181,10 +181,10 @@ def _usual_sizes(is_exact: bool, columns: int, parts: int, is_packed: bool) -> t
     if is_exact:
         return 32, 4, 2
     if columns > 128:
-        return (32, 2, 5) if is_packed else (16, 1, 5) if 1 < parts <= 8 else (32, 2, 2)
+        return (32, 2, 5) if is_packed else (16, 1, 5) if parts == 8 else (32, 2, 2)
     if is_packed:
         return 32, 1, 7 if parts == 1 else 5
-    return (32, 1, 3) if parts == 1 else (32, 1, 5) if parts == 8 else (64, 4, 3)
+    return (32, 1, 3) if parts == 1 else (32, 1, 5) if parts == 8 else (64, 2 if parts > 8 else 4, 3)
 
 
 def _part_results(query: Tensor, parts: int, dim_v: int) -> tuple[Tensor, Tensor]:
@@ -234,9 +234,8 @@ def decode_attention(
         (num_sequences, num_query, head_dim of the values).
     """
     num_sequences, num_query, dim = query.shape
-    num_kv, dim_v = keys.shape[1], values.shape[2]
+    num_kv, dim_v, is_exact = keys.shape[1], values.shape[2], query.dtype == torch.float32
     out = query.new_empty(num_sequences, num_query, dim_v)
-    is_exact = query.dtype == torch.float32
     rows = max(8, triton.next_power_of_2(num_query // num_kv))
     columns = max(32, triton.next_power_of_2(max(dim, dim_v)))
     is_wide = columns > 128 and not is_exact and value_scales is None
