@@ -2,7 +2,7 @@
 
 The tensor cores have little to do, and the weights must be read at full bandwidth. They are the left operand, whose
 tile is full for any number of tokens. The columns are split among programs so that there are enough of them; the sum of
-the splits is left to the kernel that adds the result to the states.
+the splits is left to the kernel that reads the result.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from enginehouse_hf.cuda.joined import (
 )
 from enginehouse_hf.cuda.layers import activate
 from enginehouse_hf.cuda.lora import MAX_COLUMNS, used_columns
-from enginehouse_hf.cuda.overlap import OVERLAPPING, await_previous
+from enginehouse_hf.cuda.overlap import OVERLAPPING, await_results, start_next
 from enginehouse_hf.cuda.structure import Activation, Linear
 
 __all__ = ["MAX_FEW", "project_few"]
@@ -61,18 +61,19 @@ def _product(
         half = tl.load(at_b + begin, mask=is_used, other=0.0)
         if KIND is not None:
             up_half = tl.load(at_up_b + begin, mask=is_used, other=0.0)
-        await_previous()
     column = split * OWN + tl.arange(0, BLOCK)
     at_weight = weight + rows[:, None] * WIDTH + column[None, :]
     at_up = at_weight + num_rows.to(tl.int64) * WIDTH
     at_x = x + tl.where(is_token, token, 0)[None, :] * WIDTH + column[:, None]
     sums = tl.zeros([ROWS, TOKENS], tl.float32)
     ups = tl.zeros([ROWS, TOKENS], tl.float32)
+    await_results()
     for start in tl.range(0, OWN, BLOCK, num_stages=STAGES):
         value = tl.load(at_x + start)
         sums = tl.dot(tl.load(at_weight + start), value, sums)
         if KIND is not None:
             ups = tl.dot(tl.load(at_up + start), value, ups)
+    start_next()  # not earlier: programs that start while others still read are spread unevenly
     if RANK > 0:
         part = (first >= rows0).to(tl.int32) + (first >= rows0 + rows1).to(tl.int32)
         await_count(done, num_shrinks)
@@ -115,7 +116,7 @@ def _project_few(
             ROWS, BLOCK, SPLITS, HAS_BIAS, KIND, STAGES, RANK, COLUMNS, LOW_SPLITS,
         )  # fmt: skip
     elif program < num_shrinks:
-        await_previous()
+        await_results()
         shrink_rows(
             x, a, scales, low, program, num_tokens, num_adapters, num_low, WIDTH, TOKENS, RANK, LOW_ROWS, BLOCK,
             LOW_SPLITS, STAGES,
@@ -146,6 +147,7 @@ def project_few(
     """
     num_tokens, width = x.shape
     num_rows = part.weight.shape[0] // (1 if activation is None else 2)
+    tokens = max(8, triton.next_power_of_2(num_tokens))
     splits = 1 if activation is not None or num_rows >= _MANY_ROWS else 4
     block = 128 if activation is None else 64  # measured on an H200
     if num_tokens > MAX_FEW or num_rows % _ROWS or width % (block * splits) or x.dtype == torch.float32:
@@ -155,13 +157,12 @@ def project_few(
         rank, columns = update.stack.rank, min(MAX_COLUMNS, update.stack.num_adapters * update.stack.rank // splits)
         if columns < MIN_ROWS or any(rows % _ROWS for rows in update.stack.rows):
             return None
-    tokens = max(8, triton.next_power_of_2(num_tokens))
     shape = (num_tokens, num_rows) if splits == 1 else (num_tokens, splits, num_rows)
     out = torch.empty(shape, dtype=x.dtype if splits == 1 else torch.float32, device=x.device)
     tensors, numbers, num_shrinks = arguments(update, x, MIN_ROWS, splits)
     _project_few[(num_shrinks + num_rows // _ROWS * splits,)](
         x, part.weight, x if part.bias is None else part.bias, out, *tensors, num_tokens, num_rows, *numbers, width,
         tokens, _ROWS, block, splits, part.bias is not None, activation, 4, rank, columns, MIN_ROWS,
-        splits, num_warps=4, num_stages=4, **({} if update is None else OVERLAPPING),
+        splits, num_warps=4, **OVERLAPPING,
     )  # fmt: skip
     return out
