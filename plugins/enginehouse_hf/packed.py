@@ -20,6 +20,7 @@ from torch.nn.functional import linear
 
 __all__ = [
     "E2M1",
+    "MAX_KEPT",
     "Form",
     "Packed",
     "PackedExperts",
@@ -43,6 +44,9 @@ Form = Literal["fp8", "int4", "mxfp4", "tiles"]
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """The numbers of the codes 0 to 7 of MXFP4; codes from 8 on are the same, negative."""
 
+MAX_KEPT = 32
+"""Most tokens whose states are never rounded."""
+
 _LARGEST_FP8 = 448.0
 _GROUPS = (128, 64, 32)
 """Columns that share a factor when weights are quantised to four bits: the first size that divides a row."""
@@ -55,18 +59,20 @@ class Packed:
     Attributes:
         codes: (rows, width) float8_e4m3fn, or (rows, width / 8) int32. Bits 4k to 4k + 3 of word j of a group are its
             column k * (group / 8) + j, so that the columns of one k are neighbours. In tiles (rows, width / 2) uint8:
-            byte 4t + 2s + e of 16 holds of their 32 columns 16s + 2t + e in its lower half and that 8 further on in its
-            upper half, so that four bytes are what one thread of tensor cores needs for two steps.
+            byte j of 16 holds column j of their 32 columns in its lower half and column j + 16 in its upper half.
         scales: (rows, groups), factors of the codes. uint8 for MXFP4: exponents of two, plus 127. In tiles int32, for
-            32, 64 or 128 columns: the bits of a float32 factor, whose lowest 8 are what is subtracted from the codes.
+            32, 64 or 128 columns: the bits of a float32 factor, whose lowest 8 are what is subtracted from the codes;
+            the rows of one group are neighbours in memory.
         zeros: (rows, groups) uint8, what is subtracted from four-bit codes; None is 8.
         bias: (rows,), added to the product.
+        keeps_states: the states that it is multiplied with are not rounded to FP8, however many there are.
     """
 
     codes: Tensor
     scales: Tensor
     zeros: Tensor | None = None
     bias: Tensor | None = None
+    keeps_states: bool = False
 
     @property
     def form(self) -> Form:
@@ -149,10 +155,10 @@ class PackedExperts(nn.Module):
 def rounds_states(x: Tensor, packed: Packed) -> bool:
     """True if (T, width) states are rounded to FP8, too, with a factor for each: that multiplies twice as fast.
 
-    For more than one token in bfloat16, on Hopper and later GPUs, if a row has one factor.
+    For more than :data:`MAX_KEPT` tokens in bfloat16, on Hopper and later GPUs, if a row has one factor.
     """
-    is_fp8 = packed.codes.dtype == torch.float8_e4m3fn and packed.scales.shape[1] == 1
-    is_usual = is_fp8 and len(x) > 1 and x.dtype == torch.bfloat16 and x.is_cuda
+    is_fp8 = packed.codes.dtype == torch.float8_e4m3fn and packed.scales.shape[1] == 1 and not packed.keeps_states
+    is_usual = is_fp8 and len(x) > MAX_KEPT and x.dtype == torch.bfloat16 and x.is_cuda
     return is_usual and torch.cuda.get_device_capability(x.device) >= (9, 0)
 
 
@@ -178,20 +184,24 @@ def tiled(packed: Packed) -> Packed:
     """
     rows, width = packed.num_rows, packed.width
     group = math.gcd(packed.group, _GROUPS[0])
-    # Of 32 columns: two steps of a tensor core, lower or upper half of the byte, four threads, two neighbours.
-    halves = _nibbles(packed).to(torch.uint8).view(rows, -1, 2, 2, 4, 2).permute(3, 0, 1, 4, 2, 5)
+    halves = _nibbles(packed).to(torch.uint8).view(rows, -1, 2, 16).unbind(2)
     bits = (packed.scales.float().contiguous().view(torch.int32) + 128) & -256
     factors = bits | (8 if packed.zeros is None else packed.zeros.to(torch.int32))
     codes = (halves[0] | (halves[1] << 4)).reshape(rows, width // 2)
-    return Packed(codes, factors.repeat_interleave(packed.group // group, 1), bias=packed.bias)
+    return Packed(codes, _by_group([factors.repeat_interleave(packed.group // group, 1)]), bias=packed.bias)
+
+
+def _by_group(factors: Sequence[Tensor]) -> Tensor:
+    """Join (rows, groups) matrices to one in which the rows of a group are neighbours."""
+    return torch.cat([part.T for part in factors], 1).T
 
 
 def unpacked(packed: Packed, dtype: torch.dtype) -> Tensor:
     """(rows, width) weights, computed in float32."""
     rows, num_groups = packed.scales.shape
     if packed.form == "tiles":
-        halves = torch.stack([packed.codes & 15, packed.codes >> 4]).view(2, rows, -1, 4, 2, 2)
-        codes = halves.permute(1, 2, 4, 0, 3, 5).reshape(rows, num_groups, -1) - (packed.scales & 255)[:, :, None]
+        halves = [half.view(rows, -1, 16) for half in (packed.codes & 15, packed.codes >> 4)]
+        codes = torch.cat(halves, 2).view(rows, num_groups, -1) - (packed.scales & 255)[:, :, None]
         return (codes * (packed.scales & -256).view(torch.float32)[:, :, None]).view(rows, -1).to(dtype)
     scales = packed.scales.float()[:, :, None]
     if packed.form == "fp8":
@@ -271,7 +281,7 @@ def joined(parts: Sequence[Packed]) -> Packed:
 
     return Packed(
         torch.cat([part.codes.view(torch.uint8) for part in parts]).view(first.codes.dtype),
-        torch.cat([part.scales for part in parts]),
+        _by_group([part.scales for part in parts]) if first.form == "tiles" else torch.cat([p.scales for p in parts]),
         join(zeros),
         join([part.bias for part in parts]),
     )
@@ -289,9 +299,13 @@ def rows_from(part: Packed, begin: int, end: int | None = None) -> Packed:
     )
 
 
-def num_packed(model: nn.Module) -> int:
-    """Number of packed weights in a model, which are not parameters of torch."""
-    parts = [module.packed for module in model.modules() if isinstance(module, PackedLinear)]
+def num_packed(model: Any) -> int:
+    """Number of packed weights in a model of transformers, which are not parameters of torch; tied ones do not count.
+
+    These are in memory once as embeddings, which are parameters, and once packed.
+    """
+    tied = model.get_output_embeddings() if model.config.get_text_config().tie_word_embeddings else None
+    parts = [module.packed for module in model.modules() if isinstance(module, PackedLinear) and module is not tied]
     experts = [module for module in model.modules() if isinstance(module, PackedExperts)]
     parts += [part for one in experts for part in (one.gate_up, one.down)]
     return sum(part.num_rows * part.width for part in parts)

@@ -158,6 +158,11 @@ def _pack(model: Any, options: HfOptions, keeps_packed: bool) -> None:
                 raise ValueError(f"the weights of a {type(module).__name__} have no kernel in hf")
         except ValueError as error:
             raise ModelLoadError(f"quantize = {options.quantize!r}: {full_name}: {error}") from error
+    output = model.get_output_embeddings()
+    if isinstance(output, nn.Linear):  # in 8 bits for both kinds; embeddings that are tied to it are kept
+        bias = None if output.bias is None else output.bias.detach()
+        found = evolve(quantized(output.weight.detach(), "fp8"), bias=bias, keeps_states=True)
+        model.set_output_embeddings(make(found))
 
 
 def _dense(packed: Packed, dtype: torch.dtype) -> nn.Linear:

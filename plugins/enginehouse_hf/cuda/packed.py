@@ -16,6 +16,7 @@ from torch.nn.functional import linear
 from enginehouse_hf.cuda.four_bits import project_four_bits
 from enginehouse_hf.cuda.layers import activate, load_inside
 from enginehouse_hf.cuda.overlap import OVERLAPPING, await_previous
+from enginehouse_hf.cuda.split_states import can_split, split_states
 from enginehouse_hf.cuda.structure import Activation
 from enginehouse_hf.packed import Packed, rounds_states, unpacked
 
@@ -119,6 +120,41 @@ def _project_few(
 
 
 @triton.jit
+def _project_split(
+    x, x_scales, codes, scales, bias, out, num_tokens, num_rows,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr,
+    PARTS: tl.constexpr, HAS_BIAS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """FP8 by states that are split, see ``split_states.py``: the weights are the left operand, as they are."""
+    NUM_BLOCKS: tl.constexpr = WIDTH // BLOCK
+    OWN: tl.constexpr = (NUM_BLOCKS + SPLITS - 1) // SPLITS
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    is_row = rows < num_rows
+    split = tl.program_id(1)
+    column = tl.program_id(2) * TOKENS * PARTS + tl.arange(0, TOKENS * PARTS)  # the parts of each token in turn
+    row = tl.where(is_row, rows, 0).to(tl.int64)
+    known = tl.where(column < num_tokens * PARTS, column, 0).to(tl.int64)
+    await_previous()
+    at_codes = codes + row[:, None] * WIDTH + tl.arange(0, BLOCK)[None, :]
+    at_x = x + known[None, :] * WIDTH + tl.arange(0, BLOCK)[:, None]
+    sums = tl.zeros([ROWS, TOKENS * PARTS], tl.float32)
+    for block in tl.range(split * OWN, min(split * OWN + OWN, NUM_BLOCKS), num_stages=STAGES):
+        sums = tl.dot(tl.load(at_codes + block * BLOCK), tl.load(at_x + block * BLOCK), sums)
+    token = tl.program_id(2) * TOKENS + tl.arange(0, TOKENS)
+    is_token = token < num_tokens
+    if PARTS == 2:
+        high, low = tl.split(tl.reshape(sums, [ROWS, TOKENS, 2]))
+        sums = high + low * 0.0625
+    sums *= tl.load(x_scales + token, mask=is_token, other=0.0)[None, :]
+    sums *= tl.load(scales + row).to(tl.float32)[:, None]
+    if HAS_BIAS:
+        added = tl.load(bias + rows, mask=is_row, other=0.0).to(tl.float32)
+        sums += tl.where(split == 0, added, 0.0)[:, None]
+    at_out = out + (token.to(tl.int64)[None, :] * SPLITS + split) * num_rows + rows[:, None]
+    tl.store(at_out, sums.to(out.dtype.element_ty), mask=is_token[None, :] & is_row[:, None])
+
+
+@triton.jit
 def _round_tokens(x, codes, scales, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     """FP8 codes and the factor of one token."""
     await_previous()
@@ -150,14 +186,21 @@ def project_packed(x: Tensor, part: Packed, activation: Activation | None = None
         return _single(x, part, activation, may_split)
     assert activation is None
     if rounds_states(x, part):
-        codes, scales = _rounded(x)
-        if num_tokens <= MAX_FP8 or part.num_rows % 16 or part.width % 16:  # which cuBLAS refuses
-            return _few(codes, scales, part, x.dtype, may_split)
-        result = torch._scaled_mm(codes, part.codes.T, scales, part.scales.T, out_dtype=x.dtype, use_fast_accum=True)
-        return result if part.bias is None else result.add_(part.bias)
+        return _round_and_multiply(x, part, may_split)
+    has_row_factors = part.scales.shape[1] == 1 and part.width % _LEAST_COLUMNS == 0
+    if num_tokens <= MAX_FP8 and has_row_factors and can_split(x):
+        return _split(x, part, may_split)
     if num_tokens <= MAX_UNPACKED and x.dtype != torch.float32:
         return _few(x, None, part, x.dtype, may_split)
     return linear(x, unpacked(part, x.dtype), part.bias)
+
+
+def _round_and_multiply(x: Tensor, part: Packed, may_split: bool) -> Tensor:
+    codes, scales = _rounded(x)
+    if len(x) <= MAX_FP8 or part.num_rows % 16 or part.width % 16:  # which cuBLAS refuses
+        return _few(codes, scales, part, x.dtype, may_split)
+    result = torch._scaled_mm(codes, part.codes.T, scales, part.scales.T, out_dtype=x.dtype, use_fast_accum=True)
+    return result if part.bias is None else result.add_(part.bias)
 
 
 def _group(part: Packed) -> int:
@@ -225,6 +268,31 @@ def _few(x: Tensor, token_scales: Tensor | None, part: Packed, dtype: torch.dtyp
 
 _FEW = (64, 4, 4)
 """Rows, warps and stages. Measured on an H200."""
+
+
+def _split(x: Tensor, part: Packed, may_split: bool) -> Tensor:
+    num_tokens, num_rows, block = len(x), part.num_rows, _group(part)
+    states = split_states(x, block)
+    assert states.scales is not None
+    tokens = max(8, min(64, triton.next_power_of_2(num_tokens)))
+    rows, warps, stages = 64, 4, 4
+    wanted = min(_PROGRAMS * rows // num_rows, part.width // block // 4) if may_split else 1
+    splits = 1 << (max(1, wanted).bit_length() - 1)
+    shape = (num_tokens, num_rows) if splits == 1 else (num_tokens, splits, num_rows)
+    out = torch.empty(shape, dtype=x.dtype if splits == 1 else torch.float32, device=x.device)
+    _project_split[(triton.cdiv(num_rows, rows), splits, triton.cdiv(num_tokens, tokens))](
+        states.codes, states.scales, part.codes, part.scales, x if part.bias is None else part.bias, out, num_tokens,
+        num_rows, part.width, block, tokens, rows, splits, states.num_parts, part.bias is not None, stages,
+        num_warps=warps, num_stages=stages, **OVERLAPPING,
+    )  # fmt: skip
+    return out
+
+
+_PROGRAMS = 528
+"""Programs that the columns are split for: four for each of an H200's 132 multiprocessors."""
+
+_LEAST_COLUMNS = 32
+"""Depth of a tile of the tensor cores that multiply FP8."""
 
 
 def _rounded(x: Tensor) -> tuple[Tensor, Tensor]:
