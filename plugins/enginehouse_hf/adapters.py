@@ -1,9 +1,8 @@
 """Adapters (LoRA) of PEFT's folders on transformers models: stacked low-rank updates, all of a pass at once.
 
-A forward hook of each adapted linear layer adds ``B (mask * (A x))``, where A and B are the halves of all adapters of
-the pass, joined along their ranks, and the mask has each token's scales. So a pass has two further products per layer,
-for any number of adapters. Used by the runner for the CPU; that for CUDA (``cuda/stacks.py``) reads folders with it.
-peft is not needed.
+A forward hook of each adapted linear layer adds ``scale * B (A x)`` to the rows of each adapter's tokens. The tokens
+are grouped by adapter once per pass; a layer then has two batched products, which read each adapter's halves once.
+Used by the runner for the CPU; that for CUDA (``cuda/stacks.py``) reads folders with it. peft is not needed.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attrs import define, frozen
+from attrs import frozen
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -25,6 +24,9 @@ from enginehouse_backendkit.lora_folder import read_lora_folder
 __all__ = ["Adapters", "Halves", "LayerForm", "adaptable_linears", "read_peft_folder"]
 
 _TYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+_MAX_FILLED = 2
+"""All adapters of a pass are one group if filling up at most doubles their tokens; otherwise each is a group."""
 
 
 @frozen(eq=False)
@@ -65,6 +67,7 @@ def read_peft_folder(folder: Path, layers: Mapping[str, LayerForm]) -> dict[str,
     for name, halves in read_lora_folder(folder, sizes, _load, _problem_of).items():
         form = layers[name]
         kept = [half.to(form.dtype) for half in (halves.a, halves.scale * halves.b.float())]
+        kept[1] = kept[1].t().contiguous().t()  # products read it row by row of its transpose
         if not all(bool(half.isfinite().all()) for half in kept):
             raise AdapterRefused(f"{folder.name}: {name} has numbers that are too large for {form.dtype}", "adapters")
         made[name] = Halves(*(half.to(form.device) for half in kept))
@@ -94,13 +97,59 @@ def _problem_of(tensor: Tensor) -> str:
     return "" if is_right else f"numbers that are not finite, or of the type {tensor.dtype}"
 
 
-@define
+@frozen(eq=False)
 class _Stack:
-    """The joined halves of the adapters of a pass for one layer, and the columns of each in the mask."""
+    """Halves of k adapters for one layer, ranks filled up with zeros: a is (k, inputs, rank), b (k, rank, outputs)."""
 
     a: Tensor
     b: Tensor
-    mask: Tensor
+
+    @classmethod
+    def of(cls, halves: Sequence[Halves | None]) -> _Stack:
+        """Join adapters, of which those without a change of the layer are None."""
+        known = [one for one in halves if one is not None]
+        if len(halves) == 1:
+            return cls(known[0].a.t()[None], known[0].b.t()[None])
+        rank = max(len(one.a) for one in known)
+        a = known[0].a.new_zeros(len(halves), rank, known[0].a.shape[1])
+        b = known[0].b.new_zeros(len(halves), rank, len(known[0].b))
+        for place, one in enumerate(halves):
+            if one is not None:
+                a[place, : len(one.a)] = one.a
+                b[place, : len(one.a)] = one.b.t()
+        return cls(a.transpose(1, 2), b)
+
+
+@frozen(eq=False)
+class _Group:
+    """Tokens of a pass by adapter, equally many of each: those of adapters with fewer are filled up with the scale 0.
+
+    Attributes:
+        shape: number k of adapters, number of tokens of each, -1.
+        index: (k * size,) int64 places of the tokens; None if the group is the whole pass in order.
+        scales: (k, size, 1); None if all are 1.
+        stacks: those of the layers that one of the adapters changes.
+    """
+
+    shape: tuple[int, int, int]
+    index: Tensor | None
+    scales: Tensor | None
+    stacks: Mapping[str, _Stack]
+
+    def add(self, name: str, x: Tensor, output: Tensor) -> None:
+        """Add the update of a layer to ``output``, (T, outputs), in place; ``x`` is (T, inputs)."""
+        stack = self.stacks.get(name)
+        if stack is None:
+            return
+        index = None if self.index is None else self.index.to(x.device)
+        chosen = x if index is None else x.index_select(0, index)
+        low = torch.bmm(chosen.view(self.shape), stack.a)  # (k, size, rank)
+        if self.scales is not None:
+            low *= self.scales.to(x.device)
+        if index is None:
+            output.view(self.shape).baddbmm_(low, stack.b)
+        else:
+            output.index_add_(0, index, torch.bmm(low, stack.b).view(len(index), -1))
 
 
 class Adapters:
@@ -115,11 +164,13 @@ class Adapters:
 
     def __init__(self, model: Any, recurrent: Collection[str] = ()) -> None:
         self._linears = adaptable_linears(model, recurrent)
+        self._device = model.device
         self._loaded: dict[int, dict[str, Halves]] = {}
         self._next = 1
         self._hooks: dict[str, Any] = {}
-        self._joined: tuple[tuple[int, ...], dict[str, tuple[Tensor, Tensor, tuple[int, ...]]]] = ((), {})
-        self._now: dict[str, _Stack] = {}
+        self._stacks: dict[tuple[int, ...], dict[str, _Stack]] = {}
+        self._groups: list[_Group] = []
+        self._num_tokens = 0
 
     def load(self, path: Path) -> int:
         """Load a folder; return its handle. Raises AdapterRefused."""
@@ -134,7 +185,8 @@ class Adapters:
     def unload(self, adapter: int) -> None:
         """Free an adapter, and the hooks that no other one needs."""
         del self._loaded[adapter]
-        self._joined, self._now = ((), {}), {}
+        self._groups = []
+        self._stacks = {handles: stacks for handles, stacks in self._stacks.items() if adapter not in handles}
         for name in list(self._hooks):
             if not any(name in halves for halves in self._loaded.values()):
                 self._hooks.pop(name).remove()
@@ -147,46 +199,52 @@ class Adapters:
 
     def begin(self, spans: Sequence[tuple[AdapterSet, int]]) -> None:
         """Prepare a pass over spans with these adapters and numbers of tokens, which follow each other."""
-        handles = tuple(sorted({handle for adapters, _ in spans for handle, _ in adapters}))
-        self._now = {}
-        if not handles:
-            return
-        if self._joined[0] != handles:
-            self._joined = (handles, self._join(handles))
-        place = {handle: column for column, handle in enumerate(handles)}
-        scales = torch.zeros(sum(size for _, size in spans), len(handles))  # (T, num_adapters)
-        end = 0
+        tokens: dict[int, list[tuple[range, float]]] = {}
+        self._num_tokens = 0
         for adapters, size in spans:
-            begin, end = end, end + size
+            begin, self._num_tokens = self._num_tokens, self._num_tokens + size
             for handle, scale in adapters:
-                scales[begin:end, place[handle]] += scale
-        masks: dict[tuple[int, ...], Tensor] = {}
-        for name, (a, b, columns) in self._joined[1].items():
-            if columns not in masks:
-                masks[columns] = scales[:, list(columns)].to(a)
-            self._now[name] = _Stack(a, b, masks[columns].to(a.device))
+                if scale:
+                    tokens.setdefault(handle, []).append((range(begin, self._num_tokens), scale))
+        sizes = {handle: sum(len(places) for places, _ in tokens[handle]) for handle in sorted(tokens)}
+        together = len(sizes) * max(sizes.values(), default=0) <= _MAX_FILLED * sum(sizes.values())
+        chosen = [tuple(sizes)] if together else [(handle,) for handle in sizes]
+        self._groups = [self._group(handles, tokens) for handles in chosen if handles]
 
-    def _join(self, handles: tuple[int, ...]) -> dict[str, tuple[Tensor, Tensor, tuple[int, ...]]]:
-        """Return for each layer the joined halves, and the number of the adapter of each rank, (sum of ranks,)."""
-        joined = {}
-        for name in self._hooks:
-            parts = [(place, self._loaded[one][name]) for place, one in enumerate(handles) if name in self._loaded[one]]
-            if parts:
-                columns = tuple(place for place, halves in parts for _ in range(len(halves.a)))
-                a = torch.cat([halves.a for _, halves in parts])
-                b = torch.cat([halves.b for _, halves in parts], dim=1)
-                joined[name] = (a, b.t().contiguous(), columns)
-        return joined
+    def _group(self, handles: tuple[int, ...], tokens: Mapping[int, Sequence[tuple[range, float]]]) -> _Group:
+        places = [[place for span, _ in tokens[handle] for place in span] for handle in handles]
+        scales = [[scale for span, scale in tokens[handle] for _ in span] for handle in handles]
+        size = max(len(one) for one in places)
+        index = [place for one in places for place in [*one, *one[:1] * (size - len(one))]]
+        filled = [scale for one in scales for scale in [*one, *[0.0] * (size - len(one))]]
+        is_whole = index == list(range(self._num_tokens))
+        return _Group(
+            (len(handles), size, -1),
+            None if is_whole else torch.tensor(index, device=self._device),
+            None if set(filled) == {1.0} else torch.tensor(filled, device=self._device).view(len(handles), size, 1),
+            self._stacks_of(handles),
+        )
+
+    def _stacks_of(self, handles: tuple[int, ...]) -> dict[str, _Stack]:
+        """Return the stacks of each layer; joined ones are kept until others are needed."""
+        if handles not in self._stacks:
+            self._stacks = {known: stacks for known, stacks in self._stacks.items() if len(known) < 2}
+            loaded = [self._loaded[handle] for handle in handles]
+            self._stacks[handles] = {
+                name: _Stack.of([halves.get(name) for halves in loaded])
+                for name in self._hooks
+                if any(name in halves for halves in loaded)
+            }
+        return self._stacks[handles]
 
     def _hook(self, name: str) -> Any:
-        def add(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            stack = self._now.get(name)
-            if stack is None:
-                return output
+        def add(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            if not self._groups:
+                return
             x = inputs[0]
-            assert x.numel() == len(stack.mask) * x.shape[-1], f"{name} does not see the tokens of the pass in order"
-            low = x.reshape(-1, x.shape[-1]) @ stack.a.t()  # (T, sum of ranks)
-            low *= stack.mask
-            return output.view(-1, output.shape[-1]).addmm_(low, stack.b).view(output.shape)
+            width = x.shape[-1]
+            assert x.numel() == self._num_tokens * width, f"{name} does not see the tokens of the pass in order"
+            for group in self._groups:
+                group.add(name, x.reshape(-1, width), output.view(-1, output.shape[-1]))
 
         return add

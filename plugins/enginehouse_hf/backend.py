@@ -91,6 +91,12 @@ class HfOptions:
     dimension_choices: tuple[int, ...] = ()
     random_weights: bool = False
 
+    @property
+    def runs_on_cuda(self) -> bool:
+        """True if the CUDA runner computes the model: one NVIDIA GPU, plain weights, and Triton to compile kernels."""
+        is_plain = self.device_map is None and self.quantization is None
+        return is_plain and self.device.startswith("cuda") and find_spec("triton") is not None
+
     def resolved(self, device: str, recipe: Recipe | None = None) -> HfOptions:
         """Return a copy with device-dependent defaults filled in; ``device`` replaces ``auto``.
 

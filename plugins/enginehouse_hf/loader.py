@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -95,10 +94,10 @@ def _is_config(source: ModelSource, options: HfOptions) -> bool:
 
 
 def _load_model(files: ModelFiles, options: HfOptions, reads_images: bool) -> Any:
-    keeps_packed = _runs_on_cuda(options) and options.fused
+    keeps_packed = options.runs_on_cuda and options.fused
     kind = AutoModelForImageTextToText if reads_images else AutoModelForCausalLM
     for name in ("type_k", "type_v"):
-        if getattr(options, name) is not None and not _runs_on_cuda(options):
+        if getattr(options, name) is not None and not options.runs_on_cuda:
             raise ModelLoadError(f'{name} = "fp8" is for one NVIDIA GPU, without device_map and quantization')
     model = load_weights(kind, files, options, attention=ATTENTION_NAME, keeps_packed=keeps_packed)
     if reads_images:
@@ -121,19 +120,19 @@ def _build(files: ModelFiles, model: Any, options: HfOptions, progress: Progress
         "device": options.device_map or options.device,
         **{name: kind for name in ("type_k", "type_v") if (kind := getattr(options, name)) is not None},
     }
-    reader, of_images = images.open(files, model, text)
+    reader, of_images = images.open(files, model, text, facts)
     metadata |= of_images
     info = _info(files, text, facts, metadata)
 
     def load_head(source: ModelSource | None) -> DraftHead:
         return open_head(source, files, model, facts.vocab_size)
 
-    if _runs_on_cuda(options):
+    if options.runs_on_cuda:
         from enginehouse_hf.cuda.fused import FusedNetwork  # noqa: PLC0415 - imports triton
         from enginehouse_hf.cuda.opening import open_on_cuda  # noqa: PLC0415
         from enginehouse_hf.cuda.runner import CudaRunner  # noqa: PLC0415
 
-        opened, capabilities = open_on_cuda(model, facts, mixers, options, progress)
+        opened, capabilities = open_on_cuda(model, facts, mixers, options, progress, reader)
         graphs = "" if opened.graphs.largest else ", without graphs"
         metadata |= {"layers": f"{opened.network.name}{graphs}", "attention": opened.attention}
         if opened.network.name == FusedNetwork.name and not facts.states:  # recurrent modules run as they are
@@ -143,13 +142,11 @@ def _build(files: ModelFiles, model: Any, options: HfOptions, progress: Progress
             capabilities,
             text,
             info,
-            state_format=_state_format(metadata, facts, options),
+            state_format=_state_format(metadata, facts, options, reader),
             load_head=load_head,
+            reader=reader,
         )
     metadata["layers"] = "transformers layers, step by step"
-    state_format = _state_format(metadata, facts, options)
-    if reader is not None:
-        state_format += f", images {reader.identity}"
     capabilities = _capabilities(facts, options, () if facts.states else exit_layers(model), reader)
     memory = probed.resized(capabilities.max_sequences, facts.max_context)
     return HfRunner(
@@ -160,7 +157,7 @@ def _build(files: ModelFiles, model: Any, options: HfOptions, progress: Progress
         info,
         facts=facts,
         mixers=mixers,
-        state_format=state_format,
+        state_format=_state_format(metadata, facts, options, reader),
         num_checkpoints=options.checkpoints,
         load_head=load_head,
         reader=reader,
@@ -194,7 +191,7 @@ def _find_mixers(files: ModelFiles, model: Any, options: HfOptions) -> Mixers:
     """Take over the recurrent layers of a model. Raises ModelLoadError where these are not computed."""
     layers = recurrent_layers(model)
     on_cpu = options.device == "cpu" and options.device_map is None and options.quantization is None
-    if layers and not (on_cpu or _runs_on_cuda(options)):
+    if layers and not (on_cpu or options.runs_on_cuda):
         raise ModelLoadError(
             f"{files.folder}: hf computes recurrent layers, such as its layer {min(layers)}, on the CPU, or on one "
             'NVIDIA GPU with Triton, without device_map and quantization; set device = "cpu"'
@@ -202,18 +199,15 @@ def _find_mixers(files: ModelFiles, model: Any, options: HfOptions) -> Mixers:
     return Mixers(model)  # runs the modules
 
 
-def _state_format(metadata: Mapping[str, str], facts: ModelFacts, options: HfOptions) -> str:
+def _state_format(
+    metadata: Mapping[str, str], facts: ModelFacts, options: HfOptions, reader: ImageReader | None
+) -> str:
     """Identify what saved sequences depend on besides the model's files: runner and data layout."""
     computed = ", ".join(f"{name} {metadata[name]}" for name in ("library", "architecture", "dtype", "layers"))
-    device = "cuda" if _runs_on_cuda(options) else "any device"
+    device = "cuda" if options.runs_on_cuda else "any device"
     kinds = f"quantization {options.quantization} {options.quantize}, KV {options.type_k} {options.type_v}"
-    return f"{computed}, {device}, {kinds}, layers {facts.layers} {facts.windows} {facts.states}"
-
-
-def _runs_on_cuda(options: HfOptions) -> bool:
-    """True if the CUDA runner supports the model: one NVIDIA GPU, plain weights, and Triton to compile kernels."""
-    is_plain = options.device_map is None and options.quantization is None
-    return is_plain and options.device.startswith("cuda") and find_spec("triton") is not None
+    images = "" if reader is None else f", images {reader.identity}"
+    return f"{computed}, {device}, {kinds}, layers {facts.layers} {facts.windows} {facts.states}{images}"
 
 
 def _capabilities(

@@ -24,7 +24,7 @@ from enginehouse.contract.exit_policy import BoundExitPolicy
 from enginehouse.contract.media import MAX_IMAGE_PIXELS, DecodedImage, MediaChunk, MediaInput
 from enginehouse.contract.types import ModelInfo
 from enginehouse_backendkit.checkpoints import Checkpoints
-from enginehouse_backendkit.media_chunks import NO_CHUNKS, ChunkPlace, Chunks
+from enginehouse_backendkit.media_chunks import NO_CHUNKS, Chunks
 from enginehouse_backendkit.saved_states import check_head, state_body
 from enginehouse_backendkit.slot_table import SlotTable, checked_length
 from enginehouse_hf.adapters import Adapters
@@ -34,6 +34,7 @@ from enginehouse_hf.exits import EarlyExits
 from enginehouse_hf.facts import ModelFacts
 from enginehouse_hf.heads.drafting import DraftHead, HeadDrafts, HeadLimits
 from enginehouse_hf.heads.slots import SlotHeadMemory
+from enginehouse_hf.images.held import HeldImages
 from enginehouse_hf.images.reader import ImageReader
 from enginehouse_hf.pieces import copy_piece
 from enginehouse_hf.recurrent import Mixers, SequenceState
@@ -140,7 +141,7 @@ class HfRunner:
         self._device = model.device
         self._table = SlotTable(capabilities, info.vocab_size)
         self._reader: Any = reader
-        self._chunks: dict[int, Chunks] = {}
+        self._images = HeldImages()
         self._aborted = threading.Event() if reader is None else reader.aborted
 
     def open_sequence(self) -> int:
@@ -150,7 +151,7 @@ class HfRunner:
     def free_sequence(self, sequence: int) -> None:
         """Free the slot of a sequence."""
         self._table.free(sequence)
-        self._chunks.pop(sequence, None)
+        self._images.put(sequence, NO_CHUNKS)
         self._mixers.put(sequence, {})
         self._checkpoints.free(sequence)
         if self._head is not None:
@@ -165,7 +166,7 @@ class HfRunner:
         kept = self.kept_length(sequence, length)
         self._mixers.put(sequence, self._state(sequence, kept))
         self._checkpoints.cut(sequence, kept)
-        self._place(sequence, self._chunks_of(sequence).cut(kept))
+        self._images.put(sequence, self._images.of(sequence).cut(kept))
         if self._head is not None:
             self._head.cut(sequence, kept)
         return self._table.truncate(sequence, kept)
@@ -176,7 +177,7 @@ class HfRunner:
         state = self._state(source, kept)
         sequence, kept = self._table.fork(source, kept)
         self._memory.copy(source, sequence, kept)
-        self._place(sequence, self._chunks_of(source).cut(kept))
+        self._images.put(sequence, self._images.of(source).cut(kept))
         self._mixers.put(sequence, state)
         self._checkpoints.share(source, sequence, kept)
         if self._head is not None:
@@ -185,7 +186,7 @@ class HfRunner:
 
     def kept_length(self, sequence: int, length: int) -> int:
         """Implements :class:`enginehouse.contract.checkpoints.CheckpointKeeper`."""
-        kept = min(self._table.length(sequence), self._chunks_of(sequence).whole(checked_length(length)))
+        kept = min(self._table.length(sequence), self._images.of(sequence).whole(checked_length(length)))
         if not self._facts.states or kept == self._table.length(sequence):
             return kept
         return self._checkpoints.last_length(sequence, kept)
@@ -205,7 +206,7 @@ class HfRunner:
     def save(self, sequence: int) -> memoryview:
         """Return a copy of states, keys and values of the sequence."""
         length, memory, facts = self._table.saved_length(sequence), self._memory, self._facts
-        before = b"" if self._reader is None else self._chunks_of(sequence).to_bytes()
+        before = b"" if self._reader is None else self._images.of(sequence).to_bytes()
         states = []
         if facts.states:
             kept = self._checkpoints.saved(sequence, length)
@@ -229,7 +230,7 @@ class HfRunner:
         num_fixed = num_before + num_states * facts.state_bytes
         length = check_state(data, self.state_format, self._memory.bytes_per_token, num_fixed)
         sequence = self._table.adopt(length)
-        self._place(sequence, chunks)
+        self._images.put(sequence, chunks)
         pieces = list(self._memory.pieces(sequence, length))
         forms = num_states * [(form.shape, form.dtype) for form in facts.states]
         saved = unpack_pieces(data, forms + [(tuple(piece.shape), piece.dtype) for piece in pieces], num_before)
@@ -291,8 +292,7 @@ class HfRunner:
         self._table.advance(spans)
         self._mixers.commit()
         if isinstance(media, MediaInput):
-            chunk = ChunkPlace(spans[0].start, media.chunk.num_tokens, media.chunk.num_positions)
-            self._place(spans[0].sequence, self._chunks_of(spans[0].sequence).adding(chunk))
+            self._images.append(spans[0].sequence, spans[0].start, media)
         logits, exit_layers = parts[0]
         if len(parts) > 1:
             order = row_order(spans, sizes, groups)
@@ -341,7 +341,7 @@ class HfRunner:
             assert self._exits is not None
             exited = self._exits.run(step, token_ids)
             return exited.logits[rows], [exited.layers[row] for row in rows]
-        positions = self._positions(step) if self._chunks else None
+        positions = self._positions(step) if self._images else None
         with self._recording(step, way):
             logits = run_model(self._depths.model(way), step, token_ids, rows, positions)
         return logits, [way or self.num_layers] * len(rows)
@@ -350,7 +350,7 @@ class HfRunner:
         """Append an image; it is divided unless its tokens attend to each other. Return no rows."""
         chunk, reader, sequence = media.chunk, self._reader, span.sequence
         embedding = reader.check(media)
-        positions = reader.positions(chunk, self._chunks_of(sequence).position(span.start)).to(self._device)
+        positions = reader.positions(chunk, self._images.of(sequence).position(span.start)).to(self._device)
         size = chunk.num_tokens if reader.sees_ahead else self.capabilities.max_batch_tokens
         for begin in range(0, chunk.num_tokens, size):
             end = min(begin + size, chunk.num_tokens)
@@ -371,19 +371,9 @@ class HfRunner:
         """Positions of text, (T,): fewer than the places in the slots after images under M-RoPE."""
         places = []
         for segment in step.segments:
-            position = self._chunks_of(segment.slot).position(segment.start)
+            position = self._images.of(segment.slot).position(segment.start)
             places.append(torch.arange(position, position + segment.end - segment.begin, device=self._device))
         return torch.cat(places)
-
-    def _chunks_of(self, sequence: int) -> Chunks:
-        return self._chunks.get(sequence, NO_CHUNKS)
-
-    def _place(self, sequence: int, chunks: Chunks) -> None:
-        """Set the chunks of a sequence."""
-        if chunks.places:
-            self._chunks[sequence] = chunks
-        else:
-            self._chunks.pop(sequence, None)
 
     def abort(self) -> None:
         """Stop a running forward pass, or the encoding of an image, before its next layer."""

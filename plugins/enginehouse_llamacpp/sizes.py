@@ -33,6 +33,10 @@ _OUTPUT_BYTES = 2**30
 SHORT_TEXT_TOKENS = 63
 """Longest text for which llama.cpp is faster without ``flash_attn``, which computes in tiles from 64 tokens on."""
 
+_BATCH_STEP = 64
+"""A context's size fixes where its tensors are. In one for a multiple of this many tokens, all of them begin at a
+multiple of 64 bytes: AVX-512 then computes a text of 24 tokens in a fifth less time than in a context for 63."""
+
 _CELL_STEP = 256
 """llama.cpp rounds the number of cells up to a multiple of this."""
 
@@ -112,14 +116,17 @@ def choose_pooling_sizes(options: LlamaCppOptions, trained_context: int, vocab_s
     context = options.context or min(limit, _DEFAULT_CONTEXT, fitting)
     if context > limit:
         raise ModelLoadError(f"context is {context}, but this model has {limit} positions; set context to at most that")
-    batch_tokens = max(context, options.n_batch)
-    num_texts = min(options.max_sequences or _POOLED_TEXTS, batch_tokens)
+    longest = max(context, options.n_batch)
+    num_texts = min(options.max_sequences or _POOLED_TEXTS, longest)
+    num_sequence_ids = 1 << (num_texts - 1).bit_length()  # must divide the batch: llama.cpp ends the process otherwise
+    step = max(_BATCH_STEP, num_sequence_ids)
+    batch_tokens = -(-longest // step) * step
     return CacheSizes(
         max_context=context,
         cache_tokens=batch_tokens,
         num_cells=-(-batch_tokens // _CELL_STEP) * _CELL_STEP,
         max_sequences=num_texts,
-        num_sequence_ids=num_texts,
+        num_sequence_ids=num_sequence_ids,
         batch_tokens=batch_tokens,
         chunk_tokens=batch_tokens,
         keeps_order=False,
@@ -137,8 +144,8 @@ def short_pooling_sizes(sizes: CacheSizes) -> CacheSizes:
         num_cells=_CELL_STEP,
         max_sequences=1,
         num_sequence_ids=1,
-        batch_tokens=SHORT_TEXT_TOKENS,
-        chunk_tokens=SHORT_TEXT_TOKENS,
+        batch_tokens=_BATCH_STEP,
+        chunk_tokens=_BATCH_STEP,
     )
 
 

@@ -1,8 +1,9 @@
 """What adapters cost: CPU time of a decode step with 1, 2 and 4 of them over the base model, on three backends.
 
 Four sequences get one token each per step. With ``k`` adapters, sequence ``i`` has adapter ``i % k``: hf and mlx
-compute them in one pass, llama.cpp in one pass for each. Its passes are also measured group after group, where the
-context keeps its set: their sum is what the turns are compared with. One thread, so that no time is spent waiting.
+compute them in one pass, llama.cpp in one pass for each, in the order of the scheduler. Its passes are also measured
+group after group, where the context keeps its set: their sum is what the turns are compared with. One thread, so that
+no time is spent waiting. The first pass of each measurement is not counted: it joins the weights of the adapters.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from rich.console import Console
 
 from enginehouse.contract.adapters import AdapterKeeper, AdapterSet
 from enginehouse.contract.backend import ModelSource, Runner, Span
+from enginehouse.engine.turns import AdapterTurns
 from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.config import PluginsSettings
 from enginehouse_backendkit.gguf_reader import GgufReader, reading
@@ -60,25 +62,36 @@ class _Subject:
         prompt = np.arange(1, 1 + _PROMPT_TOKENS, dtype=np.int32)
         for sequence, adapter in zip(sequences, sets, strict=True):
             self.runner.forward([Span(sequence, 0, prompt, adapter=adapter)])
-        together = [sets] if not self.takes_turns else [[one] for one in dict.fromkeys(sets)]
-        groups = [[number for number, one in enumerate(sets) if one in wanted] for wanted in together]
         token = np.array([7], np.int32)
         spent_s = 0.0
-        order = [groups] * num_steps if in_turn else [[group] * num_steps for group in groups]
         lengths = [_PROMPT_TOKENS] * len(sets)
-        for part in order:
-            warm = part[:1] if not in_turn else []
-            for place, group in enumerate([*warm, *part]):
-                spans = [Span(sequences[one], lengths[one], token, adapter=sets[one]) for one in group]
-                began_s = time.process_time()
-                self.runner.forward(spans).host()
-                if place >= len(warm):
-                    spent_s += time.process_time() - began_s
-                for one in group:
-                    lengths[one] += 1
+        for is_counted, group in self._passes(sets, num_steps, in_turn=in_turn):
+            spans = [Span(sequences[one], lengths[one], token, adapter=sets[one]) for one in group]
+            began_s = time.process_time()
+            self.runner.forward(spans).host()
+            if is_counted:
+                spent_s += time.process_time() - began_s
+            for one in group:
+                lengths[one] += 1
         for sequence in sequences:
             self.runner.free_sequence(sequence)
         return 1e3 * spent_s / num_steps
+
+    def _passes(
+        self, sets: Sequence[AdapterSet], num_steps: int, *, in_turn: bool
+    ) -> Iterator[tuple[bool, Sequence[int]]]:
+        """Yield whether a pass counts, and the numbers of its sequences; in turn as the scheduler orders them."""
+        everyone = range(len(sets))
+        groups = {one: [number for number in everyone if sets[number] == one] for one in dict.fromkeys(sets)}
+        turns = AdapterTurns()
+        if not self.takes_turns:
+            parts = [[everyone] * (1 + num_steps)]
+        elif in_turn:
+            parts = [[groups[turns.next(groups)] for _ in range(1 + num_steps * len(groups))]]
+        else:
+            parts = [[group] * (1 + num_steps) for group in groups.values()]
+        for part in parts:
+            yield from ((number > 0, group) for number, group in enumerate(part))
 
 
 def _open(name: str, source: Path, adapters: list[Path], **options: Any) -> _Subject:

@@ -5,8 +5,8 @@ Parts: ``llama`` (the shape of Llama-3.1-8B through the engine: one sequence, de
 ``experts``, ``experts-fp8``, ``gpt-oss`` and ``gemma`` (decode steps and 32 requests of the shapes of Qwen3-30B-A3B,
 gpt-oss-20b with experts in MXFP4, and Gemma 3 4B), ``adapters`` (decode steps of Llama-3.1-8B's shape with LoRA),
 ``offline`` (256 sequences of Qwen3-0.6B's shape through the engine), ``speculation`` (with and without drafts, see
-``cuda_speculation.py``), ``early-exit`` (see ``cuda_early_exit.py``) and ``transformers`` (``generate`` and
-``generate_batch``). Weights are random.
+``cuda_speculation.py``), ``early-exit`` (see ``cuda_early_exit.py``), ``images`` (see ``cuda_images.py``) and
+``transformers`` (``generate`` and ``generate_batch``). Weights are random.
 Each part prints lines; the card and its bandwidth, measured in the same run, come first.
 """
 
@@ -44,6 +44,7 @@ from enginehouse_hf.backend import HfBackend, HfOptions
 
 from .cuda_early_exit import measure_early_exit
 from .cuda_heads import measure_heads
+from .cuda_images import measure_images
 from .cuda_models import SHAPES, write_mxfp4, write_shape
 from .cuda_speculation import measure_speculation
 
@@ -441,6 +442,7 @@ def main() -> None:
         "offline": measure_offline,
         "speculation": lambda: _measure_changed(measure_speculation),
         "heads": lambda: _measure_changed(measure_heads),
+        "images": lambda: [_say(line) for line in measure_images()],
         "early-exit": lambda: _measure_changed(measure_early_exit),
         "served": measure_served,
         "served-large-chunks": lambda: measure_served(prefill_chunk_tokens=8192),

@@ -30,7 +30,7 @@ from .peers import RunningPeer, running
 from .plan import Plan
 from .record import Comparison, Key, Record
 
-__all__ = ["measure_images"]
+__all__ = ["measure_images", "write_hf_folder"]
 
 _SIDE, _PATCH, _WIDTH, _INNER, _LAYERS, _HEADS = 224, 16, 768, 3072, 12, 12
 _TEXT_WIDTH = SHAPES["smollm2-135m"]["hidden_size"]
@@ -65,8 +65,9 @@ class _Seeing:
         return [sys.executable, "-m", "enginehouse", "serve", "--config", str(config), "--port", str(port)]
 
 
-def _hf_folder(folder: Path) -> Path:
-    write_shape("smollm2-135m", folder)
+def write_hf_folder(folder: Path, shape: str = "smollm2-135m") -> Path:
+    """Write the files of a LLaVA model of a text model's shape, without weights."""
+    write_shape(shape, folder)
     text = json.loads((folder / "config.json").read_text())
     tower = {
         "model_type": "siglip_vision_model",
@@ -203,7 +204,7 @@ def _stream_beside(client: httpx.Client, server: RunningPeer, first: int) -> tup
 def measure_images(plan: Plan, console: Console) -> tuple[Record, list[Comparison]]:
     """The longest gap of a stream beside images, over a request with an image alone."""
     plan.folder.mkdir(parents=True, exist_ok=True)
-    sources = {"hf": _hf_folder(plan.folder / "seeing-hf")}
+    sources = {"hf": write_hf_folder(plan.folder / "seeing-hf")}
     sources["llamacpp"] = _gguf_file(plan.model_file, plan.folder / "seeing-llamacpp")
     record, number = Record(), 1
     for round_number, name in plan.interleave(sorted(sources)):

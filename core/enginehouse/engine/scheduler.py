@@ -12,7 +12,6 @@ from collections.abc import Callable
 import numpy as np
 from attrs import frozen
 
-from enginehouse.contract.adapters import AdapterSet
 from enginehouse.contract.backend import LastSampled, Outputs, Runner, Span
 from enginehouse.contract.checkpoints import CheckpointKeeper
 from enginehouse.contract.errors import AdapterRefused, EnginehouseError, PluginFailed
@@ -26,6 +25,7 @@ from enginehouse.engine.media import Embeddings
 from enginehouse.engine.prefix_cache import PrefixCache, Truncation, free
 from enginehouse.engine.reuse import PrefixReuse, Source
 from enginehouse.engine.sequence import ActiveRequest, Sequence
+from enginehouse.engine.turns import AdapterTurns
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class Scheduler:
         self.embeddings = Embeddings(settings.embedding_cache_bytes)
         self._chunk_turn = False
         self._takes_turns = runner.capabilities.adapters == "per_pass"
-        self._turns: list[AdapterSet] = []  # sets with work, the one whose turn was last at the end
+        self._turns = AdapterTurns()
         self.cache = PrefixCache(runner, settings.prefix_cache, disk.save if disk is not None else None)
         self._recall = Recall(disk, self.cache) if disk is not None else None
         self._reuse = PrefixReuse(runner, self.cache, settings.prefix_cache)
@@ -301,12 +301,9 @@ class Scheduler:
         return Batch((sequence,), (Span(sequence.handle, placed.start, media, "none", adapter=sequence.adapter),))
 
     def _next_group(self) -> list[Sequence]:
-        """Return the sequences of the set of adapters that has waited longest for its pass; sets take turns."""
+        """Return the sequences of the set of adapters whose turn it is."""
         ready = [s for s in self.running if s.has_work]
-        present = dict.fromkeys(s.adapter for s in ready)
-        self._turns = [one for one in self._turns if one in present]
-        turn = next((one for one in present if one not in self._turns), self._turns[0] if self._turns else ())
-        self._turns = [*(one for one in self._turns if one != turn), turn]
+        turn = self._turns.next(dict.fromkeys(s.adapter for s in ready))
         return [s for s in ready if s.adapter == turn]
 
     def _give_back(self, sequence: Sequence) -> None:

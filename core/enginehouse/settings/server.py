@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from functools import lru_cache
 from typing import Any, Literal
 
 from attrs import field, frozen
@@ -46,6 +47,7 @@ def _without_brackets(host: str) -> str:
     return host[1:-1] if isinstance(host, str) and re.fullmatch(r"\[[^\[\]]*:[^\[\]]*\]", host) else host
 
 
+@lru_cache(maxsize=256)  # asked with every request
 def is_loopback(host: str) -> bool:
     """Return True if a server that listens on ``host`` can be reached from this machine only."""
     if host.lower() == "localhost":

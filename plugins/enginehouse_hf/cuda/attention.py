@@ -55,7 +55,9 @@ class PoolAttention:
                 return decoded
         rest = query[num_decodes:]
         seen_keys, seen_values = (part.gather(step.gather, query.dtype) for part in (keys, values))
-        if self.kernel is not None and softcap is None and fits(rest.dtype, rest.shape[2], seen_values.shape[2]):
+        sees_ahead = any(segment.sees_ahead for segment in step.segments)
+        fitting = softcap is None and not sees_ahead and fits(rest.dtype, rest.shape[2], seen_values.shape[2])
+        if self.kernel is not None and fitting:
             longer = self.kernel.attend(rest, seen_keys, seen_values, step, scaling, window, sinks)
         else:
             longer = span_by_span(rest, seen_keys, seen_values, step, scaling, window, softcap, sinks)

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 from torch import Tensor, nn
 from torch.nn.functional import embedding, linear
 
@@ -38,6 +38,7 @@ from enginehouse_hf.cuda.structure import (
     Norm,
     Projection,
     Recurrent,
+    Rotary,
     Structure,
 )
 from enginehouse_hf.depth import own_modules
@@ -136,13 +137,15 @@ class _Dissection:
         self._known: set[int] = set()
         self._names = {id(module): name for name, module in model.named_modules()}
         self._modules: dict[Projection, Modules] = {}
+        self._turning: Tensor | None = None
 
     def run(self) -> Structure:
         model, body = self._model, self._body
         num_tokens = min(8, self._max_context)
         token_ids = torch.arange(num_tokens, device=body.embed_tokens.weight.device) + 1
         seen = self._observe(token_ids)
-        tables, (_, embedded) = self._tables(token_ids), self._given(token_ids, 0)
+        tables, (_, embedded) = self._tables(token_ids), self._given(token_ids, _from(0, token_ids))
+        self._turning = self._find_turning(token_ids[:1])
         layers = [self._layer(layer, index, seen, tables[index]) for index, layer in enumerate(body.layers)]
         weight = self._know(body.embed_tokens).weight.detach()
         config = model.config.get_text_config()
@@ -185,8 +188,8 @@ class _Dissection:
                 hook.remove()
         return seen
 
-    def _given(self, token_ids: Tensor, begin: int) -> tuple[list[tuple[Tensor, Tensor] | None], Tensor]:
-        """Return the rotary tables that each layer is given, and the input of the first, from position ``begin`` on."""
+    def _given(self, token_ids: Tensor, positions: Tensor) -> tuple[list[tuple[Tensor, Tensor] | None], Tensor]:
+        """Return the rotary tables that each layer is given at ``positions``, (T,) or (3, T), and the first's input."""
         given: list[tuple[Tensor, Tensor] | None] = [None] * len(self._body.layers)
         states: list[Tensor] = []
 
@@ -199,19 +202,19 @@ class _Dissection:
         body.layers = nn.ModuleList(
             with_forward(layer, partial(note, index)) for index, layer in enumerate(self._body.layers)
         )
-        positions = torch.arange(begin, begin + len(token_ids), device=token_ids.device)
-        body(input_ids=token_ids[None], position_ids=positions[None], use_cache=False, enginehouse_step=_Seen())
+        body(input_ids=token_ids[None], position_ids=positions.unsqueeze(-2), use_cache=False, enginehouse_step=_Seen())
         return given, states[0]
 
     def _tables(self, token_ids: Tensor) -> list[tuple[Tensor, Tensor] | None]:
         """Return the rotary tables of each layer, (max_context, D); layers that are given the same ones share them."""
-        given, _ = self._given(token_ids[:1], 0)
+        given, _ = self._given(token_ids[:1], _from(0, token_ids[:1]))
         firsts: dict[int, int] = {}
         owners = [None if pair is None else firsts.setdefault(id(pair[0]), i) for i, pair in enumerate(given)]
         parts: dict[int, list[tuple[Tensor, Tensor]]] = {owner: [] for owner in firsts.values()}
         for begin in range(0, self._max_context, _TABLE_CHUNK):
             num_tokens = min(_TABLE_CHUNK, self._max_context - begin)
-            given, _ = self._given(token_ids[:1].expand(num_tokens), begin)
+            same = token_ids[:1].expand(num_tokens)
+            given, _ = self._given(same, _from(begin, same))
             for owner, tables in parts.items():
                 pair = given[owner]
                 assert pair is not None
@@ -221,6 +224,19 @@ class _Dissection:
             for owner, tables in parts.items()
         }
         return [None if owner is None else whole[owner] for owner in owners]
+
+    def _find_turning(self, token_id: Tensor) -> Tensor | None:
+        """Return by which of time, row and column each number of the rotary tables is turned, (D,); None is not so."""
+        if not (getattr(self._model.config.get_text_config(), "rope_parameters", None) or {}).get("mrope_section"):
+            return None
+        turning = None
+        for axis in range(3):
+            positions = torch.zeros(3, 1, dtype=torch.int64, device=token_id.device)
+            positions[axis] = 1
+            (_, sin), *_ = (pair for pair in self._given(token_id, positions)[0] if pair is not None)
+            turning = sin.new_full(sin.shape[-1:], -1, dtype=torch.int64) if turning is None else turning
+            turning[sin[0, 0] != 0.0] = axis
+        return turning
 
     # -- parts -----------------------------------------------------------------------------------------
 
@@ -279,7 +295,7 @@ class _Dissection:
         return Attention(
             qkv=qkv,
             norms=norms,
-            rotary=find_rotary(tables, key, attended.key[0].transpose(0, 1)),
+            rotary=self._rotary(tables, key, attended.key[0].transpose(0, 1)),
             output=self._linear(first_of(module, ("o_proj", "dense", "out_proj"))),
             head_dim=head_dim,
             scale=attended.scaling,
@@ -288,6 +304,15 @@ class _Dissection:
             sinks=self._sinks(module, attended.sinks),
             is_gated=is_gated,
         )
+
+    def _rotary(self, tables: tuple[Tensor, Tensor] | None, key: Tensor, expected: Tensor) -> Rotary | None:
+        rotary, turning = find_rotary(tables, key, expected), self._turning
+        if rotary is None or turning is None:
+            return rotary
+        num_pairs = rotary.cos.shape[1]
+        if (turning < 0).any() or not torch.equal(turning, turning[:num_pairs].repeat(len(turning) // num_pairs)):
+            raise NotFusable("positions in images (M-RoPE) are encoded in an unknown way")
+        return evolve(rotary, axes=turning[:num_pairs])
 
     def _sinks(self, module: Any, sinks: Tensor | None) -> Tensor | None:
         """Return the sinks of an attention, which are its only weights outside of its projections and norms."""
@@ -408,6 +433,11 @@ class _Dissection:
     def _know(self, module: Any) -> Any:
         self._known.add(id(module))
         return module
+
+
+def _from(begin: int, token_ids: Tensor) -> Tensor:
+    """Positions of tokens from ``begin`` on."""
+    return torch.arange(begin, begin + len(token_ids), device=token_ids.device)
 
 
 def _projections(layer: Layer) -> list[Projection]:

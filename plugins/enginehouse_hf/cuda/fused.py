@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from attrs import evolve
 from torch import Tensor
 from torch.nn.functional import embedding, linear
 
@@ -23,7 +24,16 @@ from enginehouse_hf.cuda.mixers import PooledMixers
 from enginehouse_hf.cuda.networks import Adaptable
 from enginehouse_hf.cuda.packed import project_packed
 from enginehouse_hf.cuda.step import Step
-from enginehouse_hf.cuda.structure import Attention, Experts, Gated, Linear, Projection, Recurrent, Structure
+from enginehouse_hf.cuda.structure import (
+    Attention,
+    Experts,
+    Gated,
+    Linear,
+    Projection,
+    Recurrent,
+    Structure,
+    at_positions,
+)
 from enginehouse_hf.cuda.vector import project
 from enginehouse_hf.packed import Packed, rows_from
 
@@ -121,6 +131,8 @@ class FusedNetwork:
         return self._logits(add_norm(hidden, None, self.structure.norm))
 
     def _embed(self, step: Step) -> Tensor:
+        if step.chunk is not None:
+            return step.chunk.embedding
         hidden = embedding(step.token_ids, self.structure.embeddings)
         return hidden if self.structure.embedding_scale == 1.0 else hidden.mul_(self.structure.embedding_scale)
 
@@ -184,7 +196,8 @@ class FusedNetwork:
     def _attend(self, step: Step, index: int, part: Attention, qkv: Tensor) -> Tensor:
         keys, values = step.state.layers[index]
         dtype = self.structure.embeddings.dtype
-        query = rotate_and_store(qkv, keys, values, step.positions, step.places, part, dtype)
+        turned, positions = _turned(part, step)
+        query = rotate_and_store(qkv, keys, values, positions, step.places, turned, dtype)
         attended = self._attention.attend(
             step, index, query, scaling=part.scale, window=part.window, softcap=part.softcap, sinks=part.sinks
         )
@@ -197,6 +210,15 @@ class FusedNetwork:
         if structure.divisor != 1.0:
             logits = logits / structure.divisor
         return logits if structure.softcap is None else torch.tanh(logits / structure.softcap) * structure.softcap
+
+
+def _turned(part: Attention, step: Step) -> tuple[Attention, Tensor]:
+    """Return the attention with the rotary tables of a step, and (T,) int32, the row of each token in them."""
+    positions = None if step.chunk is None else step.chunk.positions
+    if positions is None or part.rotary is None:
+        return part, step.rotary
+    rows = torch.arange(step.num_tokens, dtype=torch.int32, device=positions.device)
+    return evolve(part, rotary=at_positions(part.rotary, positions)), rows
 
 
 def _end(part: Projection, num_rows: int) -> Projection:

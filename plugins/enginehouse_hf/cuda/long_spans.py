@@ -244,7 +244,8 @@ def _span(
     """Attention of one span: query (t, num_query, D) over its whole sequence, (stop, num_kv, D)."""
     at_query = torch.arange(segment.start, segment.stop, device=query.device)[:, None]
     at_key = torch.arange(segment.stop, device=query.device)[None]
-    mask = at_key <= at_query
+    newest = at_query.clamp(min=segment.stop - 1) if segment.sees_ahead else at_query
+    mask = at_key <= newest
     if window is not None:
         mask &= at_key > at_query - window
     group = query.shape[1] // keys.shape[1]

@@ -104,10 +104,13 @@ class TransformersNetwork:
             self._mixers.begin(step)
         model = self._depths.model(step.num_layers)
         rows = {} if step.rows is None else {"logits_to_keep": step.rows.long()}
+        chunk = step.chunk
+        given = {"input_ids": step.token_ids[None]} if chunk is None else {"inputs_embeds": chunk.embedding[None]}
+        positions = step.rotary.long() if chunk is None or chunk.positions is None else chunk.positions
         with self._adapted(step.scales):
             logits: Tensor = model(
-                input_ids=step.token_ids[None],
-                position_ids=step.positions.long()[None],
+                **given,
+                position_ids=positions.unsqueeze(-2),
                 use_cache=False,
                 enginehouse_step=PoolStep(step, self._attention),
                 **rows,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from enginehouse.contract.backend import Progress, RunnerCapabilities, Span
 from enginehouse.contract.errors import ModelLoadError
+from enginehouse.contract.media import MAX_IMAGE_PIXELS
 from enginehouse_hf.backend import HfOptions
 from enginehouse_hf.cuda.attention import PoolAttention
 from enginehouse_hf.cuda.chunks import chunk_size
@@ -23,6 +25,7 @@ from enginehouse_hf.cuda.dissect import dissect
 from enginehouse_hf.cuda.draws import draws_of_every_kind
 from enginehouse_hf.cuda.fused import FusedNetwork
 from enginehouse_hf.cuda.graphs import DecodeGraphs, Recorder, graph_sizes
+from enginehouse_hf.cuda.image_spans import probe_logits
 from enginehouse_hf.cuda.kinds import NotFusable
 from enginehouse_hf.cuda.kv_tensor import KvTensor
 from enginehouse_hf.cuda.long_spans import choose
@@ -39,6 +42,7 @@ from enginehouse_hf.cuda.step import DeviceState, Step
 from enginehouse_hf.cuda.structure import Experts
 from enginehouse_hf.depth import exit_layers
 from enginehouse_hf.facts import ModelFacts
+from enginehouse_hf.images.reader import ImageReader
 from enginehouse_hf.packed import num_packed
 from enginehouse_hf.recurrent import Mixers
 
@@ -74,7 +78,12 @@ _SLACK_BYTES = 512 << 20
 
 
 def open_on_cuda(
-    model: Any, facts: ModelFacts, mixers: Mixers, options: HfOptions, progress: Progress
+    model: Any,
+    facts: ModelFacts,
+    mixers: Mixers,
+    options: HfOptions,
+    progress: Progress,
+    reader: ImageReader | None = None,
 ) -> tuple[CudaModel, RunnerCapabilities]:
     """Build everything that a runner needs; ``options`` must be resolved.
 
@@ -91,10 +100,8 @@ def open_on_cuda(
     assert options.max_batch_tokens is not None
     max_sequences = options.slots + (options.slots if facts.states else max(options.slots, _KEPT_SEQUENCES))
     with torch.inference_mode():
-        network = _choose_network(model, facts, mixers, options, attention, [*sizes, *later[-1:]], progress)
-        step_bytes = _step_bytes(model, facts, options)
-        if facts.states:
-            step_bytes = max(step_bytes, _measure_step_bytes(network, facts, model, options))
+        network = _choose_network(model, facts, mixers, options, attention, [*sizes, *later[-1:]], progress, reader)
+        step_bytes = _largest_step_bytes(network, facts, model, options, reader)
     num_places = _num_places(model, facts, options, step_bytes, max_sequences)
     with torch.inference_mode():
         state = _allocate(facts, max_sequences, num_places, model, options)
@@ -113,6 +120,7 @@ def open_on_cuda(
         exit_layers=() if facts.states else exit_layers(model),
         states=not options.random_weights,  # the next process would use different random weights
         sampling=SUPPORTED,
+        media=() if reader is None else ("image",),
         adapters="none",  # switched off: ``lora.py`` failed its last test on a GPU, see docs/adapters.md
     )
     kernel = attention.kernel.name if attention.kernel is not None else "plain"
@@ -189,6 +197,7 @@ def _choose_network(
     attention: PoolAttention,
     sizes: Sequence[int],
     progress: Progress,
+    reader: ImageReader | None,
 ) -> Network:
     """Return the fused network if it exists and gives the same logits, else transformers' own layers.
 
@@ -208,6 +217,8 @@ def _choose_network(
         with _nudged_embeddings(model, facts):
             noise = max(noise, _difference(_probe(plain, facts, model, num_more=4), expected))
     error = _difference(_probe(fused, facts, model, num_more=4), expected)
+    if reader is not None:
+        error = max(error, _image_error(fused, plain, facts, model, reader))
     is_packed = num_packed(model) > 0
     least = _LEAST_NOISE_PACKED if is_packed and model.dtype != torch.float32 else _LEAST_NOISE
     if not error <= max(_NOISE_ALLOWED * noise, least):
@@ -301,6 +312,21 @@ def _probe(network: Network, facts: ModelFacts, model: Any, num_more: int) -> to
     return torch.cat(rows)
 
 
+def _image_error(
+    network: Network, plain: TransformersNetwork, facts: ModelFacts, model: Any, reader: ImageReader
+) -> float:
+    """Difference between the logits of two networks for text after an image; 0 if the context is too short for it."""
+    text = _text(facts)[:5]
+    longest = facts.max_context
+    capabilities = RunnerCapabilities(
+        max_sequences=1, max_batch_tokens=longest, max_context=longest, cache_tokens=longest, media=("image",)
+    )
+    found, expected = (
+        probe_logits(one, _allocate(facts, 1, longest, model), reader, capabilities, text) for one in (network, plain)
+    )
+    return 0.0 if found is None or expected is None else _difference(found, expected)
+
+
 def _allocate(
     facts: ModelFacts, max_sequences: int, num_places: int, model: Any, options: HfOptions | None = None
 ) -> DeviceState:
@@ -339,6 +365,28 @@ def _num_places(model: Any, facts: ModelFacts, options: HfOptions, step_bytes: i
             f"{beside}; lower context, cache_tokens or max_batch_tokens{fewer}, or raise memory_share"
         )
     return options.cache_tokens or min(fitting, 2 * options.slots * facts.max_context)
+
+
+def _largest_step_bytes(
+    network: Network, facts: ModelFacts, model: Any, options: HfOptions, reader: ImageReader | None
+) -> int:
+    """Return the temporary memory of a step, which may be the encoding of an image."""
+    sizes = [_step_bytes(model, facts, options)]
+    if facts.states:
+        sizes.append(_measure_step_bytes(network, facts, model, options))
+    if reader is not None:
+        sizes.append(_measure_encoding(reader, model))
+    return max(sizes)
+
+
+def _measure_encoding(reader: ImageReader, model: Any) -> int:
+    """Measure the temporary memory in which the largest image is encoded, in bytes."""
+    chunk = reader.sample(math.isqrt(MAX_IMAGE_PIXELS))[0]
+    torch.cuda.synchronize()
+    before_bytes = torch.cuda.memory_allocated(model.device)
+    torch.cuda.reset_peak_memory_stats(model.device)
+    reader.encode(chunk)
+    return torch.cuda.max_memory_allocated(model.device) - before_bytes
 
 
 def _measure_step_bytes(network: Network, facts: ModelFacts, model: Any, options: HfOptions) -> int:

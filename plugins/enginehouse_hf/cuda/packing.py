@@ -11,16 +11,16 @@ Called by the runner; ``step.py`` copies the result to the device at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 import numpy as np
-from attrs import frozen
+from attrs import evolve, frozen
 from numpy.typing import NDArray
 
 from enginehouse.contract.backend import LastSampled, Span
 
-__all__ = ["PackedSpans", "Segment", "are_short", "flatten", "pack"]
+__all__ = ["PackedSpans", "Segment", "are_short", "flatten", "pack", "pack_chunk"]
 
 _MAX_CHECKED = 65
 """Maximum length of a span with logits for all tokens (a token and its drafts) that is computed as decodes."""
@@ -39,11 +39,16 @@ _ALIGNMENT = 32  # int32 values: every part of the array starts at a multiple, s
 
 @frozen
 class Segment:
-    """One span of several tokens: rows ``begin`` to ``end`` of the batch, after ``start`` tokens of its sequence."""
+    """One span of several tokens: rows ``begin`` to ``end`` of the batch, after ``start`` tokens of its sequence.
+
+    Attributes:
+        sees_ahead: its tokens attend to each other, not only to those before them.
+    """
 
     begin: int
     end: int
     start: int
+    sees_ahead: bool = False
 
     @property
     def stop(self) -> int:
@@ -63,6 +68,7 @@ class PackedSpans:
         rows: tokens whose logits are requested, in the original order of the spans.
         sources: rows of the states of recurrent layers: of every decode, then of every longer span.
         scales: (num_adapters, T) float32, how much each token uses of each adapter; empty if none uses any.
+        rotary: (T,), positions for the rotary embedding where these differ from those in the sequence (M-RoPE).
     """
 
     tokens: NDArray[np.int32]
@@ -72,6 +78,17 @@ class PackedSpans:
     rows: NDArray[np.int32]
     sources: NDArray[np.int32] = _NONE
     scales: NDArray[np.float32] = _NO_SCALES
+    rotary: NDArray[np.int32] | None = None
+
+    @property
+    def rotary_positions(self) -> NDArray[np.int32]:
+        """(T,), positions for the rotary embedding."""
+        return self.tokens[2] if self.rotary is None else self.rotary
+
+    def shifted(self, saved_positions: Mapping[int, int]) -> PackedSpans:
+        """Return the same with rotary positions that are less, by a number for each sequence."""
+        less = [saved_positions[slot] for slot in self.tokens[1].tolist()]
+        return evolve(self, rotary=self.tokens[2] - np.array(less, np.int32))
 
     @property
     def is_plain_decode(self) -> bool:
@@ -139,6 +156,28 @@ def pack(
     return PackedSpans(tokens, num_decodes, segments, np.concatenate(seen), np.array(rows, np.int32), ordered, scales)
 
 
+def pack_chunk(
+    span: Span,
+    start: int,
+    places: NDArray[np.int32],
+    table: NDArray[np.int32],
+    handles: Sequence[int] = (),
+    *,
+    sees_ahead: bool,
+) -> PackedSpans:
+    """Pack a part of a media chunk, without its embedding; the arguments are those of :func:`pack`.
+
+    Args:
+        span: the span of the whole chunk.
+        start: number of tokens before the part.
+        places: (size,), the places of its tokens.
+        sees_ahead: the tokens attend to each other; the part is the whole chunk.
+    """
+    size = len(places)
+    packed = pack([evolve(span, start=start, input=np.zeros(size, np.int32))], [size], places, table, handles=handles)
+    return evolve(packed, segments=[evolve(segment, sees_ahead=sees_ahead) for segment in packed.segments])
+
+
 def _is_decode(span: Span, size: int, may_check: bool) -> bool:
     return size == 1 or (may_check and span.outputs == "all" and size <= _MAX_CHECKED)
 
@@ -190,6 +229,7 @@ def flatten(packed: PackedSpans) -> tuple[NDArray[np.int32], dict[str, tuple[int
         "rows": packed.rows,
         "sources": packed.sources,
         "scales": packed.scales.reshape(-1).view(np.int32),
+        "rotary": packed.rotary_positions,
     }
     offsets, begin = {}, 0
     for name, part in parts.items():

@@ -26,13 +26,16 @@ from enginehouse.contract.backend import (
 )
 from enginehouse.contract.errors import EngineError, ModelLoadError
 from enginehouse.contract.exit_policy import BoundExitPolicy
+from enginehouse.contract.media import MAX_IMAGE_PIXELS, DecodedImage, MediaChunk, MediaInput
 from enginehouse.contract.types import ModelInfo
+from enginehouse_backendkit.media_chunks import NO_CHUNKS, Chunks
 from enginehouse_backendkit.saved_states import check_head, state_body
 from enginehouse_backendkit.slot_table import checked_length
 from enginehouse_hf.cuda.exit_rows import ExitDrawn, ExitRows, RowGroup
 from enginehouse_hf.cuda.exits import CudaExits
 from enginehouse_hf.cuda.graphs import DecodeGraphs, Recorder
 from enginehouse_hf.cuda.heads import PoolHeadMemory
+from enginehouse_hf.cuda.image_spans import placed, run_chunk
 from enginehouse_hf.cuda.networks import Network
 from enginehouse_hf.cuda.packing import are_short, pack
 from enginehouse_hf.cuda.parts import NetworkParts
@@ -43,6 +46,8 @@ from enginehouse_hf.cuda.state_pools import SequenceStates
 from enginehouse_hf.cuda.step import DeviceState, Step
 from enginehouse_hf.depth import groups_by, row_order
 from enginehouse_hf.heads.drafting import DraftHead, HeadDrafts, HeadLimits
+from enginehouse_hf.images.held import HeldImages
+from enginehouse_hf.images.reader import ImageReader
 from enginehouse_hf.states import check_state, pack_lengths, pack_pieces, read_lengths, unpack_pieces
 from enginehouse_hf.tokenizer import ModelText
 
@@ -81,6 +86,7 @@ class CudaModel:
 class CudaRunner:
     """Implements ``DeviceSampler``; ``forward`` and ``sample`` return before they are done.
 
+    With a ``reader`` also a :class:`enginehouse.contract.media.MediaRunner`.
     Also a :class:`enginehouse.contract.backend.StateKeeper`: saving waits for previously launched work. Also a
     ``LayerAccess``: with a policy, reading the rows, or launching the next pass, waits for its decisions. Also a
     ``HeadKeeper`` and an ``AdapterKeeper``, whose adapters share every pass. With recurrent layers a
@@ -89,6 +95,8 @@ class CudaRunner:
     Args:
         load_head: reads a draft head for this model.
     """
+
+    max_image_pixels = MAX_IMAGE_PIXELS
 
     def __init__(
         self,
@@ -99,6 +107,7 @@ class CudaRunner:
         *,
         state_format: str,
         load_head: Callable[[ModelSource | None], DraftHead],
+        reader: ImageReader | None = None,
     ) -> None:
         self.capabilities = capabilities
         self.state_format = state_format
@@ -114,6 +123,7 @@ class CudaRunner:
         self._positions = PositionPool(capabilities, info.vocab_size)
         pools = model.state.pools
         self._states = SequenceStates(pools, model.checkpoint_bytes) if pools.forms else None
+        self._reader, self._images = reader, HeldImages()
 
     def open_sequence(self) -> int:
         """Open a new, empty sequence."""
@@ -126,6 +136,7 @@ class CudaRunner:
     def free_sequence(self, sequence: int) -> None:
         """Free the sequence and the positions that no other sequence shares."""
         self._positions.free(sequence)
+        self._images.put(sequence, NO_CHUNKS)
         if self._states is not None:
             self._states.free(sequence)
         if self._head is not None:
@@ -138,6 +149,7 @@ class CudaRunner:
     def truncate(self, sequence: int, length: int) -> int:
         """Drop tokens from the end. Sliding-window layers keep every position: without states any length is exact."""
         kept = self.kept_length(sequence, length)
+        self._images.put(sequence, self._images.of(sequence).cut(kept))
         if self._states is not None:
             with torch.inference_mode():
                 self._states.cut(sequence, kept, self._positions.length(sequence))
@@ -148,6 +160,7 @@ class CudaRunner:
     def fork(self, source: int, length: int) -> tuple[int, int]:
         """Create a sequence that shares the first ``length`` positions, and has a copy of the state there."""
         sequence, kept = self._positions.fork(source, self.kept_length(source, length))
+        self._images.put(sequence, self._images.of(source).cut(kept))
         table = self._loaded.state.table
         with torch.inference_mode():
             table[sequence, :kept] = table[source, :kept]
@@ -160,7 +173,7 @@ class CudaRunner:
     def kept_length(self, sequence: int, length: int) -> int:
         """Implements :class:`enginehouse.contract.checkpoints.CheckpointKeeper`."""
         num_held = self._positions.length(sequence)
-        kept = min(num_held, checked_length(length))
+        kept = min(num_held, self._images.of(sequence).whole(checked_length(length)))
         return kept if self._states is None else self._states.kept_length(sequence, kept, num_held)
 
     def keep_checkpoint(self, sequence: int) -> None:
@@ -179,11 +192,11 @@ class CudaRunner:
         self._finish_pass()
         length, state = self._positions.saved_length(sequence), self._loaded.state
         places = self._on_device(self._positions.table[sequence, :length])
-        before, parts, num_states = b"", iter(()), 0
+        before, parts, num_states = self._saved_images(sequence), iter(()), 0
         with torch.inference_mode():
             if self._states is not None:
                 lengths, parts = self._states.saved(sequence, length)
-                before, num_states = pack_lengths(lengths), 1 + len(lengths)
+                before, num_states = before + pack_lengths(lengths), 1 + len(lengths)
             pieces = (tensor[places] for tensor in state.tensors)
             num_bytes = num_states * state.pools.bytes_per_state + length * state.bytes_per_token
             return pack_pieces(chain(parts, pieces), num_bytes, length, self.state_format, before)
@@ -191,13 +204,17 @@ class CudaRunner:
     def load(self, data: memoryview) -> int:
         """Create a sequence with the states, keys and values of a saved one."""
         self._finish_pass()
-        state, num_before, lengths = self._loaded.state, 0, list[int]()
+        state, chunks, num_before, lengths = self._loaded.state, NO_CHUNKS, 0, list[int]()
+        if self._reader is not None:
+            chunks, num_before = Chunks.from_bytes(state_body(data), check_head(data, self.state_format))
         if self._states is not None:
-            lengths, num_before = read_lengths(state_body(data), check_head(data, self.state_format))
+            lengths, num_lengths = read_lengths(state_body(data)[num_before:], check_head(data, self.state_format))
+            num_before += num_lengths
         num_states = 0 if self._states is None else 1 + len(lengths)
         num_fixed = num_before + num_states * state.pools.bytes_per_state
         length = check_state(data, self.state_format, state.bytes_per_token, num_fixed)
         sequence, places = self._positions.adopt(length)
+        self._images.put(sequence, chunks)
         indices = self._on_device(places)
         tensors = state.tensors
         forms = num_states * [(form.shape, form.dtype) for form in state.pools.forms]
@@ -210,6 +227,22 @@ class CudaRunner:
             for tensor, kept in zip(tensors, saved, strict=True):
                 tensor.index_copy_(0, indices, kept.to(tensor.device))
         return sequence
+
+    def _saved_images(self, sequence: int) -> bytes:
+        return b"" if self._reader is None else self._images.of(sequence).to_bytes()
+
+    def prepare_image(self, image: DecodedImage) -> Sequence[Sequence[int] | MediaChunk]:
+        """Implements :class:`enginehouse.contract.media.MediaRunner`; thread-safe."""
+        assert self._reader is not None, "the model takes text only"
+        return self._reader.prepare(image)
+
+    def encode(self, chunk: MediaChunk) -> torch.Tensor:
+        """Return the embedding of a chunk, (num_tokens, hidden_size), in host memory; waits for the device."""
+        assert self._reader is not None, "the model takes text only"
+        try:
+            return self._reader.encode(chunk)
+        except RuntimeError as error:  # torch's base error, which includes out of memory
+            raise EngineError(f"hf: an image could not be encoded: {error}") from error
 
     def load_adapter(self, path: Path) -> int:
         """Load a LoRA from a folder in PEFT's format."""
@@ -229,9 +262,16 @@ class CudaRunner:
         sizes = self._positions.check(spans)
         for span in spans:
             self._loaded.adapters.check(span.adapter)
+        media = spans[0].input  # a chunk has a pass of its own
+        if isinstance(media, MediaInput):
+            assert self._reader is not None, "the model takes text only"
+            self._reader.check(media)
         places = self._positions.append(spans, sizes)
         try:
-            rows = self._launch(spans, sizes, places)
+            if isinstance(media, MediaInput):
+                rows = self._launch_chunk(spans[0], places)
+            else:
+                rows = self._launch(spans, sizes, places)
         except RuntimeError as error:  # torch's base error, which includes out of memory
             for span in spans:
                 self._positions.truncate(span.sequence, span.start)
@@ -239,6 +279,8 @@ class CudaRunner:
         if self._states is not None:
             for span in spans:
                 self._states.advance(span.sequence, span.start)
+        if isinstance(media, MediaInput):
+            self._images.append(spans[0].sequence, spans[0].start, media)
         return rows
 
     def use_exit_policy(self, policy: BoundExitPolicy | None) -> None:
@@ -293,6 +335,18 @@ class CudaRunner:
         self._head = HeadDrafts(head, memory, limits)
         self.state_format += f", draft head {head.identity}"
         return self._head
+
+    def _launch_chunk(self, span: Span, places: NDArray[np.int32]) -> DeviceRows:
+        """Run the span of an image."""
+        model, reader = self._loaded, self._reader
+        assert reader is not None
+        self._finish_pass()
+        with torch.inference_mode():
+            logits = run_chunk(
+                model.network, model.state, reader, self._images, span, places, self._positions.table,
+                max_tokens=self.capabilities.max_batch_tokens, handles=model.adapters.handles,
+            )  # fmt: skip
+        return DeviceRows(logits, None)
 
     def _way(self, span: Span) -> _Way:
         may_exit = span.may_exit and span.num_tokens == 1 and span.num_layers is None and span.outputs != "none"
@@ -365,6 +419,7 @@ class CudaRunner:
         sources = None if self._states is None else self._states.sources([span.sequence for span in spans])
         handles = model.adapters.handles
         packed = pack(spans, sizes, places, self._positions.table, sources, handles, as_decodes=is_recorded)
+        packed = placed(packed, self._images)
         self._finish_pass()
         with torch.inference_mode():
             exit_layers = [way or self.num_layers] * len(packed.rows)
@@ -387,7 +442,7 @@ class CudaRunner:
     def close(self) -> None:
         """Release weights and KV memory. Idempotent."""
         self._model = self._parts = self._exits = self._unfinished = None
-        self._states = self._head = self._load_head = None
+        self._states = self._head = self._load_head = self._reader = None
 
     def _on_device(self, places: NDArray[np.int32]) -> torch.Tensor:
         """(num_places,) int64, used as an index."""

@@ -15,7 +15,7 @@ from enginehouse_hf.cuda.layers import begin_step
 from enginehouse_hf.cuda.packing import PackedSpans, Segment, flatten
 from enginehouse_hf.cuda.state_pools import NO_STATES, StatePools
 
-__all__ = ["DeviceState", "Step", "padded_decodes"]
+__all__ = ["DeviceState", "EmbeddedChunk", "Step", "padded_decodes"]
 
 
 @frozen(eq=False)
@@ -57,6 +57,26 @@ class DeviceState:
         return self.num_places
 
 
+@frozen(eq=False)
+class EmbeddedChunk:
+    """An image, or a part of it, as the input of a step.
+
+    Attributes:
+        embedding: (T, hidden_size), in the dtype of the model; may be changed by the step.
+        positions: (3, T) int64, time, row and column of each token for the rotary embedding (M-RoPE); None if the
+            model numbers images as text.
+    """
+
+    embedding: Tensor
+    positions: Tensor | None
+
+    @classmethod
+    def upload(cls, embedding: Tensor, positions: Tensor | None, device: torch.device) -> EmbeddedChunk:
+        """Upload the input of a step from host memory, without waiting for earlier steps."""
+        parts = (None if part is None else part.contiguous().pin_memory() for part in (embedding, positions))
+        return cls(*(None if part is None else part.to(device, non_blocking=True) for part in parts))
+
+
 class Step:
     """A forward pass on the device.
 
@@ -73,11 +93,14 @@ class Step:
         sources: (num_decodes + len(segments),) int32, rows of the states that recurrent layers read.
         scales: (num_adapters, T) float32, how much each token uses of each adapter; None if none uses any.
         num_layers: number of layers to run; None is all.
+        rotary: (T,) int32, positions for the rotary embedding.
+        chunk: input in place of the token ids; None for text.
     """
 
     def __init__(self, state: DeviceState, num_tokens: int, num_decodes: int, segments: list[Segment], ints: Tensor,
-                 offsets: dict[str, tuple[int, int]], rows_are_all: bool, num_layers: int | None) -> None:  # fmt: skip
-        self.state, self.num_layers = state, num_layers
+                 offsets: dict[str, tuple[int, int]], rows_are_all: bool, num_layers: int | None,
+                 chunk: EmbeddedChunk | None = None) -> None:  # fmt: skip
+        self.state, self.num_layers, self.chunk = state, num_layers, chunk
         self.num_tokens, self.num_decodes, self.segments = num_tokens, num_decodes, segments
         part = {name: ints[begin:end] for name, (begin, end) in offsets.items()}
         self._tokens = part["tokens"].view(4, -1)
@@ -85,17 +108,19 @@ class Step:
         self.lengths = part["lengths"]
         self.gather, self.query_ends, self.key_ends = part["gather"], part["query_ends"], part["key_ends"]
         self.rows = None if rows_are_all else part["rows"]
-        self.sources = part["sources"]
+        self.sources, self.rotary = part["sources"], part["rotary"]
         self.scales = part["scales"].view(torch.float32).view(-1, num_tokens) if len(part["scales"]) else None
         self.token_ids = torch.empty(num_tokens, dtype=torch.int64, device=ints.device)
 
     @classmethod
-    def upload(cls, state: DeviceState, packed: PackedSpans, num_layers: int | None = None) -> Step:
+    def upload(
+        cls, state: DeviceState, packed: PackedSpans, num_layers: int | None = None, chunk: EmbeddedChunk | None = None
+    ) -> Step:
         """Upload the step to the device; one asynchronous copy from pinned memory."""
         array, offsets = flatten(packed)
         ints = torch.from_numpy(array).pin_memory().to(state.table.device, non_blocking=True)
         num_tokens, is_plain = packed.tokens.shape[1], packed.is_plain_decode
-        return cls(state, num_tokens, packed.num_decodes, packed.segments, ints, offsets, is_plain, num_layers)
+        return cls(state, num_tokens, packed.num_decodes, packed.segments, ints, offsets, is_plain, num_layers, chunk)
 
     @classmethod
     def static(
@@ -131,7 +156,8 @@ def padded_decodes(state: DeviceState, packed: PackedSpans, size: int) -> Packed
     tokens = np.concatenate([packed.tokens, np.repeat(dump, num_more, 1)], 1)
     num_dumped = num_more if state.pools.forms else 0
     sources = np.concatenate([packed.sources, np.full(num_dumped, state.pools.dump_row, np.int32)])
+    rotary = np.concatenate([packed.rotary_positions, np.zeros(num_more, np.int32)])
     scales = np.zeros((len(packed.scales), size), np.float32)
     if len(scales):
         scales[:, : packed.num_decodes] = packed.scales
-    return PackedSpans(tokens, size, [], packed.gather, np.arange(size, dtype=np.int32), sources, scales)
+    return PackedSpans(tokens, size, [], packed.gather, np.arange(size, dtype=np.int32), sources, scales, rotary)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
+import torch
 from attrs import frozen
 from torch import Tensor
 
@@ -28,6 +29,7 @@ __all__ = [
     "Recurrent",
     "Rotary",
     "Structure",
+    "at_positions",
 ]
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
@@ -87,11 +89,22 @@ class Rotary:
     Attributes:
         cos, sin: (max_context, rotated dimensions / 2).
         interleaved: neighbouring dimensions are a pair; otherwise those half of the rotated dimensions apart.
+        axes: (rotated dimensions / 2,) int64, by which position each pair of dimensions is turned in an image: its time
+            (0), row (1) or column (2); None if an image is numbered as text is.
     """
 
     cos: Tensor
     sin: Tensor
     interleaved: bool
+    axes: Tensor | None = None
+
+
+def at_positions(rotary: Rotary, positions: Tensor) -> Rotary:
+    """Return the tables of the tokens of an image, (T, rotated dimensions / 2), from (3, T) int64 positions."""
+    assert rotary.axes is not None, "the model numbers images as text"
+    rows = positions[rotary.axes].T.contiguous()  # the tables are as their indices are
+    pairs = torch.arange(rotary.cos.shape[1], device=positions.device)
+    return Rotary(rotary.cos[rows, pairs], rotary.sin[rows, pairs], rotary.interleaved)
 
 
 @frozen(eq=False)

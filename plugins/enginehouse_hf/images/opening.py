@@ -12,6 +12,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoImageProce
 from enginehouse.contract.errors import ModelLoadError
 from enginehouse_backendkit.model_folder import describe_failure
 from enginehouse_hf.backend import HfOptions
+from enginehouse_hf.facts import ModelFacts
 from enginehouse_hf.images.families import FAMILIES, CannotRead, Family
 from enginehouse_hf.images.reader import ImageReader
 from enginehouse_hf.tokenizer import ModelFiles, ModelText
@@ -21,7 +22,7 @@ __all__ = ["ImageSupport", "find_support"]
 _log = logging.getLogger(__name__)
 
 _FILES = ("preprocessor_config.json", "processor_config.json")
-_CONDITIONS = 'only with device = "cpu", without device_map and quantization'
+_CONDITIONS = "only on the CPU, or on one NVIDIA GPU with Triton, without device_map and quantization"
 
 
 @frozen
@@ -41,13 +42,17 @@ class ImageSupport:
         """True if the model is loaded with its vision tower."""
         return self.family is not None and not self.obstacle
 
-    def open(self, files: ModelFiles, model: Any, text: ModelText) -> tuple[ImageReader | None, dict[str, str]]:
+    def open(
+        self, files: ModelFiles, model: Any, text: ModelText, facts: ModelFacts
+    ) -> tuple[ImageReader | None, dict[str, str]]:
         """Return the reader, or None with a warning in the log; and metadata, in which the reason is."""
         if self.family is None:
             return None, {}
         try:
             if self.obstacle:
                 raise CannotRead(f"hf reads images {_CONDITIONS}, not with {self.obstacle}")
+            if facts.states and model.device.type != "cpu":
+                raise CannotRead("some of its layers are recurrent; hf reads its images on the CPU only")
             reader = _open_reader(self.family, files, model, text)
         except CannotRead as error:
             _log.warning("hf: %s takes no images: %s", files.folder, error)
@@ -70,9 +75,10 @@ def find_support(files: ModelFiles, options: HfOptions) -> ImageSupport:
     family = FAMILIES.get(config.model_type)
     if family is None:
         return ImageSupport()
-    needed = {"device": "cpu", "device_map": None, "quantization": None}
-    values = {name: getattr(options, name) for name, value in needed.items() if getattr(options, name) != value}
-    obstacle = ", ".join(f'{name} = "{value}"' for name, value in values.items())
+    chosen = {name: getattr(options, name) for name in ("device_map", "quantization")}
+    if options.device != "cpu" and not options.runs_on_cuda:
+        chosen["device"] = options.device
+    obstacle = ", ".join(f'{name} = "{value}"' for name, value in chosen.items() if value is not None)
     if obstacle and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ModelLoadError(
             f"{files.folder}: hf computes models of the type {config.model_type} {_CONDITIONS}, not with {obstacle}"

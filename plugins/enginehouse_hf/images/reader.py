@@ -67,13 +67,17 @@ class ImageReader:
         for name in self._family.names:
             if len(self._tokenizer.encode(name, True)) != 1:
                 raise CannotRead(f"its tokenizer lacks the control token {name}")
-        probe = DecodedImage("", _PROBE_SIDE, _PROBE_SIDE, bytes(3 * _PROBE_SIDE**2))
         try:
-            chunks = [part for part in self.prepare(probe) if isinstance(part, MediaChunk)]
+            chunks = self.sample(_PROBE_SIDE)
             for chunk in dict.fromkeys((chunks[0], chunks[-1])):
                 self.encode(chunk)
         except Exception as error:
             raise CannotRead(f"a small image cannot be read: {describe_failure(error)}") from error
+
+    def sample(self, side: int) -> Sequence[MediaChunk]:
+        """Return the chunks of a square image of random pixels, the same ones each time."""
+        rgb = np.random.default_rng(0).integers(0, 256, 3 * side**2, np.uint8).tobytes()
+        return [part for part in self.prepare(DecodedImage("", side, side, rgb)) if isinstance(part, MediaChunk)]
 
     def prepare(self, image: DecodedImage) -> Sequence[Sequence[int] | MediaChunk]:
         """Return the tokens and chunks of an image; see :class:`enginehouse.contract.media.MediaRunner`."""
@@ -118,7 +122,7 @@ class ImageReader:
         return [run for run in runs if run]
 
     def encode(self, chunk: MediaChunk) -> Tensor:
-        """Return the embedding of a chunk, (num_tokens, hidden_size) in the model's dtype, on its device.
+        """Return the embedding of a chunk, (num_tokens, hidden_size) in the model's dtype, in host memory.
 
         Raises:
             ForwardAborted: ``aborted`` was set meanwhile.
@@ -135,7 +139,7 @@ class ImageReader:
         states = states.reshape(-1, states.shape[-1])
         if states.shape != (chunk.num_tokens, self._width):
             raise RunnerError(f"an image gave {list(states.shape)} numbers, not {[chunk.num_tokens, self._width]}")
-        return states
+        return states.cpu()  # kept ones take no memory of a GPU
 
     def check(self, media: MediaInput) -> Tensor:
         """Return the embedding of a span's input. Raises InvalidSpan if it is not one of :meth:`encode`."""

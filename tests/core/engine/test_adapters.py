@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -92,14 +93,16 @@ def test_no_text_of_a_client_names_the_namespace_of_an_adapter(adapters: list[Ad
 
 
 def test_sets_take_turns_where_a_pass_has_one(adapters: list[Adapter]) -> None:
-    """Each pass has one set; with three at work, every set has every third pass."""
+    """Each pass has one set; with three at work, three passes have them all, and begin with that of the pass before."""
     engine, runner = engine_over("per_pass")
     sets = [(), (adapters[0],), (adapters[1],)]
     run(engine, [(request_with(*used, ignore_eos=True), prompt_of(seed, 5)) for seed, used in enumerate(sets)])
 
     assert all(len(set(one)) == 1 for one in runner.passes)
     turns = [one[0] for one in runner.passes]
-    assert all(len(set(turns[start : start + 3])) == 3 for start in range(len(turns) - 5))
+    rounds = [turns[start : start + 3] for start in range(0, len(turns), 3)]
+    assert len(rounds) == 20 and all(len(set(one)) == 3 for one in rounds)
+    assert all(before[-1] == after[0] for before, after in pairwise(rounds))
     assert runner.loaded == [1, 2]
 
 

@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -146,6 +146,23 @@ class Rig:
         os.kill(worker.pid, signal.SIGKILL)
         wait_until(lambda: worker.pid not in [other.pid for other in self.workers()], "its end")
         return worker.pid
+
+    def kill_in_prefill(self, ask: Callable[[int], Answer]) -> Answer:
+        """kill -9 of the worker while it computes a prompt; returns the response to that request.
+
+        Args:
+            ask: sends the request. Called again, with the number of the attempt, if this process was paused for so
+                long that the first token came before the kill.
+        """
+        for attempt in range(5):
+            answer = ask(attempt)
+            answer.wait_status()
+            self.kill()
+            if not answer.chunks:
+                return answer
+            answer.wait()
+            self.wait_ready()
+        raise AssertionError("the first token came before each kill")
 
     def ask(self, prompt: str = "tell me", *, stream: bool = True, key: str | None = None, **fields: Any) -> Answer:
         """Send a completion request on a thread of its own."""

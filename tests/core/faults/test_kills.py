@@ -87,10 +87,7 @@ def test_kill_while_it_prefills(expected_beside, turn):
         expected = undisturbed(server, **with_long)
         beside = server.ask(model="other", max_tokens=200)
         beside.wait_chunks(1)
-        answer = server.ask(**with_long)
-        answer.wait_status()
-        server.kill()
-        assert not answer.chunks
+        answer = server.kill_in_prefill(lambda attempt: server.ask(**with_long))
 
         check_same(answer, expected)
         check_same(beside, expected_beside)

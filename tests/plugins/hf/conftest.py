@@ -206,7 +206,7 @@ _WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(params=_WAYS)
+@pytest.fixture(scope="session", params=_WAYS)
 def way(request: pytest.FixtureRequest) -> dict[str, Any]:
     """Options of each way in which the plugin runs a model."""
     import torch

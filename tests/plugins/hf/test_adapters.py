@@ -13,6 +13,7 @@ from attrs import evolve
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
+from enginehouse.contract.adapters import AdapterSet
 from enginehouse.contract.backend import ModelSource, Runner, Span
 from enginehouse.contract.errors import AdapterRefused
 from enginehouse_hf.adapters import LayerForm, read_peft_folder
@@ -139,6 +140,39 @@ def test_numbers_that_a_type_cannot_hold_are_refused(llama: Path, layers: dict[s
     assert read_peft_folder(folder, layers)
     with pytest.raises(AdapterRefused, match=r"large: .*_proj has numbers that are too large for torch.float16"):
         read_peft_folder(folder, halves)
+
+
+@pytest.mark.parametrize("num_tokens", [(2, 2, 2), (1, 3, 2), (40, 1, 3)], ids=["equal", "filled up", "apart"])
+def test_adapters_of_other_layers_and_ranks_share_a_pass(
+    llama: Path, tmp_path: Path, num_tokens: tuple[int, int, int]
+) -> None:
+    """With one sequence that has both and one without, whatever the numbers of their tokens."""
+    everywhere, some = lora_tensors(llama, 1), lora_tensors(llama, 2)
+    some = {name: data for name, data in some.items() if "o_proj" in name or "layers.1" in name}
+    runner: Any = HfBackend().open(ModelSource(str(llama), llama), _OPTIONS, lambda share, what: None)
+    one, two = (
+        runner.load_adapter(write_adapter(tmp_path / name, data)) for name, data in (("1", everywhere), ("2", some))
+    )
+    sets: list[AdapterSet] = [((one, 1.0),), ((two, 1.0),), ((one, 0.5), (two, -2.0)), ()]
+    prompts = [np.arange(5, 5 + size, dtype=np.int32) for size in (*num_tokens, 2)]
+
+    def rows(*chosen: int) -> NDArray[np.float32]:
+        spans = [Span(runner.open_sequence(), 0, prompts[number], "last", adapter=sets[number]) for number in chosen]
+        logits: NDArray[np.float32] = runner.forward(spans).host().copy()
+        for span in spans:
+            runner.free_sequence(span.sequence)
+        return logits
+
+    alone = np.concatenate([rows(number) for number in range(4)])
+    shared = {order: rows(*order) for order in ((0, 1, 2, 3), (3, 2, 1, 0), (1, 0, 3, 2))}
+    runner.unload_adapter(one)
+    left = rows(1, 3)
+    runner.close()
+
+    for order, logits in shared.items():
+        assert np.abs(logits - alone[list(order)]).max() < 2e-3
+    assert np.abs(left - alone[[1, 3]]).max() < 2e-3
+    assert np.abs(alone[0] - alone[2]).max() > 0.1
 
 
 @pytest.mark.slow

@@ -8,14 +8,26 @@ from typing import Any
 
 import pytest
 import torch
+from attrs import evolve
 from torch import Tensor
 from torch.nn.functional import gelu, linear, silu
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from enginehouse_hf.attention import ATTENTION_NAME
 from enginehouse_hf.cuda.dissect import dissect
 from enginehouse_hf.cuda.kinds import NotFusable
-from enginehouse_hf.cuda.structure import Attention, Clamped, Experts, Gated, Linear, Norm, Rotary, Structure
+from enginehouse_hf.cuda.structure import (
+    Attention,
+    Clamped,
+    Experts,
+    Gated,
+    Layer,
+    Linear,
+    Norm,
+    Rotary,
+    Structure,
+    at_positions,
+)
 
 pytestmark = pytest.mark.hf
 
@@ -132,6 +144,34 @@ def test_parts_of_a_family_give_its_logits(random_model: RandomModel, fused_fami
         assert [len(weight) for weight in weights] == [num_rows for _, num_rows in modules]
         assert torch.equal(torch.cat(weights), part.weight)
     assert {parts.layers[0].attention.qkv, parts.layers[-1].attention.output} <= parts.modules.keys()
+
+
+@pytest.mark.parametrize("family", ["idefics3", "llava", "gemma3", "qwen2_5_vl"])
+def test_parts_of_a_model_that_reads_images_give_its_logits(vision_model: RandomModel, family: str) -> None:
+    """Its text model, from states instead of token ids, and at positions of rows and columns where it has these."""
+    kind = AutoModelForImageTextToText
+    model = kind.from_pretrained(vision_model(family), dtype=torch.float32, attn_implementation=ATTENTION_NAME).eval()
+    parts = dissect(model, 64)
+    states = torch.randn(_NUM_TOKENS, parts.embeddings.shape[1], generator=torch.Generator().manual_seed(0))
+    positions = torch.arange(_NUM_TOKENS)
+    parts = evolve(parts, embeddings=states, embedding_scale=1.0)
+    if family == "qwen2_5_vl":
+        positions = torch.stack([torch.full_like(positions, 3), 3 + positions // 6, 3 + positions % 6])
+        parts = evolve(parts, layers=[_at_positions(layer, positions) for layer in parts.layers])
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        expected = model(inputs_embeds=states[None], position_ids=positions.unsqueeze(-2)).logits[0]
+        found = _logits(parts, torch.arange(_NUM_TOKENS))
+
+    assert (found - expected).abs().max() < 1e-4 * expected.abs().max()
+
+
+def _at_positions(layer: Layer, positions: Tensor) -> Layer:
+    attention = layer.attention
+    assert isinstance(attention, Attention) and attention.rotary is not None
+    rotary = at_positions(attention.rotary, positions)
+    assert rotary.cos.is_contiguous() and rotary.sin.is_contiguous()  # as kernels read them
+    return evolve(layer, attention=evolve(attention, rotary=rotary))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from enginehouse.contract.adapters import AdapterSet
-from enginehouse.contract.backend import ModelSource, Span
+from enginehouse.contract.backend import ModelSource, Outputs, Span
 from enginehouse.contract.errors import AdapterRefused, InvalidRequest, ModelLoadError, StateRefused, StepAborted
 from enginehouse.contract.media import DecodedImage, MediaChunk, MediaInput, pseudo_tokens
 from enginehouse_hf.backend import HfBackend, HfOptions
@@ -29,7 +29,8 @@ SMALL, WIDE, TALL = random_image(1), random_image(2, 64, 32), random_image(3, 40
 
 
 def under_test(path: Path, **more: Any) -> ModelUnderTest:
-    options = HfOptions(device="cpu", dtype="float32", context=256, slots=4, threads=1, cache_tokens=640, **more)
+    fixed = {"dtype": "float32", "context": 256, "slots": 4, "threads": 1}
+    options = HfOptions(**{"device": "cpu", **fixed, **more, "cache_tokens": 640})
     return ModelUnderTest(backend=HfBackend(), source=ModelSource(str(path), path), options=options)
 
 
@@ -72,6 +73,23 @@ def answer(runner: Any, items: Sequence[Item], num_tokens: int) -> list[int]:
     return found
 
 
+def answers_together(runner: Any, prompts: Sequence[Sequence[Item]], num_tokens: int) -> list[list[int]]:
+    """The same with one pass for the next tokens of all prompts."""
+    sequences = [runner.open_sequence() for _ in prompts]
+    rows = [feed(runner, sequence, items) for sequence, items in zip(sequences, prompts, strict=True)]
+    found = [[int(row.argmax())] for row in rows if row is not None]
+    while len(found[0]) < num_tokens:
+        spans = [
+            Span(sequence, runner.length(sequence), np.array(tokens[-1:], np.int32))
+            for sequence, tokens in zip(sequences, found, strict=True)
+        ]
+        for tokens, row in zip(found, runner.forward(spans).host(), strict=True):
+            tokens.append(int(row.argmax()))
+    for sequence in sequences:
+        runner.free_sequence(sequence)
+    return found
+
+
 def picture_of(image: DecodedImage) -> Any:
     from PIL import Image
 
@@ -90,7 +108,7 @@ def library_inputs(folder: Path, runner: Any, items: Sequence[Item]) -> dict[str
             token_ids += [config.image_token_id] * part.num_tokens if isinstance(part, MediaChunk) else part
     pictures = [picture_of(item) for item in items if isinstance(item, DecodedImage)]
     is_nested = config.model_type in ("idefics3", "smolvlm")
-    pixels = processor([pictures] if is_nested else pictures, return_tensors="pt")
+    pixels = processor([pictures] if is_nested else pictures, return_tensors="pt") if pictures else {}
     pixels.pop("num_crops", None)
     ids = torch.tensor([token_ids])
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **pixels}
@@ -98,32 +116,82 @@ def library_inputs(folder: Path, runner: Any, items: Sequence[Item]) -> dict[str
     return inputs | ({types: (ids == config.image_token_id).long()} if types else {})
 
 
-def library_answers(folder: Path, runner: Any, prompts: Sequence[Sequence[Item]]) -> list[list[int]]:
+def library_answers(
+    folder: Path, runner: Any, prompts: Sequence[Sequence[Item]], device: str = "cpu"
+) -> list[list[int]]:
     """The first 16 tokens of transformers' ``generate`` for each prompt."""
     import torch
     from transformers import AutoModelForImageTextToText
 
     model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
-    model.generation_config.eos_token_id = None
+    model.to(device).generation_config.eos_token_id = None
     found = []
     for items in prompts:
-        inputs = library_inputs(folder, runner, items)
+        inputs = {name: tensor.to(device) for name, tensor in library_inputs(folder, runner, items).items()}
         whole = model.generate(**inputs, do_sample=False, max_new_tokens=16, pad_token_id=0)
         found.append(whole[0, inputs["input_ids"].shape[1] :].tolist())
     return found
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_text_is_that_of_generate(vision_model: Callable[[str], Path], family: str) -> None:
+def test_greedy_text_is_that_of_generate(vision_model: Callable[[str], Path], way: dict[str, Any], family: str) -> None:
+    """Alone, and in passes with other prompts, one of them text."""
     folder = vision_model(family)
-    runner = open_model(folder, max_batch_tokens=6)  # divides images
+    runner = open_model(folder, max_batch_tokens=6, **way)  # divides images
+    if way["device"] != "cpu":
+        layers = "fused layers" if way.get("fused", True) else "transformers layers"
+        assert runner.info.metadata["layers"].startswith(layers)
     text = runner.tokenizer.encode("The capital of France", False)
-    prompts = [[*text, SMALL, text[0]], [*text, WIDE, *text, TALL, *text], [SMALL, WIDE, text[1]]]
-    expected = library_answers(folder, runner, prompts)
+    prompts = [[*text, SMALL, text[0]], [*text, WIDE, *text, TALL, *text], [SMALL, WIDE, text[1]], text]
+    expected = library_answers(folder, runner, prompts, way["device"])
 
     assert [answer(runner, items, 16) for items in prompts] == expected
-    assert len({tuple(tokens) for tokens in expected}) == 3
+    assert answers_together(runner, prompts, 16) == expected
+    assert len({tuple(tokens) for tokens in expected}) == 4
     runner.close()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_drafts_after_an_image_have_the_rows_of_single_tokens(
+    vision_model: Callable[[str], Path], way: dict[str, Any], family: str
+) -> None:
+    """And so has text that is read at once, before and after it."""
+    runner = open_model(vision_model(family), **way)
+    items, drafts = [5, 6, 7, WIDE, 8, 9, 10, 11], [12, 13, 14]
+    alone = runner.open_sequence()
+    feed(runner, alone, items)
+    expected = np.concatenate([runner.forward([_text(runner, alone, [one], "all")]).host() for one in drafts])
+    sequence, other = runner.open_sequence(), runner.open_sequence()
+    runner.forward([_text(runner, sequence, items[:3], "none")])
+    feed(runner, sequence, [WIDE])
+    runner.forward([_text(runner, sequence, items[4:], "none")])
+    spans = [_text(runner, other, [5], "last"), _text(runner, sequence, drafts, "all")]
+    found = runner.forward(spans).host()[1:]
+
+    assert np.abs(found - expected).max() < 1e-3
+    assert np.abs(np.diff(expected, axis=0)).max() > 0.1
+    runner.close()
+
+
+def _text(runner: Any, sequence: int, token_ids: list[int], outputs: Outputs) -> Span:
+    return Span(sequence, runner.length(sequence), np.array(token_ids, np.int32), outputs)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_images_in_16_bits_are_near_those_in_32(vision_model: Callable[[str], Path], family: str) -> None:
+    """The usual type on a GPU, with other kernels for long spans than in 32 bits."""
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    rows = []
+    for dtype in ("float32", "bfloat16"):
+        runner = open_model(vision_model(family), device="cuda:0", dtype=dtype)
+        assert runner.info.metadata["layers"].startswith("fused layers")
+        rows.append(feed(runner, runner.open_sequence(), [5, 6, SMALL, 7, 8, WIDE, 9]))
+        runner.close()
+
+    assert np.corrcoef(rows)[0, 1] > 0.98
 
 
 def test_greedy_text_of_a_real_model_is_that_of_generate() -> None:
@@ -230,16 +298,35 @@ def test_models_whose_images_would_be_wrong_take_text_only(vision_model: Callabl
         runner.close()
 
 
-def test_models_that_need_the_cpu_are_refused_elsewhere(vision_model: Callable[[str], Path]) -> None:
+def test_models_with_recurrent_layers_take_images_on_the_cpu_only(vision_model: Callable[[str], Path]) -> None:
+    import torch
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    from enginehouse_hf.facts import ModelFacts, StateForm
+    from enginehouse_hf.images.opening import find_support
+    from enginehouse_hf.tokenizer import ModelFiles, load_text
+
+    files = ModelFiles(vision_model("llava"))
+    support = find_support(files, HfOptions(device="cpu"))
+    facts = ModelFacts((), {}, 8, 8, states=(StateForm((0, "conv", 0), (1, 2), torch.float32),))
+    with torch.device("meta"):
+        elsewhere = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(files.folder))
+    reader, metadata = support.open(files, elsewhere, load_text(files, elsewhere, 8), facts)
+
+    assert reader is None
+    assert "recurrent; hf reads its images on the CPU only" in metadata["images"]
+
+
+def test_models_of_images_are_refused_with_other_options(vision_model: Callable[[str], Path]) -> None:
     """Gemma 3 has a class for text, and takes it only."""
     path = vision_model("llava")
-    for options in (HfOptions(device="cuda:0"), HfOptions(device="cpu", device_map="cpu")):
+    for options in (HfOptions(device="mps"), HfOptions(device="cpu", device_map="cpu")):
         named = f'device = "{options.device}"' if options.device_map is None else f'device_map = "{options.device_map}"'
-        with pytest.raises(ModelLoadError, match=f'llava only with device = "cpu".*not with {named}'):
+        with pytest.raises(ModelLoadError, match=f"llava only on the CPU, or on one NVIDIA GPU.*not with {named}"):
             HfBackend().open(ModelSource(str(path), path), options, lambda _share, _what: None)
     runner = open_model(vision_model("gemma3"), device_map="cpu")
     assert runner.capabilities.media == ()
-    assert runner.info.metadata["images"].startswith('none: hf reads images only with device = "cpu"')
+    assert runner.info.metadata["images"].startswith("none: hf reads images only on the CPU, or on one")
     assert len(answer(runner, [5, 6, 7], 2)) == 2
     runner.close()
 
@@ -401,8 +488,8 @@ class _Images(MediaContract):
 
     @pytest.fixture(scope="class")
     @classmethod
-    def model(cls, vision_model: Callable[[str], Path]) -> ModelUnderTest:
-        return under_test(vision_model(cls.family))
+    def model(cls, vision_model: Callable[[str], Path], way: dict[str, Any]) -> ModelUnderTest:
+        return under_test(vision_model(cls.family), **way)
 
 
 class TestIdefics3Images(_Images):

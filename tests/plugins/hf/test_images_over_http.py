@@ -32,11 +32,17 @@ _TEMPLATE = (
 _IMAGE_TOKENS = 16
 
 
-@pytest.fixture(scope="module")
-def client(vision_model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+@pytest.fixture(scope="module", params=["cpu", "cuda:0"])
+def client(
+    request: pytest.FixtureRequest, vision_model: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[httpx.Client]:
+    import torch
+
+    if request.param != "cpu" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
     folder = Path(shutil.copytree(vision_model("qwen2_5_vl"), tmp_path_factory.mktemp("served") / "qwen"))
     (folder / "chat_template.jinja").write_text(_TEMPLATE, encoding="utf-8")
-    options = {"device": "cpu", "threads": 1}
+    options = {"device": request.param, "dtype": "float32", "threads": 1}
     models = {"seeing": ModelSettings(source=str(folder), backend="hf", context=256, slots=4, options=options)}
     with served(Settings(models=models), timeout=60) as client:
         yield client

@@ -195,3 +195,20 @@ def test_a_kernel_that_gives_no_sums_is_not_used_for_sinks(
 def test_nothing_is_tried_where_it_could_not_be_used() -> None:
     for dtype, layers in ((torch.float32, _LAYERS), (torch.bfloat16, [((2, 64), (2, 32))]), (torch.bfloat16, [])):
         assert long_spans.choose(_CPU, dtype, layers) is None
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_tokens_of_an_image_attend_to_each_other(window: int | None) -> None:
+    """Not those of other spans; a window hides old keys, and none that come later."""
+    generator = torch.Generator().manual_seed(0)
+    query, keys, values = (torch.randn(size, 2, 16, generator=generator) for size in (9, 12, 12))
+    step = long_spans.SampleStep([Segment(0, 6, 3, sees_ahead=True), Segment(6, 9, 0)], _CPU)
+    found = long_spans.span_by_span(query, keys, values, step, 0.25, window, None, None)
+    scores = torch.einsum("qhd,khd->hqk", query[:6], keys[:9]) * 0.25
+    age = torch.arange(3, 9)[:, None] - torch.arange(9)[None]
+    shares = scores.masked_fill(age >= (window or 9), float("-inf")).softmax(-1)
+
+    assert torch.allclose(found[:6], torch.einsum("hqk,khd->qhd", shares, values[:9]), atol=1e-5)
+    alone = long_spans.SampleStep([Segment(0, 3, 0)], _CPU)
+    causal = long_spans.span_by_span(query[6:], keys[9:], values[9:], alone, 0.25, window, None, None)
+    assert torch.allclose(found[6:], causal, atol=1e-5)

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from enginehouse.contract.backend import LastSampled, Outputs, Span
-from enginehouse_hf.cuda.packing import PackedSpans, are_short, flatten, pack
+from enginehouse.contract.media import MediaChunk, MediaInput
+from enginehouse_hf.cuda.packing import PackedSpans, Segment, are_short, flatten, pack, pack_chunk
 
 pytestmark = pytest.mark.hf
 
@@ -48,6 +49,36 @@ def test_a_token_and_its_drafts_are_decodes_of_one_sequence() -> None:
     array, offsets = flatten(packed)
     begin, end = offsets["lengths"]
     assert array[begin:end].tolist() == [31, 10, 11, 12, 13, 6, 7, 8]
+
+
+def test_tokens_after_an_image_keep_their_places() -> None:
+    """Under M-RoPE their positions are less than their number: for the rotary embedding only."""
+    packed = _packed([_span(1, 9, 3, "last"), Span(2, 30, LastSampled())]).shifted({1: 5, 2: 0})
+    array, offsets = flatten(packed)
+    found = {name: array[begin:end].tolist() for name, (begin, end) in offsets.items()}
+
+    assert found["rotary"] == [30, 4, 5, 6]
+    assert packed.tokens[2].tolist() == [30, 9, 10, 11]
+    assert found["lengths"] == [31]
+    assert [segment.start for segment in packed.segments] == [9]
+    array, offsets = flatten(_packed([_span(1, 9, 3, "last")]))
+    assert array[slice(*offsets["rotary"])].tolist() == [9, 10, 11]
+
+
+@pytest.mark.parametrize("sees_ahead", [False, True])
+def test_a_part_of_an_image_is_a_span_without_rows(sees_ahead: bool) -> None:
+    table = np.arange(8 * _CONTEXT, dtype=np.int32).reshape(8, _CONTEXT)
+    chunk = MediaChunk(num_tokens=6, num_positions=6, data=None)
+    span = Span(1, 4, MediaInput(chunk, np.zeros(0), np.full(6, -7, np.int32)), "none", adapter=((5, 0.5),))
+    packed = pack_chunk(span, 6, table[1, 6:9], table, [5], sees_ahead=sees_ahead)
+
+    assert packed.segments == [Segment(0, 3, 6, sees_ahead)]
+    assert (packed.num_decodes, packed.rows.tolist(), packed.is_plain_decode) == (0, [], False)
+    assert packed.tokens.tolist() == [[0, 0, 0], [1, 1, 1], [6, 7, 8], table[1, 6:9].tolist()]
+    assert packed.gather.tolist() == table[1, :9].tolist()
+    assert packed.scales.tolist() == [[0.5, 0.5, 0.5]]
+    last = pack_chunk(span, 9, table[1, 9:10], table, [5], sees_ahead=False)
+    assert (last.num_decodes, last.rows.tolist(), last.is_plain_decode) == (1, [], False)
 
 
 def test_scales_of_adapters_follow_the_tokens() -> None:

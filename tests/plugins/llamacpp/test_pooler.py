@@ -19,6 +19,7 @@ from enginehouse_llamacpp.backend import LlamaCppBackend
 from enginehouse_llamacpp.options import LlamaCppOptions
 from enginehouse_llamacpp.pooler import LlamaCppPooler
 from enginehouse_llamacpp.runner import LlamaCppRunner
+from enginehouse_llamacpp.sizes import choose_pooling_sizes, short_pooling_sizes
 from enginehouse_testkit.backend_contract import BackendContract, ModelUnderTest
 from enginehouse_testkit.bert_model import BertModel, Pooling, read_bert, tiny_bert, write_bert_gguf
 from enginehouse_testkit.gguf_writer import TensorType
@@ -284,6 +285,30 @@ def test_passes_that_would_end_the_process_are_refused(inputs: list[list[int]], 
         pooler.pool([PoolerInput(np.array(token_ids, np.int32)) for token_ids in inputs])
 
     assert np.isfinite(pooler.pool(largest)).all()
+
+
+@pytest.mark.parametrize(
+    "options", [{"max_sequences": 3}, {"n_batch": 100, "context": 90}, {"n_batch": 64, "max_sequences": 7}]
+)
+def test_any_number_of_texts_and_tokens_of_a_pass_can_be_set(
+    options: dict[str, int], folder: Path, open_: Open
+) -> None:
+    """llama.cpp ends the process for batches that its sequence ids do not divide."""
+    path = write_bert_gguf(folder / "any.gguf", tiny_bert(), "mean")
+    usual, pooler = open_(path), open_(path, **options)
+    inputs = inputs_of(pooler)
+    most = pooler.capabilities.max_batch_texts
+
+    assert most == options.get("max_sequences", 100)
+    assert np.allclose(pooler.pool(inputs[:most]), usual.pool(inputs[:most]), atol=1e-6)
+
+
+@pytest.mark.parametrize("n_batch", [64, 100, 2048])
+def test_batches_keep_tensors_aligned(n_batch: int) -> None:
+    """A mask of n x n numbers shifts all tensors after it, unless n is a multiple of 16."""
+    sizes = choose_pooling_sizes(LlamaCppOptions(n_batch=n_batch, context=90), 512, 30_522)
+
+    assert [one.chunk_tokens % 16 for one in (sizes, short_pooling_sizes(sizes))] == [0, 0]
 
 
 @pytest.mark.parametrize(
