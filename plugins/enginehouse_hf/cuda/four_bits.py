@@ -4,7 +4,7 @@ One token: its numbers are rounded to 16 bits, relative to the largest of 32 col
 integers, four products per instruction. More: the codes are the left operand of the tensor cores, which may be in
 registers, as e4m3 numbers for states that are split (see ``split_states.py``), otherwise as numbers of the model's
 type. What is subtracted from the codes of a group is multiplied with the sum of its states instead, and its factors are
-applied to its sum. For more than :data:`MAX_UNPACKED` tokens weights are unpacked in memory, for cuBLAS.
+applied to its sum. For more than ``MAX_TILES`` tokens weights are unpacked in memory, for cuBLAS.
 """
 
 from __future__ import annotations
@@ -19,12 +19,9 @@ from enginehouse_hf.cuda.layers import activate, load_inside
 from enginehouse_hf.cuda.overlap import OVERLAPPING, await_previous
 from enginehouse_hf.cuda.split_states import split_states
 from enginehouse_hf.cuda.structure import Activation
-from enginehouse_hf.packed import Packed
+from enginehouse_hf.packed import MAX_TILES, Packed, rounds_states
 
-__all__ = ["MAX_UNPACKED", "project_four_bits"]
-
-MAX_UNPACKED = 256
-"""Most tokens for which weights are unpacked in registers."""
+__all__ = ["project_four_bits"]
 
 
 def _multiply() -> str:
@@ -145,7 +142,7 @@ _HALVES = tl.constexpr("and.b32 $0, $2, 0x0F0F0F0F; shr.u32 $1, $2, 4; and.b32 $
 
 @triton.jit
 def _weights(byte, kind: tl.constexpr):
-    """Codes of bytes, two for each, in the order of their columns, over 512: exact in e4m3 and in 16 bits."""
+    """Codes of bytes, two for each, in the order of their columns; as e4m3 numbers over 512. All are exact."""
     if kind == tl.float8e4nv:
         lower, upper = tl.inline_asm_elementwise(
             _HALVES, "=&r,=r,r", [byte], dtype=(tl.uint8, tl.uint8), is_pure=True, pack=4
@@ -157,21 +154,24 @@ def _weights(byte, kind: tl.constexpr):
     code = tl.reshape(both, [byte.shape[0], 2 * byte.shape[1]])
     if kind == tl.float8e4nv:
         return code.to(kind, bitcast=True)
+    elif kind == tl.bfloat16:
+        return (code.to(tl.int16) | 0x4300).to(kind, bitcast=True) - 128.0
     else:
-        return (code.to(tl.float32) / 512.0).to(kind)
+        return (code.to(tl.int16) | 0x6400).to(kind, bitcast=True) - 1024.0
 
 
 @triton.jit
 def _project_few(
     x, x_sums, x_scales, codes, factors, bias, out, num_tokens, num_rows, stride,
     WIDTH: tl.constexpr, GROUP: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr,
-    PARTS: tl.constexpr, HAS_BIAS: tl.constexpr, STAGES: tl.constexpr,
+    PARTS: tl.constexpr, PADDED: tl.constexpr, HAS_BIAS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     kind: tl.constexpr = x.dtype.element_ty
+    UNIT: tl.constexpr = 1.0 / 512.0 if kind == tl.float8e4nv else 1.0  # of the codes as numbers of this type
     HALF: tl.constexpr = GROUP // 2
     NUM_GROUPS: tl.constexpr = WIDTH // GROUP
     OWN: tl.constexpr = (NUM_GROUPS + SPLITS - 1) // SPLITS
-    UNROLL: tl.constexpr = (256 if TOKENS < 64 else 128) // GROUP
+    UNROLL: tl.constexpr = (256 if TOKENS * PARTS < 64 else 128) // GROUP
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     is_row = rows < num_rows
     split = tl.program_id(1)
@@ -181,19 +181,23 @@ def _project_few(
     await_previous()
     at_codes = codes + row.to(tl.int64)[:, None] * (WIDTH // 2) + tl.arange(0, HALF)[None, :]
     at_x = x + known.to(tl.int64)[None, :] * WIDTH + tl.arange(0, GROUP)[:, None]
-    sums = tl.zeros([ROWS, TOKENS * PARTS], tl.float32)
+    # What is subtracted from the codes, for all groups at once.
+    own = split * OWN + tl.arange(0, PADDED)
+    is_own = own < min(split * OWN + OWN, NUM_GROUPS)
+    factor = tl.load(factors + own[None, :] * stride + row[:, None], mask=is_own[None, :], other=0)
+    total = tl.load(x_sums + own[:, None] * num_tokens * PARTS + known[None, :], mask=is_own[:, None], other=0.0)
+    subtracted = (factor & 255).to(tl.float32) * (factor & -256).to(tl.float32, bitcast=True)
+    sums = tl.dot(subtracted, total, input_precision="tf32x3") * -UNIT
     for group in tl.range(
         split * OWN, min(split * OWN + OWN, NUM_GROUPS), num_stages=STAGES, loop_unroll_factor=UNROLL
     ):
         byte = tl.load(at_codes + group * HALF)
         value = tl.load(at_x + group * GROUP)
-        factor = tl.load(factors + group * stride + row)
-        total = tl.load(x_sums + group * num_tokens * PARTS + known) / 512.0
-        part = tl.dot(_weights(byte, kind), value) - (factor & 255).to(tl.float32)[:, None] * total[None, :]
-        sums += part * (factor & -256).to(tl.float32, bitcast=True)[:, None]
+        scale = (tl.load(factors + group * stride + row) & -256).to(tl.float32, bitcast=True)
+        sums += tl.dot(_weights(byte, kind), value) * scale[:, None]
     token = tl.program_id(2) * TOKENS + tl.arange(0, TOKENS)
     is_token = token < num_tokens
-    sums = sums * 512.0
+    sums = sums * (1.0 / UNIT)
     if PARTS == 2:
         high, low = tl.split(tl.reshape(sums, [ROWS, TOKENS, 2]))
         sums = high + low * 0.0625
@@ -219,7 +223,7 @@ def _unpack(
     byte = tl.load(at_codes, mask=is_group[:, None], other=0)
     at_factor = group % (WIDTH // GROUP) * stride + group // (WIDTH // GROUP)
     factor = tl.load(factors + at_factor, mask=is_group, other=0)[:, None]
-    value = _weights(byte, tl.float16).to(tl.float32) * 512.0 - (factor & 255).to(tl.float32)
+    value = _weights(byte, tl.float16).to(tl.float32) - (factor & 255).to(tl.float32)
     value = (value * (factor & -256).to(tl.float32, bitcast=True)).to(out.dtype.element_ty)
     at_out = out + group.to(tl.int64)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     tl.store(at_out, value, mask=is_group[:, None])
@@ -230,7 +234,7 @@ def project_four_bits(x: Tensor, part: Packed, activation: Activation | None, ma
     if len(x) == 1:
         return _single(x, part, activation, may_split)
     assert activation is None
-    if len(x) <= MAX_UNPACKED and x.dtype != torch.float32:
+    if len(x) <= MAX_TILES and x.dtype != torch.float32:
         return _few(x, part, may_split)
     return linear(x, _unpacked(part, x.dtype), part.bias)
 
@@ -241,12 +245,12 @@ _MANY_ROWS = 16_384
 
 def _single(x: Tensor, part: Packed, activation: Activation | None, may_split: bool) -> Tensor:
     num_rows = part.num_rows // (1 if activation is None else 2)
-    units, warps = _SINGLE["many" if activation is not None or num_rows >= _MANY_ROWS else "few"]
+    rows, units, warps = _SINGLE["many" if activation is not None or num_rows >= _MANY_ROWS else "few"]
     num_units = part.width // 32
     counts = [n for n in range(1, 9) if num_units % (n * units) == 0] if may_split and num_rows < _MANY_ROWS else []
     splits = max(counts, default=1)
     out = _empty(x, num_rows, splits)
-    rows = _SINGLE_ROWS // (1 if activation is None else 2)
+    rows = rows // (1 if activation is None else 2)
     _project_single[(triton.cdiv(num_rows, rows), splits)](
         x, part.codes.view(torch.int32), part.scales, x if part.bias is None else part.bias, out, num_rows,
         part.scales.stride(1), part.width, part.group, rows, units, splits, part.bias is not None, activation,
@@ -255,32 +259,30 @@ def _single(x: Tensor, part: Packed, activation: Activation | None, may_split: b
     return out
 
 
-_SINGLE_ROWS = 16
-_SINGLE = {"many": (32, 1), "few": (64, 2)}
-"""Units of columns per turn, and warps, for many rows and few. Measured on an H200."""
+_SINGLE = {"many": (8, 32, 1), "few": (16, 64, 2)}
+"""Rows, units of columns per turn, and warps, for many rows and few. Measured on an H200."""
 
 
 def _few(x: Tensor, part: Packed, may_split: bool) -> Tensor:
-    states = split_states(x, part.group)
+    states = split_states(x, part.group, 1 if rounds_states(x, part) else 2)
     num_tokens, num_rows, num_parts = len(x), part.num_rows, states.num_parts
     tokens = max(16 // num_parts, min(128 // num_parts, triton.next_power_of_2(num_tokens)))
-    rows, warps, stages = _FEW[max(16, tokens)]
-    wanted = min(_PROGRAMS * rows // num_rows, part.width // part.group // 4) if may_split else 1
-    splits = 1 << (max(1, wanted).bit_length() - 1)
+    rows, warps, stages, programs = _FEW[tokens * num_parts]
+    num_groups = part.width // part.group
+    splits = 1 << (max(1, min(programs * rows // num_rows, num_groups // 4) if may_split else 1).bit_length() - 1)
+    padded = max(16, triton.next_power_of_2(triton.cdiv(num_groups, splits)))
     out = _empty(x, num_rows, splits)
     _project_few[(triton.cdiv(num_rows, rows), splits, triton.cdiv(num_tokens, tokens))](
         states.codes, states.sums, states.sums if states.scales is None else states.scales, part.codes, part.scales,
         x if part.bias is None else part.bias, out, num_tokens, num_rows, part.scales.stride(1), part.width, part.group,
-        tokens, rows, splits, num_parts, part.bias is not None, stages, num_warps=warps, num_stages=stages,
+        tokens, rows, splits, num_parts, padded, part.bias is not None, stages, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return out
 
 
-_FEW = {16: (64, 4, 4), 32: (64, 4, 4), 64: (128, 8, 3), 128: (128, 8, 3)}
-"""Rows, warps and stages."""
-
-_PROGRAMS = 528
-"""Programs that the columns are split for: four for each of an H200's 132 multiprocessors."""
+_FEW = {16: (64, 4, 4, 264), 32: (64, 4, 4, 264), 64: (64, 4, 3, 264), 128: (64, 4, 3, 132)}
+"""By columns of a tile, each a part of a state: rows, warps, stages, and programs that the columns of the weights are
+split for, multiples of the 132 multiprocessors of an H200. Measured on one."""
 
 
 def _empty(x: Tensor, num_rows: int, splits: int) -> Tensor:

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from enginehouse_hf.cuda.overlap import OVERLAPPING, await_previous
 from enginehouse_hf.cuda.single import expert_rows, gate_and_up, multiply_single
-from enginehouse_hf.cuda.split_states import can_split, split_states
+from enginehouse_hf.cuda.split_states import split_states
 from enginehouse_hf.cuda.structure import Activation, Clamped, Linear, Projection
+from enginehouse_hf.packed import has_tensor_cores_of_8_bits
 
 __all__ = ["Pairs", "multiply"]
 
@@ -375,7 +376,7 @@ def multiply(
     is_single = pairs.order is None
     num_pairs = pairs.ids.numel()
     states = None
-    if form == "mxfp4" and num_pairs // num_experts <= _MAX_SPLIT and width % 64 == 0 and can_split(x):
+    if form == "mxfp4" and num_pairs // num_experts <= _MAX_SPLIT and width % 64 == 0 and has_tensor_cores_of_8_bits(x):
         states = split_states(x, 32, in_words=True)
     is_exact = in_words and x.dtype == torch.float32  # for which 16 bits are not enough
     if states is None and is_single and not is_exact and (group & group - 1 == 0 or group == width):

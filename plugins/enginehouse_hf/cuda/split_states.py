@@ -1,8 +1,10 @@
-"""States of bfloat16 as sums of two FP8 numbers (e4m3), which tensor cores multiply with weights of few bits directly.
+"""States of bfloat16 as sums of two numbers of 8 bits, which tensor cores multiply with weights of few bits directly.
 
-A number of bfloat16 has eight significant bits, one of e4m3 four, so that two of them hold it: exactly, if it is not
-below 2^-13 of the largest of its token, and otherwise up to 2^-21 of that. The weights then need hardly any unpacking:
-those in FP8 none, and an integer of four bits, as the bits of an e4m3 number, is that integer times 2^-9.
+FP8 (e4m3): a number of bfloat16 has eight significant bits, one of e4m3 four, so that two of them hold it: exactly, if
+it is not below 2^-13 of the largest of its token, and otherwise up to 2^-21 of that. The weights then need hardly any
+unpacking: those in FP8 none, and an integer of four bits, as the bits of an e4m3 number, is that integer times 2^-9.
+
+Integers: a state is rounded to 16 bits, relative to the largest of its token.
 
 Numbers of other types stay as they are.
 """
@@ -16,8 +18,9 @@ from attrs import frozen
 from torch import Tensor
 
 from enginehouse_hf.cuda.overlap import OVERLAPPING, await_previous
+from enginehouse_hf.packed import has_tensor_cores_of_8_bits
 
-__all__ = ["SplitStates", "can_split", "split_states"]
+__all__ = ["SplitStates", "split_states", "split_to_integers"]
 
 
 @triton.jit
@@ -65,6 +68,22 @@ def _split(
     tl.store(at_sum, tl.sum(tl.reshape(value, [BLOCK // GROUP, GROUP]), 1), mask=is_group)
 
 
+@triton.jit
+def _split_to_integers(x, codes, scales, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    await_previous()
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < WIDTH
+    value = tl.load(x + token * WIDTH + columns, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.maximum(tl.max(tl.abs(value), 0), 1e-30) / 32512.0  # 127 * 256
+    whole = (value / scale + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000  # the nearest integer
+    high = (whole + 128) >> 8
+    at_code = codes + token * 2 * WIDTH + columns
+    tl.store(at_code, high.to(tl.int8), mask=inside)
+    tl.store(at_code + WIDTH, (whole - (high << 8)).to(tl.int8), mask=inside)
+    tl.store(scales + token, scale * 256.0)
+
+
 @frozen(eq=False)
 class SplitStates:
     """States (T, width): row t is ``scales[t]`` times the sum of some rows of codes, of which a second counts 1/16.
@@ -81,13 +100,8 @@ class SplitStates:
     num_parts: int
 
 
-def can_split(x: Tensor) -> bool:
-    """True for bfloat16 on Hopper and later GPUs."""
-    return x.dtype == torch.bfloat16 and torch.cuda.get_device_capability(x.device) >= (9, 0)
-
-
 def split_states(x: Tensor, group: int, num_parts: int = 2, *, in_words: bool = False) -> SplitStates:
-    """Split states (T, width), if :func:`can_split`, and sum up each ``group`` of columns, a power of two.
+    """Split states (T, width), if tensor cores multiply them, and sum up each ``group`` of columns, a power of two.
 
     Args:
         num_parts: 1 rounds the states instead, by up to 1/16.
@@ -95,7 +109,7 @@ def split_states(x: Tensor, group: int, num_parts: int = 2, *, in_words: bool = 
             bytes first those in the lower halves, then those in the upper halves.
     """
     num_tokens, width = x.shape
-    is_fp8 = can_split(x)
+    is_fp8 = has_tensor_cores_of_8_bits(x)
     num_parts = num_parts if is_fp8 else 1
     codes, scales = x, None
     if is_fp8:
@@ -107,3 +121,14 @@ def split_states(x: Tensor, group: int, num_parts: int = 2, *, in_words: bool = 
         num_parts, is_fp8, in_words, num_warps=8, **OVERLAPPING,
     )  # fmt: skip
     return SplitStates(codes, sums, scales, num_parts)
+
+
+def split_to_integers(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes (2 * T, width) int8 of states (T, width), and scales (T,); a second code counts 1/256 of a first one."""
+    num_tokens, width = x.shape
+    codes = torch.empty(2 * num_tokens, width, dtype=torch.int8, device=x.device)
+    scales = torch.empty(num_tokens, dtype=torch.float32, device=x.device)
+    _split_to_integers[(num_tokens,)](
+        x, codes, scales, width, triton.next_power_of_2(width), num_warps=8, **OVERLAPPING
+    )
+    return codes, scales

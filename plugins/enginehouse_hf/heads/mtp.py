@@ -22,7 +22,6 @@ from enginehouse.contract.errors import ModelLoadError
 from enginehouse_hf.attention import AnyStep
 from enginehouse_hf.depth import own_modules
 from enginehouse_hf.heads.reading import fill, names_in, read_tensors, without_weights
-from enginehouse_hf.packed import PackedLinear, quantized
 
 __all__ = ["MtpHead", "open_mtp"]
 
@@ -130,19 +129,15 @@ def _with_joint_experts(tensors: Mapping[str, Tensor], layer: nn.Module) -> dict
 
 def _shared(module: Any, own: Tensor | None, what: str, name: str) -> nn.Module:
     """Return a module of the model, or a copy with the layer's own weights if its files hold others."""
-    found: nn.Module = module
+    weight: Tensor = module.weight
     if own is None:
+        found: nn.Module = module
         return found
-    packed = module.packed if isinstance(module, PackedLinear) else None
-    shape = list(module.weight.shape) if packed is None else [packed.num_rows, packed.width]
-    if list(own.shape) != shape:
-        raise ModelLoadError(f"{what}: {name} is {list(own.shape)}, but for this model it must be {shape}")
-    if packed is not None:
-        rounded = quantized(own.to(packed.codes.device), "fp8")
-        is_same = packed.form == "fp8" and torch.equal(rounded.codes.view(torch.uint8), packed.codes.view(torch.uint8))
-        return found if is_same else PackedLinear(rounded)
-    own = own.to(module.weight.device, module.weight.dtype)
-    if not torch.equal(own, module.weight):
+    if own.shape != weight.shape:
+        raise ModelLoadError(f"{what}: {name} is {list(own.shape)}, but for this model it must be {list(weight.shape)}")
+    own = own.to(weight.device, weight.dtype)
+    found = module
+    if not torch.equal(own, weight):
         found = own_modules(module)
         found._parameters = {**module._parameters, "weight": nn.Parameter(own, requires_grad=False)}
     return found
