@@ -341,7 +341,7 @@ class HfRunner:
             assert self._exits is not None
             exited = self._exits.run(step, token_ids)
             return exited.logits[rows], [exited.layers[row] for row in rows]
-        positions = self._positions(step) if self._images else None
+        positions = self._positions(step) if self._images.saved_positions else None
         with self._recording(step, way):
             logits = run_model(self._depths.model(way), step, token_ids, rows, positions)
         return logits, [way or self.num_layers] * len(rows)

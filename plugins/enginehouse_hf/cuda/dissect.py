@@ -138,6 +138,7 @@ class _Dissection:
         self._names = {id(module): name for name, module in model.named_modules()}
         self._modules: dict[Projection, Modules] = {}
         self._turning: Tensor | None = None
+        self._rotaries: dict[tuple[int, bool, int], Rotary] = {}
 
     def run(self) -> Structure:
         model, body = self._model, self._body
@@ -306,10 +307,19 @@ class _Dissection:
         )
 
     def _rotary(self, tables: tuple[Tensor, Tensor] | None, key: Tensor, expected: Tensor) -> Rotary | None:
-        rotary, turning = find_rotary(tables, key, expected), self._turning
-        if rotary is None or turning is None:
+        """Return the rotary positions of a layer; layers that are given the same tables share the result."""
+        rotary = find_rotary(tables, key, expected)
+        if rotary is None:
+            return None
+        kind = id(tables), rotary.interleaved, rotary.cos.shape[1]
+        if kind not in self._rotaries:
+            self._rotaries[kind] = self._with_axes(rotary)
+        return self._rotaries[kind]
+
+    def _with_axes(self, rotary: Rotary) -> Rotary:
+        turning, num_pairs = self._turning, rotary.cos.shape[1]
+        if turning is None:
             return rotary
-        num_pairs = rotary.cos.shape[1]
         if (turning < 0).any() or not torch.equal(turning, turning[:num_pairs].repeat(len(turning) // num_pairs)):
             raise NotFusable("positions in images (M-RoPE) are encoded in an unknown way")
         return evolve(rotary, axes=turning[:num_pairs])

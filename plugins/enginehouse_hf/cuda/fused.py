@@ -24,16 +24,7 @@ from enginehouse_hf.cuda.mixers import PooledMixers
 from enginehouse_hf.cuda.networks import Adaptable
 from enginehouse_hf.cuda.packed import project_packed
 from enginehouse_hf.cuda.step import Step
-from enginehouse_hf.cuda.structure import (
-    Attention,
-    Experts,
-    Gated,
-    Linear,
-    Projection,
-    Recurrent,
-    Structure,
-    at_positions,
-)
+from enginehouse_hf.cuda.structure import Attention, Experts, Gated, Linear, Projection, Recurrent, Structure
 from enginehouse_hf.cuda.vector import project
 from enginehouse_hf.packed import Packed, rows_from
 
@@ -214,11 +205,11 @@ class FusedNetwork:
 
 def _turned(part: Attention, step: Step) -> tuple[Attention, Tensor]:
     """Return the attention with the rotary tables of a step, and (T,) int32, the row of each token in them."""
-    positions = None if step.chunk is None else step.chunk.positions
-    if positions is None or part.rotary is None:
+    chunk, rotary = step.chunk, part.rotary
+    if chunk is None or chunk.positions is None or rotary is None:
         return part, step.rotary
-    rows = torch.arange(step.num_tokens, dtype=torch.int32, device=positions.device)
-    return evolve(part, rotary=at_positions(part.rotary, positions)), rows
+    rows = torch.arange(step.num_tokens, dtype=torch.int32, device=rotary.cos.device)
+    return evolve(part, rotary=chunk.turned(rotary)), rows
 
 
 def _end(part: Projection, num_rows: int) -> Projection:

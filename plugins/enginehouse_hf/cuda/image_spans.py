@@ -25,10 +25,7 @@ _PROBE_SIDE = 64
 
 def placed(packed: PackedSpans, images: HeldImages) -> PackedSpans:
     """Return packed spans of text with the model's own positions, which are fewer than the tokens after some images."""
-    if not images:
-        return packed
-    slots = np.unique(packed.tokens[1]).tolist()
-    return packed.shifted(dict(zip(slots, images.saved_positions(slots), strict=True)))
+    return packed.shifted(images.saved_positions) if images.saved_positions else packed
 
 
 def run_chunk(

@@ -380,12 +380,18 @@ def _largest_step_bytes(
 
 
 def _measure_encoding(reader: ImageReader, model: Any) -> int:
-    """Measure the temporary memory in which the largest image is encoded, in bytes."""
+    """Measure the temporary memory in which the largest image is encoded, in bytes. Raises ModelLoadError."""
     chunk = reader.sample(math.isqrt(MAX_IMAGE_PIXELS))[0]
     torch.cuda.synchronize()
     before_bytes = torch.cuda.memory_allocated(model.device)
     torch.cuda.reset_peak_memory_stats(model.device)
-    reader.encode(chunk)
+    try:
+        reader.encode(chunk)
+    except torch.OutOfMemoryError as error:
+        raise ModelLoadError(
+            f"the memory of {model.device} is too small for an image of {MAX_IMAGE_PIXELS} pixels beside the weights; "
+            "lower max_pixels in preprocessor_config.json"
+        ) from error
     return torch.cuda.max_memory_allocated(model.device) - before_bytes
 
 

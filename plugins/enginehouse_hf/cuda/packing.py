@@ -86,8 +86,8 @@ class PackedSpans:
         return self.tokens[2] if self.rotary is None else self.rotary
 
     def shifted(self, saved_positions: Mapping[int, int]) -> PackedSpans:
-        """Return the same with rotary positions that are less, by a number for each sequence."""
-        less = [saved_positions[slot] for slot in self.tokens[1].tolist()]
+        """Return the same with rotary positions that are less, by a number for some sequences."""
+        less = [saved_positions.get(slot, 0) for slot in self.tokens[1].tolist()]
         return evolve(self, rotary=self.tokens[2] - np.array(less, np.int32))
 
     @property

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from attrs import frozen
+from attrs import define, field, frozen
 from torch import Tensor
 
 from enginehouse_hf.cuda.kv_tensor import KvTensor
 from enginehouse_hf.cuda.layers import begin_step
 from enginehouse_hf.cuda.packing import PackedSpans, Segment, flatten
 from enginehouse_hf.cuda.state_pools import NO_STATES, StatePools
+from enginehouse_hf.cuda.structure import Rotary, at_positions
 
 __all__ = ["DeviceState", "EmbeddedChunk", "Step", "padded_decodes"]
 
@@ -57,7 +58,7 @@ class DeviceState:
         return self.num_places
 
 
-@frozen(eq=False)
+@define(eq=False)
 class EmbeddedChunk:
     """An image, or a part of it, as the input of a step.
 
@@ -69,6 +70,14 @@ class EmbeddedChunk:
 
     embedding: Tensor
     positions: Tensor | None
+    _tables: dict[int, Rotary] = field(factory=dict, init=False)
+
+    def turned(self, rotary: Rotary) -> Rotary:
+        """Return the rotary tables of the tokens, (T, ...), with ``positions``; once for the layers that share them."""
+        assert self.positions is not None
+        if id(rotary) not in self._tables:
+            self._tables[id(rotary)] = at_positions(rotary, self.positions)
+        return self._tables[id(rotary)]
 
     @classmethod
     def upload(cls, embedding: Tensor, positions: Tensor | None, device: torch.device) -> EmbeddedChunk:

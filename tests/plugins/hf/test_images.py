@@ -187,7 +187,6 @@ def test_images_in_16_bits_are_near_those_in_32(vision_model: Callable[[str], Pa
     rows = []
     for dtype in ("float32", "bfloat16"):
         runner = open_model(vision_model(family), device="cuda:0", dtype=dtype)
-        assert runner.info.metadata["layers"].startswith("fused layers")
         rows.append(feed(runner, runner.open_sequence(), [5, 6, SMALL, 7, 8, WIDE, 9]))
         runner.close()
 
@@ -444,7 +443,7 @@ def test_adapters_change_text_and_not_embeddings(vision_model: Callable[[str], P
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_rows_with_an_adapter_and_images_are_those_of_merged_weights(
-    vision_model: Callable[[str], Path], tmp_path: Path, family: str
+    vision_model: Callable[[str], Path], tmp_path: Path, way: dict[str, Any], family: str
 ) -> None:
     """Text before, between and after two images; the base model gives the same before and after."""
     import torch
@@ -452,6 +451,9 @@ def test_rows_with_an_adapter_and_images_are_those_of_merged_weights(
     from transformers import AutoModelForImageTextToText
 
     folder, random, tensors = vision_model(family), np.random.default_rng(0), dict[str, np.ndarray]()
+    runner = open_model(folder, max_batch_tokens=6, **way)
+    if runner.capabilities.adapters == "none":
+        pytest.skip("hf has no adapters on a GPU: docs/adapters.md")
     model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
     texts = set(model.get_decoder().modules())
     for name, module in model.named_modules():
@@ -466,7 +468,7 @@ def test_rows_with_an_adapter_and_images_are_those_of_merged_weights(
     config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8}
     (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
     save_file(tensors, tmp_path / "adapter" / "adapter_model.safetensors")
-    runner, oracle = open_model(folder, max_batch_tokens=6), open_model(merged)
+    oracle = open_model(merged, **way)
     handle, items = runner.load_adapter(tmp_path / "adapter"), [5, 6, SMALL, 7, 8, WIDE, 9]
     before = feed(runner, runner.open_sequence(), items)
     found = feed(runner, runner.open_sequence(), items, ((handle, 0.5),))
