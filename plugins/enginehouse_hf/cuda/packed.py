@@ -1,8 +1,9 @@
 """Products with weights of few bits, which are unpacked in registers: what is read from memory is the packed form.
 
 Four bits: see ``four_bits.py``. FP8: for one token sums in float32 on the ordinary cores. For more with one factor per
-row FP8 is multiplied by FP8, with one factor per token found from its largest number; other weights are unpacked in
-registers, as numbers of the model's type, for up to :data:`MAX_UNPACKED` tokens; for more in memory, for cuBLAS.
+row FP8 is multiplied by FP8: by states that are split, see ``split_states.py``, for many tokens by rounded ones, with
+one factor per token found from its largest number. Other weights are unpacked in registers, as numbers of the model's
+type, for up to :data:`MAX_UNPACKED` tokens; for more in memory, for cuBLAS. Integers of 8 bits: by split states.
 """
 
 from __future__ import annotations
@@ -293,8 +294,8 @@ def _split(x: Tensor, part: Packed, may_split: bool) -> Tensor:
     return out
 
 
-_PROGRAMS = 528
-"""Programs that the columns are split for: four for each of an H200's 132 multiprocessors."""
+_PROGRAMS = 264
+"""Programs that the columns are split for: two for each of an H200's 132 multiprocessors."""
 
 _LEAST_COLUMNS = 32
 """Depth of a tile of the tensor cores that multiply FP8."""
