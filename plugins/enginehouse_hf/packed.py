@@ -69,8 +69,7 @@ class Packed:
             are its column k * (group / 8) + j, so that the columns of one k are neighbours. In tiles (rows, width / 2)
             uint8: byte j of 16 holds column j of their 32 columns in its lower half, and column j + 16 in the upper.
         scales: (rows, groups), factors of the codes. uint8 for MXFP4: exponents of two, plus 127. In tiles int32, for
-            32, 64 or 128 columns: the bits of a float32 factor, whose lowest 8 are what is subtracted from the codes;
-            the rows of one group are neighbours in memory.
+            32, 64 or 128 columns: the bits of a float32 factor, whose lowest 8 are what is subtracted from the codes.
         zeros: (rows, groups) uint8, what is subtracted from four-bit codes; None is 8.
         bias: (rows,), added to the product.
     """
@@ -205,12 +204,7 @@ def tiled(packed: Packed) -> Packed:
     bits = (packed.scales.float().contiguous().view(torch.int32) + 128) & -256
     factors = bits | (8 if packed.zeros is None else packed.zeros.to(torch.int32))
     codes = (halves[0] | (halves[1] << 4)).reshape(rows, width // 2)
-    return Packed(codes, _by_group([factors.repeat_interleave(packed.group // group, 1)]), bias=packed.bias)
-
-
-def _by_group(factors: Sequence[Tensor]) -> Tensor:
-    """Join (rows, groups) matrices to one in which the rows of a group are neighbours."""
-    return torch.cat([part.T for part in factors], 1).T
+    return Packed(codes, factors.repeat_interleave(packed.group // group, 1), bias=packed.bias)
 
 
 def unpacked(packed: Packed, dtype: torch.dtype) -> Tensor:
@@ -308,7 +302,7 @@ def joined(parts: Sequence[Packed]) -> Packed:
 
     return Packed(
         torch.cat([part.codes.view(torch.uint8) for part in parts]).view(first.codes.dtype),
-        _by_group([part.scales for part in parts]) if first.form == "tiles" else torch.cat([p.scales for p in parts]),
+        torch.cat([part.scales for part in parts]),
         join(zeros),
         join([part.bias for part in parts]),
     )

@@ -78,7 +78,7 @@ def _rounded(x, factor):
 
 @triton.jit
 def _project_single(
-    x, codes, factors, bias, out, num_rows, stride,
+    x, codes, factors, bias, out, num_rows,
     WIDTH: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr, SPLITS: tl.constexpr,
     HAS_BIAS: tl.constexpr, KIND: tl.constexpr,
 ):  # fmt: skip
@@ -99,7 +99,7 @@ def _project_single(
         unit = start + tl.arange(0, UNITS)
         is_unit = (unit < OWN)[:, None]
         unit += split * OWN
-        at_factors = factors + (unit * 32 // GROUP)[:, None] * stride + rows[None, :]
+        at_factors = factors + (unit * 32 // GROUP)[:, None] + rows[None, :] * (WIDTH // GROUP)
         given = tl.trans(load_inside(at_factors, is_unit, OWN % UNITS == 0, ""))
         if start == 0:
             await_previous()
@@ -162,7 +162,7 @@ def _weights(byte, kind: tl.constexpr):
 
 @triton.jit
 def _project_few(
-    x, x_sums, x_scales, codes, factors, bias, out, num_tokens, num_rows, stride,
+    x, x_sums, x_scales, codes, factors, bias, out, num_tokens, num_rows,
     WIDTH: tl.constexpr, GROUP: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr,
     PARTS: tl.constexpr, PADDED: tl.constexpr, HAS_BIAS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -184,7 +184,7 @@ def _project_few(
     # What is subtracted from the codes, for all groups at once.
     own = split * OWN + tl.arange(0, PADDED)
     is_own = own < min(split * OWN + OWN, NUM_GROUPS)
-    factor = tl.load(factors + own[None, :] * stride + row[:, None], mask=is_own[None, :], other=0)
+    factor = tl.load(factors + own[None, :] + row[:, None] * NUM_GROUPS, mask=is_own[None, :], other=0)
     total = tl.load(x_sums + own[:, None] * num_tokens * PARTS + known[None, :], mask=is_own[:, None], other=0.0)
     subtracted = (factor & 255).to(tl.float32) * (factor & -256).to(tl.float32, bitcast=True)
     sums = tl.dot(subtracted, total, input_precision="tf32x3") * -UNIT
@@ -193,7 +193,7 @@ def _project_few(
     ):
         byte = tl.load(at_codes + group * HALF)
         value = tl.load(at_x + group * GROUP)
-        scale = (tl.load(factors + group * stride + row) & -256).to(tl.float32, bitcast=True)
+        scale = (tl.load(factors + group + row * NUM_GROUPS) & -256).to(tl.float32, bitcast=True)
         sums += tl.dot(_weights(byte, kind), value) * scale[:, None]
     token = tl.program_id(2) * TOKENS + tl.arange(0, TOKENS)
     is_token = token < num_tokens
@@ -212,8 +212,8 @@ def _project_few(
 
 @triton.jit
 def _unpack(
-    codes, factors, out, num_groups, num_rows, stride,
-    WIDTH: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
+    codes, factors, out, num_groups,
+    GROUP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     await_previous()
     HALF: tl.constexpr = GROUP // 2
@@ -221,8 +221,7 @@ def _unpack(
     is_group = group < num_groups
     at_codes = codes + group.to(tl.int64)[:, None] * HALF + tl.arange(0, HALF)[None, :]
     byte = tl.load(at_codes, mask=is_group[:, None], other=0)
-    at_factor = group % (WIDTH // GROUP) * stride + group // (WIDTH // GROUP)
-    factor = tl.load(factors + at_factor, mask=is_group, other=0)[:, None]
+    factor = tl.load(factors + group, mask=is_group, other=0)[:, None]
     value = _weights(byte, tl.float16).to(tl.float32) - (factor & 255).to(tl.float32)
     value = (value * (factor & -256).to(tl.float32, bitcast=True)).to(out.dtype.element_ty)
     at_out = out + group.to(tl.int64)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
@@ -252,14 +251,13 @@ def _single(x: Tensor, part: Packed, activation: Activation | None, may_split: b
     out = _empty(x, num_rows, splits)
     rows = rows // (1 if activation is None else 2)
     _project_single[(triton.cdiv(num_rows, rows), splits)](
-        x, part.codes.view(torch.int32), part.scales, x if part.bias is None else part.bias, out, num_rows,
-        part.scales.stride(1), part.width, part.group, rows, units, splits, part.bias is not None, activation,
-        num_warps=warps, **OVERLAPPING,
+        x, part.codes.view(torch.int32), part.scales, x if part.bias is None else part.bias, out, num_rows, part.width,
+        part.group, rows, units, splits, part.bias is not None, activation, num_warps=warps, **OVERLAPPING,
     )  # fmt: skip
     return out
 
 
-_SINGLE = {"many": (8, 32, 1), "few": (16, 64, 2)}
+_SINGLE = {"many": (16, 32, 1), "few": (16, 64, 2)}
 """Rows, units of columns per turn, and warps, for many rows and few. Measured on an H200."""
 
 
@@ -274,7 +272,7 @@ def _few(x: Tensor, part: Packed, may_split: bool) -> Tensor:
     out = _empty(x, num_rows, splits)
     _project_few[(triton.cdiv(num_rows, rows), splits, triton.cdiv(num_tokens, tokens))](
         states.codes, states.sums, states.sums if states.scales is None else states.scales, part.codes, part.scales,
-        x if part.bias is None else part.bias, out, num_tokens, num_rows, part.scales.stride(1), part.width, part.group,
+        x if part.bias is None else part.bias, out, num_tokens, num_rows, part.width, part.group,
         tokens, rows, splits, num_parts, padded, part.bias is not None, stages, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return out
@@ -295,7 +293,7 @@ def _unpacked(part: Packed, dtype: torch.dtype) -> Tensor:
     out = torch.empty(part.num_rows, part.width, dtype=dtype, device=part.codes.device)
     num_groups, block = part.scales.numel(), _UNPACKED_BYTES * 2 // part.group
     _unpack[(triton.cdiv(num_groups, block),)](
-        part.codes, part.scales, out, num_groups, part.num_rows, part.scales.stride(1), part.width, part.group, block,
+        part.codes, part.scales, out, num_groups, part.group, block,
         num_warps=4, **OVERLAPPING,
     )  # fmt: skip
     return out

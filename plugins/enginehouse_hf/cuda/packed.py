@@ -289,7 +289,7 @@ def _split(x: Tensor, part: Packed, may_split: bool) -> Tensor:
     _project_split[(triton.cdiv(num_rows, rows), splits, triton.cdiv(num_tokens, tokens))](
         codes, scales, part.codes, part.scales, x if part.bias is None else part.bias, out, num_tokens, num_rows,
         part.width, block, tokens, rows, splits, part.bias is not None, stages,
-        num_warps=warps, num_stages=stages, **OVERLAPPING,
+        num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return out
 
