@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from enginehouse.contract.errors import GenerationFailed
 from enginehouse_llguidance.composed import Follower, Thread
 from enginehouse_llguidance.digits import DigitLimit
-from enginehouse_llguidance.following import WrongValue
+from enginehouse_llguidance.following import ENDS_OF_SCALARS, WrongValue
 from enginehouse_llguidance.matcher import LlguidanceMatcher
-from enginehouse_llguidance.tokens import TokenTexts, clear
+from enginehouse_llguidance.tokens import TokenTexts, clear, only
 from enginehouse_llguidance.wrong_texts import WrongTexts
 
 __all__ = ["CheckedMatcher"]
@@ -149,15 +149,30 @@ class CheckedMatcher(LlguidanceMatcher):
 
     def fill_bitmask(self, bitmask: NDArray[np.int32]) -> None:
         """Write the mask in place, without what is known to be wrong."""
-        super().fill_bitmask(bitmask)
+        self._fill(bitmask)
+        if not self._restrict(bitmask):
+            self._limit_digits(bitmask)
+        text = bytes(self._text)
         if not (self._wrong or self._wrong_ends):
             return
-        text = bytes(self._text)
         ids = [self._texts.starting_with(one) for one in self._wrong.after(text, self._texts.longest)]
         if ids:
             clear(bitmask, np.concatenate(ids))
         if text in self._wrong_ends:
             clear(bitmask, np.array(self._end_ids, np.int64))
+
+    def _restrict(self, bitmask: NDArray[np.int32]) -> bool:
+        """Forbid all but what is known to follow; return True if something is known."""
+        following = None if self._matcher.is_stopped() else self._follower.next_of(self._threads, self._text)
+        if not following:
+            return False
+        allowed = [self._texts.along(one) for left in following for one in ([left] if left else ENDS_OF_SCALARS)]
+        allowed += [np.array(self._end_ids, np.int64)] if b"" in following else []
+        kept = only(bitmask, np.concatenate(allowed))
+        is_any = bool(kept.any())  # not where a composition goes on in another way
+        if is_any:
+            bitmask[:] = kept
+        return is_any
 
 
 def _failed(reason: str) -> GenerationFailed:

@@ -9,12 +9,13 @@ import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from enginehouse_llguidance.begun import next_texts, wrong_end
 from enginehouse_llguidance.schemas.validation import Rules
 from enginehouse_llguidance.schemas.values import key_of
 
-__all__ = ["START", "JsonState", "WrongValue", "check_whole", "follow", "held_from"]
+__all__ = ["ENDS_OF_SCALARS", "START", "JsonState", "WrongValue", "check_whole", "follow", "held_from", "next_of"]
 
-_ENDS_OF_SCALARS = (b",", b"]", b"}")
+ENDS_OF_SCALARS = (b",", b"]", b"}")
 _SCALAR = frozenset(b"0123456789.+-eEtrufalsn")
 
 
@@ -100,7 +101,34 @@ def follow(state: JsonState, text: bytearray, begin: int, rules: Rules) -> tuple
         else:
             state = _outside(state, text, index, byte, rules)
         index += 1
+    if rules.is_guided:
+        for places, first in _in_progress(state, rules):
+            if (end := wrong_end(text, first, begin, places, rules)) is not None:
+                raise WrongValue(bytes(text[:end]))
     return state, index
+
+
+def next_of(state: JsonState, text: bytearray, rules: Rules) -> list[bytes] | None:
+    """Return texts, one of which the rest of a text begins, or begins with; None if that is not known."""
+    for places, begin in _in_progress(state, rules) if rules.is_guided else ():
+        if (found := next_texts(text, begin, places, rules)) is not None:
+            return found
+    return None
+
+
+def _in_progress(state: JsonState, rules: Rules) -> Iterator[tuple[frozenset[str], int]]:
+    """Yield the values that have begun: the schemas that always apply to them, and their indices."""
+    yield from ((one.places, one.begin) for one in state.open)
+    begin = _begin_of_scalar(state)
+    if begin >= 0:
+        yield _places(state, rules), begin
+    elif state.string >= 0:
+        yield frozenset(f"{one}/propertyNames" for one in state.open[-1].places), state.string
+
+
+def _begin_of_scalar(state: JsonState) -> int:
+    """Return the index of the string, number or name in progress, or -1."""
+    return state.open[-1].value if state.open else -1 if state.is_complete else state.root
 
 
 def check_whole(state: JsonState, text: bytearray, rules: Rules) -> None:
@@ -123,7 +151,7 @@ def held_from(state: JsonState, size: int, rules: Rules) -> int | None:
             return one.begin
         if one.differs and one.index and (one.end < size or one.value >= 0):
             return one.end
-    begin = state.open[-1].value if state.open else -1 if state.is_complete else state.root
+    begin = _begin_of_scalar(state)
     return begin if begin >= 0 and _places(state, rules) & rules.checked else None
 
 
@@ -177,20 +205,7 @@ def _outside(state: JsonState, text: bytearray, index: int, byte: int, rules: Ru
         return (state if is_name else _begin(state, index))._replace(string=index)
     if byte in b" :\t\r\n":
         return state
-    state = _begin(state, index)
-    if rules.numbers:
-        _check_digits(state, text, index, rules)
-    return state
-
-
-def _check_digits(state: JsonState, text: bytearray, index: int, rules: Rules) -> None:
-    """Raise WrongValue if the bytes up to ``index`` begin none of the only numbers that are allowed."""
-    begin = state.open[-1].value if state.open else state.root
-    number = bytes(text[begin : index + 1])
-    if number[:1] in b"-0123456789":
-        for one in rules.numbers.keys() & _places(state, rules):
-            if not any(other.startswith(number) for other in rules.numbers[one]):
-                raise WrongValue(bytes(text[: index + 1]))
+    return _begin(state, index)
 
 
 def _check_room(top: _Open, text: bytearray, index: int, rules: Rules) -> None:
@@ -224,7 +239,7 @@ def _complete(state: JsonState, text: bytearray, begin: int, end: int, rules: Ru
         if differs and key in keys:
             raise WrongValue(*_wrong_beginnings(text, begin, end))
         if not all(rules.validator.is_valid(one, value) for one in asked):
-            raise WrongValue(*_wrong_beginnings(text, begin, end), num_evaluated=len(rules.validator.known))
+            raise WrongValue(*_wrong_beginnings(text, begin, end), num_evaluated=rules.validator.num_evaluated)
         keys = keys | {key} if differs else keys
     if top is None:
         return state._replace(is_complete=True)
@@ -237,4 +252,4 @@ def _wrong_beginnings(text: bytearray, begin: int, end: int) -> Iterator[bytes]:
     if text[begin] in b'"[{':
         yield whole_text
     else:
-        yield from (whole_text + byte for byte in {*_ENDS_OF_SCALARS, bytes(text[end : end + 1])} if byte)
+        yield from (whole_text + byte for byte in {*ENDS_OF_SCALARS, bytes(text[end : end + 1])} if byte)

@@ -43,6 +43,15 @@ class LlguidanceMatcher:
 
     def fill_bitmask(self, bitmask: NDArray[np.int32]) -> None:
         """Write the mask in place; the library releases the GIL meanwhile."""
+        self._fill(bitmask)
+        self._limit_digits(bitmask)
+
+    def _limit_digits(self, bitmask: NDArray[np.int32]) -> None:
+        if self._digits is not None and self._digits.number and not self.is_finished():
+            self._digits.limit(bitmask)
+
+    def _fill(self, bitmask: NDArray[np.int32]) -> None:
+        """Write the mask without a limit of numbers."""
         if self._matcher.is_stopped() and not self._matcher.is_error():
             bitmask[:] = 0
             self._allow_end(bitmask)
@@ -53,8 +62,6 @@ class LlguidanceMatcher:
             bitmask &= self._allowed
             if self._matcher.is_accepting():
                 self._allow_end(bitmask)
-        if self._digits is not None and self._digits.number:
-            self._digits.limit(bitmask)
 
     def _allow_end(self, bitmask: NDArray[np.int32]) -> None:
         words = bitmask.view(np.uint32)

@@ -23,7 +23,7 @@ class LlguidanceOptions:
 
     max_bytes: int = field(default=262_144, validator=[ge(1), le(16_777_216)])
     max_depth: int = field(default=64, validator=[ge(1), le(200)])
-    max_subschemas: int = field(default=5_000, validator=[ge(1), le(100_000)])
+    max_subschemas: int = field(default=10_000, validator=[ge(1), le(100_000)])
     max_choices: int = field(default=20_000, validator=[ge(1), le(1_000_000)])
     max_cached: int = field(default=128, validator=[ge(1), le(100_000)])
     max_cached_bytes: int = field(default=33_554_432, validator=ge(0))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["NUMBER", "WITH_MARKS", "TokenTexts", "bits_of", "clear", "to_bits"]
+__all__ = ["NUMBER", "WITH_MARKS", "TokenTexts", "bits_of", "clear", "only", "to_bits"]
 
 _OFNUMBERS = b"0123456789.eE"
 NUMBER = b"0123456789.eE+-"
@@ -46,6 +46,15 @@ class TokenTexts:
         """Return the ids of tokens that start with a text."""
         texts, ids = self._sorted
         return ids[bisect_left(texts, text) : bisect_left(texts, text + b"\xff" * 4)]
+
+    def along(self, text: bytes) -> NDArray[np.int64]:
+        """Return the ids of tokens that begin a text, or begin with it."""
+        texts, ids = self._sorted
+        found = [self.starting_with(text)]
+        for size in range(1, min(len(text), self.longest + 1)):
+            begin = text[:size]
+            found.append(ids[bisect_left(texts, begin) : bisect_right(texts, begin)])
+        return np.concatenate(found)
 
     @cached_property
     def longest(self) -> int:
@@ -105,6 +114,13 @@ def bits_of(bitmask: NDArray[np.int32], ids: NDArray[np.int64]) -> NDArray[np.in
 def to_bits(bitmask: NDArray[np.int32]) -> NDArray[np.uint8]:
     """Return one number for each token, 1 if it is allowed."""
     return np.unpackbits(bitmask.view(np.uint8), bitorder="little")
+
+
+def only(bitmask: NDArray[np.int32], ids: NDArray[np.int64]) -> NDArray[np.int32]:
+    """Return a bitmask without the tokens that are not among the ids."""
+    kept = np.zeros_like(bitmask)
+    np.bitwise_or.at(kept.view(np.uint32), ids >> 5, np.uint32(1) << (ids & 31).astype(np.uint32))
+    return kept & bitmask
 
 
 def clear(bitmask: NDArray[np.int32], ids: NDArray[np.int64]) -> None:

@@ -40,6 +40,7 @@ _BENCHMARKS = {
     "adapters": "bench.adapters:measure_adapters",
     "images": "bench.images:measure_images",
     "replicas": "bench.replicas:measure_replicas",
+    "generate": "bench.generate:measure_generate",
 }
 _SOAK = "soak"
 

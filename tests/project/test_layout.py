@@ -144,3 +144,27 @@ def test_every_tests_folder_is_run_by_tox() -> None:
     for ignored in [word.removeprefix("--ignore=") for word in core_tests if word.startswith("--ignore=")]:
         assert (ROOT / ignored).exists()
         assert re.search(rf"(?<!=){ignored}(?![\w/])", ini), f"no environment runs {ignored}"
+
+
+@pytest.mark.parametrize(
+    ("sections", "extras"),
+    [
+        (("testenv:llamacpp{,-slow}",), {"llamacpp", "compress"}),
+        (("testenv:llamacpp{,-slow}", "testenv:remote"), {"llguidance"}),
+        (("testenv:{runners,hf,mlx}{,-slow}",), {"hf", "mlx"}),
+    ],
+    ids=lambda value: "+".join(sorted(value)),
+)
+def test_tests_with_the_marker_of_an_extra_are_run_by_tox(sections: tuple[str, ...], extras: set[str]) -> None:
+    """The environments without extras leave them out, in whatever folder they are; ``all`` runs what needs two."""
+    words = [word for section in sections for word in tox_ini()[section]["commands"].split()]
+    folders = [ROOT / word for word in words if word.startswith("tests/")]
+    marks = {
+        path: set(re.findall(r"\bmark\.(\w+)", path.read_text(encoding="utf-8")))
+        for path in (ROOT / "tests").rglob("test_*.py")
+        if not path.is_relative_to(ROOT / "tests" / "outside")
+    }
+    marked = [path for path, found in marks.items() if found & extras and not {"llamacpp", "hf"} <= found]
+
+    assert marked
+    assert [path for path in marked if not any(path.is_relative_to(folder) for folder in folders)] == []

@@ -9,13 +9,11 @@ from typing import Any
 
 from attrs import field, frozen
 from attrs.validators import ge, gt, le, optional
-from cattrs import Converter
 
 from enginehouse.contract.errors import ConfigError
 from enginehouse.contract.identity import Scope, read_moment
 from enginehouse.settings.profiles import ProfileName
 from enginehouse.settings.reload import LIVE
-from enginehouse.settings.structuring import strict_converter
 
 MAX_KEY_BYTES = 1024
 """Longer keys are rejected without being compared."""
@@ -76,7 +74,7 @@ class KeySettings:
     expires: str | None = field(default=None, validator=_check_moment)
 
 
-_KeyField = str | KeySettings
+KeyField = str | KeySettings
 
 
 @frozen(kw_only=True)
@@ -120,19 +118,3 @@ class AuthSettings:
     def needs_key(self) -> bool:
         """True if every caller needs a key or must be recognised by a plugin."""
         return bool(self.keys or self.authenticators) or self.key_file is not None
-
-
-def settings_converter() -> Converter:
-    """Return a strict converter that also reads keys, which are strings or tables."""
-    converter = strict_converter()
-
-    def structure_key(value: Any, _: Any) -> Any:
-        if isinstance(value, str):
-            return value
-        if not isinstance(value, dict) or not isinstance(value.get("key", ""), str):
-            # The value is not shown: it may be a key.
-            raise TypeError("must be a string, or a table whose key is a string")
-        return converter.structure(value, KeySettings)
-
-    converter.register_structure_hook_func(lambda kind: kind == _KeyField, structure_key)
-    return converter

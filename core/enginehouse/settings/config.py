@@ -20,8 +20,9 @@ from attrs.validators import ge, gt, optional
 
 from enginehouse.contract.errors import ConfigError
 from enginehouse.settings.adapters import AdapterSettings, check_adapters
-from enginehouse.settings.auth import AuthSettings, settings_converter
-from enginehouse.settings.limits import ByteCount, LimitsSettings, MemoryBudget, Timeouts
+from enginehouse.settings.auth import AuthSettings
+from enginehouse.settings.converter import settings_converter
+from enginehouse.settings.limits import ByteCount, LimitsSettings, Timeouts
 from enginehouse.settings.media import MediaSettings
 from enginehouse.settings.optimisations import DrafterSettings, ExitPolicySettings, RouterSettings
 from enginehouse.settings.presets import ModelPresets, add_found, matches, take_presets
@@ -322,20 +323,13 @@ def structure_options(
 
 
 def _structure(cls: type[_T], data: Mapping[str, Any], path: str, where: str, folder: str = "") -> _T:
-    converter = settings_converter()
-    converter.register_structure_hook(ByteCount, lambda value, _: ByteCount.read(value))
-    converter.register_structure_hook(Path, lambda value, _: Path(folder, Path(value).expanduser()))
-    converter.register_structure_hook(MemoryBudget, lambda value, _: MemoryBudget.read(value))
-    converter.register_structure_hook(DrafterSettings, lambda value, _: DrafterSettings.read(value))
-    converter.register_structure_hook(ExitPolicySettings, lambda value, _: ExitPolicySettings.read(value))
-
     def refuse(problems: Sequence[Problem]) -> ConfigError:
         # Users write the keys in ``options`` directly into the table.
         shown = [evolve(problem, path=problem.path.replace(".options.", ".", 1)) for problem in problems]
         return ConfigError("; ".join(map(str, shown)) + where, shown[0].path)
 
     with converting(refuse, path):
-        return converter.structure(data, cls)
+        return settings_converter(folder).structure(data, cls)
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

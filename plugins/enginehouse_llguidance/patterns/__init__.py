@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enginehouse_llguidance.patterns.automata import AutomatonError, Expression
+from enginehouse_llguidance.patterns.backtracking import Backtracker
 from enginehouse_llguidance.patterns.intersections import NothingMatches, limited_work, listed, restricted
 from enginehouse_llguidance.patterns.reading import PatternError
 from enginehouse_llguidance.patterns.translating import (
@@ -10,7 +11,7 @@ from enginehouse_llguidance.patterns.translating import (
     NO_TEXT,
     Pattern,
     escape_text,
-    expression_of,
+    matcher_of,
     translate_pattern,
 )
 
@@ -18,14 +19,15 @@ __all__ = [
     "ANY_TEXT",
     "NO_TEXT",
     "AutomatonError",
+    "Backtracker",
     "Expression",
     "NothingMatches",
     "Pattern",
     "PatternError",
     "escape_text",
-    "expression_of",
     "limited_work",
     "listed",
+    "matcher_of",
     "restricted",
     "translate_pattern",
 ]

@@ -17,9 +17,9 @@ from functools import cached_property
 
 from attrs import define, field, frozen
 
-from enginehouse_llguidance.patterns.characters import LAST, Ranges, category_ranges, complement, joined
+from enginehouse_llguidance.patterns.characters import LAST, Ranges, category_ranges, complement, has_char, joined
 
-__all__ = ["AutomatonError", "Expression", "Guard", "Machine"]
+__all__ = ["AutomatonError", "Expression", "Guard", "Machine", "read_atom"]
 
 _MAX_NODES = 20_000
 _MAX_KEPT_STEPS = 10_000
@@ -147,7 +147,7 @@ class Machine:
 
     def targets(self, nodes: Iterable[int], char: int) -> set[int]:
         """Return the nodes right after a character."""
-        return {target for node in nodes for ranges, target in self.moves[node] if _has(ranges, char)}
+        return {target for node in nodes for ranges, target in self.moves[node] if has_char(ranges, char)}
 
     def reached(self, text: str, left: _Left, *, anywhere: bool = False, backwards: bool = False) -> list[bool]:
         """Return for each place of a text, its end included, if a match ends there; backwards, if one begins there.
@@ -233,7 +233,7 @@ class _Builder:
         before = list(self.tokens)
         first = self._node()
         end = self._atom(first)
-        least, most = self._counts()
+        least, most = self.counts()
         after = list(self.tokens)
         free = self.machine.free
         if (least, most) == (1, 1):
@@ -260,7 +260,8 @@ class _Builder:
         self.machine.free[begin].append(first)
         return self._atom(first)
 
-    def _counts(self) -> tuple[int, int | None]:
+    def counts(self) -> tuple[int, int | None]:
+        """Consume a quantifier; return how often it repeats at least and at most."""
         token = self.tokens[-1] if self.tokens else ""
         if token not in ("*", "+", "?") and not (token.startswith("{") and len(token) > 1):
             return 1, 1
@@ -281,7 +282,7 @@ class _Builder:
         if token in ("^", "$") or token in _OPENING:
             self.machine.guarded.setdefault(begin, []).append((self._guard(token), end))
         else:
-            self.machine.moves[begin].append((self._ranges(token), end))
+            self.machine.moves[begin].append((self.ranges(token), end))
         return end
 
     def _guard(self, token: str) -> int:
@@ -306,7 +307,8 @@ class _Builder:
             found.append(token)
         raise AutomatonError("unbalanced parenthesis")
 
-    def _ranges(self, token: str) -> Ranges:
+    def ranges(self, token: str) -> Ranges:
+        """Return the characters that an atom matches; a set is consumed after its first token."""
         if token == "(?s:.)":
             return ((0, LAST),)
         if token.startswith(("\\p", "\\P")):
@@ -320,7 +322,7 @@ class _Builder:
         inside: list[tuple[int, int]] = []
         while (item := self.tokens.pop()) != "]":
             if item.startswith("[") or item.startswith(("\\p", "\\P")):
-                inside += self._ranges(item)
+                inside += self.ranges(item)
                 continue
             low = high = _char(item)
             if self.tokens[-1] == "-" and self.tokens[-2] != "]":
@@ -340,6 +342,8 @@ def _char(token: str) -> int:
     return ord(token)
 
 
-def _has(ranges: Ranges, char: int) -> bool:
-    place = bisect_right(ranges, (char, LAST)) - 1
-    return place >= 0 and ranges[place][1] >= char
+def read_atom(text: str) -> tuple[Ranges, int, int | None]:
+    """Return the characters of an expression for one, and how often it is repeated. Raises AutomatonError."""
+    builder = _Builder(list(reversed(_TOKEN.findall(text))), _Left(_MAX_NODES))
+    ranges = builder.ranges(builder.tokens.pop())
+    return ranges, *builder.counts()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import re
 import unicodedata
+from bisect import bisect_right
 from collections.abc import Iterable
 
 __all__ = [
@@ -21,8 +22,10 @@ __all__ = [
     "category_ranges",
     "complement",
     "escape",
+    "has_char",
     "joined",
     "named_class",
+    "other_case",
     "property_of",
 ]
 
@@ -162,3 +165,21 @@ def joined(ranges: Iterable[tuple[int, int]]) -> Ranges:
         else:
             found.append((low, high))
     return tuple(found)
+
+
+def other_case(low: int, high: int) -> list[tuple[int, int]]:
+    """Return the characters of a range in the other case: those of ASCII, or of a single character."""
+    if low == high:
+        char = chr(low)
+        return [(ord(one), ord(one)) for one in {char.lower(), char.upper()} if len(one) == 1]
+    found = []
+    for first, last, distance in ((0x41, 0x5A, 32), (0x61, 0x7A, -32)):
+        begin, end = max(low, first), min(high, last)
+        found += [(begin + distance, end + distance)] if begin <= end else []
+    return found
+
+
+def has_char(ranges: Ranges, char: int) -> bool:
+    """Return True if a code point is in ranges."""
+    place = bisect_right(ranges, (char, LAST)) - 1
+    return place >= 0 and ranges[place][1] >= char

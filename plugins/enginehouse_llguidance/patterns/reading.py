@@ -20,13 +20,28 @@ from enginehouse_llguidance.patterns.characters import (
     complement,
     escape,
     named_class,
+    other_case,
     property_of,
 )
+from enginehouse_llguidance.patterns.tree import (
+    END,
+    START,
+    Condition,
+    Group,
+    Item,
+    Look,
+    Reference,
+    Sequence,
+    has_groups,
+    with_wide_end,
+)
 
-__all__ = ["END", "START", "Anchor", "Group", "Item", "Look", "PatternError", "Reader", "Sequence"]
+__all__ = ["PatternError", "Reader"]
 
 _CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f", "v": "\v"}
 _COUNTS = re.compile(r"\{([0-9]{1,8})(,([0-9]{0,8}))?\}")
+_REFERENCE = re.compile(r"([1-9][0-9]?)|k<([^>]+)>")
+_CONDITION = re.compile(r"([1-9][0-9]?|[^\W\d]\w*)\)")
 _MAX_REPETITIONS = 100_000
 _NO_WORD = "[\\x{0}-\\x{2f}\\x{3a}-\\x{40}\\x{5b}-\\x{5e}\\x{60}\\x{7b}-\\x{7f}]"
 _NOTHING = "[^\\x{0}-\\x{10ffff}]"
@@ -36,39 +51,6 @@ _SIMILAR = {"s": "\u017f", "k": "\u212a", "i": "\u0130\u0131"}
 
 class PatternError(ValueError):
     """The expression is malformed or uses an unsupported feature; the message contains the position."""
-
-
-@frozen
-class Anchor:
-    """The start or the end of the text."""
-
-    is_start: bool
-
-
-START, END = Anchor(True), Anchor(False)
-
-
-@frozen
-class Group:
-    """Alternatives, possibly repeated."""
-
-    alternatives: list[Sequence]
-    quantifier: str = ""
-
-
-@frozen
-class Look:
-    """An assertion about the text before or after its place."""
-
-    alternatives: list[Sequence]
-    is_ahead: bool
-    is_negated: bool
-
-
-Item = str | Anchor | Group | Look
-"""A part of an expression; characters and their quantifier are in the library's dialect."""
-
-Sequence = list[Item]
 
 
 @frozen
@@ -97,6 +79,9 @@ class Reader:
     Attributes:
         depends_on_dialect: dialects disagree on some text with characters other than printable ones of ASCII.
         is_unbounded: texts of any length match.
+        groups: alternatives of the groups that capture what they match, by number.
+        names: numbers of the groups that have a name.
+        is_searched: what is matched depends on a search, as with back-references, so that no automaton decides.
     """
 
     text: str
@@ -105,14 +90,30 @@ class Reader:
     position: int = 0
     depends_on_dialect: bool = field(default=False)
     is_unbounded: bool = field(default=False)
+    is_searched: bool = field(default=False)
     flags: _Flags = field(factory=_Flags)
+    groups: dict[int, list[Sequence]] = field(factory=dict)
+    names: dict[str, list[int]] = field(factory=dict)
+    num_groups: int = 0
+    referred: dict[int | str, int] = field(factory=dict)  # groups and the positions of their references
+    with_case: set[int] = field(factory=set)  # groups that do not ignore the case
 
     def read(self) -> list[Sequence]:
         """Parse all of the expression. Raises PatternError."""
         alternatives = self._read_alternatives(0)
         if self.position < len(self.text):
             raise self._error("unbalanced ')'")
+        for group, position in self.referred.items():
+            if not self.numbers_of(group):
+                self.position = position
+                raise self._error(f"there is no group {group}")
         return alternatives
+
+    def numbers_of(self, group: int | str) -> list[int]:
+        """Return the numbers of the groups that a number or a name means."""
+        if isinstance(group, str):
+            return self.names.get(group, [])
+        return [group] if group <= self.num_groups else []
 
     def _error(self, message: str) -> PatternError:
         shown = self.text if len(self.text) <= 60 else f"{self.text[:60]}..."
@@ -147,13 +148,41 @@ class Reader:
         char = self._take()
         found = self._read_assertion(char, depth)
         if found is not None:
-            quantifier = self._read_quantifier()
+            quantifier, _ = self._read_quantifier()
             if quantifier and not isinstance(found, Look):
                 raise self._error("nothing to repeat")
-            return [] if quantifier.startswith(("*", "?", "{0,", "{0}")) else [found]  # it says the same again
+            if not quantifier.startswith(("*", "?", "{0,", "{0}")):
+                return [found]  # it says the same again
+            return [Group([[found]], "?")] if has_groups(found) else []
         if char == "(":
             return self._read_group(depth)
-        return [self._read_atom(char) + self._read_quantifier()]
+        if char == "\\" and (reference := _REFERENCE.match(self.text, self.position)):
+            self.position = reference.end()
+            return self._repeated(self._reference(int(reference[1]) if reference[1] else reference[2]))
+        return self._repeated(self._read_atom(char))
+
+    def _repeated(self, item: Item) -> Sequence:
+        """Return an item with the quantifier that follows."""
+        quantifier, mode = self._read_quantifier()
+        if isinstance(item, str) and not mode:
+            return [item + quantifier]
+        if not quantifier:
+            return [item]
+        whole = item if isinstance(item, Group) else Group([[item]])
+        whole = evolve(whole, quantifier=quantifier, is_lazy=mode == "?")
+        if mode != "+":
+            return [whole]
+        self.is_searched = True
+        return [Group([[whole]], is_atomic=True)]
+
+    def _reference(self, group: int | str) -> Reference:
+        self.is_searched = True
+        self.depends_on_dialect |= self.flags.i
+        self.referred.setdefault(group, self.position)
+        numbers = self.numbers_of(group)
+        is_early = not numbers or not all(one in self.groups for one in numbers)
+        is_wider = self.flags.i and not self.with_case.isdisjoint(numbers)
+        return Reference(group, is_early, self.flags.i, is_wider, self.is_widened)
 
     # -- assertions and groups ---------------------------------------------------------------------
 
@@ -200,27 +229,51 @@ class Reader:
         self.is_widened = was_widened != is_negated
         alternatives = self._read_to_parenthesis(depth)
         if self.is_widened:
-            alternatives = [_with_wide_end(option, is_last=is_ahead) for option in alternatives]
+            alternatives = [with_wide_end(option, is_last=is_ahead) for option in alternatives]
         self.is_widened, self.is_unbounded = was_widened, was_unbounded
         return Look(alternatives, is_ahead, is_negated)
 
     def _read_group(self, depth: int) -> Sequence:
-        flags = self.flags
+        flags, number, kind = self.flags, None, ""
         if self._peek() == "?":
             self.position += 1
             kind = self._take()
-            if kind == "P" and self._peek() == "<":
-                kind = self._take()
-            if kind == "<":
-                while self._take() != ">":
-                    pass
-            elif kind == "P":
-                raise self._error("a back-reference is not supported, since it takes a search without bounds")
-            elif kind != ":" and self._read_flags(kind):
-                return []
+            kind += self._take() if kind == "P" and self._peek() in ("<", "=") else ""
+        if kind == "P=":
+            return self._repeated(self._reference(self._read_name(")")))
+        if kind == "(":
+            return self._read_condition(depth)
+        if kind in ("", "<", "P<"):
+            self.num_groups = number = self.num_groups + 1
+            if kind:
+                self.names.setdefault(self._read_name(">"), []).append(number)
+        elif kind not in (":", ">") and self._read_flags(kind):
+            return []
         alternatives = self._read_to_parenthesis(depth)
+        if number is not None:
+            self.groups[number] = alternatives
+            self.with_case |= set() if self.flags.i else {number}
         self.flags = flags
-        return [Group(alternatives, self._read_quantifier())]
+        self.is_searched |= kind == ">"
+        return self._repeated(Group(alternatives, number=number, is_atomic=kind == ">"))
+
+    def _read_name(self, end: str) -> str:
+        found = ""
+        while (char := self._take()) != end:
+            found += char
+        return found
+
+    def _read_condition(self, depth: int) -> Sequence:
+        found = _CONDITION.match(self.text, self.position)
+        if found is None:
+            raise self._error("only the number or the name of a group is supported as a condition")
+        self.position, self.is_searched = found.end(), True
+        group: int | str = int(found[1]) if found[1].isdecimal() else found[1]
+        self.referred.setdefault(group, self.position)
+        options = self._read_to_parenthesis(depth)
+        if len(options) > 2:
+            raise self._error("a condition has more than two alternatives")
+        return self._repeated(Group([[Condition(group, options[0], options[1] if len(options) > 1 else [])]]))
 
     def _read_flags(self, char: str) -> bool:
         """Set flags; True if up to the end of the group around, False if for the group that they begin."""
@@ -245,7 +298,8 @@ class Reader:
 
     # -- repetitions -------------------------------------------------------------------------------
 
-    def _read_quantifier(self) -> str:
+    def _read_quantifier(self) -> tuple[str, str]:
+        """Return a quantifier, and ``?`` if it is lazy, ``+`` if it is possessive; both empty if there is none."""
         char = self._peek()
         if char in ("*", "+", "?"):
             self.position += 1
@@ -254,12 +308,12 @@ class Reader:
         elif self._is_counted():
             quantifier = self._read_counts()
         else:
-            return ""
-        if self._peek() == "?":  # lazy: matches the same texts
-            self.position += 1
-        elif self._peek() in ("+", "*") or self._is_counted():
+            return "", ""
+        mode = self._peek() if self._peek() in ("?", "+") else ""
+        self.position += len(mode)
+        if not mode and (self._peek() == "*" or self._is_counted()):
             raise self._error("a repetition cannot be repeated")
-        return quantifier
+        return quantifier, mode
 
     def _is_counted(self) -> bool:
         """Return True if counts follow; other braces are characters, but Python reads ``{,3}`` as counts."""
@@ -317,7 +371,7 @@ class Reader:
         is_wide = self.is_widened != is_negated
         ranges = [(ord(low), ord(high))]
         if self.flags.i:
-            ranges += _other_case(ord(low), ord(high))
+            ranges += other_case(ord(low), ord(high))
             others = "".join(other for letter, other in _SIMILAR.items() if _has(ranges, letter)) if is_wide else ""
             ranges += [(ord(char), ord(char)) for char in others]
             if not (low + high).isascii() or others:
@@ -348,10 +402,7 @@ class Reader:
         if char == "c" and self._peek().isascii() and self._peek().isalpha():
             return chr(ord(self._take()) & 31)
         if char in "xu":
-            return chr(self._read_hex(2)) if char == "x" else self._read_unicode()
-        if char.isdecimal() or char == "k":
-            message = "a back-reference is not supported, since it takes a search without bounds"
-            raise self._error(f"\\{char}: {message}")
+            return chr(self._read_hex(2)) if char == "x" else self._read_unicode(is_wide=self.is_widened != is_negated)
         raise self._error(f"\\{char}: this escape is not supported")
 
     def _read_property(self, *, is_inside: bool) -> _Class:
@@ -370,12 +421,15 @@ class Reader:
         self.position += length
         return int(digits, 16)
 
-    def _read_unicode(self) -> str:
+    def _read_unicode(self, *, is_wide: bool) -> str:
         if self._peek() == "{":
             return self._read_code_point()
         code = self._read_hex(4)
         if 0xD800 <= code < 0xDC00 and self._peek(2) == "\\u" and (low := self._low_surrogate()) is not None:
+            self.depends_on_dialect = True  # in Python two characters, which no text has
             self.position += 6
+            if not is_wide:
+                return chr(code)
             return chr(0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00))
         return chr(code)
 
@@ -422,38 +476,8 @@ class Reader:
         return self._read_escape(in_set=True, is_negated=is_negated) if char == "\\" else char
 
 
-def _with_wide_end(option: Sequence, *, is_last: bool) -> Sequence:
-    """Return an alternative whose end of the text may come before a final line break, as in Python.
-
-    Where more follows, the end is left out: in a negation, what matches more is safe.
-    """
-    found: Sequence = []
-    for place, item in enumerate(option):
-        is_end = is_last and place == len(option) - 1
-        if item == END:
-            found += ["\\n?", END] if is_end else []
-        elif isinstance(item, Group):
-            is_open = is_end and not item.quantifier
-            found.append(evolve(item, alternatives=[_with_wide_end(one, is_last=is_open) for one in item.alternatives]))
-        else:
-            found.append(item)
-    return found
-
-
 def _is_surrogate(char: str) -> bool:
     return "\ud800" <= char <= "\udfff"
-
-
-def _other_case(low: int, high: int) -> list[tuple[int, int]]:
-    """Return the characters of a range in the other case: those of ASCII, or of a single character."""
-    if low == high:
-        char = chr(low)
-        return [(ord(one), ord(one)) for one in {char.lower(), char.upper()} if len(one) == 1]
-    found = []
-    for first, last, distance in ((0x41, 0x5A, 32), (0x61, 0x7A, -32)):
-        begin, end = max(low, first), min(high, last)
-        found += [(begin + distance, end + distance)] if begin <= end else []
-    return found
 
 
 def _has(ranges: list[tuple[int, int]], letter: str) -> bool:

@@ -9,22 +9,25 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from enginehouse_llguidance.patterns.automata import AutomatonError
+from enginehouse_llguidance.patterns.automata import AutomatonError, Expression
+from enginehouse_llguidance.patterns.backtracking import Backtracker
 from enginehouse_llguidance.patterns.characters import EVERY, escape
 from enginehouse_llguidance.patterns.intersections import NothingMatches, restricted
-from enginehouse_llguidance.patterns.reading import (
+from enginehouse_llguidance.patterns.reading import PatternError, Reader
+from enginehouse_llguidance.patterns.tree import (
     END,
     START,
     Anchor,
+    Condition,
     Group,
     Item,
     Look,
-    PatternError,
-    Reader,
+    Reference,
     Sequence,
+    inner,
 )
 
-__all__ = ["ANY_TEXT", "NO_TEXT", "Pattern", "escape_text", "expression_of", "translate_pattern"]
+__all__ = ["ANY_TEXT", "NO_TEXT", "Pattern", "escape_text", "matcher_of", "translate_pattern"]
 
 ANY_TEXT = f"{EVERY}*"
 NO_TEXT = "[^\\x{0}-\\x{10ffff}]"
@@ -32,6 +35,8 @@ NO_TEXT = "[^\\x{0}-\\x{10ffff}]"
 
 _ANY = Group([[ANY_TEXT]])
 _MAX_OPTIONS = 10_000
+_MAX_REPEATED = 2000
+"""Characters of the expression of a group for a back-reference; a longer one becomes any text."""
 
 
 @frozen
@@ -45,6 +50,7 @@ class Pattern:
         depends_on_dialect: dialects disagree on some text with characters other than ASCII letters, digits and
             punctuation, so the *absence* of a match proves nothing.
         is_finite: it matches a finite number of texts.
+        is_searched: what is matched depends on a search, so that it is not exact.
     """
 
     regex: str
@@ -52,6 +58,7 @@ class Pattern:
     is_exact: bool
     depends_on_dialect: bool
     is_finite: bool
+    is_searched: bool = False
 
 
 @frozen
@@ -73,9 +80,12 @@ def translate_pattern(pattern: str, *, search: bool, max_depth: int = 64) -> Pat
         PatternError: the expression is malformed or not supported.
     """
     reader = Reader(pattern, max_depth)
-    options = [_without_anchors(option, search) for option in _unwrap(reader.read())]
+    alternatives = reader.read()
+    if reader.is_searched:
+        alternatives = _widened(alternatives, reader)
+    options = [_without_anchors(option, search) for option in _unwrap(alternatives)]
     looks, options = _split_off(options)
-    is_exact = True
+    is_exact = not reader.is_searched
     regexes, conditions = list[str](), list[str]()
     for option in map(_whole, options):
         try:
@@ -94,26 +104,70 @@ def translate_pattern(pattern: str, *, search: bool, max_depth: int = 64) -> Pat
             is_exact = False
     regex = regexes[0] if len(regexes) == 1 else f"(?:{'|'.join(regexes)})" if regexes else NO_TEXT
     is_finite = not reader.is_unbounded and all(option.is_start and option.is_end for option in options)
-    return Pattern(regex, tuple(conditions), is_exact, reader.depends_on_dialect, is_finite)
+    return Pattern(regex, tuple(conditions), is_exact, reader.depends_on_dialect, is_finite, reader.is_searched)
 
 
-def expression_of(pattern: str, *, is_widened: bool) -> tuple[str, bool]:
-    """Return an expression with assertions, for :class:`~enginehouse_llguidance.patterns.automata.Expression`, which
-    matches all of a text in which a pattern is found; and True if it depends on the dialect.
+def matcher_of(pattern: str, *, is_widened: bool) -> tuple[Expression | Backtracker, bool]:
+    """Return what decides whether a pattern is found in a text, and True if that depends on the dialect.
 
     Args:
         is_widened: it matches what either dialect may match, except before a final line break.
 
     Raises:
         PatternError: the expression is malformed or not supported.
+        AutomatonError: it is too large.
     """
     reader = Reader(pattern, 64, is_widened=is_widened)
-    return f"{ANY_TEXT}{_group(reader.read(), with_looks=True)}{ANY_TEXT}", reader.depends_on_dialect
+    alternatives = reader.read()
+    if reader.is_searched:
+        return Backtracker(reader, alternatives), reader.depends_on_dialect
+    expression = f"{ANY_TEXT}{_group(alternatives, with_looks=True)}{ANY_TEXT}"
+    return Expression(expression), reader.depends_on_dialect
 
 
 def escape_text(text: str) -> str:
     """Return an expression that matches exactly this text."""
     return "".join(map(escape, text))
+
+
+# -- what a search decides: the grammar allows more ----------------------------------------------------
+
+
+def _widened(alternatives: list[Sequence], reader: Reader) -> list[Sequence]:
+    """Return alternatives without what only a search decides, which match at least the same texts: a back-reference
+    becomes the expression of its group, and an assertion that depends on a search is left out.
+    """
+    texts: dict[int, str] = {}
+
+    def wide(item: Item) -> Sequence:
+        if isinstance(item, Reference):
+            options: list[Sequence] = [[text_of(one, item)] for one in reader.numbers_of(item.group)]
+            return [Group([*options, []] if item.is_early else options)]
+        if isinstance(item, Condition):
+            return [Group(widened([item.then, item.otherwise]))]
+        if isinstance(item, Look):
+            return [] if _depends_on_search(item) else [item]
+        return [Group(widened(item.alternatives), item.quantifier)] if isinstance(item, Group) else [item]
+
+    def widened(options: list[Sequence]) -> list[Sequence]:
+        return [[one for item in option for one in wide(item)] for option in options]
+
+    def text_of(number: int, reference: Reference) -> str:
+        if number not in texts:
+            texts[number] = ANY_TEXT  # also of a group within itself
+            found = _group(widened(reader.groups[number]), with_looks=False)
+            texts[number] = found if len(found) <= _MAX_REPEATED else ANY_TEXT
+        return ANY_TEXT if reference.is_wider else texts[number]
+
+    return widened(alternatives)
+
+
+def _depends_on_search(item: Item) -> bool:
+    is_search = isinstance(item, Reference | Condition) or (isinstance(item, Group) and item.is_atomic)
+    return is_search or any(_depends_on_search(one) for option in inner(item) for one in option)
+
+
+# -- what a grammar decides ----------------------------------------------------------------------------
 
 
 def _unwrap(alternatives: list[Sequence]) -> list[Sequence]:

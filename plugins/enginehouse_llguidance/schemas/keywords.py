@@ -28,7 +28,9 @@ def _annotations(*names: str) -> dict[str, Keyword]:
     return {name: Keyword("annotation") for name in names}
 
 
-_BOUND = "to 15 digits, for integers to what a float holds; more are tightened to that; beyond 9·10^18 they are checked"
+_BOUND = (
+    "to 15 digits, for integers to what a float holds; more are tightened to that; what is beyond 9·10^18 is checked"
+)
 
 KEYWORDS: dict[str, Keyword] = {
     # Core
@@ -51,7 +53,7 @@ KEYWORDS: dict[str, Keyword] = {
     # Any type
     "type": Keyword("enforced", "also `any` and schemas, as in draft 3"),
     "enum": Keyword(
-        "enforced", "numbers of more than 15 digits are checked; what cannot be written is left out if there is more"
+        "enforced", "numbers of more than 15 digits are checked; what no text in UTF-8 has is left out if there is more"
     ),
     "const": Keyword("enforced", "as `enum`"),
     "allOf": Keyword("enforced"),
@@ -82,7 +84,7 @@ KEYWORDS: dict[str, Keyword] = {
     "pattern": Keyword(
         "enforced",
         "assertions whose automaton is large, and one within another, are checked; at most 5 expressions for one"
-        " string, others are checked; no back-references",
+        " string, others are checked, as are back-references, atomic groups and conditions",
     ),
     "format": Keyword("enforced", "see below; others have no effect"),
     "contentEncoding": Keyword("annotation"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["CHECKED", "ESCAPED", "LISTED", "MATCHED", "UNIQUE", "UNIQUE_NAMES"]
+__all__ = ["CHECKED", "ESCAPED", "FAR", "LISTED", "MATCHED", "UNIQUE", "UNIQUE_NAMES"]
 
 UNIQUE = "x-unique"
 """The items of the array differ."""
@@ -21,3 +21,6 @@ MATCHED = "x-matched"
 
 ESCAPED = "x-escaped"
 """The string has control characters, because of the pattern at this pointer."""
+
+FAR = "x-far"
+"""Bounds of numbers beyond those of the library."""

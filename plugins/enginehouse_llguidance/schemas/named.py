@@ -288,7 +288,8 @@ def restrict_names(
         body = _body_of_names(names, asked, pointer) if place.is_alone or not is_loose else None
         if body is not None:
             _only_matching(body, required, keywords)
-            return
+            if not _allows_more(names):
+                return
     except NothingMatches:
         _allow_no_names(keywords)
         return
@@ -296,6 +297,12 @@ def restrict_names(
         pass
     prepare(names, "propertyNames")
     keywords[CHECKED] = pointer
+
+
+def _allows_more(names: dict[str, Any]) -> bool:
+    """Return True if the expression for names matches others as well."""
+    options = names.get("anyOf", ())
+    return MATCHED in string_keywords(names, "") or any(isinstance(one, dict) and _allows_more(one) for one in options)
 
 
 def _allow_no_names(keywords: dict[str, Any]) -> None:
@@ -311,7 +318,7 @@ def _allowed(names: dict[str, Any], pointer: str) -> dict[str, None]:
 
 
 def _body_of_names(names: Any, asked: set[str], pointer: str) -> str | None:
-    """Return an expression for all of a name; None if the schema has other keywords.
+    """Return an expression for at least the names of a schema; None if it has other keywords.
 
     Raises:
         NothingMatches: no name satisfies it.
@@ -335,7 +342,7 @@ def _body_of_names(names: Any, asked: set[str], pointer: str) -> str | None:
             return None
         parts.append(f"(?:{'|'.join(map(str, bodies))})")
     found = string_keywords(names, pointer)
-    if not found.keys().isdisjoint({ESCAPED, MATCHED}):
+    if ESCAPED in found:
         return None
     for part in (found, *found.get("allOf", ())):
         if "pattern" in part:

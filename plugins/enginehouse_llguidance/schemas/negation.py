@@ -7,14 +7,13 @@ which then allows fewer values; a schema of such keywords only has no complement
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from itertools import combinations, pairwise
 from typing import Any, TypeVar
 
 from enginehouse_llguidance.formats import FOREIGN_TEXTS, STRING_FORMATS
 from enginehouse_llguidance.schemas.document import COMPLEX, REFERENCES, Document, Pointer
-from enginehouse_llguidance.schemas.numbers import NUMBER_FORMATS, is_number
+from enginehouse_llguidance.schemas.numbers import NUMBER_FORMATS, is_finite, is_number
 from enginehouse_llguidance.schemas.problems import NotExpressible, SchemaProblem, join_pointer
 from enginehouse_llguidance.schemas.strings import read_pattern
 
@@ -179,7 +178,7 @@ def _more(kind: str, other: str, of_type: str) -> _Rule:
 
 
 def _count(value: Any, pointer: str) -> int:
-    if not is_number(value) or not math.isfinite(value) or value != int(value) or value < 0:
+    if not is_number(value) or not is_finite(value) or value != int(value) or value < 0:
         raise SchemaProblem(pointer, "must be a whole number of at least 0")
     return int(value)
 

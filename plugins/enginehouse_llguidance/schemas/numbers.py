@@ -14,7 +14,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
 from typing import Any
 
-from enginehouse_llguidance.schemas.markers import CHECKED, LISTED
+from enginehouse_llguidance.schemas.markers import CHECKED, FAR, LISTED
 from enginehouse_llguidance.schemas.problems import SchemaProblem, join_pointer
 
 __all__ = [
@@ -22,8 +22,9 @@ __all__ = [
     "EXACT_DIGITS",
     "MAX_INTEGER",
     "NUMBER_FORMATS",
-    "around",
+    "has_far_numbers",
     "is_exact_integer",
+    "is_finite",
     "is_multiple",
     "is_number",
     "number_keywords",
@@ -45,6 +46,12 @@ _MAX_LISTED = 1000
 MAX_INTEGER = 2**63 - 1024  # the library uses 64-bit integers
 _MAX_DECIMAL = 9 * 10**18
 _USUAL_INTEGER = 10**18  # bound if the schema sets none; limits the number of digits
+_FAR_BOUNDS = {
+    **{"minimum": 1, "exclusiveMinimum": 1, "multipleOf": 1, "divisibleBy": 1},
+    **{"maximum": -1, "exclusiveMaximum": -1},
+}
+"""Keywords, and the sign of a value that asks for far numbers."""
+
 _STEP = Fraction(1, 10**12)
 ANY_INTEGER = {"type": "integer", "minimum": -_USUAL_INTEGER, "maximum": _USUAL_INTEGER}
 """Prepared form of an integer without bounds."""
@@ -58,56 +65,79 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def is_finite(value: float) -> bool:
+    """Return True for a number that is neither infinite nor not a number."""
+    return isinstance(value, int) or math.isfinite(value)
+
+
 def is_exact_integer(value: float) -> bool:
     """True if the library reads an integral number as the same integer."""
     return abs(value) <= MAX_INTEGER and int(float(value)) == value
 
 
-def around(value: float) -> dict[str, Any]:
-    """Return a schema of few numbers for one that the library does not write."""
-    if isinstance(value, int):
-        low, high = _written_integer(Fraction(value), up=False), _written_integer(Fraction(value), up=True)
-        return {"type": "integer", "minimum": low, "maximum": high}
-    exact = Fraction(str(value))
-    return {"type": "number", "minimum": _written_decimal(exact, up=False), "maximum": _written_decimal(exact, up=True)}
+def has_far_numbers(root: Any) -> bool:
+    """Return True if a schema asks for numbers beyond the bounds of integers without bounds."""
+    waiting = [root]
+    while waiting:
+        one = waiting.pop()
+        waiting += one if isinstance(one, list) else one.values() if isinstance(one, dict) else ()
+        for key, value in one.items() if isinstance(one, dict) else ():
+            if key in ("const", "enum"):
+                if _has_far_constant(value):
+                    return True
+            elif key in _FAR_BOUNDS and is_number(value) and value * _FAR_BOUNDS[key] > _USUAL_INTEGER:
+                return True
+    return False
 
 
-def number_keywords(schema: Mapping[str, Any], pointer: str, *, integer: bool, exact: bool) -> dict[str, Any]:
+def _has_far_constant(value: Any) -> bool:
+    if isinstance(value, list | dict):
+        return any(map(_has_far_constant, value.values() if isinstance(value, dict) else value))
+    return is_number(value) and abs(value) > _USUAL_INTEGER
+
+
+def number_keywords(
+    schema: Mapping[str, Any], pointer: str, *, integer: bool, exact: bool, is_far: bool = False
+) -> dict[str, Any]:
     """Return the keywords that enforce the bounds of ``schema``.
 
     Args:
         integer: only integers are allowed.
         exact: values are listed elsewhere (``enum``); the number of decimals is not restricted.
+        is_far: integers without bounds may have more digits than a reader of 64 bits takes.
     """
     for key in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"):
-        if key in schema and not (is_number(schema[key]) and math.isfinite(schema[key])):
+        if key in schema and not (is_number(schema[key]) and is_finite(schema[key])):
             raise SchemaProblem(join_pointer(pointer, [key]), "must be a finite number")
     low, high = _bounds(schema, integer)
     multiple, is_checked, is_listed = _multiple_of(schema, pointer, integer)
-    if not integer and low is None and high is None and multiple is None:
+    if low is None and high is None and multiple is None and (is_far or not integer):
         return {}  # any number, including exponents
     limit = Fraction(MAX_INTEGER if integer else _MAX_DECIMAL)
     if (low is not None and low > limit) or (high is not None and high < -limit):
-        return {CHECKED: join_pointer(pointer, ["minimum" if low is not None and low > limit else "maximum"])}
+        key = "minimum" if low is not None and low > limit else "maximum"
+        return {CHECKED: join_pointer(pointer, [key]), FAR: (low, high)}
+    span = Fraction(str(schema["multipleOf"])) * _MAX_LISTED if is_listed else Fraction(0)
     if integer:
-        usual = Fraction(_USUAL_INTEGER)
+        usual = max(Fraction(_USUAL_INTEGER), span)
         least = low if low is not None else min(-usual, (high or 0) - usual)
         high = high if high is not None else max(usual, least + usual)
         low = least
     elif multiple is not None:
         # Multiples are exact up to this bound.
         bound = Fraction((10**EXACT_DIGITS if is_checked else 2**53) // Fraction(str(multiple)).denominator)
+        bound = max(bound, span)
         low = max(-bound, -bound if low is None else low)
         high = min(bound, bound if high is None else high)
+    if is_listed:
+        return {LISTED: _multiples(low, high, schema["multipleOf"], integer)}
     keywords: dict[str, Any] = {}
     write = _written_integer if integer else _written_decimal
     if low is not None:
         keywords["minimum"] = write(low, up=True)
     if high is not None:
         keywords["maximum"] = write(high, up=False)
-    if is_listed:
-        keywords[LISTED] = _multiples(keywords, schema["multipleOf"], integer)
-    elif multiple is not None:
+    if multiple is not None:
         keywords["multipleOf"] = multiple
         if is_checked:
             keywords[CHECKED] = join_pointer(pointer, ["multipleOf"])
@@ -166,22 +196,29 @@ def _multiple_of(schema: Mapping[str, Any], pointer: str, integer: bool) -> tupl
     return int(written) if written.denominator == 1 else float(written), written != exact or not is_binary, is_listed
 
 
-def _multiples(bounds: Mapping[str, Any], divisor: float, integer: bool) -> list[float | int]:
+def _multiples(lowest: Fraction, highest: Fraction, divisor: float, integer: bool) -> list[float | int]:
     """Return the multiples within bounds that are closest to zero, in their order."""
     exact = Fraction(str(divisor))
     step = Fraction(exact.numerator) if integer else exact
-    low, high = math.ceil(Fraction(bounds["minimum"]) / step), math.floor(Fraction(bounds["maximum"]) / step)
+    low, high = math.ceil(lowest / step), math.floor(highest / step)
     first = min(max(low, -_MAX_LISTED // 2), max(low, high - _MAX_LISTED))
     numbers = (step * count for count in range(first, min(high, first + _MAX_LISTED) + 1))
     values = (int(one) if one.denominator == 1 else float(one) for one in numbers)
-    return [
-        one for one in values if is_multiple(one, divisor) and len(Decimal(repr(one)).as_tuple().digits) <= EXACT_DIGITS
-    ]
+    return [one for one in values if is_multiple(one, divisor) and (isinstance(one, int) or _is_short(one))]
+
+
+def _is_short(value: float) -> bool:
+    return len(Decimal(repr(value)).as_tuple().digits) <= EXACT_DIGITS
 
 
 def is_multiple(value: float, divisor: float) -> bool | None:
     """Return True if a quotient is a whole number; None if exact arithmetic and the division of floats disagree."""
-    quotient = value / divisor
+    try:
+        quotient = value / divisor
+    except OverflowError:
+        return None
+    if not is_finite(value):
+        return None
     by_floats = math.isfinite(quotient) and quotient == int(quotient)
     is_exact = Fraction(str(value)) % Fraction(str(divisor)) == 0
     return is_exact if is_exact == by_floats else None

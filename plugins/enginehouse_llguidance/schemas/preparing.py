@@ -10,15 +10,21 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
 
 from attrs import define, evolve, field, frozen
 
 from enginehouse_llguidance.options import LlguidanceOptions
 from enginehouse_llguidance.patterns import limited_work
 from enginehouse_llguidance.schemas.arrays import array_keywords
-from enginehouse_llguidance.schemas.constants import read_constants, requires_unique
+from enginehouse_llguidance.schemas.constants import (
+    is_exact_number,
+    literals_of,
+    read_constants,
+    requires_unique,
+    text_of_number,
+)
 from enginehouse_llguidance.schemas.derived import derived_schemas, exclusive_conditions, exclusive_options, without
 from enginehouse_llguidance.schemas.document import COMPLEX, REFERENCES, Document, inner_schemas
 from enginehouse_llguidance.schemas.dynamic import static_schema
@@ -26,21 +32,19 @@ from enginehouse_llguidance.schemas.early import MALFORMED, modernized
 from enginehouse_llguidance.schemas.finite import find_endless
 from enginehouse_llguidance.schemas.joins import Joins
 from enginehouse_llguidance.schemas.keywords import TYPES, allows_nothing
-from enginehouse_llguidance.schemas.markers import CHECKED, ESCAPED, LISTED, MATCHED, UNIQUE, UNIQUE_NAMES
-from enginehouse_llguidance.schemas.numbers import (
-    ANY_INTEGER,
-    number_keywords,
-)
+from enginehouse_llguidance.schemas.markers import CHECKED, ESCAPED, FAR, LISTED, MATCHED, UNIQUE, UNIQUE_NAMES
+from enginehouse_llguidance.schemas.numbers import ANY_INTEGER, has_far_numbers, number_keywords
 from enginehouse_llguidance.schemas.objects import is_closed_beside, object_keywords
 from enginehouse_llguidance.schemas.places import Loosening, Place, ValuePath
 from enginehouse_llguidance.schemas.problems import NotExpressible, SchemaProblem, TooManySubschemas
 from enginehouse_llguidance.schemas.references import find_cycle
 from enginehouse_llguidance.schemas.strings import string_keywords
 from enginehouse_llguidance.schemas.texts import Texts
-from enginehouse_llguidance.schemas.validation import Rules, Validator, find_branches
+from enginehouse_llguidance.schemas.validation import Bounds, Rules, Validator, find_branches
 
 __all__ = ["PreparedSchema", "prepare_schema", "read_schema"]
 
+_Found = TypeVar("_Found")
 _BRANCHES = (*REFERENCES, "allOf", "anyOf", "oneOf")
 _MAX_JSON_DEPTH = 120  # the library reads 128 levels
 _SCARCE = frozenset({"prefixItems", "contains", "anyOf", "oneOf", "not", "if", "unevaluatedItems"})
@@ -138,12 +142,15 @@ class _Preparer:
     unique: set[str] = field(factory=set)
     counted: set[str] = field(factory=set)  # objects whose names are counted
     scarce: set[str] = field(factory=set)
-    numbers: dict[str, frozenset[bytes]] = field(factory=dict)  # texts of the only numbers of a schema
+    literals: dict[str, frozenset[bytes]] = field(factory=dict)  # as those of Rules
+    bounds: dict[str, Bounds] = field(factory=dict)
+    is_far: bool = field(init=False)
     escaped: str | None = None  # pointer of a constant or pattern with control characters
     uses_any_integer: bool = False
 
     def __attrs_post_init__(self) -> None:
         self.joins = Joins(1) if "texts" in self.loosened else Joins()
+        self.is_far = has_far_numbers(self.document.root)
 
     def run(self) -> PreparedSchema:
         """Traverse the schema, then check the references as a whole."""
@@ -190,9 +197,23 @@ class _Preparer:
         for place in filter(self.document.has, self.left_out):
             branches |= find_branches(self.document, place, texts, in_branch=True)
         validator = Validator(self.document, texts, frozenset(branches))
-        names, scarce = frozenset(self.counted), frozenset(self.scarce | self.counted)
-        unique = frozenset(self.unique)
-        return Rules(validator, validator.always([""]), frozenset(checked), unique, names, scarce, self.numbers)
+        return Rules(
+            validator,
+            validator.always([""]),
+            frozenset(checked),
+            unique=frozenset(self.unique),
+            names=frozenset(self.counted),
+            scarce=frozenset(self.scarce | self.counted),
+            literals=self.literals | self._of_schemas({*checked, *branches}, literals_of),
+            bounds=self.bounds,
+            searches=self._of_schemas(branches, texts.search_of),
+        )
+
+    def _of_schemas(self, places: set[str], read: Callable[[dict[str, Any]], _Found | None]) -> dict[str, _Found]:
+        """Return what is found in schemas, by their pointers."""
+        schemas = ((place, self.document.at(place)) for place in places)
+        found = ((place, read(one)) for place, one in schemas if isinstance(one, dict))
+        return {place: one for place, one in found if one is not None}
 
     def _above(self, asked: set[str]) -> Iterator[tuple[str, str]]:
         """Yield the schemas one of whose branches leads to one of these, and to which."""
@@ -255,21 +276,7 @@ class _Preparer:
             prepared["type"] = types[0] if len(types) == 1 else types
         prepared |= self._of_types(schema, types, own)
         self._add_constants(schema, types, prepared, place)
-        if prepared.pop(UNIQUE, False) and requires_unique(prepared):
-            self.unique.add(place.pointer)
-        if prepared.pop(UNIQUE_NAMES, False):
-            self.counted.add(place.pointer)
-        if (listed := prepared.pop(LISTED, None)) is not None:
-            others = [name for name in types if name not in ("integer", "number")]
-            numbers = {"enum": listed} if listed else False
-            prepared["allOf"] = [
-                *prepared.get("allOf", []),
-                {"anyOf": [{"type": others}, numbers]} if others else numbers,
-            ]
-        if what := prepared.pop(CHECKED, None):
-            self.checked[place.pointer] = what
-        if what := prepared.pop(MATCHED, None):
-            self.checked[place.pointer] = self.left_out[place.pointer] = what
+        self._take_marks(prepared, types, place)
         if not _SCARCE.isdisjoint(schema) or ("array" in types and schema.get("minItems", 0) > 1):
             self.scarce.add(place.pointer)
         if branches:
@@ -282,6 +289,21 @@ class _Preparer:
             self._note_branch(place, branch, is_conditional=True)
             prepared["allOf"] = [*prepared.get("allOf", []), self.prepare(one, branch)]
         return prepared
+
+    def _take_marks(self, prepared: dict[str, Any], types: list[str], place: Place) -> None:
+        """Take out of a prepared form what it says about the rules."""
+        if prepared.pop(UNIQUE, False) and requires_unique(prepared):
+            self.unique.add(place.pointer)
+        if prepared.pop(UNIQUE_NAMES, False):
+            self.counted.add(place.pointer)
+        if (listed := prepared.pop(LISTED, None)) is not None:
+            self._add_listed(listed, types, prepared, place)
+        if (bounds := prepared.pop(FAR, None)) is not None:
+            self.bounds[place.pointer] = bounds
+        if what := prepared.pop(CHECKED, None):
+            self.checked[place.pointer] = what
+        if what := prepared.pop(MATCHED, None):
+            self.checked[place.pointer] = self.left_out[place.pointer] = what
 
     def _derived(self, schema: dict[str, Any], place: Place) -> list[tuple[str, Any]]:
         """Return keyword and schema for what others express, without those that allow everything."""
@@ -338,7 +360,9 @@ class _Preparer:
         keywords: dict[str, Any] = {}
         if "number" in types or "integer" in types:
             exact = "enum" in schema or "const" in schema or not own.is_alone
-            keywords |= number_keywords(schema, own.pointer, integer="number" not in types, exact=exact)
+            keywords |= number_keywords(
+                schema, own.pointer, integer="number" not in types, exact=exact, is_far=self.is_far
+            )
             multiple = keywords.get("multipleOf")
             if multiple is not None and own.joined is not None and not self.joins.adds_multiple(own.joined, multiple):
                 del keywords["multipleOf"]
@@ -373,10 +397,22 @@ class _Preparer:
         constants = read_constants(schema, types, place, self.options.max_choices)
         prepared |= constants.keywords
         if constants.near:
+            for key in ("minimum", "maximum", "multipleOf", FAR, LISTED):  # which are checked with the constants
+                prepared.pop(key, None)
             prepared["allOf"] = [*prepared.get("allOf", []), {"anyOf": list(constants.near)}]
             self.checked[place.pointer] = place.at("const" if "const" in schema else "enum")
-            self.numbers[place.pointer] = constants.numbers
         self.escaped = self.escaped or constants.escaped
+
+    def _add_listed(self, listed: list[Any], types: list[str], prepared: dict[str, Any], place: Place) -> None:
+        """Add the only numbers that are allowed."""
+        numbers: Any = {"enum": listed} if listed else False
+        if not all(map(is_exact_number, listed)):
+            numbers = {"type": "number"}
+            self.checked[place.pointer] = place.at("multipleOf")
+            self.literals[place.pointer] = frozenset(text_of_number(one).encode() for one in listed)
+        others = [name for name in types if name not in ("integer", "number")]
+        added = {"anyOf": [{"type": others}, numbers]} if others else numbers
+        prepared["allOf"] = [*prepared.get("allOf", []), added]
 
     def _add_branches(
         self, schema: dict[str, Any], branches: list[str], prepared: dict[str, Any], place: Place, grouped: list[int]

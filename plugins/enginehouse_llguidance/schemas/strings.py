@@ -16,6 +16,7 @@ from enginehouse_llguidance.patterns import (
     translate_pattern,
 )
 from enginehouse_llguidance.schemas.markers import ESCAPED, MATCHED
+from enginehouse_llguidance.schemas.numbers import is_finite, is_number
 from enginehouse_llguidance.schemas.problems import SchemaProblem, join_pointer
 
 __all__ = ["MAX_PATTERNS", "has_control_characters", "is_text", "length", "read_pattern", "string_keywords"]
@@ -24,6 +25,7 @@ _CONTROLS = re.compile(
     r"\\(?:c|x[017]|u00[017]|0|v|p\{C)|[\x00-\x1f\x7f]"
 )  # an expression may need a control character
 _ESCAPED = frozenset("\b\t\n\f\r")
+_MAX_COUNT = 2**31 - 1  # nothing that is written is as long
 MAX_PATTERNS = 5
 """Maximum number of expressions for one string: the library intersects their automata. 10 take 0.2 s, 12 take 3 s."""
 
@@ -83,9 +85,9 @@ def _needs_controls(regex: str) -> bool:
 def length(schema: Mapping[str, Any], key: str, pointer: str) -> int:
     """Return the value of a keyword that is a count."""
     value = schema[key]
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < 0:
+    if not is_number(value) or not is_finite(value) or value != int(value) or value < 0:
         raise SchemaProblem(join_pointer(pointer, [key]), "must be a whole number of at least 0")
-    return int(value)
+    return min(int(value), _MAX_COUNT)
 
 
 def is_text(value: str) -> bool:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import unicodedata
 from contextlib import suppress
+from typing import Any
 
 from attrs import define, field, frozen
 
 from enginehouse_llguidance.formats import FOREIGN_TEXTS, STRING_FORMATS
-from enginehouse_llguidance.patterns import AutomatonError, Expression, PatternError, expression_of
+from enginehouse_llguidance.patterns import AutomatonError, Backtracker, Expression, PatternError, matcher_of
 from enginehouse_llguidance.schemas.problems import SchemaProblem
 
 __all__ = ["Texts", "TooLarge", "Undecided", "in_ascii"]
@@ -31,17 +32,26 @@ class Undecided(Exception):
 class _Known:
     """A pattern: what all validators match, and what any of them may match; None if it is not known."""
 
-    narrow: Expression
-    wide: Expression | None
-    is_agreed: bool  # on all texts; otherwise on printable ASCII
+    narrow: Expression | Backtracker
+    wide: Expression | Backtracker | None
+    depends: bool  # dialects disagree on the characters of classes, beyond printable ASCII
+
+    @property
+    def is_monotone(self) -> bool:
+        return not isinstance(self.narrow, Backtracker) or self.narrow.is_monotone
 
 
 @define(eq=False)
 class Texts:
-    """Patterns and formats, read when they are first asked for."""
+    """Patterns and formats, read when they are first asked for.
+
+    Attributes:
+        num_states: states that searches for expressions with back-references have tried.
+    """
 
     known: dict[str, _Known] = field(factory=dict)
     num_nodes: int = 0
+    num_states: int = 0
 
     def read(self, pattern: str, pointer: str = "") -> _Known:
         """Translate a pattern.
@@ -54,33 +64,48 @@ class Texts:
             if self.num_nodes > _MAX_NODES:
                 raise AutomatonError("the expressions that are checked are too large together")
             try:
-                expression, depends = expression_of(pattern, is_widened=False)
+                narrow, depends = matcher_of(pattern, is_widened=False)
             except PatternError as error:
                 raise SchemaProblem(pointer, str(error)) from error
-            narrow, wide = Expression(expression), None
-            if depends:
+            wide = None
+            if depends or isinstance(narrow, Backtracker):
                 with suppress(PatternError, AutomatonError):
-                    wide = Expression(expression_of(pattern, is_widened=True)[0])
+                    wide = matcher_of(pattern, is_widened=True)[0]
             self.num_nodes += narrow.size + (0 if wide is None else wide.size)
-            self.known[pattern] = _Known(narrow, wide, not depends)
+            self.known[pattern] = _Known(narrow, wide, depends)
         return self.known[pattern]
+
+    def search_of(self, schema: dict[str, Any]) -> Backtracker | None:
+        """Return the search for the pattern of a schema, if its matches depend on one."""
+        found = self.read(schema["pattern"]).narrow if "pattern" in schema else None
+        return found if isinstance(found, Backtracker) else None
 
     def matches(self, pattern: str, text: str) -> bool | None:
         """Return True if a pattern is found in a text, None if that depends on the dialect.
 
         Raises as :meth:`read`, and TooLarge.
         """
-        known = self.read(pattern)
+        known, is_plain = self.read(pattern), text.isascii() and text.isprintable()
         try:
-            found = known.narrow.matches(text)
-            if found or known.is_agreed or (text.isascii() and text.isprintable()):
+            found = self._is_found(known.narrow, text)
+            if not isinstance(known.narrow, Backtracker) and (is_plain or not known.depends):
                 return found
-            is_foreign = known.wide is not None and "\n" not in text and not known.wide.matches(text)
+            if not is_plain and known.depends and not known.is_monotone:
+                return None
+            is_asked = not found and (is_plain or "\n" not in text)
+            is_foreign = is_asked and not self._is_found(known.wide, text)
         except AutomatonError as error:
             raise TooLarge(
                 "a string is too long to be matched; limit its length, for example with maxLength"
             ) from error
-        return False if is_foreign else None
+        return found or (False if is_foreign else None)
+
+    def _is_found(self, matcher: Expression | Backtracker | None, text: str) -> bool:
+        if matcher is None:
+            return True
+        found = matcher.matches(text)
+        self.num_states += matcher.num_states if isinstance(matcher, Backtracker) else 0
+        return found
 
     def has_format(self, name: str, text: str) -> bool | None:
         """Return True if a text is of a format, None if that depends on the validator; unknown formats allow all."""

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from fractions import Fraction
 from typing import Any
 
 from attrs import define, field, frozen
 
-from enginehouse_llguidance.patterns import AutomatonError
+from enginehouse_llguidance.patterns import AutomatonError, Backtracker
 from enginehouse_llguidance.schemas.document import REFERENCES, Document, inner_schemas
 from enginehouse_llguidance.schemas.numbers import is_multiple
 from enginehouse_llguidance.schemas.problems import SchemaProblem, join_pointer
 from enginehouse_llguidance.schemas.texts import Texts, TooLarge, Undecided
 from enginehouse_llguidance.schemas.values import is_of_type, key_of
 
-__all__ = ["NO_RULES", "Rules", "TooLarge", "Validator", "find_branches"]
+__all__ = ["NO_RULES", "Bounds", "Rules", "TooLarge", "Validator", "find_branches"]
 
 _CONDITIONAL = frozenset(
     {"anyOf", "oneOf", "not", "if", "then", "else", "contains", "dependentSchemas", "dependencies"}
@@ -90,10 +91,16 @@ class Validator:
             RecursionError: it is nested too deeply.
         """
         self.known.clear()
+        self.texts.num_states = 0
         try:
             return self._is_valid(pointer, value)
         except Undecided:
             return False
+
+    @property
+    def num_evaluated(self) -> int:
+        """Pairs of a schema and a part of a value, and states of searches, that the last evaluation took."""
+        return len(self.known) + self.texts.num_states
 
     def allows_name(self, pointer: str, name: str) -> bool:
         """Return True if a name may be one of the object to which a schema applies."""
@@ -148,6 +155,13 @@ class Validator:
                 schema = self.document.at(one)
                 waiting += self._beside(self._read(schema), one) if isinstance(schema, dict) else ()
         return frozenset(found)
+
+    def alternatives(self, pointer: str) -> Iterator[list[str]]:
+        """Yield the schemas of each ``anyOf`` and ``oneOf`` of a schema."""
+        schema = self.document.at(pointer) if self.document.has(pointer) else True
+        for key in ("anyOf", "oneOf") if isinstance(schema, dict) else ():
+            if key in self._read(schema):
+                yield [join_pointer(pointer, [key, index]) for index in range(len(schema[key]))]
 
     def step(self, pointers: frozenset[str], step: str | int) -> frozenset[str]:
         """Return the schemas that always apply to a member of a value: its name, or its index."""
@@ -359,6 +373,10 @@ def _is_within(schema: dict[str, Any], of: str, value: Any) -> bool:
     return bool(schema.get(f"min{of}", 0) <= len(value) <= schema.get(f"max{of}", math.inf))
 
 
+Bounds = tuple[Fraction | None, Fraction | None]
+"""The smallest and the largest whole number that is allowed."""
+
+
 @frozen(eq=False)
 class Rules:
     """Rules that are enforced beside the grammar, by pointer of the request's schema.
@@ -369,7 +387,9 @@ class Rules:
         unique: arrays without equal items.
         names: objects without equal names.
         scarce: those of the arrays and objects that may run out of different items or names.
-        numbers: texts of the only numbers of a schema.
+        literals: texts of all values of a schema that have one of their types, if the grammar does not say them.
+        bounds: of numbers, beyond what the grammar says.
+        searches: expressions for all of a string, of which the grammar allows more.
     """
 
     validator: Validator
@@ -378,7 +398,14 @@ class Rules:
     unique: frozenset[str] = frozenset()
     names: frozenset[str] = frozenset()
     scarce: frozenset[str] = frozenset()
-    numbers: Mapping[str, frozenset[bytes]] = field(factory=dict)
+    literals: Mapping[str, frozenset[bytes]] = field(factory=dict)
+    bounds: Mapping[str, Bounds] = field(factory=dict)
+    searches: Mapping[str, Backtracker] = field(factory=dict)
+
+    @property
+    def is_guided(self) -> bool:
+        """True if something is known about values that have begun."""
+        return bool(self.literals or self.bounds or self.searches)
 
 
 NO_RULES = Rules(Validator(Document(True)), frozenset())

@@ -37,10 +37,14 @@ def test_h04_logprobs_keep_the_bytes_of_split_characters(scripted) -> None:
 
 
 def test_h05_lone_surrogate_in_the_request(server: Server) -> None:
-    for text in (r'"\ud83d"', r'"a\udc00b"'):
+    for text, half in ((r'"\ud83d"', r"\ud83d"), (r'"\\\udc00b"', r"\udc00"), (r'"\ud83d\ude00\ud83d"', r"\ud83d")):
         body = f'{{"model": "{server.model}", "messages": [{{"role": "user", "content": {text}}}]}}'
         response = server.client.post("/v1/chat/completions", content=body, headers=JSON)
-        check_client_error(response)
+        error = check_client_error(response)
+        assert (
+            error["message"]
+            == f"The request body is not valid JSON in UTF-8: {half} is half of a character, which UTF-8 does not have"
+        )
     server.check_alive()
 
 

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -272,3 +273,26 @@ def ask(port: int, text: str) -> bytes:
     with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
         connection.sendall(text.encode())
         return connection.makefile("rb").read()
+
+
+_TELLS_OF_ITS_COLLECTOR = """
+import atexit, gc
+from enginehouse.__main__ import main
+atexit.register(lambda: print(f"collects: {gc.isenabled()}, leaves out: {gc.get_freeze_count()}"))
+main()
+"""
+
+
+def test_server_collects_garbage_but_not_among_its_modules(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _TELLS_OF_ITS_COLLECTOR, *SERVE[3:], "--config", str(configuration(tmp_path))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        server = ServerProcess(process)
+        reader = threading.Thread(target=server.read)
+        reader.start()
+        wait_until(server.is_ready, "the server is ready")
+
+        assert server.stop() == 0
+        reader.join()
+    found = re.search(r"collects: True, leaves out: (\d+)", server.output)
+    assert found is not None, server.output
+    assert int(found[1]) > 100_000

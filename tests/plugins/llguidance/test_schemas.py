@@ -96,9 +96,6 @@ REFUSED: list[tuple[Any, str]] = [
     # What no text says, or no value is found for
     ({"enum": []}, "Unsatisfiable schema"),
     ({"type": "array", "items": {"enum": [2, 3]}, "contains": {"const": 1}, "minContains": 9}, "Unsatisfiable schema"),
-    ({"const": 2**64 + 1}, "'/const': an integer of more than 63 bits"),
-    ({"const": 1e-30}, "'/const': more than 22 digits"),
-    ({"type": "number", "maximum": -1e300}, "no value was found that satisfies the schema"),
     ({"type": "object", "required": ["\ud83d"]}, "'/required': a lone surrogate"),
     ({"type": "string", "pattern": "^(?=b)a$"}, "Unsatisfiable schema"),
     ({"type": "string", "allOf": [{"pattern": f"a{{{n},}}"} for n in range(40)]}, "no value was found"),
@@ -155,7 +152,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"type": "string", "pattern": "^a$", "minLength": 2}, "Regex is empty"),
     # Too much
     ({"enum": list(range(20_001))}, "'/enum': has more than 20000 values"),
-    ({"properties": {f"p{n}": {} for n in range(5001)}}, "more than 5000 subschemas"),
+    ({"properties": {f"p{n}": {} for n in range(10_001)}}, "more than 10000 subschemas"),
     ({"allOf": [{"anyOf": [{"minimum": i + j} for i in range(10)]} for j in range(8)]}, "schema too large"),
     ('{"items":' * 119 + "{}" + "}" * 119, "nested deeper than 64 levels"),
     ('{"items":' * 200 + "{}" + "}" * 200, "nested deeper than 120 levels"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from litestar import Litestar, Request, Response, Router, get
+from litestar import Litestar, Request, Response, get
 from litestar.handlers import HTTPRouteHandler
 from litestar.types import Receive, Scope, Send
 
@@ -26,7 +26,7 @@ from enginehouse.api.http.pages import Pages
 from enginehouse.api.http.security import Guard, note_outcome, written_error
 from enginehouse.api.http.sse import send_body
 from enginehouse.api.http.state import ApiState
-from enginehouse.api.http.surfaces import Surfaces
+from enginehouse.api.http.surfaces import ScopedRouter, Surfaces
 from enginehouse.api.metrics.server_metrics import metrics_route
 from enginehouse.api.openai.surface import openai_surface
 from enginehouse.api.openapi.document import schema_route
@@ -89,9 +89,9 @@ def build_app(state: ApiState) -> Guard:
     litestar = Litestar(
         route_handlers=[
             *surfaces.routers(state),
-            Router("/", route_handlers=[health_route(state)], opt={"scope": None}),
-            Router("/", route_handlers=[schema_route(state, surfaces.routes)], opt={"scope": "infer"}),
-            Router("/", route_handlers=[metrics_route(state.metrics)], opt={"scope": "metrics"}),
+            ScopedRouter(None, [health_route(state)]),
+            ScopedRouter("infer", [schema_route(state, surfaces.routes)]),
+            ScopedRouter("metrics", [metrics_route(state.metrics)]),
             *admin_model_routes(state),
             *adding_routes(state),
             *vllm_adapter_routes(state),

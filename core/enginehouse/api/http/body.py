@@ -7,6 +7,7 @@ bounded before parsing, and every error has the surface's body.
 from __future__ import annotations
 
 import codecs
+import re
 from typing import Any
 
 import msgspec
@@ -53,6 +54,10 @@ async def read_empty_body(receive: Receive, max_bytes: int) -> None:
         raise InvalidRequest(f"{name}: this address takes no fields", name)
 
 
+_ESCAPE = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F]..)|.)", re.DOTALL)
+"""An escape in a string of JSON; the group is half of a character by itself."""
+
+
 def parse_object(body: bytes) -> dict[str, Any]:
     """Decode a JSON object; members that are null are left out, because null means absent.
 
@@ -65,7 +70,11 @@ def parse_object(body: bytes) -> dict[str, Any]:
     except RecursionError as error:
         raise InvalidRequest("The JSON is nested too deeply.") from error
     except (msgspec.MsgspecError, ValueError) as error:
-        raise InvalidRequest(f"The request body is not valid JSON in UTF-8: {error}") from error
+        half = next((found[1] for found in _ESCAPE.finditer(body) if found[1]), None)
+        reason = (
+            f"\\{half.decode('ascii', 'replace')} is half of a character, which UTF-8 does not have" if half else error
+        )
+        raise InvalidRequest(f"The request body is not valid JSON in UTF-8: {reason}") from error
     if not isinstance(data, dict):
         raise InvalidRequest("The request body must be a JSON object.")
     return {name: value for name, value in data.items() if value is not None}

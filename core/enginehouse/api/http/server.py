@@ -34,7 +34,7 @@ from enginehouse.pipeline.model_profile import release
 from enginehouse.pipeline.pipeline import Pipeline
 from enginehouse.pipeline.prompt.renderer import Renderer
 from enginehouse.plugins import PluginRegistry
-from enginehouse.process import EndSignals, raise_file_limit
+from enginehouse.process import EndSignals, begin_collection, raise_file_limit
 from enginehouse.serving import ModelManager
 from enginehouse.settings.config import Settings
 
@@ -74,6 +74,7 @@ def run(
         ConfigError: the address cannot be listened on.
     """
     raise_file_limit()
+    begin_collection()
 
     async def main() -> int:
         stop, hurry, hangup, had_terminal = asyncio.Event(), asyncio.Event(), asyncio.Event(), _has_terminal()

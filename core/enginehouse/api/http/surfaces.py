@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -98,7 +98,21 @@ class Surfaces:
                 header: _handle(route, SurfaceCalls.of(surface), state) for header, (surface, route) in shared.items()
             }
             handlers.setdefault(first.scope, []).append(handler(_by_header(by_header)))
-        return [Router("/", route_handlers=of_scope, opt={"scope": scope}) for scope, of_scope in handlers.items()]
+        return [ScopedRouter(scope, of_scope) for scope, of_scope in handlers.items()]
+
+
+class ScopedRouter(Router):
+    """Routes whose callers need a scope; None is for everybody.
+
+    An application copies its routers deeply, with the schemas of all routes, in case other applications have them too.
+    These are made for one.
+    """
+
+    def __init__(self, scope: str | None, handlers: Sequence[HTTPRouteHandler]) -> None:
+        super().__init__("/", route_handlers=handlers, opt={"scope": scope})
+
+    def __deepcopy__(self, memo: object) -> ScopedRouter:
+        return self
 
 
 def _chosen(by_header: Mapping[str | None, _T], headers: Headers) -> _T | None:

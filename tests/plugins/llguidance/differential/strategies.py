@@ -28,6 +28,7 @@ PATTERNS = [
     "^[a-z]+$", "a", "^a|b$", "^(x|y){2,3}$", "\\d+", "^\\w*$", "[^a-z]", ".", "^$", "", "^\\S+\\s\\S+$", "^[^\\W\\d]",
     "(^a$)|(^b+$)", "^.{2,4}$", "é+", "\\$", "[\\]\\\\-]", "^(?:ab)*?c", "\\u00e9", "^\\D\\W$",
     "^(?!a)", "(?<!b)$", "\\ba", "(^a|b$)c?", "^(?=.*a)(?!.*(?!b)c).{1,9}$", "^[ab]$", "(?=a)b",
+    "^(a|b)\\1$", "^(?!.*(.)\\1)[ab]{0,4}$", "^(?>a+)b?$", "^(?:(a)|b)\\1?$", "([xy])\\1",
 ]  # fmt: skip
 FORMATS = [
     "date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid", "idn-email",
@@ -36,11 +37,13 @@ FORMATS = [
 
 names = st.sampled_from(NAMES)
 integers = st.one_of(
-    st.integers(-20, 20), st.integers(), st.sampled_from([2**53, 2**53 + 1, 2**63 - 1, -(2**63), 2**64])
+    st.integers(-20, 20), st.integers(), st.sampled_from([2**53, 2**53 + 1, 2**63 - 1, -(2**63), 2**64, 10**30])
 )
 numbers = st.one_of(
     integers,
-    st.sampled_from([0.0, -0.0, 0.1, 0.5, -0.5, 1.0, 1.5, 0.3, 99.99, 1e-7, 5e-324, 1e22, 1e300, 0.1 + 0.2, -1e-5]),
+    st.sampled_from(
+        [0.0, -0.0, 0.1, 0.5, -0.5, 1.0, 1.5, 0.3, 99.99, 1e-7, 5e-324, 1e-40, 1e22, 1e300, 0.1 + 0.2, -1e-5]
+    ),
     st.floats(-1000, 1000),
     st.floats(allow_nan=False, allow_infinity=False),
 )
