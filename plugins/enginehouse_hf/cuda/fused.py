@@ -188,7 +188,9 @@ class FusedNetwork:
         keys, values = step.state.layers[index]
         dtype = self.structure.embeddings.dtype
         turned, positions = _turned(part, step)
-        query = rotate_and_store(qkv, keys, values, positions, step.places, turned, dtype)
+        query = rotate_and_store(
+            qkv, keys, values, positions, step.places, turned, dtype, has_own_tables=turned is not part
+        )
         attended = self._attention.attend(
             step, index, query, scaling=part.scale, window=part.window, softcap=part.softcap, sinks=part.sinks
         )
@@ -227,7 +229,7 @@ def _linear(x: Tensor, part: Projection) -> Tensor:
 
 def _parts(x: Tensor, part: Projection) -> Tensor:
     """(T, num_rows), or (T, n, num_rows) float32, whose n rows add up to the result."""
-    return project_packed(x, part, may_split=True) if isinstance(part, Packed) and len(x) > 1 else _linear(x, part)
+    return _linear(x, part) if len(x) == 1 else _update(x, part)
 
 
 def _update(x: Tensor, part: Projection) -> Tensor:
