@@ -2,7 +2,7 @@
 
 The tensor cores have little to do, and the weights must be read at full bandwidth. They are the left operand, whose
 tile is full for any number of tokens. The columns are split among programs so that there are enough of them; the sum of
-the splits is left to the kernel that adds the result to the states.
+the splits is left to the kernel that reads the result.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from enginehouse_hf.cuda.layers import activate
+from enginehouse_hf.cuda.overlap import OVERLAPPING, await_results, start_next
 from enginehouse_hf.cuda.structure import Activation, Linear
 
 __all__ = ["MAX_FEW", "project_few"]
@@ -45,11 +46,13 @@ def _project_few(
     at_x = x + tl.where(is_token, token, 0)[None, :] * WIDTH + column[:, None]
     sums = tl.zeros([ROWS, TOKENS], tl.float32)
     ups = tl.zeros([ROWS, TOKENS], tl.float32)
+    await_results()
     for start in tl.range(0, OWN, BLOCK, num_stages=STAGES):
         value = tl.load(at_x + start)
         sums = tl.dot(tl.load(at_weight + start), value, sums)
         if KIND is not None:
             ups = tl.dot(tl.load(at_up + start), value, ups)
+    start_next()  # not earlier: programs that start while others still read are spread unevenly
     if HAS_BIAS:
         sums += tl.where(split == 0, tl.load(bias + rows).to(tl.float32), 0.0)[:, None]
     if KIND is not None:
@@ -73,15 +76,15 @@ def project_few(x: Tensor, part: Linear, activation: Activation | None = None) -
     """
     num_tokens, width = x.shape
     num_rows = part.weight.shape[0] // (1 if activation is None else 2)
+    tokens = max(8, triton.next_power_of_2(num_tokens))
     splits = 1 if activation is not None or num_rows >= _MANY_ROWS else 4
     block = 128 if activation is None else 64  # measured on an H200
     if num_tokens > MAX_FEW or num_rows % _ROWS or width % (block * splits) or x.dtype == torch.float32:
         return None
-    tokens = max(8, triton.next_power_of_2(num_tokens))
     shape = (num_tokens, num_rows) if splits == 1 else (num_tokens, splits, num_rows)
     out = torch.empty(shape, dtype=x.dtype if splits == 1 else torch.float32, device=x.device)
     _project_few[(num_rows // _ROWS, splits)](
         x, part.weight, x if part.bias is None else part.bias, out, num_tokens, num_rows, width, tokens, _ROWS, block,
-        splits, part.bias is not None, activation, 4, num_warps=4, num_stages=4,
+        splits, part.bias is not None, activation, 4, num_warps=4, **OVERLAPPING,
     )  # fmt: skip
     return out

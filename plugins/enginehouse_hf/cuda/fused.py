@@ -81,7 +81,7 @@ class FusedNetwork:
         if step.rows is not None:
             hidden, update = hidden.index_select(0, step.rows), update.index_select(0, step.rows)
         if not len(hidden):
-            return hidden.new_empty(0, self.structure.head.weight.shape[0])
+            return hidden.new_empty(0, self.structure.head.num_rows)
         return self._logits(add_norm(hidden, update, self.structure.norm, after=last.after_mlp, factor=last.factor))
 
     def _run_head(self, step: Step, writer: FeatureWriter, hidden: Tensor, update: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ class FusedNetwork:
         writer.write(step)
         if step.rows is not None:
             normed = normed.index_select(0, step.rows)
-        return self._logits(normed) if len(normed) else normed.new_empty(0, self.structure.head.weight.shape[0])
+        return self._logits(normed) if len(normed) else normed.new_empty(0, self.structure.head.num_rows)
 
     def write_features(self, writer: FeatureWriter) -> None:
         """See :class:`Network`."""
@@ -188,7 +188,9 @@ class FusedNetwork:
         keys, values = step.state.layers[index]
         dtype = self.structure.embeddings.dtype
         turned, positions = _turned(part, step)
-        query = rotate_and_store(qkv, keys, values, positions, step.places, turned, dtype)
+        query = rotate_and_store(
+            qkv, keys, values, positions, step.places, turned, dtype, has_own_tables=turned is not part
+        )
         attended = self._attention.attend(
             step, index, query, scaling=part.scale, window=part.window, softcap=part.softcap, sinks=part.sinks
         )
@@ -227,7 +229,7 @@ def _linear(x: Tensor, part: Projection) -> Tensor:
 
 def _parts(x: Tensor, part: Projection) -> Tensor:
     """(T, num_rows), or (T, n, num_rows) float32, whose n rows add up to the result."""
-    return project_packed(x, part, may_split=True) if isinstance(part, Packed) and len(x) > 1 else _linear(x, part)
+    return _linear(x, part) if len(x) == 1 else _update(x, part)
 
 
 def _update(x: Tensor, part: Projection) -> Tensor:

@@ -1,8 +1,9 @@
 """Programmatic dependent launch: a kernel starts while the one before it ends, and waits before it uses its results.
 
 On Hopper and later GPUs this hides most of the time between two kernels of a recorded step. Every kernel launched with
-:data:`OVERLAPPING` calls :func:`await_previous` before it reads or writes anything that another kernel writes or reads;
-weights may be read before.
+:data:`OVERLAPPING` calls :func:`await_results`, or :func:`await_previous`, before it reads or writes anything that
+another kernel of the step writes or reads. What the step is given may be read before: weights, and the numbers that
+are uploaded for it, since its first kernel waits for all work before.
 
 Source: CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization"; ``gdc_wait`` of Triton.
 """
@@ -15,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["OVERLAPPING", "await_previous"]
+__all__ = ["OVERLAPPING", "await_previous", "await_results", "start_next"]
 
 
 def _is_supported() -> bool:
@@ -31,8 +32,21 @@ OVERLAPPING: dict[str, Any] = {"launch_pdl": True} if _OVERLAPS.value else {}
 
 
 @triton.jit
-def await_previous():
-    """Wait for the results of all kernels launched before; let the next kernel start."""
+def start_next():
+    """Let the next kernel start, once all programs of this one have called this or ended."""
     if _OVERLAPS:
         tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def await_results():
+    """Wait for the results of all kernels launched before."""
+    if _OVERLAPS:
         tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def await_previous():
+    """Wait for the results of all kernels launched before; let the next kernel start."""
+    start_next()
+    await_results()
