@@ -94,7 +94,7 @@ class FusedNetwork:
         if step.rows is not None:
             hidden, update = hidden.index_select(0, step.rows), update.index_select(0, step.rows)
         if not len(hidden):
-            return hidden.new_empty(0, self.structure.head.weight.shape[0])
+            return hidden.new_empty(0, self.structure.head.num_rows)
         return self._logits(add_norm(hidden, update, self.structure.norm, after=last.after_mlp, factor=last.factor))
 
     def _run_head(self, step: Step, writer: FeatureWriter, hidden: Tensor, update: Tensor) -> Tensor:
@@ -106,7 +106,7 @@ class FusedNetwork:
         writer.write(step)
         if step.rows is not None:
             normed = normed.index_select(0, step.rows)
-        return self._logits(normed) if len(normed) else normed.new_empty(0, self.structure.head.weight.shape[0])
+        return self._logits(normed) if len(normed) else normed.new_empty(0, self.structure.head.num_rows)
 
     def write_features(self, writer: FeatureWriter) -> None:
         """See :class:`Network`."""
