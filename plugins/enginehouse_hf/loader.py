@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import transformers
+from torch import nn
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from enginehouse.contract.backend import ModelSource, Progress, Runner, RunnerCapabilities
@@ -32,6 +33,7 @@ from enginehouse_hf.heads.drafting import DraftHead
 from enginehouse_hf.heads.opening import open_head
 from enginehouse_hf.images.opening import ImageSupport, find_support
 from enginehouse_hf.images.reader import ImageReader
+from enginehouse_hf.linears import PreparedLinear, prepare_linears
 from enginehouse_hf.packed import PackedLinear, num_packed
 from enginehouse_hf.recurrent import Mixers, recurrent_layers
 from enginehouse_hf.runner import HfRunner, run_model
@@ -147,6 +149,8 @@ def _build(files: ModelFiles, model: Any, options: HfOptions, progress: Progress
             reader=reader,
         )
     metadata["layers"] = "transformers layers, step by step"
+    if options.device == "cpu" and options.device_map is None and _prepare(model, mixers):
+        metadata["layers"] += ", products by oneDNN"
     capabilities = _capabilities(facts, options, () if facts.states else exit_layers(model), reader)
     memory = probed.resized(capabilities.max_sequences, facts.max_context)
     return HfRunner(
@@ -162,6 +166,17 @@ def _build(files: ModelFiles, model: Any, options: HfOptions, progress: Progress
         load_head=load_head,
         reader=reader,
     )
+
+
+def _prepare(model: Any, mixers: Mixers) -> bool:
+    """Let oneDNN compute the linear layers of the text model and its output; return whether it does."""
+    others = [module for name, module in model.named_modules() if name in mixers.names]
+    replaced = prepare_linears(model.get_decoder(), others)
+    for parent in model.modules():
+        for name, child in list(parent.named_children()):
+            if child is model.get_output_embeddings() and type(child) is nn.Linear and replaced:
+                setattr(parent, name, PreparedLinear(child))
+    return bool(replaced)
 
 
 def _info(files: ModelFiles, text: ModelText, facts: ModelFacts, metadata: dict[str, str]) -> ModelInfo:

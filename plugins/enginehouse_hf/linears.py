@@ -7,6 +7,7 @@ torch (its compiler uses them), so a result is compared before they are used.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import cache
 from typing import Any
 
@@ -48,14 +49,21 @@ class PreparedLinear(nn.Module):
         return result
 
 
-def prepare_linears(model: nn.Module) -> Replaced:
-    """Replace the linear layers of a model; return what :func:`restore` needs, empty if none was replaced."""
+def prepare_linears(model: nn.Module, others: Collection[nn.Module] = ()) -> Replaced:
+    """Replace the linear layers of a model; return what :func:`restore` needs, empty if none was replaced.
+
+    Args:
+        others: modules that stay as they are, with all of theirs.
+    """
+    excluded = {module for other in others for module in other.modules()}
     replaced: Replaced = []
     if not is_supported():
         return replaced
-    for parent in list(model.modules()):
+    for parent in [module for module in model.modules() if module not in excluded]:
         for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear and child.weight.dtype == torch.float32 and not child.weight.is_meta:
+            if child in excluded or type(child) is not nn.Linear:
+                continue
+            if child.weight.dtype == torch.float32 and not child.weight.is_meta:
                 setattr(parent, name, PreparedLinear(child))
                 replaced.append((parent, name, child))
     return replaced
