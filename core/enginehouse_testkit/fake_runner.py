@@ -323,7 +323,7 @@ class FakeRunner:
     def open_head(self, source: ModelSource | None, *, max_tokens: int, min_probability: float) -> FakeHead:
         """See :class:`enginehouse.contract.drafter.HeadKeeper`."""
         if not self.options.draft_head or self.capabilities.truncate != "any":
-            raise ModelLoadError("this fake model has no draft head; set draft_head")
+            raise ModelLoadError("this fake model has no draft head; set draft_head, without window or num_checkpoints")
         if source is not None:
             check_fake_head(source)
         return FakeHead(

@@ -143,10 +143,31 @@ class HeadContract:
         other = token_ids[::-1].copy()
         _append(runner, sequence, np.concatenate([token_ids[:15], other[:20]]))
         self.drafts(head, [(sequence, np.concatenate([token_ids[:15], other[:21]]))])
-        assert runner.truncate(sequence, 15) == 15
-        _append(runner, sequence, token_ids[15:-1])
+        kept = runner.truncate(sequence, 15)
+        assert kept == 15 or runner.capabilities.truncate == "checkpoint"
+        _append(runner, sequence, token_ids[kept:-1])
 
         assert self.drafts(head, [(sequence, token_ids)]) == [expected]
+
+    def test_rejected_drafts_are_dropped_one_by_one(
+        self, runner: Runner, head: BoundDrafter, token_ids: NDArray[np.int32], expected: list[int]
+    ) -> None:
+        """Also by a runner that goes back to checkpoints otherwise: logits and drafts are those of the shorter text."""
+        source, begin = runner.open_sequence(), len(token_ids) - 2 - _NUM_TOKENS
+        _append(runner, source, token_ids[:begin])
+        rows = {}
+        for num_right in range(_NUM_TOKENS + 1):
+            sequence, _ = runner.fork(source, begin)
+            verified = token_ids[begin : begin + 1 + _NUM_TOKENS].copy()
+            verified[1 + num_right :] = (verified[1 + num_right :] + 1) % self.num_token_ids
+            _append(runner, sequence, verified)
+            assert runner.truncate(sequence, begin + 1 + num_right) == begin + 1 + num_right
+            _append(runner, sequence, token_ids[begin + 1 + num_right : -1])
+
+            assert self.drafts(head, [(sequence, token_ids)]) == [expected]
+            rows[num_right] = _append(runner, sequence, token_ids[-1:])
+            runner.free_sequence(sequence)
+        assert max(largest_difference(row, rows[0]) for row in rows.values()) <= self.max_logit_difference
 
     def test_the_last_token_may_be_another_than_before(
         self, runner: Runner, head: BoundDrafter, token_ids: NDArray[np.int32], expected: list[int]

@@ -58,7 +58,7 @@ class HfOptions:
         quantization: quantise the weights while loading; needs the package of that name, and runs without graphs.
         quantize: round the projections of the layers to 8-bit floats with a factor per row (``fp8``), or to 4 bits with
             a factor per 128 columns (``int4``), while loading; fused layers read them in this form, elsewhere they are
-            unpacked to full size.
+            unpacked to full size. Fused layers may have the projection to logits in 8-bit integers.
         trust_remote_code: run Python code from the model's folder, and read weights stored as pickles.
         task: ``generate``, or for a pooling model ``embed``, ``rerank`` or ``classify``; None is the task that the
             model's files name.

@@ -31,6 +31,7 @@ from enginehouse_hf.depth import exit_layers
 from enginehouse_hf.facts import ModelFacts
 from enginehouse_hf.heads.drafting import DraftHead
 from enginehouse_hf.heads.opening import open_head
+from enginehouse_hf.images.families import Family
 from enginehouse_hf.images.opening import ImageSupport, find_support
 from enginehouse_hf.images.reader import ImageReader
 from enginehouse_hf.linears import PreparedLinear, prepare_linears
@@ -63,7 +64,7 @@ def open_runner(source: ModelSource, options: HfOptions, progress: Progress) -> 
     with mapped_errors(source):
         progress(0.0, "loading weights")
         images = find_support(files, options)
-        model = _load_model(files, options, images.reads_images)
+        model = _load_model(files, options, images.family if images.reads_images else None)
         progress(0.8, "loading tokenizer")
         runner = _build(files, model, options, progress, images)
     progress(1.0, "ready")
@@ -95,15 +96,15 @@ def _is_config(source: ModelSource, options: HfOptions) -> bool:
     return options.random_weights and source.path is not None and (source.path / "config.json").is_file()
 
 
-def _load_model(files: ModelFiles, options: HfOptions, reads_images: bool) -> Any:
+def _load_model(files: ModelFiles, options: HfOptions, images: Family | None) -> Any:
     keeps_packed = options.runs_on_cuda and options.fused
-    kind = AutoModelForImageTextToText if reads_images else AutoModelForCausalLM
+    kind = AutoModelForCausalLM if images is None else AutoModelForImageTextToText
     for name in ("type_k", "type_v"):
         if getattr(options, name) is not None and not options.runs_on_cuda:
             raise ModelLoadError(f'{name} = "fp8" is for one NVIDIA GPU, without device_map and quantization')
     model = load_weights(kind, files, options, attention=ATTENTION_NAME, keeps_packed=keeps_packed)
-    if reads_images:
-        model.set_attn_implementation({"vision_config": "sdpa"})
+    if images is not None:
+        model.set_attn_implementation({"vision_config": images.attention})
     unknown = set(_layer_types(model)) - _ATTENTION - _RECURRENT - _BOTH - _NEITHER
     if unknown:
         raise UnsupportedAttention(f"layers of the type {', '.join(sorted(unknown))}")

@@ -1,8 +1,9 @@
 """Weights of few bits: their form in memory, quantising to it, and unpacking, in plain torch.
 
-FP8: one ``float8_e4m3fn`` per weight. Four bits: eight weights per int32, integers or the floats e2m1 of MXFP4; for
-projections, two integers per byte. All have factors per row, or per group of columns of a row. Files of every format
-are brought to this form by ``stored.py``; kernels are in ``cuda/packed.py``, those of experts in ``cuda/grouped.py``.
+8 bits: one ``float8_e4m3fn`` per weight, or for projections to logits one ``int8``. Four bits: eight weights per
+int32, integers or the floats e2m1 of MXFP4; for projections, two integers per byte. All have factors per row, or per
+group of columns of a row. Files of every format are brought to this form by ``stored.py``; kernels are in
+``cuda/packed.py``, those of experts in ``cuda/grouped.py``.
 
 Source: "OCP Microscaling Formats (MX) Specification", version 1.0, for MXFP4.
 """
@@ -20,17 +21,22 @@ from torch.nn.functional import linear
 
 __all__ = [
     "E2M1",
+    "MAX_KEPT",
+    "MAX_KEPT_TILES",
+    "MAX_TILES",
     "Form",
     "Packed",
     "PackedExperts",
     "PackedLinear",
     "Quantize",
     "are_experts",
+    "has_tensor_cores_of_8_bits",
     "joined",
     "num_packed",
     "pack_codes",
     "quantized",
     "quantized_experts",
+    "quantized_head",
     "rounds_states",
     "rows_from",
     "tiled",
@@ -38,10 +44,16 @@ __all__ = [
 ]
 
 Quantize = Literal["fp8", "int4"]
-Form = Literal["fp8", "int4", "mxfp4", "tiles"]
+Form = Literal["fp8", "int8", "int4", "mxfp4", "tiles"]
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """The numbers of the codes 0 to 7 of MXFP4; codes from 8 on are the same, negative."""
+
+MAX_KEPT, MAX_KEPT_TILES = 32, 64
+"""Most tokens whose states are not rounded to FP8, with weights in FP8 and in tiles of four bits."""
+
+MAX_TILES = 256
+"""Most tokens that are multiplied with tiles of four bits as they are."""
 
 _LARGEST_FP8 = 448.0
 _GROUPS = (128, 64, 32)
@@ -53,10 +65,9 @@ class Packed:
     """A matrix of (rows, width).
 
     Attributes:
-        codes: (rows, width) float8_e4m3fn, or (rows, width / 8) int32. Bits 4k to 4k + 3 of word j of a group are its
-            column k * (group / 8) + j, so that the columns of one k are neighbours. In tiles (rows, width / 2) uint8:
-            byte 4t + 2s + e of 16 holds of their 32 columns 16s + 2t + e in its lower half and that 8 further on in its
-            upper half, so that four bytes are what one thread of tensor cores needs for two steps.
+        codes: (rows, width) float8_e4m3fn or int8, or (rows, width / 8) int32. Bits 4k to 4k + 3 of word j of a group
+            are its column k * (group / 8) + j, so that the columns of one k are neighbours. In tiles (rows, width / 2)
+            uint8: byte j of 16 holds column j of their 32 columns in its lower half, and column j + 16 in the upper.
         scales: (rows, groups), factors of the codes. uint8 for MXFP4: exponents of two, plus 127. In tiles int32, for
             32, 64 or 128 columns: the bits of a float32 factor, whose lowest 8 are what is subtracted from the codes.
         zeros: (rows, groups) uint8, what is subtracted from four-bit codes; None is 8.
@@ -71,9 +82,10 @@ class Packed:
     @property
     def form(self) -> Form:
         """Kind of the codes."""
-        if self.codes.dtype != torch.int32:
-            return "tiles" if self.codes.dtype == torch.uint8 else "fp8"
-        return "mxfp4" if self.scales.dtype == torch.uint8 else "int4"
+        if self.codes.dtype == torch.int32:
+            return "mxfp4" if self.scales.dtype == torch.uint8 else "int4"
+        forms: dict[torch.dtype, Form] = {torch.uint8: "tiles", torch.int8: "int8"}
+        return forms.get(self.codes.dtype, "fp8")
 
     @property
     def num_rows(self) -> int:
@@ -83,7 +95,7 @@ class Packed:
     @property
     def width(self) -> int:
         """Number of columns."""
-        return self.codes.shape[1] * {"fp8": 1, "tiles": 2}.get(self.form, 8)
+        return self.codes.shape[1] * {"fp8": 1, "int8": 1, "tiles": 2}.get(self.form, 8)
 
     @property
     def group(self) -> int:
@@ -149,11 +161,21 @@ class PackedExperts(nn.Module):
 def rounds_states(x: Tensor, packed: Packed) -> bool:
     """True if (T, width) states are rounded to FP8, too, with a factor for each: that multiplies twice as fast.
 
-    For more than one token in bfloat16, on Hopper and later GPUs, if a row has one factor.
+    In bfloat16, on Hopper and later GPUs: with FP8 weights, if a row has one factor, for more than :data:`MAX_KEPT`
+    tokens; with tiles of four bits for more than 64 and up to 256 tokens. More multiply unpacked weights.
     """
-    is_fp8 = packed.codes.dtype == torch.float8_e4m3fn and packed.scales.shape[1] == 1
-    is_usual = is_fp8 and len(x) > 1 and x.dtype == torch.bfloat16 and x.is_cuda
-    return is_usual and torch.cuda.get_device_capability(x.device) >= (9, 0)
+    if not has_tensor_cores_of_8_bits(x):
+        return False
+    if packed.form == "tiles":
+        may_round = MAX_KEPT_TILES < len(x) <= MAX_TILES
+    else:
+        may_round = packed.form == "fp8" and packed.scales.shape[1] == 1 and len(x) > MAX_KEPT
+    return may_round
+
+
+def has_tensor_cores_of_8_bits(x: Tensor) -> bool:
+    """True for bfloat16 on Hopper and later GPUs, for which kernels multiply states as numbers of 8 bits."""
+    return x.dtype == torch.bfloat16 and x.is_cuda and torch.cuda.get_device_capability(x.device) >= (9, 0)
 
 
 def pack_codes(codes: Tensor, group: int) -> Tensor:
@@ -178,8 +200,7 @@ def tiled(packed: Packed) -> Packed:
     """
     rows, width = packed.num_rows, packed.width
     group = math.gcd(packed.group, _GROUPS[0])
-    # Of 32 columns: two steps of a tensor core, lower or upper half of the byte, four threads, two neighbours.
-    halves = _nibbles(packed).to(torch.uint8).view(rows, -1, 2, 2, 4, 2).permute(3, 0, 1, 4, 2, 5)
+    halves = _nibbles(packed).to(torch.uint8).view(rows, -1, 2, 16).unbind(2)
     bits = (packed.scales.float().contiguous().view(torch.int32) + 128) & -256
     factors = bits | (8 if packed.zeros is None else packed.zeros.to(torch.int32))
     codes = (halves[0] | (halves[1] << 4)).reshape(rows, width // 2)
@@ -190,11 +211,11 @@ def unpacked(packed: Packed, dtype: torch.dtype) -> Tensor:
     """(rows, width) weights, computed in float32."""
     rows, num_groups = packed.scales.shape
     if packed.form == "tiles":
-        halves = torch.stack([packed.codes & 15, packed.codes >> 4]).view(2, rows, -1, 4, 2, 2)
-        codes = halves.permute(1, 2, 4, 0, 3, 5).reshape(rows, num_groups, -1) - (packed.scales & 255)[:, :, None]
+        halves = [half.view(rows, -1, 16) for half in (packed.codes & 15, packed.codes >> 4)]
+        codes = torch.cat(halves, 2).view(rows, num_groups, -1) - (packed.scales & 255)[:, :, None]
         return (codes * (packed.scales & -256).view(torch.float32)[:, :, None]).view(rows, -1).to(dtype)
     scales = packed.scales.float()[:, :, None]
-    if packed.form == "fp8":
+    if packed.form in ("fp8", "int8"):
         codes = packed.codes.float().view(rows, num_groups, -1)
         return (codes * scales).view(rows, -1).to(dtype)
     codes = _nibbles(packed)
@@ -228,6 +249,16 @@ def quantized(weight: Tensor, kind: Quantize) -> Packed:
     zeros = (-low / scales.float()).round().clamp(0, 15)
     codes = (groups / scales.float()[:, :, None] + zeros[:, :, None]).round().clamp(0, 15)
     return Packed(pack_codes(codes.view(wide.shape), group), scales, zeros.to(torch.uint8))
+
+
+def quantized_head(weight: Tensor) -> Packed:
+    """Round (rows, width) weights to the nearest integers of 8 bits, with a factor per row.
+
+    FP8 would be off four times as far: its codes have a distance of up to a sixteenth of themselves.
+    """
+    wide = weight.float()
+    scales = wide.abs().amax(1, keepdim=True).clamp_min(1e-12) / 127.0
+    return Packed((wide / scales).round().to(torch.int8), scales)
 
 
 def are_experts(module: nn.Module) -> bool:
@@ -289,9 +320,13 @@ def rows_from(part: Packed, begin: int, end: int | None = None) -> Packed:
     )
 
 
-def num_packed(model: nn.Module) -> int:
-    """Number of packed weights in a model, which are not parameters of torch."""
-    parts = [module.packed for module in model.modules() if isinstance(module, PackedLinear)]
+def num_packed(model: Any) -> int:
+    """Number of packed weights in a model of transformers, which are not parameters of torch; tied ones do not count.
+
+    These are in memory once as embeddings, which are parameters, and once packed.
+    """
+    tied = model.get_output_embeddings() if model.config.get_text_config().tie_word_embeddings else None
+    parts = [module.packed for module in model.modules() if isinstance(module, PackedLinear) and module is not tied]
     experts = [module for module in model.modules() if isinstance(module, PackedExperts)]
     parts += [part for one in experts for part in (one.gate_up, one.down)]
     return sum(part.num_rows * part.width for part in parts)

@@ -12,7 +12,8 @@ transformers' modules begin at an empty state then, and are run token by token.
 transformers takes kernels of other packages (flash-linear-attention, causal-conv1d, mamba-ssm) where these are
 installed. Its own functions in torch are used instead everywhere: for them numbers were compared.
 
-A state is never changed in place once a pass has ended: forks and checkpoints share it.
+A state is never changed in place once a pass has ended: forks and checkpoints share it. Tokens whose draft may be
+rejected are computed one by one in these modules, which keeps the state after each of them.
 
 Source: the calls of ``Cache`` that mixers make in transformers 5.24 (``get_conv_state``, ``update_conv_state``,
 ``get_recurrent_state``, ``update_recurrent_state``), and in 5.17 (``layers`` with the states by number).
@@ -166,8 +167,11 @@ class Mixers:
 
     def __init__(self, model: nn.Module) -> None:
         self._states: dict[int, SequenceState] = {}
+        self._between: dict[int, dict[int, SequenceState]] = {}
         self._new: dict[int, dict[StateKey, Tensor]] = {}
+        self._new_between: dict[int, dict[int, dict[StateKey, Tensor]]] = {}
         self._step: Step | None = None
+        self._singly: frozenset[int] = frozenset()
         self.names: frozenset[str] = frozenset()
         self.all: list[Mixer] = []
         continues: dict[type[nn.Module], bool] = {}
@@ -186,8 +190,13 @@ class Mixers:
         """Return the state of a sequence; empty at its beginning."""
         return self._states.get(slot, {})
 
+    def state_at(self, slot: int, length: int) -> SequenceState | None:
+        """Return the state of a sequence at a length within its last pass; None if that has not kept it."""
+        return self._between.get(slot, {}).get(length)
+
     def put(self, slot: int, state: SequenceState) -> None:
         """Set the state of a sequence."""
+        self._between.pop(slot, None)
         if state:
             self._states[slot] = state
         else:
@@ -198,18 +207,25 @@ class Mixers:
         parts = [StateForm(key, tuple(part.shape), part.dtype) for key, part in self.state(slot).items()]
         return tuple(sorted(parts, key=lambda form: (-form.dtype.itemsize, form.key)))
 
-    def begin(self, step: Step) -> None:
-        """Prepare a pass over the segments of a step, which may continue an uncommitted one."""
-        self._step = step
+    def begin(self, step: Step, singly: frozenset[int] = frozenset()) -> None:
+        """Prepare a pass over the segments of a step, which may continue an uncommitted one.
+
+        Args:
+            singly: slots whose tokens are appended one by one, so that :meth:`state_at` has the states between them.
+        """
+        self._step, self._singly = step, singly
 
     def commit(self) -> None:
         """Keep the states that the passes since the last call have left."""
+        for slot in self._new:
+            self._between.pop(slot, None)
         self._states |= self._new
+        self._between |= self._new_between
         self.discard()
 
     def discard(self) -> None:
         """Drop the states that passes have left since the last :meth:`commit`."""
-        self._new, self._step = {}, None
+        self._new, self._new_between, self._step = {}, {}, None
 
     def _replacement(self, mixer: Mixer) -> Callable[..., Tensor]:
         def forward(hidden_states: Tensor, *_: Any, attention_mask: Tensor | None = None, **__: Any) -> Tensor:
@@ -224,20 +240,34 @@ class Mixers:
         """Run one module over the packed row, (1, T, hidden_size)."""
         if step.aborted.is_set():
             raise ForwardAborted
-        groups: dict[tuple[int, bool], list[Segment]] = {}
+        groups: dict[tuple[int, bool, bool], list[Segment]] = {}
         for segment in step.segments:
-            groups.setdefault((segment.end - segment.begin, segment.start > 0), []).append(segment)
+            key = segment.end - segment.begin, segment.start > 0, segment.slot in self._singly
+            groups.setdefault(key, []).append(segment)
         output = torch.empty_like(hidden)
-        for (size, is_later), segments in groups.items():
+        for (size, is_later, is_singly), segments in groups.items():
             cache = LayerCache(self._joined(mixer.layer, segments) if is_later else {})
             rows = torch.stack([hidden[0, segment.begin : segment.end] for segment in segments])
-            mixed = mixer.run(rows, cache)
+            mixed = self._append_singly(mixer, rows, cache, segments) if is_singly else mixer.run(rows, cache)
             for place, segment in enumerate(segments):
                 output[0, segment.begin : segment.begin + size] = mixed[place]
                 new = self._new.setdefault(segment.slot, {})
-                for key, states in cache.states.items():
-                    new[mixer.layer, *key] = _owned(states[place : place + 1])
+                for name, states in cache.states.items():
+                    new[mixer.layer, *name] = _owned(states[place : place + 1])
         return output
+
+    def _append_singly(self, mixer: Mixer, rows: Tensor, cache: LayerCache, segments: Sequence[Segment]) -> Tensor:
+        """Append tokens one by one, (N, T, hidden_size), and keep copies of the states after all but the last."""
+        mixed = []
+        for number, row in enumerate(rows.split(1, 1), 1):
+            mixed.append(mixer.run(row, cache))
+            if number == rows.shape[1]:
+                break
+            for place, segment in enumerate(segments):
+                between = self._new_between.setdefault(segment.slot, {}).setdefault(segment.start + number, {})
+                for name, states in cache.states.items():
+                    between[mixer.layer, *name] = states[place : place + 1].clone()
+        return torch.cat(mixed, 1)
 
     def _joined(self, layer: int, segments: Sequence[Segment]) -> dict[tuple[str, int], Tensor]:
         """Return a copy of the states of some sequences in a layer, (N, ...) each."""

@@ -137,6 +137,7 @@ class HfRunner:
         self._load_head: Any = load_head
         self._head: HeadDrafts | None = None
         self._head_memory: SlotHeadMemory | None = None
+        self._max_verified = 0  # tokens of a span that recurrent layers compute one by one, as drafts may be rejected
         self._memory: Any = memory
         self._device = model.device
         self._table = SlotTable(capabilities, info.vocab_size)
@@ -187,7 +188,9 @@ class HfRunner:
     def kept_length(self, sequence: int, length: int) -> int:
         """Implements :class:`enginehouse.contract.checkpoints.CheckpointKeeper`."""
         kept = min(self._table.length(sequence), self._images.of(sequence).whole(checked_length(length)))
-        if not self._facts.states or kept == self._table.length(sequence):
+        if kept == self._table.length(sequence) or not self._facts.states:
+            return kept
+        if self._mixers.state_at(sequence, kept) is not None:
             return kept
         return self._checkpoints.last_length(sequence, kept)
 
@@ -201,6 +204,8 @@ class HfRunner:
         """Return the state of a sequence at a length that :meth:`kept_length` returned."""
         if length == self._table.length(sequence):
             return self._mixers.state(sequence)
+        if (state := self._mixers.state_at(sequence, length)) is not None:
+            return state
         return self._checkpoints.state(sequence, length) if self._facts.states and length else {}
 
     def save(self, sequence: int) -> memoryview:
@@ -311,12 +316,11 @@ class HfRunner:
 
     def open_head(self, source: ModelSource | None, *, max_tokens: int, min_probability: float) -> HeadDrafts:
         """Implements :class:`enginehouse.contract.drafter.HeadKeeper`."""
-        if self._facts.states:
-            raise ModelLoadError("some layers of this model are recurrent: rejected drafts could not be dropped")
         head = self._load_head(source)
         self._head_memory = SlotHeadMemory(head, self._depths.model(None), self._memory)
         limits = HeadLimits.of(self.capabilities, self.num_layers, max_tokens, min_probability)
         self._head = HeadDrafts(head, self._head_memory, limits)
+        self._max_verified = 1 + max_tokens
         self.state_format += f", draft head {head.identity}"
         return self._head
 
@@ -335,7 +339,8 @@ class HfRunner:
     def _run(self, spans: Sequence[Span], way: int | Literal["early"] | None) -> tuple[torch.Tensor, list[int]]:
         """Return logits (num_rows, vocab_size), and the number of layers that each row ran through."""
         step, token_ids, rows = self._pack(spans)
-        self._mixers.begin(step)
+        verified = (span for span in spans if span.outputs == "all" and 1 < span.num_tokens <= self._max_verified)
+        self._mixers.begin(step, frozenset(span.sequence for span in verified))
         self._adapters.begin([(span.adapter, span.num_tokens) for span in spans])
         if way == "early":
             assert self._exits is not None

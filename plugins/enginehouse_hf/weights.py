@@ -26,8 +26,10 @@ from enginehouse_hf.packed import (
     PackedExperts,
     PackedLinear,
     are_experts,
+    has_tensor_cores_of_8_bits,
     quantized,
     quantized_experts,
+    quantized_head,
     unpacked,
 )
 from enginehouse_hf.stored import METHOD, Stored, find_stored, pack_stored, projections
@@ -158,6 +160,10 @@ def _pack(model: Any, options: HfOptions, keeps_packed: bool) -> None:
                 raise ValueError(f"the weights of a {type(module).__name__} have no kernel in hf")
         except ValueError as error:
             raise ModelLoadError(f"quantize = {options.quantize!r}: {full_name}: {error}") from error
+    output = model.get_output_embeddings()
+    if isinstance(output, nn.Linear) and keeps_packed and has_tensor_cores_of_8_bits(output.weight):
+        bias = None if output.bias is None else output.bias.detach()
+        model.set_output_embeddings(PackedLinear(evolve(quantized_head(output.weight.detach()), bias=bias)))
 
 
 def _dense(packed: Packed, dtype: torch.dtype) -> nn.Linear:

@@ -7,7 +7,7 @@ from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
 from enginehouse_llguidance.checked import CheckedMatcher
-from enginehouse_llguidance.composed import Follower, Value
+from enginehouse_llguidance.composed import Follower, SearchedText, Value
 from enginehouse_llguidance.matcher import LlguidanceMatcher
 from enginehouse_llguidance.tokens import TokenTexts
 
@@ -23,7 +23,7 @@ class LlguidanceGrammar:
             the grammar.
         tokens: the vocabulary, for JSON; None for texts of other kinds.
         follower: enforces what the grammar does not say; None if it says all.
-        value: the JSON value that the text is, as part of a composition; None for other texts.
+        value: the JSON value or searched text that the text is, as part of a composition; None for other texts.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class LlguidanceGrammar:
         tokens: TokenTexts | None = None,
         *,
         follower: Follower | None = None,
-        value: Value | None = None,
+        value: Value | SearchedText | None = None,
     ) -> None:
         self.value = value
         self._origin = origin

@@ -16,12 +16,12 @@ from enginehouse.contract.composition import read_composition
 from enginehouse.contract.errors import InvalidRequest
 from enginehouse.contract.types import Constraint
 from enginehouse_llguidance.compiled import LlguidanceGrammar
-from enginehouse_llguidance.composed import Follower, Value, part_of
+from enginehouse_llguidance.composed import Follower, SearchedText, Value, part_of
 from enginehouse_llguidance.compositions import grammar_of_composition
 from enginehouse_llguidance.grammars import GrammarProblem, lark_of_gbnf, read_lark
 from enginehouse_llguidance.kept import KeptGrammars
 from enginehouse_llguidance.options import LlguidanceOptions
-from enginehouse_llguidance.patterns import Pattern, PatternError, escape_text, translate_pattern
+from enginehouse_llguidance.patterns import AutomatonError, Pattern, PatternError, escape_text, translate_pattern
 from enginehouse_llguidance.schemas import (
     Loosening,
     PreparedSchema,
@@ -140,8 +140,10 @@ class LlguidanceCompiler:
                 return self._start(grammar, tokens=self._tokens, follower=self._follower(constraint))
             if constraint.kind == "json_object":
                 return self._start(grammar, tokens=self._tokens, value=Value(NO_RULES))
+            if constraint.kind == "regex" and self._pattern(constraint.text).is_searched:
+                return self._searched(grammar, SearchedText(constraint.text))
             return self._start(grammar, allowed)
-        except (SchemaProblem, PatternError, GrammarProblem, _Refused) as error:
+        except (AutomatonError, SchemaProblem, PatternError, GrammarProblem, _Refused) as error:
             raise InvalidRequest(f"{constraint.param}: {error}", constraint.param) from error
 
     def _schema(self, text: str) -> LlguidanceGrammar:
@@ -225,8 +227,7 @@ class LlguidanceCompiler:
             case "json_schema":
                 grammar = _grammar_of_prepared(self._started(text).prepared)
             case "regex":
-                pattern = translate_pattern(text, search=False, max_depth=self._options.max_depth)
-                grammar = _grammar_of_expressions(pattern)
+                grammar = _grammar_of_expressions(self._pattern(text))
             case "choice":
                 grammar = LLMatcher.grammar_from_regex(self._choice(text))
             case "lark" | "gbnf":
@@ -235,6 +236,14 @@ class LlguidanceCompiler:
             case "composition":
                 grammar = grammar_of_composition(read_composition(text), self._control_tokens, self._grammar_of_part)
         return grammar
+
+    def _pattern(self, text: str) -> Pattern:
+        return translate_pattern(text, search=False, max_depth=self._options.max_depth)
+
+    def _searched(self, grammar: str, text: SearchedText) -> LlguidanceGrammar:
+        found = self._start(grammar, tokens=self._tokens, follower=Follower((text,)), value=text)
+        check_has_value(found, self._tokens, frozenset(self._vocabulary.eos_tokens))
+        return found
 
     def _grammar_of_part(self, constraint: Constraint) -> str:
         """Return the grammar of a part, after compiling it by itself so that errors name its own request field."""
@@ -246,15 +255,19 @@ class LlguidanceCompiler:
 
     def _follower(self, constraint: Constraint) -> Follower | None:
         """Return what enforces the rules of a composition's parts; None if there are none."""
-        values: list[Value] = []
+        values: list[Value | SearchedText] = []
 
-        def value_of(part: Constraint) -> Value | None:
+        def value_of(part: Constraint) -> Value | SearchedText | None:
             value = self.compile(part).value
             values.extend([value] if value is not None else [])
             return value
 
         parts = part_of(read_composition(constraint.text), value_of)
-        return Follower(parts) if any(value.rules is not NO_RULES for value in values) else None
+        return (
+            Follower(parts)
+            if any(isinstance(one, SearchedText) or one.rules is not NO_RULES for one in values)
+            else None
+        )
 
     def _choice(self, text: str) -> str:
         choices = json.loads(text)
@@ -271,7 +284,7 @@ class LlguidanceCompiler:
         tokens: TokenTexts | None = None,
         *,
         follower: Follower | None = None,
-        value: Value | None = None,
+        value: Value | SearchedText | None = None,
     ) -> LlguidanceGrammar:
         """Build a grammar and check that its first token can be chosen; ``allowed`` limits its text tokens."""
         matcher = LLMatcher(self._vocabulary, grammar, log_level=0, limits=self._limits)
@@ -323,9 +336,7 @@ def _text_tokens(tokenizer: Tokenizer) -> NDArray[np.int32]:
 
 
 def _grammar_of_expressions(pattern: Pattern) -> str:
-    if pattern.is_searched:
-        raise _Refused("back-references, atomic groups and conditions are supported in patterns of a JSON schema only")
-    if not pattern.is_exact:
+    if not pattern.is_exact and not pattern.is_searched:
         raise _Refused("what the expression asserts is too large; bound its repetitions or leave out assertions")
     expressions = (pattern.regex, *pattern.conditions)
     if len(expressions) == 1:

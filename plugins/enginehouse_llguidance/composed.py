@@ -1,7 +1,8 @@
 """Follows the text of a composition up to the JSON values in it, which have rules; see ``following`` for these.
 
 A text may be read in several ways: one thread each. It is wrong when a wrong value has ended every thread. Parts other
-than JSON and fixed text are not told apart from any other text. A whole answer of JSON is a composition of one part.
+than JSON, searched and fixed text are not told apart from any other text. A whole answer of JSON is a composition of
+one part.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from attrs import frozen
 from enginehouse.contract.composition import Composition, FreeText, InOrder, Marker, Matching, OneOf, Repeated, Text
 from enginehouse.contract.types import Constraint
 from enginehouse_llguidance.following import START, JsonState, WrongValue, check_whole, follow, held_from, next_of
+from enginehouse_llguidance.schemas.texts import Texts
 from enginehouse_llguidance.schemas.validation import Rules
 
-__all__ = ["Follower", "Part", "Thread", "Value", "part_of"]
+__all__ = ["Follower", "Part", "SearchedText", "Thread", "Value", "part_of"]
 
 _MAX_THREADS = 200
 
@@ -28,8 +30,45 @@ class Value:
     rules: Rules
 
 
+class SearchedText:
+    """A text that an expression matches, of which the grammar allows more.
+
+    Args:
+        pattern: matches the whole text.
+
+    Raises:
+        AutomatonError: it is too large.
+    """
+
+    def __init__(self, pattern: str) -> None:
+        self._pattern, self._texts = f"^(?:{pattern})$", Texts()
+        self._search = self._texts.search_of({"pattern": self._pattern})
+
+    def check(self, text: bytearray, begin: int, end: int, until: bytes = b"") -> None:
+        """Check a text that ends before ``until``.
+
+        Raises:
+            WrongValue: it does not match.
+            TooLarge: the search takes too long.
+        """
+        self._texts.num_states = 0
+        if self._texts.matches(self._pattern, text[begin:end].decode("utf-8", "replace")) is not True:
+            raise WrongValue(bytes(text[: end + len(until)]), num_evaluated=self._texts.num_states)
+
+    def next_of(self, text: bytearray, begin: int, until: bytes) -> list[bytes] | None:
+        """Return texts, one of which the rest begins, or begins with; None if that is not known."""
+        written = bytes(text[begin:])
+        if self._search is None or any(written.endswith(until[:size]) for size in range(1, len(until))):
+            return None
+        following = self._search.following(written.decode("utf-8", "replace"))
+        return [one.encode() or until for one in following] if following else None
+
+
 class _Any(NamedTuple):
-    """Any text, up to the end of the first occurrence of ``until``; empty: up to anywhere."""
+    """Any text, up to the end of the first occurrence of ``until``.
+
+    If that is empty, up to the fixed text that follows, or to anywhere where none does.
+    """
 
     until: bytes
 
@@ -44,10 +83,12 @@ class _Repeated(NamedTuple):
     at_most: int
 
 
-Part = bytes | Value | _Any | _Choice | _Repeated
+Part = bytes | Value | SearchedText | _Any | _Choice | _Repeated
 
 
-def part_of(composition: Composition, value_of: Callable[[Constraint], Value | None]) -> tuple[Part, ...]:
+def part_of(
+    composition: Composition, value_of: Callable[[Constraint], Value | SearchedText | None]
+) -> tuple[Part, ...]:
     """Convert a composition.
 
     Args:
@@ -125,10 +166,14 @@ class Follower:
                     found.add(thread._replace(state=state))
             elif index == len(text) and not isinstance(first, _Choice | _Repeated):
                 found.add(thread)
-                if first == _Any(b""):
+                if first == _Any(b"") and not _until(thread.left[1:]):
                     waiting.append((Thread(thread.left[1:], index), index))
             else:
-                waiting += _after(thread, text, index)
+                try:
+                    waiting += _after(thread, text, index)
+                except WrongValue as error:
+                    wrong += error.beginnings
+                    num_evaluated += error.num_evaluated
             if len(seen) > _MAX_THREADS * (1 + len(text) - begin):
                 raise ValueError("the text has too many readings")
         if not found:
@@ -146,10 +191,11 @@ class Follower:
         wrong: WrongValue | None = None
         for thread in threads:
             first = thread.left[0] if thread.left else b""
-            if not isinstance(first, Value) or thread.state is None:
-                return
             try:
-                check_whole(thread.state, text, first.rules)
+                if isinstance(first, SearchedText):
+                    first.check(text, thread.begin, len(text))
+                elif isinstance(first, Value) and thread.state is not None:
+                    check_whole(thread.state, text, first.rules)
             except WrongValue as error:
                 wrong = error
             else:
@@ -161,10 +207,11 @@ class Follower:
         """Return texts, one of which the rest begins, or begins with; None if that is not known."""
         found: list[bytes] = []
         for thread in threads:
-            first = thread.left[0] if thread.left else None
-            if not isinstance(first, Value) or thread.state is None:
-                return None
-            of_thread = next_of(thread.state, text, first.rules)
+            first, of_thread = thread.left[0] if thread.left else None, None
+            if isinstance(first, SearchedText):
+                of_thread = first.next_of(text, thread.begin, _until(thread.left[1:]))
+            elif isinstance(first, Value) and thread.state is not None:
+                of_thread = next_of(thread.state, text, first.rules)
             if of_thread is None:
                 return None
             found += of_thread
@@ -179,6 +226,7 @@ class Follower:
             for begin in (held_from(thread.state, size, first.rules),)
             if begin is not None
         ]
+        found += [thread.begin for thread in threads if thread.left and isinstance(thread.left[0], SearchedText)]
         return min(found, default=None)
 
 
@@ -193,13 +241,24 @@ def _after(  # noqa: PLR0911 - one per part
             return []
         left = (first[size:], *rest) if size < len(first) else rest
         return [(Thread(left, index + size), index + size)]
-    if isinstance(first, _Any):
-        if not first.until:
-            return [(Thread(rest, index), index), (thread, index + 1)]
-        end = text.find(first.until, max(thread.begin, index - len(first.until) + 1))
+    if isinstance(first, _Any | SearchedText):
+        own = first.until if isinstance(first, _Any) else b""
+        until = own or _until(rest)
+        if not until:
+            return (
+                [(thread, len(text))]
+                if isinstance(first, SearchedText)
+                else [
+                    (Thread(rest, index), index),
+                    (thread, index + 1),
+                ]
+            )
+        end = text.find(until, max(thread.begin, index - len(until) + 1))
         if end < 0:
             return [(thread, len(text))]
-        end += len(first.until)
+        if isinstance(first, SearchedText):
+            first.check(text, thread.begin, end, until)
+        end += len(own)
         return [(Thread(rest, end), end)]
     if isinstance(first, _Choice):
         return [(Thread((*option, *rest), index), index) for option in first.options]
@@ -208,4 +267,14 @@ def _after(  # noqa: PLR0911 - one per part
     if first.at_most > 0:
         again = _Repeated(first.parts, max(0, first.at_least - 1), first.at_most - 1)
         found.append((Thread((*first.parts, again, *rest), index), index))
+    return found
+
+
+def _until(parts: tuple[Part, ...]) -> bytes:
+    """Return the fixed text that parts begin with."""
+    found = b""
+    for part in parts:
+        if not isinstance(part, bytes):
+            break
+        found += part
     return found

@@ -5,8 +5,9 @@ Parts: ``llama`` (the shape of Llama-3.1-8B through the engine: one sequence, de
 ``experts``, ``experts-fp8``, ``gpt-oss`` and ``gemma`` (decode steps and 32 requests of the shapes of Qwen3-30B-A3B,
 gpt-oss-20b with experts in MXFP4, and Gemma 3 4B), ``adapters`` (decode steps of Llama-3.1-8B's shape with LoRA),
 ``offline`` (256 sequences of Qwen3-0.6B's shape through the engine), ``speculation`` (with and without drafts, see
-``cuda_speculation.py``), ``early-exit`` (see ``cuda_early_exit.py``), ``images`` (see ``cuda_images.py``) and
-``transformers`` (``generate`` and ``generate_batch``). Weights are random.
+``cuda_speculation.py``), ``heads`` and ``hybrid-heads`` (draft heads, see ``cuda_heads.py``), ``early-exit`` (see
+``cuda_early_exit.py``), ``images`` (see ``cuda_images.py``) and ``transformers`` (``generate`` and ``generate_batch``).
+Weights are random.
 Each part prints lines; the card and its bandwidth, measured in the same run, come first.
 """
 
@@ -43,7 +44,7 @@ from enginehouse.engine.loop import StepEngine
 from enginehouse_hf.backend import HfBackend, HfOptions
 
 from .cuda_early_exit import measure_early_exit
-from .cuda_heads import measure_heads
+from .cuda_heads import measure_heads, measure_mtp, write_mtp
 from .cuda_images import measure_images
 from .cuda_models import SHAPES, write_mxfp4, write_shape
 from .cuda_speculation import measure_speculation
@@ -241,9 +242,6 @@ def measure_adapters(ranks: Sequence[int] = (16,), sizes: Sequence[int] = (1, 8,
     """Decode steps of Llama-3.1-8B's shape with 1, 2, 4 and 8 adapters of all projections, beside those with none."""
     for rank in ranks:
         runner = open_shape("llama-3.1-8b", slots=128, context=2048, cache_tokens=90_000)
-        if runner.capabilities.adapters == "none":
-            _say("adapters: switched off on a GPU, see docs/adapters.md")
-            return
         folder = write_adapter(runner, Path(tempfile.mkdtemp()) / "adapter", rank)
         started = time.perf_counter()
         handles = [runner.load_adapter(folder) for _ in range(8)]
@@ -420,13 +418,20 @@ def _measure_shape(name: str, bandwidth: float, weight_bytes: float = 2.0, **opt
     runner.close()
 
 
-def _measure_changed(measure: Callable[[Any, Tensor, Tensor], Iterator[str]]) -> None:
+def _measure_changed(
+    measure: Callable[[Any, Tensor, Tensor], Iterator[str]], name: str = "llama-3.1-8b", **options: Any
+) -> None:
     """Give a fresh model, whose weights may be changed, to a measurement that yields lines."""
-    runner = open_shape("llama-3.1-8b", slots=8, context=2048)
+    runner = open_shape(name, slots=8, context=2048, **options)
     network = runner._model.network
     for line in measure(runner, network.structure.embeddings, network.structure.head.weight):
         _say(line)
     runner.close()
+
+
+def _measure_mtp() -> None:
+    write_mtp("hybrid-9b", write_shape("hybrid-9b", Path(tempfile.gettempdir()) / "hybrid-9b"))
+    _measure_changed(measure_mtp, "hybrid-9b", cache_tokens=65_536)
 
 
 def main() -> None:
@@ -441,7 +446,8 @@ def main() -> None:
         "adapters": measure_adapters,
         "offline": measure_offline,
         "speculation": lambda: _measure_changed(measure_speculation),
-        "heads": lambda: _measure_changed(measure_heads),
+        "heads": lambda: _measure_changed(measure_heads, cache_tokens=65_536),
+        "hybrid-heads": _measure_mtp,
         "images": lambda: [_say(line) for line in measure_images()],
         "early-exit": lambda: _measure_changed(measure_early_exit),
         "served": measure_served,

@@ -163,7 +163,18 @@ SHAPES: dict[str, dict[str, Any]] = {
         "dtype": "bfloat16",
     },
 }
-"""Configurations by name, as the models' own ``config.json`` has them; ``hybrid-2b`` is of Qwen 3.5's kind."""
+"""Configurations by name, as the models' own ``config.json`` has them; hybrids are of Qwen 3.5's kind."""
+
+SHAPES["hybrid-9b"] = {
+    **SHAPES["hybrid-2b"],
+    "hidden_size": 4096,
+    "intermediate_size": 12_288,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "linear_num_value_heads": 32,
+    "tie_word_embeddings": False,
+}
 
 
 def write_shape(name: str, folder: Path) -> Path:

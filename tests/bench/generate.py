@@ -140,7 +140,9 @@ def _mlx_lm(folder: Path) -> Decode:
         generator.insert(prompts.tolist())
         num_noted = -1  # the first tokens are those of the prompts
         while num_noted < num_steps:
-            if len(generator.next_generated()) == len(prompts):
+            if not (responses := generator.next_generated()):
+                raise RuntimeError("mlx-lm ended before all steps were measured")
+            if len(responses) == len(prompts):
                 num_noted += 1
                 if num_noted:
                     note()

@@ -20,7 +20,8 @@ class CheckpointKeeper(CutPlanner, Protocol):
     is a copy of the state of a sequence at a length. ``truncate``, ``fork`` and ``kept_length`` keep the requested
     length if the sequence ends or has a checkpoint there, else that of its last checkpoint before it, else 0. A fork
     has the checkpoints of its source up to its length; a truncation drops those beyond the kept length and keeps the
-    one that it went back to. A runner that can go back in another way too, say by its last token, may keep more.
+    one that it went back to. A runner that can go back in another way too, say by its last token, may keep more:
+    with a draft head it keeps what :class:`enginehouse.contract.drafter.HeadKeeper` says.
 
     The runner limits the memory of all checkpoints and drops the least recently used ones first (``Checkpoints`` of
     ``enginehouse_backendkit`` does so); they take no KV positions. The contract suite needs room for eight.

@@ -212,7 +212,8 @@ class HeadKeeper(Runner, Protocol):
     The head reads the hidden states of the runner's own passes, so these never leave the process. From
     :meth:`open_head` on the runner keeps what the head needs of each position beside its keys and values: sequences
     that were forked, truncated or loaded are drafted for as if they had been computed at once. ``state_format`` then
-    names the head as well.
+    names the head as well. A runner with ``checkpoint`` truncation also keeps any length within the last pass of a
+    sequence, if that gave logits for all tokens, and these are at most one more than ``max_tokens``.
 
     Calls:
         open_head: once per load, before the first sequence; worker, engine thread; seconds.

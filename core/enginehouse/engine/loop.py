@@ -337,7 +337,7 @@ class StepEngine:
 
     @property
     def info(self) -> ModelInfo:
-        """Information about the model; its metadata names truncation to checkpoints, with which drafts are not used."""
+        """Information about the model; its metadata names truncation to checkpoints, with which only a head drafts."""
         info, truncate = self._runner.info, self._runner.capabilities.truncate
         if truncate != "checkpoint":
             return info

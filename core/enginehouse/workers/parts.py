@@ -143,23 +143,18 @@ def bind_drafters(
 ) -> Mapping[str, BoundDrafter]:
     """Bind each drafter to the model of ``runner``; if one fails, those bound before it are shut down.
 
-    None is bound to a model that goes back to checkpoints: each rejected draft would cost a copy of the state before,
-    and another pass over the tokens that were accepted.
+    To a model that goes back to checkpoints only a draft head is bound, whose runner can drop rejected drafts: to any
+    other place the model would go back by a copy of its state and another pass over the tokens since then.
 
     Raises:
-        ModelLoadError: a drafter is not installed here, or cannot draft for this model; or a draft head is to be used
-            with a model that goes back to checkpoints.
+        ModelLoadError: a drafter is not installed here, or cannot draft for this model.
     """
     bound: dict[str, BoundDrafter] = {}
     if runner.capabilities.truncate == "checkpoint":
-        if head := next((one for one in loads if isinstance(registry.drafters.get(one.name), HeadDrafter)), None):
-            raise ModelLoadError(
-                f"{head.options_path}: this model has recurrent layers and goes back to checkpoints only, so rejected "
-                f"drafts of its head cannot be dropped one by one; remove the drafter {head.name!r}"
-            )
-        if loads:
-            _log.info("the drafters %s are not used: this model cannot drop single tokens", [one.name for one in loads])
-        return bound
+        unused = [one.name for one in loads if not isinstance(registry.drafters.get(one.name), HeadDrafter)]
+        loads = [one for one in loads if one.name not in unused]
+        if unused:
+            _log.info("the drafters %s are not used: this model cannot drop single tokens", unused)
     with contextlib.ExitStack() as undo:
         undo.callback(shut_down, bound)
         for load in loads:

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from enginehouse_hf.cuda.overlap import OVERLAPPING, await_previous
+from enginehouse_hf.cuda.overlap import OVERLAPPING, await_results, start_next
 
 __all__ = ["decode_attention", "num_parts"]
 
@@ -26,10 +26,15 @@ _LARGEST_CODE = tl.constexpr(448.0)
 _HAS_ASSEMBLY = tl.constexpr(torch.cuda.is_available())
 
 
-def num_parts(num_sequences: int, num_kv_heads: int, max_context: int) -> int:
-    """Number of parts per sequence: a power of two, the same for the whole batch."""
+def num_parts(num_sequences: int, num_kv_heads: int, max_context: int, is_wide: bool = False) -> int:
+    """Number of parts per sequence: a power of two, the same for the whole batch.
+
+    Args:
+        is_wide: heads have more than 128 dimensions, of 16 bits.
+    """
     wanted = _PROGRAMS_WANTED // (num_sequences * num_kv_heads)
-    useful = max_context // 128
+    wanted = wanted // 2 if is_wide and wanted >= 16 else wanted
+    useful = max_context // (64 if is_wide else 128)
     return 1 << (max(1, min(_MAX_PARTS, wanted, useful)).bit_length() - 1)
 
 
@@ -88,23 +93,23 @@ def _attend(
     HAS_KEY_SCALES: tl.constexpr, HAS_VALUE_SCALES: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    await_previous()
+    start_next()
     kv_head, sequence, part = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     begin, end = _bounds(tl.load(lengths + sequence), window, part, PARTS, BLOCK)
     if begin >= end:
         return
     GROUP: tl.constexpr = NUM_QUERY // NUM_KV
     group, column, offsets = tl.arange(0, ROWS), tl.arange(0, COLUMNS), tl.arange(0, BLOCK)
-    is_head, heads = group < GROUP, sequence * NUM_QUERY + kv_head * GROUP + group
-    at_query = query + heads[None, :] * DIM + column[:, None]
-    q = tl.load(at_query, mask=is_head[None, :] & (column < DIM)[:, None], other=0.0)
-    if HAS_KEY_SCALES:
-        q = q.to(WIDE)
+    places = table + tl.load(slots + sequence).to(tl.int64) * table_stride
     # Values of 8 bits are read in pairs, of even and odd columns: the units in which tensor cores can be fed.
     EACH: tl.constexpr = 2 if HAS_VALUE_SCALES else 1
+    await_results()
+    is_head, heads = group < GROUP, sequence * NUM_QUERY + kv_head * GROUP + group
+    is_query = is_head[None, :] & (column < DIM)[:, None]
+    q = tl.load(query + heads[None, :] * DIM + column[:, None], mask=is_query, other=0.0)
+    if HAS_KEY_SCALES:
+        q = q.to(WIDE)
     unit = tl.arange(0, COLUMNS // EACH)
-    is_unit = unit < DIM_V // EACH
-    places = table + tl.load(slots + sequence).to(tl.int64) * table_stride
     best, total = tl.full([ROWS], float("-inf"), tl.float32), tl.zeros([ROWS], tl.float32)
     sums = tl.zeros([COLUMNS // EACH, ROWS], tl.float32)
     odd_sums = sums
@@ -118,7 +123,7 @@ def _attend(
         shrink = tl.exp2(best - higher)
         weights = tl.exp2(scores - higher[None, :])
         total = total * shrink + tl.sum(weights, 0)
-        mask = inside[None, :] & is_unit[:, None]
+        mask = inside[None, :] & (unit < DIM_V // EACH)[:, None]
         v = tl.load(values + cell[None, :] * (DIM_V // EACH) + unit[:, None], mask=mask, other=0)
         if HAS_VALUE_SCALES:
             even, odd = _unpaired(v)
@@ -136,7 +141,7 @@ def _attend(
         at_sinks = sinks + kv_head * GROUP + group
         total += tl.exp2(tl.load(at_sinks, mask=is_head, other=0.0).to(tl.float32) * 1.4426950408889634 - best)
     at_target = (out if PARTS == 1 else part_out) + heads[None, :] * DIM_V + unit[:, None] * EACH
-    is_target = is_head[None, :] & is_unit[:, None]
+    is_target = is_head[None, :] & (unit < DIM_V // EACH)[:, None]
     total *= _LARGEST_CODE if HAS_VALUE_SCALES else 1.0
     tl.store(at_target, sums / total[None, :], mask=is_target)
     if HAS_VALUE_SCALES:
@@ -149,7 +154,7 @@ def _join(
     NUM_QUERY: tl.constexpr, DIM_V: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
     HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
-    await_previous()
+    start_next()
     sequence = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     part = tl.arange(0, PARTS)
@@ -157,6 +162,7 @@ def _join(
     is_dim_v = column < DIM_V
     begin, end = _bounds(tl.load(lengths + sequence), window, part, PARTS, BLOCK)
     is_used = begin < end
+    await_results()
     cell = (sequence * NUM_QUERY + head) * PARTS + part
     lse = tl.load(part_lse + cell, mask=is_used, other=float("-inf"))
     highest = tl.max(lse, 0)
@@ -175,10 +181,10 @@ def _usual_sizes(is_exact: bool, columns: int, parts: int, is_packed: bool) -> t
     if is_exact:
         return 32, 4, 2
     if columns > 128:
-        return (32, 2, 5) if is_packed else (32, 2, 2)
+        return (32, 2, 5) if is_packed else (16, 1, 5) if parts == 8 else (32, 2, 2)
     if is_packed:
         return 32, 1, 7 if parts == 1 else 5
-    return (32, 1, 3) if parts == 1 else (64, 4, 3)
+    return (32, 1, 3) if parts == 1 else (32, 1, 5) if parts == 8 else (64, 2 if parts > 8 else 4, 3)
 
 
 def _part_results(query: Tensor, parts: int, dim_v: int) -> tuple[Tensor, Tensor]:
@@ -228,13 +234,13 @@ def decode_attention(
         (num_sequences, num_query, head_dim of the values).
     """
     num_sequences, num_query, dim = query.shape
-    num_kv, dim_v = keys.shape[1], values.shape[2]
+    num_kv, dim_v, is_exact = keys.shape[1], values.shape[2], query.dtype == torch.float32
     out = query.new_empty(num_sequences, num_query, dim_v)
-    parts = num_parts(num_sequences, num_kv, table.shape[1]) if parts is None else parts
-    part_out, part_lse = (out, out) if parts == 1 else _part_results(query, parts, dim_v)
-    is_exact = query.dtype == torch.float32
     rows = max(8, triton.next_power_of_2(num_query // num_kv))
     columns = max(32, triton.next_power_of_2(max(dim, dim_v)))
+    is_wide = columns > 128 and not is_exact and value_scales is None
+    parts = num_parts(num_sequences, num_kv, table.shape[1], is_wide) if parts is None else parts
+    part_out, part_lse = (out, out) if parts == 1 else _part_results(query, parts, dim_v)
     usual = _usual_sizes(is_exact, columns, parts, value_scales is not None)
     block, warps, stages = (given or own for given, own in zip((block, warps, stages), usual, strict=True))
     packed_values = values if value_scales is None else values.view(torch.int16)

@@ -26,7 +26,7 @@ _CHUNK = 16
 
 @triton.jit
 def _convolve(
-    projected, pool, sources, ends, conv, out, stride,
+    projected, pool, sources, targets, ends, conv, out, stride,
     NUM_KEYS: tl.constexpr, NUM_VALUES: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     SIZE: tl.constexpr, BY_KEY_HEAD: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -69,7 +69,7 @@ def _convolve(
     inside = (token < end)[:, None] & is_channel[None, :]
     tl.store(out + token.to(tl.int64)[:, None] * NUM_CHANNELS + channel[None, :], result, mask=inside)
     if first + TOKENS >= end:  # the last tokens of the span: keep what the next one sees of it
-        at_target = pool + ((source ^ 1) * NUM_CHANNELS + channel) * SIZE
+        at_target = pool + (tl.load(targets + span).to(tl.int64) * NUM_CHANNELS + channel) * SIZE
         for place in tl.static_range(SIZE):
             last = end - SIZE + place
             at_last = projected + last.to(tl.int64) * stride + column
@@ -141,7 +141,7 @@ def _relate(
 
 @triton.jit
 def _scan(
-    mixed, pool, sources, ends, systems, weights, decays, out,
+    mixed, pool, sources, targets, ends, systems, weights, decays, out,
     NUM_KEYS: tl.constexpr, NUM_VALUES: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     KEYS: tl.constexpr, VALUES: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -181,7 +181,7 @@ def _scan(
         key *= tl.exp(last - since)[:, None]
         state = state * tl.exp(last) + tl.dot(tl.trans(key), update, input_precision=PRECISION)
         slot += NUM_VALUES
-    tl.store(pool + (source ^ 1) * STATE + offsets, state, mask=is_state)
+    tl.store(pool + tl.load(targets + span).to(tl.int64) * STATE + offsets, state, mask=is_state)
 
 
 def delta_spans(
@@ -189,6 +189,7 @@ def delta_spans(
     conv_pool: Tensor,
     state_pool: Tensor,
     sources: Tensor,
+    targets: Tensor,
     ends: Tensor,
     longest: int,
     part: DeltaNet,
@@ -201,7 +202,7 @@ def delta_spans(
     Args:
         projected: (T, width), see :func:`enginehouse_hf.cuda.delta_step.delta_step`; span by span.
         conv_pool, state_pool: states by row, as there.
-        sources: (num_spans,) rows that are read; those beside them (``source ^ 1``) are written.
+        sources, targets: (num_spans,) rows that are read, and other rows, which are written.
         ends: (num_spans + 1,) int32, running sums of the numbers of tokens.
         longest: number of tokens of the longest span.
         columns: columns of a state per program of the recurrence.
@@ -215,8 +216,8 @@ def delta_spans(
     mixed = projected.new_empty(num_tokens, num_channels)
     grid = triton.cdiv(longest, 32), triton.cdiv(num_channels, 64), num_spans
     _convolve[grid](
-        projected, conv_pool, sources, ends, part.conv, mixed, projected.stride(0), *sizes, size, part.by_key_head,
-        32, 64, num_warps=4,
+        projected, conv_pool, sources, targets, ends, part.conv, mixed, projected.stride(0), *sizes, size,
+        part.by_key_head, 32, 64, num_warps=4,
     )  # fmt: skip
     num_chunks = num_tokens // _CHUNK + num_spans + 1
     systems = torch.empty(2, num_chunks, part.num_values, _CHUNK, _CHUNK, dtype=torch.float32, device=projected.device)
@@ -230,8 +231,8 @@ def delta_spans(
     out = projected.new_empty(num_tokens, part.num_values * part.value_dim)
     columns = min(columns, max(16, triton.next_power_of_2(part.value_dim)))
     _scan[(triton.cdiv(part.value_dim, columns), part.num_values, num_spans)](
-        mixed, state_pool, sources, ends, systems[0], systems[1], decays, out, *sizes, keys, columns, _CHUNK, precision,
-        num_warps=warps,
+        mixed, state_pool, sources, targets, ends, systems[0], systems[1], decays, out, *sizes, keys, columns, _CHUNK,
+        precision, num_warps=warps,
     )  # fmt: skip
     gate_values(out, projected, part)
     return out

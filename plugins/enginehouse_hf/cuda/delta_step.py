@@ -1,7 +1,7 @@
 """One token of a gated delta net per sequence, in Triton: convolution, recurrence and gated norm over pools of states.
 
 Called by ``mixers.py``. A program computes some columns of the state of one head of one sequence; it reads a row of
-the pools and writes the row beside it. The arithmetic and its rounding are those of transformers' module: everything
+the pools and writes another one. The arithmetic and its rounding are those of transformers' module: everything
 in float32 but the results of the convolution and of the recurrence, which have the type of the model.
 
 Source: Gated Delta Networks (Yang et al., 2024), equation 10.
@@ -85,7 +85,7 @@ def _normed_gated(wide, factor, gate, eps, WIDTH: tl.constexpr, kind: tl.constex
 
 @triton.jit
 def _delta_step(
-    projected, conv_pool, state_pool, sources, conv, decay, time_bias, norm, out, norm_eps, stride,
+    projected, conv_pool, state_pool, sources, targets, conv, decay, time_bias, norm, out, norm_eps, stride,
     NUM_KEYS: tl.constexpr, NUM_VALUES: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     SIZE: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, BY_KEY_HEAD: tl.constexpr, HAS_NORM: tl.constexpr,
 ):  # fmt: skip
@@ -95,7 +95,7 @@ def _delta_step(
     sequence = tl.program_id(2).to(tl.int64)
     kind: tl.constexpr = projected.dtype.element_ty
     source = tl.load(sources + sequence).to(tl.int64)
-    target = source ^ 1
+    target = tl.load(targets + sequence).to(tl.int64)
     GROUP: tl.constexpr = NUM_VALUES // NUM_KEYS
     ALL_KEYS: tl.constexpr = NUM_KEYS * KEY_DIM
     ALL_VALUES: tl.constexpr = NUM_VALUES * VALUE_DIM
@@ -165,6 +165,7 @@ def delta_step(
     conv_pool: Tensor,
     state_pool: Tensor,
     sources: Tensor,
+    targets: Tensor,
     part: DeltaNet,
     *,
     columns: int | None = None,
@@ -178,7 +179,7 @@ def delta_step(
             each key head, then rates of learning and of time of the value heads of each key head.
         conv_pool: (num_rows, channels, kernel size), the last inputs of the convolution; changed.
         state_pool: (num_rows, num_values, key_dim, value_dim) float32, the states; changed.
-        sources: (N,) int32 or int64, rows that are read; those beside them (``source ^ 1``) are written.
+        sources, targets: (N,) int32 or int64, rows that are read, and other rows, which are written.
         columns: columns of a state per program.
 
     Returns:
@@ -190,7 +191,7 @@ def delta_step(
     columns = min(columns or (32 if num_sequences * part.num_values < 256 else whole), whole)
     num_parts = triton.cdiv(whole, columns)
     _delta_step[(part.num_values, num_parts, num_sequences)](
-        projected, conv_pool, state_pool, sources, part.conv, part.decay, part.time_bias, part.norm, out,
+        projected, conv_pool, state_pool, sources, targets, part.conv, part.decay, part.time_bias, part.norm, out,
         part.norm_eps, projected.stride(0), part.num_keys, part.num_values, part.key_dim, part.value_dim,
         size, triton.next_power_of_2(part.key_dim), columns, part.by_key_head, num_parts == 1,
         num_warps=warps, **OVERLAPPING,

@@ -155,7 +155,7 @@ class _Dissection:
             embedding_scale=_scale(embedded, embedding(token_ids, weight), body, config),
             layers=layers,
             norm=self._norm(first_of(body, _LAST_NORMS)),
-            head=self._plain(model.lm_head),
+            head=self._linear(model.lm_head),
             modules={part: self._modules[part] for layer in layers for part in _projections(layer)},
             divisor=float(getattr(config, "logits_scaling", None) or 1.0),
             softcap=getattr(config, "final_logit_softcapping", None),

@@ -1,9 +1,10 @@
 """Products with weights of four bits, which are unpacked in registers.
 
 One token: its numbers are rounded to 16 bits, relative to the largest of 32 columns, and multiplied with the codes as
-integers, four products per instruction. More: the codes become numbers of the model's type, which is exact, as the left
-operand of the tensor cores, which may be in registers; the factors of each group are applied to its sum. For more than
-:data:`MAX_UNPACKED` tokens weights are unpacked in memory, for cuBLAS.
+integers, four products per instruction. More: the codes are the left operand of the tensor cores, which may be in
+registers, as e4m3 numbers for states that are split (see ``split_states.py``), otherwise as numbers of the model's
+type. What is subtracted from the codes of a group is multiplied with the sum of its states instead, and its factors are
+applied to its sum. For more than ``MAX_TILES`` tokens weights are unpacked in memory, for cuBLAS.
 """
 
 from __future__ import annotations
@@ -16,15 +17,11 @@ from torch.nn.functional import linear
 
 from enginehouse_hf.cuda.layers import activate, load_inside
 from enginehouse_hf.cuda.overlap import OVERLAPPING, await_previous
+from enginehouse_hf.cuda.split_states import split_states
 from enginehouse_hf.cuda.structure import Activation
-from enginehouse_hf.packed import Packed
+from enginehouse_hf.packed import MAX_TILES, Packed, rounds_states
 
-__all__ = ["MAX_UNPACKED", "project_four_bits"]
-
-MAX_UNPACKED = 256
-"""Most tokens for which weights are unpacked in registers."""
-
-_HAS_ASSEMBLY = tl.constexpr(torch.cuda.is_available())
+__all__ = ["project_four_bits"]
 
 
 def _multiply() -> str:
@@ -64,10 +61,9 @@ def _fourths(x):
 
 
 @triton.jit
-def _bytes(left, right):
-    """Return the low bytes of columns, (N, 8) and the 8 after them, as four words of N each, and their high bytes."""
-    first, second = tl.split(tl.reshape(left, [left.numel // 2, 2]))
-    third, fourth = tl.split(tl.reshape(right, [right.numel // 2, 2]))
+def _bytes(x):
+    """Return the low bytes of columns, (N, 16), as four words of N each, and their high bytes."""
+    first, second, third, fourth = _fourths(x)
     low, high = tl.inline_asm_elementwise(
         _GATHER, "=r,=r,r,r,r,r", [first, second, third, fourth], dtype=(tl.int32, tl.int32), is_pure=True, pack=1
     )
@@ -107,19 +103,15 @@ def _project_single(
         given = tl.trans(load_inside(at_factors, is_unit, OWN % UNITS == 0, ""))
         if start == 0:
             await_previous()
-        at_x = x + unit[:, None] * 32 + tl.arange(0, 8)[None, :]
-        x0 = load_inside(at_x, is_unit, OWN % UNITS == 0, "").to(tl.float32)
-        x1 = load_inside(at_x + 16, is_unit, OWN % UNITS == 0, "").to(tl.float32)
-        x2 = load_inside(at_x + 8, is_unit, OWN % UNITS == 0, "").to(tl.float32)
-        x3 = load_inside(at_x + 24, is_unit, OWN % UNITS == 0, "").to(tl.float32)
-        highest = tl.maximum(tl.maximum(tl.abs(x0), tl.abs(x1)), tl.maximum(tl.abs(x2), tl.abs(x3)))
-        largest = tl.maximum(tl.max(highest, 1), 1e-30)
+        at_x = x + unit[:, None] * 32 + tl.arange(0, 16)[None, :]
+        lower = load_inside(at_x, is_unit, OWN % UNITS == 0, "").to(tl.float32)
+        upper = load_inside(at_x + 16, is_unit, OWN % UNITS == 0, "").to(tl.float32)
+        largest = tl.maximum(tl.max(tl.maximum(tl.abs(lower), tl.abs(upper)), 1), 1e-30)
         inverse = (32767.0 / largest)[:, None]
-        x0, x1 = _rounded(x0, inverse), _rounded(x1, inverse)
-        x2, x3 = _rounded(x2, inverse), _rounded(x3, inverse)
-        total = tl.sum((x0 + x1) + (x2 + x3) - 0x2D000000, 1).to(tl.float32)  # four times 0x4B400000, modulo 2**32
-        a, b = _bytes(x0, x1)
-        c, d = _bytes(x2, x3)
+        lower, upper = _rounded(lower, inverse), _rounded(upper, inverse)
+        total = tl.sum(lower + upper + 0x69800000, 1).to(tl.float32)  # minus twice 0x4B400000, modulo 2**32
+        a, b = _bytes(lower)
+        c, d = _bytes(upper)
         w0, w1, w2, w3 = _fourths(words)
         operands = [
             tl.reshape(w0, shape), tl.reshape(w1, shape), tl.reshape(w2, shape), tl.reshape(w3, shape),
@@ -144,90 +136,95 @@ def _project_single(
         tl.store(out + row, (active * up.to(kind).to(tl.float32)).to(kind), mask=row < num_rows)
 
 
-def _extend(high: str, is_upper: bool) -> str:
-    """Assembly: codes in the lower or upper halves of four bytes as 16-bit floats whose high bytes are ``high``."""
-    moved = "shr.u32 a, $2, 4; and.b32 a, a, 0x0F0F0F0F;" if is_upper else "and.b32 a, $2, 0x0F0F0F0F;"
-    return f"{{.reg .b32 a; {moved} prmt.b32 $0, a, {high}, 0x4140; prmt.b32 $1, a, {high}, 0x4342;}}"
-
-
-_BFLOAT16 = tl.constexpr(tuple(_extend("0x43434343", is_upper) for is_upper in (False, True)))
-_FLOAT16 = tl.constexpr(tuple(_extend("0x64646464", is_upper) for is_upper in (False, True)))
+_HALVES = tl.constexpr("and.b32 $0, $2, 0x0F0F0F0F; shr.u32 $1, $2, 4; and.b32 $1, $1, 0x0F0F0F0F;")
+"""Assembly: the codes in the lower and in the upper halves of four bytes."""
 
 
 @triton.jit
-def _half(byte, zero, UPPER: tl.constexpr, kind: tl.constexpr):
-    """Codes in one half of bytes minus ``zero``, float32: exact. First 128 (bfloat16) or 1024 (float16) more."""
-    if not _HAS_ASSEMBLY:
-        code = (byte >> 4) if UPPER else (byte & 15)
-        return (code.to(tl.float32) - zero).to(kind)
-    elif kind == tl.bfloat16:
-        code = tl.inline_asm_elementwise(_BFLOAT16[UPPER], "=r,=r,r", [byte], tl.bfloat16, is_pure=True, pack=4)
-        return code - (zero + 128.0).to(kind)
+def _weights(byte, kind: tl.constexpr):
+    """Codes of bytes, two for each, in the order of their columns; as e4m3 numbers over 512. All are exact."""
+    if kind == tl.float8e4nv:
+        lower, upper = tl.inline_asm_elementwise(
+            _HALVES, "=&r,=r,r", [byte], dtype=(tl.uint8, tl.uint8), is_pure=True, pack=4
+        )
     else:
-        code = tl.inline_asm_elementwise(_FLOAT16[UPPER], "=r,=r,r", [byte], tl.float16, is_pure=True, pack=4)
-        return code - (zero + 1024.0).to(kind)
-
-
-@triton.jit
-def _weights(byte, zero, kind: tl.constexpr):
-    """Codes of bytes, two for each, minus ``zero``, in the order of their columns."""
-    blocks: tl.constexpr = [byte.shape[0], byte.shape[1] // 16, 4, 2, 2]
-    lower = tl.reshape(_half(byte, zero, False, kind), blocks)
-    upper = tl.reshape(_half(byte, zero, True, kind), blocks)
-    whole = tl.permute(tl.join(lower, upper), (0, 1, 3, 5, 2, 4))
-    return tl.reshape(whole, [byte.shape[0], 2 * byte.shape[1]])
+        lower, upper = byte & 15, byte >> 4
+    blocks: tl.constexpr = [byte.shape[0], byte.shape[1] // 16, 16]
+    both = tl.permute(tl.join(tl.reshape(lower, blocks), tl.reshape(upper, blocks)), (0, 1, 3, 2))
+    code = tl.reshape(both, [byte.shape[0], 2 * byte.shape[1]])
+    if kind == tl.float8e4nv:
+        return code.to(kind, bitcast=True)
+    elif kind == tl.bfloat16:
+        return (code.to(tl.int16) | 0x4300).to(kind, bitcast=True) - 128.0
+    else:
+        return (code.to(tl.int16) | 0x6400).to(kind, bitcast=True) - 1024.0
 
 
 @triton.jit
 def _project_few(
-    x, codes, factors, bias, out, num_tokens, num_rows,
+    x, x_sums, x_scales, codes, factors, bias, out, num_tokens, num_rows,
     WIDTH: tl.constexpr, GROUP: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr,
-    HAS_BIAS: tl.constexpr, STAGES: tl.constexpr,
+    PARTS: tl.constexpr, PADDED: tl.constexpr, HAS_BIAS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     kind: tl.constexpr = x.dtype.element_ty
+    UNIT: tl.constexpr = 1.0 / 512.0 if kind == tl.float8e4nv else 1.0  # of the codes as numbers of this type
     HALF: tl.constexpr = GROUP // 2
     NUM_GROUPS: tl.constexpr = WIDTH // GROUP
     OWN: tl.constexpr = (NUM_GROUPS + SPLITS - 1) // SPLITS
-    UNROLL: tl.constexpr = 128 // GROUP
-    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    UNROLL: tl.constexpr = (256 if TOKENS * PARTS < 64 else 128) // GROUP
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     is_row = rows < num_rows
     split = tl.program_id(1)
-    token = (tl.program_id(2) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
-    is_token = token < num_tokens
+    column = tl.program_id(2) * TOKENS * PARTS + tl.arange(0, TOKENS * PARTS)  # the parts of each token in turn
     row = tl.where(is_row, rows, 0)
-    known = tl.where(is_token, token, 0)
+    known = tl.where(column < num_tokens * PARTS, column, 0)
     await_previous()
-    at_codes = codes + row[:, None] * (WIDTH // 2) + tl.arange(0, HALF)[None, :]
-    at_factors = factors + row * NUM_GROUPS
-    at_x = x + known[None, :] * WIDTH + tl.arange(0, GROUP)[:, None]
-    sums = tl.zeros([ROWS, TOKENS], tl.float32)
+    at_codes = codes + row.to(tl.int64)[:, None] * (WIDTH // 2) + tl.arange(0, HALF)[None, :]
+    at_x = x + known.to(tl.int64)[None, :] * WIDTH + tl.arange(0, GROUP)[:, None]
+    # What is subtracted from the codes, for all groups at once.
+    own = split * OWN + tl.arange(0, PADDED)
+    is_own = own < min(split * OWN + OWN, NUM_GROUPS)
+    factor = tl.load(factors + own[None, :] + row[:, None] * NUM_GROUPS, mask=is_own[None, :], other=0)
+    total = tl.load(x_sums + own[:, None] * num_tokens * PARTS + known[None, :], mask=is_own[:, None], other=0.0)
+    subtracted = (factor & 255).to(tl.float32) * (factor & -256).to(tl.float32, bitcast=True)
+    sums = tl.dot(subtracted, total, input_precision="tf32x3") * -UNIT
     for group in tl.range(
         split * OWN, min(split * OWN + OWN, NUM_GROUPS), num_stages=STAGES, loop_unroll_factor=UNROLL
     ):
         byte = tl.load(at_codes + group * HALF)
         value = tl.load(at_x + group * GROUP)
-        factor = tl.load(at_factors + group)
-        part = tl.dot(_weights(byte, (factor & 255).to(tl.float32)[:, None], kind), value)
-        sums += part * (factor & -256).to(tl.float32, bitcast=True)[:, None]
+        scale = (tl.load(factors + group + row * NUM_GROUPS) & -256).to(tl.float32, bitcast=True)
+        sums += tl.dot(_weights(byte, kind), value) * scale[:, None]
+    token = tl.program_id(2) * TOKENS + tl.arange(0, TOKENS)
+    is_token = token < num_tokens
+    sums = sums * (1.0 / UNIT)
+    if PARTS == 2:
+        high, low = tl.split(tl.reshape(sums, [ROWS, TOKENS, 2]))
+        sums = high + low * 0.0625
+    if kind == tl.float8e4nv:
+        sums *= tl.load(x_scales + token, mask=is_token, other=0.0)[None, :]
     if HAS_BIAS:
         added = tl.load(bias + rows, mask=is_row, other=0.0).to(tl.float32)
         sums += tl.where(split == 0, added, 0.0)[:, None]
-    at_out = out + (token[None, :] * SPLITS + split) * num_rows + rows[:, None]
+    at_out = out + (token.to(tl.int64)[None, :] * SPLITS + split) * num_rows + rows[:, None]
     tl.store(at_out, sums.to(out.dtype.element_ty), mask=is_token[None, :] & is_row[:, None])
 
 
 @triton.jit
-def _unpack(codes, factors, out, num_groups, HALF: tl.constexpr, BLOCK: tl.constexpr):
+def _unpack(
+    codes, factors, out, num_groups,
+    GROUP: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     await_previous()
-    kind: tl.constexpr = out.dtype.element_ty
-    group = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    HALF: tl.constexpr = GROUP // 2
+    group = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)  # of all rows
     is_group = group < num_groups
     at_codes = codes + group.to(tl.int64)[:, None] * HALF + tl.arange(0, HALF)[None, :]
     byte = tl.load(at_codes, mask=is_group[:, None], other=0)
     factor = tl.load(factors + group, mask=is_group, other=0)[:, None]
-    value = _weights(byte, (factor & 255).to(tl.float32), tl.float16).to(tl.float32)
-    value = (value * (factor & -256).to(tl.float32, bitcast=True)).to(kind)
-    at_out = out + group.to(tl.int64)[:, None] * (2 * HALF) + tl.arange(0, 2 * HALF)[None, :]
+    value = _weights(byte, tl.float16).to(tl.float32) - (factor & 255).to(tl.float32)
+    value = (value * (factor & -256).to(tl.float32, bitcast=True)).to(out.dtype.element_ty)
+    at_out = out + group.to(tl.int64)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     tl.store(at_out, value, mask=is_group[:, None])
 
 
@@ -236,7 +233,7 @@ def project_four_bits(x: Tensor, part: Packed, activation: Activation | None, ma
     if len(x) == 1:
         return _single(x, part, activation, may_split)
     assert activation is None
-    if len(x) <= MAX_UNPACKED and x.dtype != torch.float32:
+    if len(x) <= MAX_TILES and x.dtype != torch.float32:
         return _few(x, part, may_split)
     return linear(x, _unpacked(part, x.dtype), part.bias)
 
@@ -247,12 +244,12 @@ _MANY_ROWS = 16_384
 
 def _single(x: Tensor, part: Packed, activation: Activation | None, may_split: bool) -> Tensor:
     num_rows = part.num_rows // (1 if activation is None else 2)
-    units, warps = _SINGLE["many" if activation is not None or num_rows >= _MANY_ROWS else "few"]
+    rows, units, warps = _SINGLE["many" if activation is not None or num_rows >= _MANY_ROWS else "few"]
     num_units = part.width // 32
     counts = [n for n in range(1, 9) if num_units % (n * units) == 0] if may_split and num_rows < _MANY_ROWS else []
     splits = max(counts, default=1)
     out = _empty(x, num_rows, splits)
-    rows = _SINGLE_ROWS // (1 if activation is None else 2)
+    rows = rows // (1 if activation is None else 2)
     _project_single[(triton.cdiv(num_rows, rows), splits)](
         x, part.codes.view(torch.int32), part.scales, x if part.bias is None else part.bias, out, num_rows, part.width,
         part.group, rows, units, splits, part.bias is not None, activation, num_warps=warps, **OVERLAPPING,
@@ -260,30 +257,30 @@ def _single(x: Tensor, part: Packed, activation: Activation | None, may_split: b
     return out
 
 
-_SINGLE_ROWS = 16
-_SINGLE = {"many": (32, 1), "few": (64, 2)}
-"""Units of columns per turn, and warps, for many rows and few. Measured on an H200."""
+_SINGLE = {"many": (16, 32, 1), "few": (16, 64, 2)}
+"""Rows, units of columns per turn, and warps, for many rows and few. Measured on an H200."""
 
 
 def _few(x: Tensor, part: Packed, may_split: bool) -> Tensor:
-    num_tokens, num_rows = len(x), part.num_rows
-    tokens = max(16, min(128, triton.next_power_of_2(num_tokens)))
-    rows, warps, stages = _FEW[tokens]
-    wanted = min(_PROGRAMS * rows // num_rows, part.scales.shape[1] // 4) if may_split else 1
-    splits = 1 << (max(1, wanted).bit_length() - 1)
+    states = split_states(x, part.group, 1 if rounds_states(x, part) else 2)
+    num_tokens, num_rows, num_parts = len(x), part.num_rows, states.num_parts
+    tokens = max(16 // num_parts, min(128 // num_parts, triton.next_power_of_2(num_tokens)))
+    rows, warps, stages, programs = _FEW[tokens * num_parts]
+    num_groups = part.width // part.group
+    splits = 1 << (max(1, min(programs * rows // num_rows, num_groups // 4) if may_split else 1).bit_length() - 1)
+    padded = max(16, triton.next_power_of_2(triton.cdiv(num_groups, splits)))
     out = _empty(x, num_rows, splits)
     _project_few[(triton.cdiv(num_rows, rows), splits, triton.cdiv(num_tokens, tokens))](
-        x, part.codes, part.scales, x if part.bias is None else part.bias, out, num_tokens, num_rows, part.width,
-        part.group, tokens, rows, splits, part.bias is not None, stages, num_warps=warps, num_stages=stages,
+        states.codes, states.sums, states.sums if states.scales is None else states.scales, part.codes, part.scales,
+        x if part.bias is None else part.bias, out, num_tokens, num_rows, part.width, part.group,
+        tokens, rows, splits, num_parts, padded, part.bias is not None, stages, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return out
 
 
-_FEW = {16: (128, 8, 4), 32: (128, 4, 3), 64: (64, 4, 3), 128: (64, 4, 3)}
-"""Rows, warps and stages. Measured on an H200."""
-
-_PROGRAMS = 264
-"""Programs that the columns are split for: two for each of an H200's 132 multiprocessors."""
+_FEW = {16: (64, 4, 4, 264), 32: (64, 4, 4, 264), 64: (64, 4, 3, 264), 128: (64, 4, 3, 132)}
+"""By columns of a tile, each a part of a state: rows, warps, stages, and programs that the columns of the weights are
+split for, multiples of the 132 multiprocessors of an H200. Measured on one."""
 
 
 def _empty(x: Tensor, num_rows: int, splits: int) -> Tensor:
@@ -296,8 +293,9 @@ def _unpacked(part: Packed, dtype: torch.dtype) -> Tensor:
     out = torch.empty(part.num_rows, part.width, dtype=dtype, device=part.codes.device)
     num_groups, block = part.scales.numel(), _UNPACKED_BYTES * 2 // part.group
     _unpack[(triton.cdiv(num_groups, block),)](
-        part.codes, part.scales, out, num_groups, part.group // 2, block, num_warps=4, **OVERLAPPING
-    )
+        part.codes, part.scales, out, num_groups, part.group, block,
+        num_warps=4, **OVERLAPPING,
+    )  # fmt: skip
     return out
 
 

@@ -6,7 +6,8 @@ of transformers' own layers before it uses the result.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from attrs import evolve
@@ -16,15 +17,25 @@ from torch.nn.functional import embedding, linear
 from enginehouse_hf.cuda.attention import PoolAttention
 from enginehouse_hf.cuda.experts import run_experts
 from enginehouse_hf.cuda.features import FeatureWriter
-from enginehouse_hf.cuda.few import project_few
+from enginehouse_hf.cuda.few import MAX_FEW, project_few
+from enginehouse_hf.cuda.joined import Update
 from enginehouse_hf.cuda.layered import States
 from enginehouse_hf.cuda.layers import add_norm, gate_heads, gated, rotate_and_store
-from enginehouse_hf.cuda.lora import Stack, Sums, expand, expand_gated, shrink
+from enginehouse_hf.cuda.lora import Stack, expand, expand_gated, shrink
 from enginehouse_hf.cuda.mixers import PooledMixers
 from enginehouse_hf.cuda.networks import Adaptable
 from enginehouse_hf.cuda.packed import project_packed
 from enginehouse_hf.cuda.step import Step
-from enginehouse_hf.cuda.structure import Attention, Experts, Gated, Linear, Projection, Recurrent, Structure
+from enginehouse_hf.cuda.structure import (
+    Activation,
+    Attention,
+    Experts,
+    Gated,
+    Linear,
+    Projection,
+    Recurrent,
+    Structure,
+)
 from enginehouse_hf.cuda.vector import project
 from enginehouse_hf.packed import Packed, rows_from
 
@@ -46,7 +57,8 @@ class FusedNetwork:
         self._mixers = mixers
         self.structure, self._layers, self._attention = structure, structure.layers, attention
         self.stacks: dict[Projection, Stack] = {}
-        self._sums: Sums
+        self._counts: Iterator[Tensor]
+        self._side: torch.cuda.Stream | None = None
         self._writer: FeatureWriter | None = None
 
     def adaptable(self) -> dict[Projection, Adaptable]:
@@ -70,7 +82,8 @@ class FusedNetwork:
         """See :class:`Network`."""
         step.begin()
         if step.scales is not None:
-            self._sums = Sums(self.stacks.values(), step.num_tokens)
+            counts = torch.zeros(len(self.stacks), dtype=torch.int32, device=step.scales.device)
+            self._counts = iter(counts.split(1))
         if self._mixers is not None:
             self._mixers.begin(step)
         hidden = self._embed(step)
@@ -81,7 +94,7 @@ class FusedNetwork:
         if step.rows is not None:
             hidden, update = hidden.index_select(0, step.rows), update.index_select(0, step.rows)
         if not len(hidden):
-            return hidden.new_empty(0, self.structure.head.weight.shape[0])
+            return hidden.new_empty(0, self.structure.head.num_rows)
         return self._logits(add_norm(hidden, update, self.structure.norm, after=last.after_mlp, factor=last.factor))
 
     def _run_head(self, step: Step, writer: FeatureWriter, hidden: Tensor, update: Tensor) -> Tensor:
@@ -93,7 +106,7 @@ class FusedNetwork:
         writer.write(step)
         if step.rows is not None:
             normed = normed.index_select(0, step.rows)
-        return self._logits(normed) if len(normed) else normed.new_empty(0, self.structure.head.weight.shape[0])
+        return self._logits(normed) if len(normed) else normed.new_empty(0, self.structure.head.num_rows)
 
     def write_features(self, writer: FeatureWriter) -> None:
         """See :class:`Network`."""
@@ -160,35 +173,62 @@ class FusedNetwork:
     def _feed_forward(self, step: Step, normed: Tensor, mlp: Gated | Experts) -> Tensor:
         if isinstance(mlp, Experts):
             return run_experts(normed, mlp)
-        scales, stack, following = step.scales, self.stacks.get(mlp.gate_up), self.stacks.get(mlp.down)
+        scales, stack = step.scales, self.stacks.get(mlp.gate_up)
         if scales is None or stack is None:
-            return self._adapted(_update, _gated(normed, mlp), mlp.down, step)
-        low, out = shrink(normed, stack, scales, self._sums), _linear(normed, mlp.gate_up)
-        inner, next_low = expand_gated(out, low, stack, scales, mlp.activation, following, self._sums)
-        return self._adapted(_update, inner, mlp.down, step, next_low)
+            inner = _gated(normed, mlp)
+        else:
+            joined = self._joined(normed, mlp.gate_up, stack, scales, mlp.activation)
+            inner = self._gated_apart(normed, mlp, stack, scales) if joined is None else joined
+        return self._adapted(_update, inner, mlp.down, step)
+
+    def _gated_apart(self, normed: Tensor, mlp: Gated, stack: Stack, scales: Tensor) -> Tensor:
+        """A gated part and its update in several kernels."""
+        low, out = self._beside(partial(shrink, normed, stack, scales), partial(_linear, normed, mlp.gate_up))
+        return expand_gated(out, low, stack, scales, mlp.activation)
 
     def _adapted(
-        self,
-        apply: Callable[[Tensor, Projection], Tensor],
-        x: Tensor,
-        part: Projection,
-        step: Step,
-        low: Tensor | None = None,
+        self, apply: Callable[[Tensor, Projection], Tensor], x: Tensor, part: Projection, step: Step
     ) -> Tensor:
-        """``apply(x, part)``, and the updates of the adapters of a step; ``low`` is what ``shrink`` gives, if known."""
+        """``apply(x, part)``, and the updates of the adapters of a step."""
         scales, stack = step.scales, self.stacks.get(part)
         if scales is None or stack is None:
             return apply(x, part)
-        low = shrink(x, stack, scales, self._sums) if low is None else low
-        out = apply(x, part)
+        joined = self._joined(x, part, stack, scales) if apply is not _linear or len(x) == 1 else None
+        if joined is not None:
+            return joined
+        low, out = self._beside(partial(shrink, x, stack, scales), partial(apply, x, part))
         expand(out if out.dim() == 2 else out[:, 0], low, stack, scales)  # of rows that add up, to the first
         return out
+
+    def _joined(
+        self, x: Tensor, part: Projection, stack: Stack, scales: Tensor, activation: Activation | None = None
+    ) -> Tensor | None:
+        """Product and update in one kernel; None if the sizes or types do not suit."""
+        if isinstance(part, Packed) or len(x) > MAX_FEW:
+            return None
+        update = Update(stack, scales, next(self._counts))
+        return project(x, part, activation, update) if len(x) == 1 else project_few(x, part, activation, update)
+
+    def _beside(self, shrinks: Callable[[], Tensor], applies: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
+        """The results of both; in a recorded step, the first is a branch of its own."""
+        side = self._side = self._side or torch.cuda.Stream()
+        if not torch.cuda.is_current_stream_capturing():
+            return shrinks(), applies()
+        current = torch.cuda.current_stream()
+        side.wait_stream(current)
+        with torch.cuda.stream(side):
+            low = shrinks()
+        out = applies()
+        current.wait_stream(side)
+        return low, out
 
     def _attend(self, step: Step, index: int, part: Attention, qkv: Tensor) -> Tensor:
         keys, values = step.state.layers[index]
         dtype = self.structure.embeddings.dtype
         turned, positions = _turned(part, step)
-        query = rotate_and_store(qkv, keys, values, positions, step.places, turned, dtype)
+        query = rotate_and_store(
+            qkv, keys, values, positions, step.places, turned, dtype, has_own_tables=turned is not part
+        )
         attended = self._attention.attend(
             step, index, query, scaling=part.scale, window=part.window, softcap=part.softcap, sinks=part.sinks
         )
@@ -227,7 +267,7 @@ def _linear(x: Tensor, part: Projection) -> Tensor:
 
 def _parts(x: Tensor, part: Projection) -> Tensor:
     """(T, num_rows), or (T, n, num_rows) float32, whose n rows add up to the result."""
-    return project_packed(x, part, may_split=True) if isinstance(part, Packed) and len(x) > 1 else _linear(x, part)
+    return _linear(x, part) if len(x) == 1 else _update(x, part)
 
 
 def _update(x: Tensor, part: Projection) -> Tensor:

@@ -19,7 +19,9 @@ from torch import Tensor
 
 from enginehouse_hf.cuda.overlap import OVERLAPPING, await_previous
 from enginehouse_hf.cuda.single import expert_rows, gate_and_up, multiply_single
+from enginehouse_hf.cuda.split_states import split_states
 from enginehouse_hf.cuda.structure import Activation, Clamped, Linear, Projection
+from enginehouse_hf.packed import has_tensor_cores_of_8_bits
 
 __all__ = ["Pairs", "multiply"]
 
@@ -202,17 +204,79 @@ def _multiply_words(
     return sums
 
 
+_SPLIT_FLOATS = tl.constexpr(
+    "{.reg .b32 a, b; shl.b32 a, $2, 2; and.b32 a, a, 0x1C1C1C1C; shl.b32 b, $2, 4;"
+    "lop3.b32 $0, b, 0x80808080, a, 0xEA; shr.u32 a, $2, 2; and.b32 a, a, 0x1C1C1C1C;"
+    "lop3.b32 $1, $2, 0x80808080, a, 0xEA;}"
+)
+"""Assembly: the e2m1 codes in the lower and in the upper halves of four bytes as e4m3 numbers, times 2^-6."""
+
+
+@triton.jit
+def _multiply_group(byte, exponent, at_x, inside, sums, ROWS: tl.constexpr):
+    """Add the product of 32 columns; ``inside`` is false after the last column of a row."""
+    lower, upper = tl.inline_asm_elementwise(
+        _SPLIT_FLOATS, "=&r,=r,r", [byte], dtype=(tl.uint8, tl.uint8), is_pure=True, pack=4
+    )
+    weight = tl.reshape(tl.permute(tl.join(lower, upper), (0, 2, 1)), [ROWS, 32]).to(tl.float8e4nv, bitcast=True)
+    value = tl.load(at_x, mask=inside, other=0.0)
+    factor = (((exponent.to(tl.int32) & 255) + 6) << 23).to(tl.float32, bitcast=True)
+    return sums + tl.dot(weight, value) * factor[:, None]
+
+
+@triton.jit
+def _exponents(scales, row, block, NUM_GROUPS: tl.constexpr):
+    """Factors of four groups of MXFP4, two in each result."""
+    at_pair = (scales + row * NUM_GROUPS).to(tl.pointer_type(tl.int16)) + 2 * block
+    group = 4 * block + tl.zeros_like(row)
+    return tl.load(at_pair, mask=group < NUM_GROUPS, other=0), tl.load(
+        at_pair + 1, mask=group + 2 < NUM_GROUPS, other=0
+    )
+
+
+@triton.jit
+def _multiply_split(
+    x, x_scales, state, is_pair, codes, scales, row,
+    WIDTH: tl.constexpr, PAIRS: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """(PAIRS, ROWS) products of split states with weights of MXFP4, which are the left operand."""
+    NUM_GROUPS: tl.constexpr = WIDTH // 32
+    known = tl.where(is_pair, state, 0)
+    both = tl.reshape(tl.join(2 * known, 2 * known + 1), [2 * PAIRS]).to(tl.int64)
+    lane = tl.arange(0, 32)[:, None]
+    at_x = x + both[None, :] * WIDTH + lane
+    byte_index = tl.arange(0, 64)
+    at_codes = codes.to(tl.pointer_type(tl.uint8)) + row[:, None] * (WIDTH // 2) + byte_index[None, :]
+    sums = tl.zeros([ROWS, 2 * PAIRS], tl.float32)
+    next_low, next_high = _exponents(scales, row, 0, NUM_GROUPS)
+    for block in tl.range(0, (NUM_GROUPS + 3) // 4, num_stages=STAGES):
+        low, high = next_low, next_high
+        next_low, next_high = _exponents(scales, row, block + 1, NUM_GROUPS)  # which are not pipelined, as too small
+        byte = tl.load(at_codes + block * 64, mask=(block * 64 + byte_index < WIDTH // 2)[None, :], other=0)
+        even, odd = tl.split(tl.permute(tl.reshape(byte, [ROWS, 2, 2, 16]), (0, 3, 1, 2)))
+        first, third = tl.split(even)
+        second, fourth = tl.split(odd)
+        column = block * 128 + lane
+        sums = _multiply_group(first, low, at_x + block * 128, column < WIDTH, sums, ROWS)
+        sums = _multiply_group(second, low >> 8, at_x + block * 128 + 32, column + 32 < WIDTH, sums, ROWS)
+        sums = _multiply_group(third, high, at_x + block * 128 + 64, column + 64 < WIDTH, sums, ROWS)
+        sums = _multiply_group(fourth, high >> 8, at_x + block * 128 + 96, column + 96 < WIDTH, sums, ROWS)
+    high, low = tl.split(tl.reshape(sums, [ROWS, PAIRS, 2]))
+    return tl.trans((high + low * 0.0625) * tl.load(x_scales + known)[None, :])
+
+
 @triton.jit
 def _multiply(
-    x, codes, scales, zeros, bias, ids, order, begins, weights, out,
+    x, x_scales, codes, scales, zeros, bias, ids, order, begins, weights, out,
     WIDTH: tl.constexpr, NUM_ROWS: tl.constexpr, GROUP: tl.constexpr, NUM_CHOSEN: tl.constexpr, STRIDE: tl.constexpr,
     PAIRS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, FORM: tl.constexpr, HAS_ZEROS: tl.constexpr,
     HAS_BIAS: tl.constexpr, KIND: tl.constexpr, ALPHA: tl.constexpr, LIMIT: tl.constexpr, ALTERNATES: tl.constexpr,
-    IS_SINGLE: tl.constexpr, IN_WORDS: tl.constexpr, PRECISION: tl.constexpr,
+    IS_SINGLE: tl.constexpr, IN_WORDS: tl.constexpr, IS_SPLIT: tl.constexpr, STAGES: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Some rows of one expert; those of gate and up in turn if ``KIND`` names an activation."""
     await_previous()
-    kind: tl.constexpr = x.dtype.element_ty
+    kind: tl.constexpr = out.dtype.element_ty
     expert = tl.program_id(1)
     if IS_SINGLE:
         begin, end = expert, expert + 1
@@ -224,8 +288,11 @@ def _multiply(
         place = start + tl.arange(0, PAIRS)
         is_pair = place < end
         pair = place if IS_SINGLE else tl.load(order + place, mask=is_pair, other=0)
-        at_x = x + (place if KIND is None else pair // NUM_CHOSEN).to(tl.int64) * WIDTH
-        if not IN_WORDS:
+        state = place if KIND is None else pair // NUM_CHOSEN
+        at_x = x + state.to(tl.int64) * WIDTH
+        if IS_SPLIT:
+            sums = _multiply_split(x, x_scales, state, is_pair, codes, scales, row, WIDTH, PAIRS, ROWS, STAGES)
+        elif not IN_WORDS:
             sums = _multiply_bytes(
                 at_x, is_pair, codes, scales, row, WIDTH, GROUP, PAIRS, ROWS, BLOCK, FORM, PRECISION, kind
             )
@@ -304,28 +371,33 @@ def multiply(
         "LIMIT": 0.0 if clamped is None else clamped.limit,
         "ALTERNATES": alternates,
     }
-    weights = x, codes, scales, zeros, x if part.bias is None else part.bias, pairs.ids
+    weights = codes, scales, zeros, x if part.bias is None else part.bias, pairs.ids
     in_words = form in ("int4", "mxfp4")
     is_single = pairs.order is None
+    num_pairs = pairs.ids.numel()
+    states = None
+    is_few = not is_single and num_pairs <= _MAX_SPLIT * num_experts
+    if form == "mxfp4" and is_few and width % 64 == 0 and has_tensor_cores_of_8_bits(x):
+        states = split_states(x, 32, in_words=True)
     is_exact = in_words and x.dtype == torch.float32  # for which 16 bits are not enough
-    if is_single and not is_exact and (group & group - 1 == 0 or group == width):
+    if states is None and is_single and not is_exact and (group & group - 1 == 0 or group == width):
         is_grouped = group < width or in_words
         group = group if is_grouped else _divisor(width, 128)
         rows, columns, warps = _SINGLE[form]
         groups = max(1, min(columns // group, triton.next_power_of_2(width // group)))
         multiply_single[(triton.cdiv(num_rows, rows), pairs.num_chosen)](
-            *weights, pairs.weights, out, width, num_rows, group, groups, rows, IS_GROUPED=is_grouped, **kinds,
+            x, *weights, pairs.weights, out, width, num_rows, group, groups, rows, IS_GROUPED=is_grouped, **kinds,
             num_warps=warps, **OVERLAPPING,
         )  # fmt: skip
         return
-    num_pairs = pairs.ids.numel()
-    tiles = _tiles(form, num_pairs // num_experts, x.dtype)
+    tiles = _tiles(form, num_pairs // num_experts, x.dtype) if states is None else _SPLIT
     block = tiles.block if in_words else _divisor(group, tiles.block)
     splits = 1 if is_single else max(1, num_pairs // num_experts // tiles.pairs)
     sorted_pairs = (pairs.ids, pairs.ids) if pairs.order is None else (pairs.order, pairs.begins)
     _multiply[(triton.cdiv(num_rows, tiles.rows), pairs.num_chosen if is_single else num_experts, splits)](
-        *weights, *sorted_pairs, pairs.weights, out, width, num_rows, group, pairs.num_chosen, out.shape[1],
-        tiles.pairs, tiles.rows, block, **kinds, IS_SINGLE=is_single, IN_WORDS=in_words,
+        *((x, x) if states is None else (states.codes, states.scales)), *weights, *sorted_pairs, pairs.weights, out,
+        width, num_rows, group, pairs.num_chosen, out.shape[1], tiles.pairs, tiles.rows, block, **kinds,
+        IS_SINGLE=is_single, IN_WORDS=in_words, IS_SPLIT=states is not None, STAGES=tiles.stages,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32", num_warps=tiles.warps, num_stages=tiles.stages,
         **OVERLAPPING,
     )  # fmt: skip
@@ -368,3 +440,10 @@ def _tiles(form: str, pairs_per_expert: int, dtype: torch.dtype) -> _Tiles:
     if pairs_per_expert <= 64:
         return _Tiles(64, 128, 64 if form == "plain" else 128, 4, 4 if form == "plain" else 3)
     return _Tiles(128, 128, 64 if form == "plain" else 128, 8, 2 if form == "mxfp4" else 3)
+
+
+_MAX_SPLIT = 4
+"""Most pairs of an expert, in the mean, for which states are split."""
+
+_SPLIT = _Tiles(8, 64, 128, 4, 4)
+"""Measured on an H200."""

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from enginehouse_hf.cuda.kv_tensor import KvTensor, store_heads
-from enginehouse_hf.cuda.overlap import OVERLAPPING, await_previous
+from enginehouse_hf.cuda.overlap import OVERLAPPING, await_previous, await_results, start_next
 from enginehouse_hf.cuda.structure import Activation, Attention, Norm
 
 __all__ = [
@@ -73,11 +73,16 @@ def _add_norm(
     WIDTH: tl.constexpr, NUM_UPDATES: tl.constexpr, HAS_FACTOR: tl.constexpr, HAS_AFTER: tl.constexpr,
     AFTER_ROUNDS_FIRST: tl.constexpr, HAS_NORM: tl.constexpr, ROUNDS_FIRST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    await_previous()
+    start_next()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < WIDTH
     kind: tl.constexpr = hidden.dtype.element_ty
+    if HAS_AFTER:
+        after_factor = tl.load(after + columns, mask=inside, other=0.0).to(tl.float32)
+    if HAS_NORM:
+        norm_factor = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    await_results()
     value = tl.load(hidden + row * hidden_stride + columns, mask=inside, other=0.0)
     if NUM_UPDATES > 0:
         added = tl.zeros([BLOCK], tl.float32)
@@ -85,7 +90,6 @@ def _add_norm(
             at_update = update + (row * NUM_UPDATES + index) * WIDTH + columns
             added += tl.load(at_update, mask=inside, other=0.0).to(tl.float32)
         if HAS_AFTER:
-            after_factor = tl.load(after + columns, mask=inside, other=0.0).to(tl.float32)
             added = normed(added.to(kind).to(tl.float32), after_factor, after_eps, WIDTH, AFTER_ROUNDS_FIRST, kind)
         added = added.to(kind).to(tl.float32)
         if HAS_FACTOR:
@@ -93,7 +97,6 @@ def _add_norm(
         value = (value.to(tl.float32) + added).to(kind)
         tl.store(hidden + row * hidden_stride + columns, value, mask=inside)
     if HAS_NORM:
-        norm_factor = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
         result = normed(value.to(tl.float32), norm_factor, eps, WIDTH, ROUNDS_FIRST, kind)
         tl.store(out + row * out_stride + columns, result, mask=inside)
 
@@ -146,16 +149,24 @@ def add_norm(
 
 
 @triton.jit
+def _norm_factors(query_weight, key_weight, column, is_dim, is_query):
+    """(HEADS, COLUMNS) factors of the norms of queries and keys, float32."""
+    of_query = tl.load(query_weight + column[None, :], mask=is_dim, other=0.0).to(tl.float32)
+    of_key = tl.load(key_weight + column[None, :], mask=is_dim, other=0.0).to(tl.float32)
+    return tl.where(is_query, of_query, of_key)
+
+
+@triton.jit
 def _rotate_and_store(
     qkv, query, keys, values, key_scales, value_scales, positions, targets, cos, sin, query_weight, key_weight,
     query_eps, key_eps,
     NUM_QUERY: tl.constexpr, NUM_KV: tl.constexpr, DIM: tl.constexpr, COLUMNS: tl.constexpr, HALF: tl.constexpr,
     INTERLEAVED: tl.constexpr, HAS_NORM: tl.constexpr, ROUNDS_FIRST: tl.constexpr, NUM_GATES: tl.constexpr,
     BLOCK: tl.constexpr, PACKS_KEYS: tl.constexpr, PACKS_VALUES: tl.constexpr, PARTS: tl.constexpr,
+    HAS_OWN_TABLES: tl.constexpr,
 ):  # fmt: skip
-    await_previous()
-    token = tl.program_id(0).to(tl.int64)
-    heads = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    start_next()
+    token, heads = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     column = tl.arange(0, COLUMNS)
     is_query = (heads < NUM_QUERY)[:, None]
     is_dim = (column < DIM)[None, :]
@@ -164,8 +175,6 @@ def _rotate_and_store(
     place = heads + tl.minimum(heads, NUM_GATES)  # a gate follows each query, if there are gates
     source = qkv + token * PARTS * WIDTH + place[:, None] * DIM
     kind: tl.constexpr = query.dtype.element_ty
-    raw = sum_of_parts(source + column[None, :], inside, WIDTH, PARTS, kind)
-    own = raw.to(tl.float32)
     # The other dimension of the pair that is turned together, and the number of the pair.
     is_turned = column < 2 * HALF
     if INTERLEAVED:
@@ -176,6 +185,19 @@ def _rotate_and_store(
         is_left = column < HALF
         partner = tl.where(is_turned, tl.where(is_left, column + HALF, column - HALF), column)
         pair = tl.where(is_left, column, column - HALF)
+    if HAS_OWN_TABLES:
+        await_results()
+    target = tl.load(targets + token).to(tl.int64)
+    if HALF > 0:
+        angle = tl.load(positions + token).to(tl.int64) * HALF + pair
+        cosine = tl.load(cos + angle, mask=is_turned, other=1.0).to(tl.float32)
+        sine = tl.load(sin + angle, mask=is_turned, other=0.0).to(tl.float32)
+    if HAS_NORM:
+        own_factor = _norm_factors(query_weight, key_weight, column, is_dim, is_query)
+        other_factor = _norm_factors(query_weight, key_weight, partner, is_dim, is_query)
+    await_results()
+    raw = sum_of_parts(source + column[None, :], inside, WIDTH, PARTS, kind)
+    own = raw.to(tl.float32)
     other = sum_of_parts(source + partner[None, :], inside, WIDTH, PARTS, kind).to(tl.float32)
     if HAS_NORM:
         eps = tl.where(is_query, query_eps, key_eps)
@@ -183,21 +205,11 @@ def _rotate_and_store(
         own, other = own * scale, other * scale
         if ROUNDS_FIRST:
             own, other = own.to(kind).to(tl.float32), other.to(kind).to(tl.float32)
-        at_query_weight, at_key_weight = query_weight + column[None, :], key_weight + column[None, :]
-        of_query = tl.load(at_query_weight, mask=is_dim, other=0.0).to(tl.float32)
-        of_key = tl.load(at_key_weight, mask=is_dim, other=0.0).to(tl.float32)
-        own = (own * tl.where(is_query, of_query, of_key)).to(kind).to(tl.float32)
-        of_query = tl.load(query_weight + partner[None, :], mask=is_dim, other=0.0).to(tl.float32)
-        of_key = tl.load(key_weight + partner[None, :], mask=is_dim, other=0.0).to(tl.float32)
-        other = (other * tl.where(is_query, of_query, of_key)).to(kind).to(tl.float32)
+        own = (own * own_factor).to(kind).to(tl.float32)
+        other = (other * other_factor).to(kind).to(tl.float32)
     if HALF > 0:
-        at_angle = tl.load(positions + token).to(tl.int64) * HALF + pair
-        cosine = tl.load(cos + at_angle, mask=is_turned, other=1.0).to(tl.float32)
-        sine = tl.load(sin + at_angle, mask=is_turned, other=0.0).to(tl.float32)
         own = own * cosine[None, :] + other * tl.where(is_left, -sine, sine)[None, :]
-    turned = own.to(kind)
-    target = tl.load(targets + token).to(tl.int64)
-    key_head = heads - NUM_QUERY
+    turned, key_head = own.to(kind), heads - NUM_QUERY
     is_key = (key_head >= 0) & (key_head < NUM_KV)
     is_value = (key_head >= NUM_KV) & (key_head < 2 * NUM_KV)
     cell = target * NUM_KV + key_head
@@ -214,6 +226,8 @@ def rotate_and_store(
     targets: Tensor,
     part: Attention,
     dtype: torch.dtype | None = None,
+    *,
+    has_own_tables: bool = False,
 ) -> Tensor:
     """Apply norms and rotary positions to queries and keys, store keys and values in the pool; returns the queries.
 
@@ -224,6 +238,7 @@ def rotate_and_store(
         positions: (T,) int32, positions in their sequences.
         targets: (T,) int32, places in the pool.
         dtype: type of the result, if it is not that of ``qkv``.
+        has_own_tables: the positions or rotary tables were computed in this step.
 
     Returns:
         (T, num_query, head_dim).
@@ -253,6 +268,7 @@ def rotate_and_store(
         num_query, num_kv, head_dim, columns, 0 if rotary is None else rotary.cos.shape[1],
         rotary is not None and rotary.interleaved, norms is not None, norms is not None and norms[0].rounds_first,
         num_gates, block, keys.scales is not None, values.scales is not None, 1 if qkv.dim() == 2 else qkv.shape[1],
+        has_own_tables,
         num_warps=4 if columns > 64 else 2, **OVERLAPPING,
     )  # fmt: skip
     return query

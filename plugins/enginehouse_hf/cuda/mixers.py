@@ -2,13 +2,15 @@
 
 :class:`PooledMixers` replaces the ``forward`` of the modules that :class:`enginehouse_hf.recurrent.Mixers` has found.
 Single tokens of all sequences are one call, whose rows are looked up on the device: it can be recorded as a graph.
-Longer spans are called by size. A pass reads one row of each sequence and writes the one beside it.
+So are tokens whose drafts may be rejected: a call for the first of each sequence, one for the second and so on, each of
+which leaves a state. Longer spans are called by size. A pass reads one row of each sequence and writes others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
@@ -32,12 +34,13 @@ class Spans:
     """Longer spans of a step.
 
     Attributes:
-        sources: (num_spans,) int64, rows of the states that are read.
+        sources, targets: (num_spans,) int64, rows of the states that are read, and that are written.
         ends: (num_spans + 1,) int32, running sums of the numbers of tokens.
         longest: number of tokens of the longest span.
     """
 
     sources: Tensor
+    targets: Tensor
     ends: Tensor
     longest: int
 
@@ -45,16 +48,16 @@ class Spans:
 class RecurrentPart(Protocol):
     """A recurrent module in kernels."""
 
-    def step(self, hidden: Tensor, pools: Pools, sources: Tensor) -> Tensor:
-        """Append a token to each sequence.
+    def step(self, hidden: Tensor, pools: Pools, rows: Tensor) -> Tensor:
+        """Append K tokens to each of N sequences.
 
         Args:
-            hidden: (N, hidden_size).
-            pools: changed in the rows beside ``sources``.
-            sources: (N,) int64, rows that are read.
+            hidden: (T, hidden_size), T = K * N: the first token of each sequence, then the second of each, and so on.
+            pools: changed in all rows but the first of each sequence.
+            rows: (K + 1, N) int64, rows of each sequence: a token reads one and writes the next.
 
         Returns:
-            (N, hidden_size), or (N, n, hidden_size) float32, whose n rows add up to the result.
+            (T, hidden_size), or (T, n, hidden_size) float32, whose n rows add up to the result.
         """
         ...
 
@@ -69,7 +72,7 @@ class RecurrentStep(Protocol):
     num_decodes: int
     segments: list[Segment]
     query_ends: Tensor
-    sources: Tensor
+    state_rows: Tensor
 
     @property
     def pools(self) -> StatePools:
@@ -84,7 +87,7 @@ class _OneSpan:
     num_decodes: int
     segments: list[Segment]
     query_ends: Tensor
-    sources: Tensor
+    state_rows: Tensor
     pools: StatePools
 
 
@@ -105,7 +108,7 @@ class PooledMixers:
         self._forms, self._device = forms, device
         self._parts: dict[int, RecurrentPart] = {}
         self._step: RecurrentStep | None = None
-        self._sources = self._targets = torch.empty(0, dtype=torch.int64)
+        self._rows = torch.empty(2, 0, dtype=torch.int64)
         for mixer in self.all:
             mixer.module.forward = partial(self._forward, mixer)
 
@@ -125,14 +128,14 @@ class PooledMixers:
     def begin(self, step: RecurrentStep) -> None:
         """Prepare a pass."""
         self._step = step
-        self._sources = step.sources.long()
-        self._targets = self._sources ^ 1
+        self._rows = step.state_rows.long()
 
     def begin_alone(self, num_tokens: int) -> None:
         """Prepare a pass over one span at the beginning of a sequence, whose state is not kept."""
         ends = torch.tensor([0, num_tokens], dtype=torch.int32, device=self._device)
         pools = StatePools(self._forms, 1, self._device)
-        self.begin(_OneSpan(0, [Segment(0, num_tokens, 0)], ends, ends[:1], pools))
+        rows = torch.tensor([[0], [1]], device=self._device)
+        self.begin(_OneSpan(0, [Segment(0, num_tokens, 0)], ends, rows, pools))
 
     def _forward(
         self, mixer: Mixer, hidden_states: Tensor, *_: Any, attention_mask: Tensor | None = None, **__: Any
@@ -164,8 +167,9 @@ class PooledMixers:
             return output
         for (size, is_later), indices in _by_size(step.segments).items():
             spans = [slice(step.segments[index].begin, step.segments[index].begin + size) for index in indices]
-            columns = [num_decodes + index for index in indices]
-            mixed = self._run(mixer, torch.stack([hidden[span] for span in spans]), columns, is_later=is_later)
+            columns = [self._rows[:, num_decodes + index] for index in indices]  # a list of numbers would be copied
+            rows = torch.stack([hidden[span] for span in spans])
+            mixed = self._run(mixer, rows, *torch.stack(columns, 1), is_later=is_later)
             for place, span in enumerate(spans):
                 output[span] = mixed[place]
         return output
@@ -177,25 +181,25 @@ class PooledMixers:
         if part is None:
             return None
         longest = max(segment.end - segment.begin for segment in step.segments)
-        spans = Spans(self._sources[step.num_decodes :], step.query_ends, longest)
+        spans = Spans(*self._rows[:, step.num_decodes :], step.query_ends, longest)
         return part.extend(hidden, step.pools.layer(mixer.layer), spans)
 
     def _decode(self, mixer: Mixer, hidden: Tensor) -> Tensor:
-        """Append tokens, (N, hidden_size), to the first N sequences; returns as :meth:`run`."""
+        """Append tokens, (T, hidden_size), to the first sequences, as :meth:`RecurrentPart.step`; returns as it."""
         assert self._step is not None
-        columns = range(len(hidden))
+        rows = self._rows[:, : len(hidden) // (len(self._rows) - 1)]
         if (part := self._parts.get(mixer.layer)) is not None:
-            return part.step(hidden, self._step.pools.layer(mixer.layer), _chosen(self._sources, columns))
-        return self._run(mixer, hidden[:, None], columns, is_later=True)[:, 0]
+            return part.step(hidden, self._step.pools.layer(mixer.layer), rows)
+        tokens = zip(hidden.split(rows.shape[1]), pairwise(rows), strict=True)
+        return torch.cat([self._run(mixer, one[:, None], *around, is_later=True)[:, 0] for one, around in tokens])
 
-    def _run(self, mixer: Mixer, rows: Tensor, columns: Sequence[int], *, is_later: bool) -> Tensor:
-        """Append tokens, (N, T, hidden_size), to sequences; ``columns`` are their numbers in the step."""
+    def _run(self, mixer: Mixer, hidden: Tensor, sources: Tensor, targets: Tensor, *, is_later: bool) -> Tensor:
+        """Append tokens, (N, T, hidden_size), to the states in rows, (N,) each."""
         assert self._step is not None
-        sources, targets = _chosen(self._sources, columns), _chosen(self._targets, columns)
         pools = self._step.pools.layer(mixer.layer)
         states = {key: pool.index_select(0, sources) for key, pool in pools.items()} if is_later else {}
         cache = LayerCache(states)
-        mixed = mixer.run(rows, cache)
+        mixed = mixer.run(hidden, cache)
         for key, pool in pools.items():
             pool.index_copy_(0, targets, cache.states[key].to(pool.dtype))
         return mixed
@@ -211,10 +215,3 @@ def _by_size(segments: Sequence[Segment]) -> dict[tuple[int, bool], list[int]]:
     for index, segment in enumerate(segments):
         groups.setdefault((segment.end - segment.begin, segment.start > 0), []).append(index)
     return groups
-
-
-def _chosen(rows: Tensor, columns: Sequence[int]) -> Tensor:
-    """Return the entries of these columns, without a copy from the host."""
-    if isinstance(columns, range):
-        return rows[columns.start : columns.stop]
-    return torch.cat([rows[column : column + 1] for column in columns])

@@ -18,7 +18,7 @@ from enginehouse_hf.adapters import adaptable_linears
 from enginehouse_hf.cuda.attention import PoolAttention
 from enginehouse_hf.cuda.features import FeatureWriter
 from enginehouse_hf.cuda.layered import LayeredNetwork, LayeredTransformers
-from enginehouse_hf.cuda.lora import Stack, Sums, expand, shrink
+from enginehouse_hf.cuda.lora import Stack, expand, shrink
 from enginehouse_hf.cuda.mixers import PooledMixers
 from enginehouse_hf.cuda.pool_step import PoolStep
 from enginehouse_hf.cuda.step import Step
@@ -155,7 +155,7 @@ def _hook(stack: Stack, scales: Tensor) -> Any:
     def add(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         x = inputs[0].reshape(-1, inputs[0].shape[-1]).contiguous()
         assert len(x) == scales.shape[1], "a layer with adapters sees the tokens of the step in order"
-        expand(output.view(-1, output.shape[-1]), shrink(x, stack, scales, Sums([stack], len(x))), stack, scales)
+        expand(output.view(-1, output.shape[-1]), shrink(x, stack, scales), stack, scales)
         return output
 
     return add

@@ -121,7 +121,7 @@ def open_on_cuda(
         states=not options.random_weights,  # the next process would use different random weights
         sampling=SUPPORTED,
         media=() if reader is None else ("image",),
-        adapters="none",  # switched off: ``lora.py`` failed its last test on a GPU, see docs/adapters.md
+        adapters="mixed",
     )
     kernel = attention.kernel.name if attention.kernel is not None else "plain"
     config = model.config.get_text_config()
@@ -177,8 +177,8 @@ def _time_prefill(network: Network, state: DeviceState, size: int, num_prompts: 
     tokens[2] = np.tile(np.arange(size), num_prompts)
     segments = [Segment(begin, begin + size, 0) for begin in range(0, size * num_prompts, size)]
     ends = np.array([segment.end - 1 for segment in segments], np.int32)
-    sources = np.full(num_prompts if state.pools.forms else 0, state.pools.dump_row, np.int32)
-    packed = PackedSpans(tokens, 0, segments, tokens[3].copy(), ends, sources)
+    state_rows = np.repeat(state.pools.dump_rows(1)[:, None], num_prompts if state.pools.forms else 0, 1)
+    packed = PackedSpans(tokens, 0, segments, tokens[3].copy(), ends, state_rows)
     times = []
     for _ in range(num_runs):  # the first run may compile kernels
         torch.cuda.synchronize()
@@ -306,8 +306,8 @@ def _probe(network: Network, facts: ModelFacts, model: Any, num_more: int) -> to
         start = end - 1 if number else 0
         spans = [Span(sequence, start, token_ids[start:end], "last")]
         sizes = positions.check(spans)
-        sources = np.array([number % 2], np.int32) if facts.states else None  # each pass writes the row beside it
-        packed = pack(spans, sizes, positions.append(spans, sizes), positions.table, sources)
+        state_rows = np.array([[number % 2], [1 - number % 2]], np.int32) if facts.states else None
+        packed = pack(spans, sizes, positions.append(spans, sizes), positions.table, state_rows)
         rows.append(network.run(Step.upload(state, packed)).float())
     return torch.cat(rows)
 

@@ -1,8 +1,9 @@
 """Products with weights of few bits, which are unpacked in registers: what is read from memory is the packed form.
 
 Four bits: see ``four_bits.py``. FP8: for one token sums in float32 on the ordinary cores. For more with one factor per
-row FP8 is multiplied by FP8, with one factor per token found from its largest number; other weights are unpacked in
-registers, as numbers of the model's type, for up to :data:`MAX_UNPACKED` tokens; for more in memory, for cuBLAS.
+row FP8 is multiplied by FP8: by states that are split, see ``split_states.py``, for many tokens by rounded ones, with
+one factor per token found from its largest number. Other weights are unpacked in registers, as numbers of the model's
+type, for up to :data:`MAX_UNPACKED` tokens; for more in memory, for cuBLAS. Integers of 8 bits: by split states.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from torch.nn.functional import linear
 from enginehouse_hf.cuda.four_bits import project_four_bits
 from enginehouse_hf.cuda.layers import activate, load_inside
 from enginehouse_hf.cuda.overlap import OVERLAPPING, await_previous
+from enginehouse_hf.cuda.split_states import split_states, split_to_integers
 from enginehouse_hf.cuda.structure import Activation
-from enginehouse_hf.packed import Packed, rounds_states, unpacked
+from enginehouse_hf.packed import Packed, has_tensor_cores_of_8_bits, rounds_states, unpacked
 
 __all__ = ["MAX_FP8", "MAX_UNPACKED", "project_packed"]
 
@@ -119,6 +121,41 @@ def _project_few(
 
 
 @triton.jit
+def _project_split(
+    x, x_scales, codes, scales, bias, out, num_tokens, num_rows,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr,
+    HAS_BIAS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """8 bits by states that are split, see ``split_states.py``: the weights are the left operand, as they are."""
+    IS_FP8: tl.constexpr = x.dtype.element_ty == tl.float8e4nv
+    NUM_BLOCKS: tl.constexpr = WIDTH // BLOCK
+    OWN: tl.constexpr = (NUM_BLOCKS + SPLITS - 1) // SPLITS
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    is_row = rows < num_rows
+    split = tl.program_id(1)
+    column = tl.program_id(2) * TOKENS * 2 + tl.arange(0, TOKENS * 2)  # both parts of each token in turn
+    row = tl.where(is_row, rows, 0).to(tl.int64)
+    known = tl.where(column < num_tokens * 2, column, 0).to(tl.int64)
+    await_previous()
+    at_codes = codes + row[:, None] * WIDTH + tl.arange(0, BLOCK)[None, :]
+    at_x = x + known[None, :] * WIDTH + tl.arange(0, BLOCK)[:, None]
+    kind: tl.constexpr = tl.float32 if IS_FP8 else tl.int32
+    sums = tl.zeros([ROWS, TOKENS * 2], kind)
+    for block in tl.range(split * OWN, min(split * OWN + OWN, NUM_BLOCKS), num_stages=STAGES):
+        sums = tl.dot(tl.load(at_codes + block * BLOCK), tl.load(at_x + block * BLOCK), sums, out_dtype=kind)
+    token = tl.program_id(2) * TOKENS + tl.arange(0, TOKENS)
+    is_token = token < num_tokens
+    high, low = tl.split(tl.reshape(sums.to(tl.float32), [ROWS, TOKENS, 2]))
+    result = (high + low * (0.0625 if IS_FP8 else 0.00390625)) * tl.load(scales + row).to(tl.float32)[:, None]
+    result *= tl.load(x_scales + token, mask=is_token, other=0.0)[None, :]
+    if HAS_BIAS:
+        added = tl.load(bias + rows, mask=is_row, other=0.0).to(tl.float32)
+        result += tl.where(split == 0, added, 0.0)[:, None]
+    at_out = out + (token.to(tl.int64)[None, :] * SPLITS + split) * num_rows + rows[:, None]
+    tl.store(at_out, result.to(out.dtype.element_ty), mask=is_token[None, :] & is_row[:, None])
+
+
+@triton.jit
 def _round_tokens(x, codes, scales, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     """FP8 codes and the factor of one token."""
     await_previous()
@@ -146,18 +183,25 @@ def project_packed(x: Tensor, part: Packed, activation: Activation | None = None
     if part.form == "tiles":
         return project_four_bits(x, part, activation, may_split)
     num_tokens = len(x)
-    if num_tokens == 1:
+    may_multiply_8_bits = num_tokens <= MAX_FP8 and part.width % _LEAST_COLUMNS == 0 and has_tensor_cores_of_8_bits(x)
+    if num_tokens == 1 and part.form == "fp8":
         return _single(x, part, activation, may_split)
     assert activation is None
     if rounds_states(x, part):
-        codes, scales = _rounded(x)
-        if num_tokens <= MAX_FP8 or part.num_rows % 16 or part.width % 16:  # which cuBLAS refuses
-            return _few(codes, scales, part, x.dtype, may_split)
-        result = torch._scaled_mm(codes, part.codes.T, scales, part.scales.T, out_dtype=x.dtype, use_fast_accum=True)
-        return result if part.bias is None else result.add_(part.bias)
-    if num_tokens <= MAX_UNPACKED and x.dtype != torch.float32:
+        return _round_and_multiply(x, part, may_split)
+    if may_multiply_8_bits and part.scales.shape[1] == 1:
+        return _split(x, part, may_split)
+    if num_tokens <= MAX_UNPACKED and part.form == "fp8" and x.dtype != torch.float32:
         return _few(x, None, part, x.dtype, may_split)
     return linear(x, unpacked(part, x.dtype), part.bias)
+
+
+def _round_and_multiply(x: Tensor, part: Packed, may_split: bool) -> Tensor:
+    codes, scales = _rounded(x)
+    if len(x) <= MAX_FP8 or part.num_rows % 16 or part.width % 16:  # which cuBLAS refuses
+        return _few(codes, scales, part, x.dtype, may_split)
+    result = torch._scaled_mm(codes, part.codes.T, scales, part.scales.T, out_dtype=x.dtype, use_fast_accum=True)
+    return result if part.bias is None else result.add_(part.bias)
 
 
 def _group(part: Packed) -> int:
@@ -168,12 +212,12 @@ def _group(part: Packed) -> int:
 def _single(x: Tensor, part: Packed, activation: Activation | None, may_split: bool) -> Tensor:
     num_rows = part.num_rows // (1 if activation is None else 2)
     group, is_grouped = _group(part), part.group < part.width
-    rows, columns, warps = _SINGLE["many" if activation is not None or num_rows >= _MANY_ROWS else "few"]
-    if may_split and part.width >= _WIDE and part.width % (2 * group) == 0:
-        rows, columns, warps = _SINGLE["wide"]
-        splits = 2
+    if activation is not None or num_rows >= _MANY_ROWS:
+        rows, columns, warps, splits = _SINGLE["many"]
+    elif may_split and part.width % (2 * group) == 0:
+        rows, columns, warps, splits = _SINGLE["wide" if part.width >= _WIDE else "split"]
     else:
-        splits = 1
+        rows, columns, warps, splits = _SINGLE["few"]
     block = max(group if is_grouped else 16, min(columns, triton.next_power_of_2(part.width)))
     rows = rows // (1 if activation is None else 2)
     out = x.new_empty(1, num_rows)
@@ -186,11 +230,12 @@ def _single(x: Tensor, part: Packed, activation: Activation | None, may_split: b
     return out
 
 
-_SINGLE = {"many": (4, 1024, 4), "few": (8, 512, 2), "wide": (8, 1024, 4)}
-"""Rows, columns per turn and warps, for many rows, few, and few of which the columns are split. Measured on an H200."""
+_SINGLE = {"many": (4, 512, 2, 1), "few": (2, 2048, 4, 1), "split": (4, 512, 2, 2), "wide": (8, 512, 2, 2)}
+"""Rows, columns per turn, warps and splits: for many rows, few, and few whose columns may be split. Measured on an
+H200."""
 
 _WIDE = 8192
-"""Columns that are split for one token."""
+"""Columns from which on a program takes more rows."""
 
 _LEAST_TOKENS = 64
 """Height of a tile of the tensor cores that multiply FP8."""
@@ -225,6 +270,35 @@ def _few(x: Tensor, token_scales: Tensor | None, part: Packed, dtype: torch.dtyp
 
 _FEW = (64, 4, 4)
 """Rows, warps and stages. Measured on an H200."""
+
+
+def _split(x: Tensor, part: Packed, may_split: bool) -> Tensor:
+    num_tokens, num_rows, block = len(x), part.num_rows, _group(part)
+    if part.form == "int8":
+        codes, scales = split_to_integers(x)
+    else:
+        states = split_states(x, block)
+        codes, scales = states.codes, states.scales
+    assert scales is not None
+    tokens = max(8, min(64, triton.next_power_of_2(num_tokens)))
+    rows, warps, stages = 64, 4, 4
+    wanted = min(_PROGRAMS * rows // num_rows, part.width // block // 4) if may_split else 1
+    splits = 1 << (max(1, wanted).bit_length() - 1)
+    shape = (num_tokens, num_rows) if splits == 1 else (num_tokens, splits, num_rows)
+    out = torch.empty(shape, dtype=x.dtype if splits == 1 else torch.float32, device=x.device)
+    _project_split[(triton.cdiv(num_rows, rows), splits, triton.cdiv(num_tokens, tokens))](
+        codes, scales, part.codes, part.scales, x if part.bias is None else part.bias, out, num_tokens, num_rows,
+        part.width, block, tokens, rows, splits, part.bias is not None, stages,
+        num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return out
+
+
+_PROGRAMS = 264
+"""Programs that the columns are split for: two for each of an H200's 132 multiprocessors."""
+
+_LEAST_COLUMNS = 32
+"""Depth of a tile of the tensor cores that multiply FP8."""
 
 
 def _rounded(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,8 @@ Decodes come first, each token a column that attends individually, followed by a
 after it becomes several decodes of one sequence: all keys of a step are in the pool before a layer attends, and each
 column sees those up to its position. Verifying drafts is thus a decode step, and uses its graph. So does a step with
 short prompts, or ends of prompts, if all its spans are short. Not so in a model with recurrent layers, whose tokens of
-one sequence depend on each other within a layer.
+one sequence depend on each other within a layer: there a step that verifies drafts has the first tokens of all
+sequences, then the second ones, and so on.
 
 Called by the runner; ``step.py`` copies the result to the device at once.
 """
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from enginehouse.contract.backend import LastSampled, Span
 
-__all__ = ["PackedSpans", "Segment", "are_short", "flatten", "pack", "pack_chunk"]
+__all__ = ["PackedSpans", "Segment", "are_short", "flatten", "pack", "pack_by_place", "pack_chunk"]
 
 _MAX_CHECKED = 65
 """Maximum length of a span with logits for all tokens (a token and its drafts) that is computed as decodes."""
@@ -32,6 +33,7 @@ _MAX_SEEN = 1 << 16
 """Maximum number of keys that the columns of these spans read in such a step: each reads all before it."""
 
 _NONE: NDArray[np.int32] = np.empty(0, np.int32)
+_NO_ROWS: NDArray[np.int32] = np.empty((2, 0), np.int32)
 _NO_SCALES: NDArray[np.float32] = np.empty((0, 0), np.float32)
 
 _ALIGNMENT = 32  # int32 values: every part of the array starts at a multiple, so kernels can rely on it
@@ -66,7 +68,8 @@ class PackedSpans:
         segments: the longer spans.
         gather: places visible to the longer spans, span by span.
         rows: tokens whose logits are requested, in the original order of the spans.
-        sources: rows of the states of recurrent layers: of every decode, then of every longer span.
+        state_rows: (K + 1, N), rows of the states of recurrent layers: of every decode, then of every longer span. A
+            token reads one and writes the next; K is 1, or more in a pass of :func:`pack_by_place`.
         scales: (num_adapters, T) float32, how much each token uses of each adapter; empty if none uses any.
         rotary: (T,), positions for the rotary embedding where these differ from those in the sequence (M-RoPE).
     """
@@ -76,7 +79,7 @@ class PackedSpans:
     segments: list[Segment]
     gather: NDArray[np.int32]
     rows: NDArray[np.int32]
-    sources: NDArray[np.int32] = _NONE
+    state_rows: NDArray[np.int32] = _NO_ROWS
     scales: NDArray[np.float32] = _NO_SCALES
     rotary: NDArray[np.int32] | None = None
 
@@ -89,6 +92,11 @@ class PackedSpans:
         """Return the same with rotary positions that are less, by a number for some sequences."""
         less = [saved_positions.get(slot, 0) for slot in self.tokens[1].tolist()]
         return evolve(self, rotary=self.tokens[2] - np.array(less, np.int32))
+
+    @property
+    def span_tokens(self) -> int:
+        """K: the tokens of each sequence in a pass of :func:`pack_by_place`, else 1."""
+        return len(self.state_rows) - 1
 
     @property
     def is_plain_decode(self) -> bool:
@@ -113,7 +121,7 @@ def pack(
     sizes: Sequence[int],
     places: NDArray[np.int32],
     table: NDArray[np.int32],
-    sources: NDArray[np.int32] | None = None,
+    state_rows: NDArray[np.int32] | None = None,
     handles: Sequence[int] = (),
     *,
     as_decodes: bool = False,
@@ -125,14 +133,15 @@ def pack(
         sizes: their numbers of tokens.
         places: (sum of sizes,), the place of every new token, span by span.
         table: (max_sequences, max_context), including the new tokens.
-        sources: (len(spans),), rows of the states of recurrent layers; None without such layers.
+        state_rows: (2, len(spans)), rows of the states of recurrent layers, which are read and written; None without
+            such layers.
         handles: the adapter at each index of the stacks; 0 is none.
         as_decodes: every token is a decode, also those of longer spans; see :func:`are_short`.
     """
     if len(places) == len(spans):
-        return _pack_decodes(spans, places, sources, handles)
+        return _pack_decodes(spans, places, state_rows, handles)
     begins = [0, *accumulate(sizes)]
-    may_check = sources is None
+    may_check = state_rows is None
     are_decodes = [as_decodes or _is_decode(span, size, may_check) for span, size in zip(spans, sizes, strict=True)]
     # Decodes first, in descending order of sequence length.
     order = sorted(range(len(spans)), key=lambda index: (not are_decodes[index], -spans[index].start))
@@ -151,7 +160,7 @@ def pack(
             seen.append(table[span.sequence, : span.start + size])
         firsts[index], begin = begin, end
     rows = [row for index, span in enumerate(spans) for row in _rows(span, firsts[index], sizes[index])]
-    ordered = _NONE if sources is None else sources[order]
+    ordered = _NO_ROWS if state_rows is None else state_rows[:, order]
     scales = _scales([spans[index] for index in order], [sizes[index] for index in order], handles)
     return PackedSpans(tokens, num_decodes, segments, np.concatenate(seen), np.array(rows, np.int32), ordered, scales)
 
@@ -195,7 +204,7 @@ def _scales(spans: Sequence[Span], sizes: Sequence[int], handles: Sequence[int])
 
 
 def _pack_decodes(
-    spans: Sequence[Span], places: NDArray[np.int32], sources: NDArray[np.int32] | None, handles: Sequence[int]
+    spans: Sequence[Span], places: NDArray[np.int32], state_rows: NDArray[np.int32] | None, handles: Sequence[int]
 ) -> PackedSpans:
     ids = [-1 if isinstance(span.input, LastSampled) else int(span.input[0]) for span in spans]
     tokens = np.array([ids, [s.sequence for s in spans], [s.start for s in spans], places], np.int32)
@@ -204,9 +213,39 @@ def _pack_decodes(
     rows[order] = np.arange(len(spans), dtype=np.int32)
     if any(span.outputs == "none" for span in spans):
         rows = rows[[span.outputs != "none" for span in spans]]
-    ordered = _NONE if sources is None else sources[order]
+    ordered = _NO_ROWS if state_rows is None else state_rows[:, order]
     scales = _scales([spans[index] for index in order], [1] * len(spans), handles)
     return PackedSpans(tokens[:, order], len(spans), [], _NONE, rows, ordered, scales)
+
+
+def pack_by_place(
+    spans: Sequence[Span],
+    sizes: Sequence[int],
+    places: NDArray[np.int32],
+    state_rows: NDArray[np.int32],
+    dump: tuple[int, int],
+    handles: Sequence[int] = (),
+) -> PackedSpans:
+    """Pack spans that verify drafts in a model with recurrent layers: every first token, every second one, and so on.
+
+    Args:
+        spans, sizes, places, handles: see :func:`pack`.
+        state_rows: (K + 1, len(spans)) with K the most tokens of a span.
+        dump: slot and place of the tokens that fill up shorter spans.
+    """
+    num_spans, most = len(spans), len(state_rows) - 1
+    tokens = np.zeros((4, most, num_spans), np.int32)
+    tokens[1], tokens[3] = dump[0], dump[1]
+    rows, begin = [], 0
+    for index, (span, size) in enumerate(zip(spans, sizes, strict=True)):
+        tokens[0, :size, index] = -1 if isinstance(span.input, LastSampled) else span.input
+        tokens[1, :size, index] = span.sequence
+        tokens[2, :size, index] = np.arange(span.start, span.start + size)
+        tokens[3, :size, index] = places[begin : begin + size]
+        rows += [place * num_spans + index for place in _rows(span, 0, size)]
+        begin += size
+    num_tokens, scales = most * num_spans, np.tile(_scales(spans, [1] * num_spans, handles), (1, most))
+    return PackedSpans(tokens.reshape(4, -1), num_tokens, [], _NONE, np.array(rows, np.int32), state_rows, scales)
 
 
 def _rows(span: Span, first: int, size: int) -> range:
@@ -227,7 +266,7 @@ def flatten(packed: PackedSpans) -> tuple[NDArray[np.int32], dict[str, tuple[int
         "query_ends": np.array([0, *accumulate(segment.end - segment.begin for segment in packed.segments)], np.int32),
         "key_ends": np.array([0, *accumulate(segment.stop for segment in packed.segments)], np.int32),
         "rows": packed.rows,
-        "sources": packed.sources,
+        "state_rows": packed.state_rows.reshape(-1),
         "scales": packed.scales.reshape(-1).view(np.int32),
         "rotary": packed.rotary_positions,
     }

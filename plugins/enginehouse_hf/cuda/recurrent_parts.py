@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -41,10 +41,14 @@ class _DeltaPart:
     net: DeltaNet
     output: Linear
 
-    def step(self, hidden: Tensor, pools: Pools, sources: Tensor) -> Tensor:
+    def step(self, hidden: Tensor, pools: Pools, rows: Tensor) -> Tensor:
         """See :class:`RecurrentPart`."""
-        projected = _product(hidden, self.weight)
-        mixed = delta_step(projected, pools["conv", 0], pools["recurrent", 0], sources, self.net)
+        states = pools["conv", 0], pools["recurrent", 0]
+        mixed = _one_by_one(
+            _product(hidden, self.weight),
+            rows,
+            lambda projected, sources, targets: delta_step(projected, *states, sources, targets, self.net),
+        )
         few = project_few(mixed, self.output) if len(mixed) > 1 else None
         return _product(mixed, self.output) if few is None else few
 
@@ -52,9 +56,20 @@ class _DeltaPart:
         """See :class:`RecurrentPart`."""
         projected = _product(hidden, self.weight)
         states = pools["conv", 0], pools["recurrent", 0]
-        return _product(
-            delta_spans(projected, *states, spans.sources, spans.ends, spans.longest, self.net), self.output
-        )
+        mixed = delta_spans(projected, *states, spans.sources, spans.targets, spans.ends, spans.longest, self.net)
+        return _product(mixed, self.output)
+
+
+def _one_by_one(projected: Tensor, rows: Tensor, step: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+    """Call ``step`` for the first token of every sequence, then for the second, and so on; join the results.
+
+    Args:
+        projected: (T, width), as the tokens of :meth:`RecurrentPart.step`.
+        rows: see there.
+    """
+    parts = projected.split(rows.shape[1])
+    mixed = [step(part, *around) for part, around in zip(parts, pairwise(rows), strict=True)]
+    return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
 
 
 def _product(x: Tensor, part: Linear) -> Tensor:
@@ -108,9 +123,13 @@ class _ConvPart:
     bias: Tensor | None
     output: Linear
 
-    def step(self, hidden: Tensor, pools: Pools, sources: Tensor) -> Tensor:
+    def step(self, hidden: Tensor, pools: Pools, rows: Tensor) -> Tensor:
         """See :class:`RecurrentPart`."""
-        mixed = conv_step(_product(hidden, self.before), pools["conv", 0], sources, self.conv, self.bias)
+        mixed = _one_by_one(
+            _product(hidden, self.before),
+            rows,
+            lambda projected, *around: conv_step(projected, pools["conv", 0], *around, self.conv, self.bias),
+        )
         few = project_few(mixed, self.output) if len(mixed) > 1 else None
         return _product(mixed, self.output) if few is None else few
 
@@ -171,14 +190,14 @@ def _step_error(mixer: Mixer, part: RecurrentPart, pools: Pools, hidden_size: in
     random = _Random(mixer)
     hidden = random(2, hidden_size)
     found = {key: random(4, *pool.shape[1:], dtype=pool.dtype) for key, pool in pools.items()}
-    sources = torch.tensor([3, 0], device=hidden.device)
-    cache = LayerCache({key: pool[sources] for key, pool in found.items()})
+    rows = torch.tensor([[3, 0], [2, 1]], device=hidden.device)
+    cache = LayerCache({key: pool[rows[0]] for key, pool in found.items()})
     expected = mixer.run(hidden[:, None], cache)[:, 0]
-    outputs = part.step(hidden, found, sources)
+    outputs = part.step(hidden, found, rows)
     outputs = outputs.sum(1) if outputs.dim() == 3 else outputs
     return max(
         _difference(outputs, expected),
-        *(_difference(pool[sources ^ 1], cache.states[key]) for key, pool in found.items()),
+        *(_difference(pool[rows[1]], cache.states[key]) for key, pool in found.items()),
     )
 
 
@@ -189,16 +208,17 @@ def _span_error(mixer: Mixer, part: RecurrentPart, pools: Pools, hidden_size: in
     found = {key: random(4, *pool.shape[1:], dtype=pool.dtype) for key, pool in pools.items()}
     for pool in found.values():
         pool[2].zero_()
-    sources = torch.tensor([2, 0], device=hidden.device)
+    sources, targets = torch.tensor([[2, 0], [3, 1]], device=hidden.device)
     caches = LayerCache({}), LayerCache({key: pool[:1].clone() for key, pool in found.items()})
-    spans = Spans(sources, torch.tensor([0, *accumulate(sizes)], dtype=torch.int32, device=hidden.device), max(sizes))
+    ends = torch.tensor([0, *accumulate(sizes)], dtype=torch.int32, device=hidden.device)
+    spans = Spans(sources, targets, ends, max(sizes))
     outputs = part.extend(hidden, found, spans)
     if outputs is None:
         return 0.0
     expected = [mixer.run(one[None], cache)[0] for one, cache in zip(hidden.split(sizes), caches, strict=True)]
     errors = [_difference(outputs, torch.cat(expected))]
     for key, pool in found.items():
-        errors.append(_difference(pool[sources ^ 1], torch.cat([cache.states[key] for cache in caches])))
+        errors.append(_difference(pool[targets], torch.cat([cache.states[key] for cache in caches])))
     return max(errors)
 
 

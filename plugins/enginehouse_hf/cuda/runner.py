@@ -37,12 +37,12 @@ from enginehouse_hf.cuda.graphs import DecodeGraphs, Recorder
 from enginehouse_hf.cuda.heads import PoolHeadMemory
 from enginehouse_hf.cuda.image_spans import placed, run_chunk
 from enginehouse_hf.cuda.networks import Network
-from enginehouse_hf.cuda.packing import are_short, pack
+from enginehouse_hf.cuda.packing import PackedSpans, are_short, pack, pack_by_place
 from enginehouse_hf.cuda.parts import NetworkParts
 from enginehouse_hf.cuda.positions import PositionPool
 from enginehouse_hf.cuda.sampling import DeviceDrawn, DeviceRows, sample
 from enginehouse_hf.cuda.stacks import StackedAdapters
-from enginehouse_hf.cuda.state_pools import SequenceStates
+from enginehouse_hf.cuda.state_pools import SequenceStates, StatePools, num_rows
 from enginehouse_hf.cuda.step import DeviceState, Step
 from enginehouse_hf.depth import groups_by, row_order
 from enginehouse_hf.heads.drafting import DraftHead, HeadDrafts, HeadLimits
@@ -277,8 +277,9 @@ class CudaRunner:
                 self._positions.truncate(span.sequence, span.start)
             raise EngineError(f"hf: the forward pass failed: {error}") from error
         if self._states is not None:
-            for span in spans:
-                self._states.advance(span.sequence, span.start)
+            keeps_all = self._num_verified(spans, sizes) > 0
+            for span, size in zip(spans, sizes, strict=True):
+                self._states.advance(span.sequence, span.start, size if keeps_all else 1)
         if isinstance(media, MediaInput):
             self._images.append(spans[0].sequence, spans[0].start, media)
         return rows
@@ -319,22 +320,41 @@ class CudaRunner:
         """Implements :class:`enginehouse.contract.drafter.HeadKeeper`; records the graphs again, with features."""
         model = self._loaded
         assert self._load_head is not None, "the runner is closed"
-        if self._states is not None:
-            raise ModelLoadError("some layers of this model are recurrent: a draft cannot be taken back")
-        if len(model.state.layers) != model.num_layers:
+        if self._states is None and len(model.state.layers) != model.num_layers:
             raise ModelLoadError("layers of this model share keys and values; hf has no draft heads for it on a GPU")
         head = self._load_head(source)
-        memory = PoolHeadMemory(head, model.state, self._positions, model.hidden_size, model.dtype)
-        model.network.write_features(memory.writer)
         with torch.inference_mode():
-            graphs = DecodeGraphs(model.network, model.state, model.graphs.sizes, Recorder(), lambda _share: None)
-            memory.warm_up()
+            state = model.state if self._states is None else self._widen_states(model, 1 + max_tokens)
+            memory = PoolHeadMemory(head, state, self._positions, model.num_layers, model.hidden_size, model.dtype)
+            model.network.write_features(memory.writer)
+            graphs = DecodeGraphs(model.network, state, model.graphs.sizes, Recorder(), lambda _share: None)
+            if graphs.sizes:
+                memory.record(graphs.recorder)
+            memory.warm_up(self.capabilities.max_batch_tokens)
         adapters = StackedAdapters(model.network, model.dtype, graphs.change_adapters)  # none is loaded yet
-        self._model = evolve(model, graphs=graphs, adapters=adapters)
+        self._model = evolve(model, state=state, graphs=graphs, adapters=adapters)
         limits = HeadLimits.of(self.capabilities, self.num_layers, max_tokens, min_probability)
         self._head = HeadDrafts(head, memory, limits)
         self.state_format += f", draft head {head.identity}"
         return self._head
+
+    def _widen_states(self, model: CudaModel, max_tokens: int) -> DeviceState:
+        """Give every sequence rows for the states after ``max_tokens`` tokens of a pass; none is open yet.
+
+        Raises:
+            ModelLoadError: there is not enough device memory.
+        """
+        old = model.state.pools
+        try:
+            pools = StatePools(old.forms, old.num_slots, model.state.table.device, max_tokens)
+        except torch.cuda.OutOfMemoryError as error:
+            num_bytes = num_rows(old.num_slots, max_tokens) * old.bytes_per_state
+            raise ModelLoadError(
+                f"drafts of {max_tokens - 1} tokens need {num_bytes / 2**30:.1f} GiB for the states after each of "
+                "them; lower the drafter's max_tokens, or slots, cache_tokens or memory_share"
+            ) from error
+        self._states = SequenceStates(pools, model.checkpoint_bytes)
+        return evolve(model.state, pools=pools)
 
     def _launch_chunk(self, span: Span, places: NDArray[np.int32]) -> DeviceRows:
         """Run the span of an image."""
@@ -413,12 +433,7 @@ class CudaRunner:
         if way == "early":
             return self._begin_early(spans, sizes, places).finish()
         model = self._loaded
-        has_states, is_single = self._states is not None, len(places) == len(spans)
-        is_short = is_single or (not has_states and are_short(spans, sizes))
-        is_recorded = is_short and len(places) <= model.graphs.largest
-        sources = None if self._states is None else self._states.sources([span.sequence for span in spans])
-        handles = model.adapters.handles
-        packed = pack(spans, sizes, places, self._positions.table, sources, handles, as_decodes=is_recorded)
+        packed, is_recorded = self._pack(spans, sizes, places)
         packed = placed(packed, self._images)
         self._finish_pass()
         with torch.inference_mode():
@@ -427,6 +442,30 @@ class CudaRunner:
                 return RowGroup(model.graphs.run(packed, way), packed.rows, exit_layers)
             logits = model.network.run(Step.upload(model.state, packed, way))
             return RowGroup(logits, packed.rows if packed.is_plain_decode else None, exit_layers)
+
+    def _pack(self, spans: Sequence[Span], sizes: Sequence[int], places: NDArray[np.int32]) -> tuple[PackedSpans, bool]:
+        """Pack spans; return True with them if a recorded step can run them."""
+        model, states, table = self._loaded, self._states, self._positions.table
+        if states is None:
+            is_recorded = are_short(spans, sizes) and len(places) <= model.graphs.largest
+            return pack(spans, sizes, places, table, None, model.adapters.handles, as_decodes=is_recorded), is_recorded
+        num_verified, sequences = self._num_verified(spans, sizes), [span.sequence for span in spans]
+        state_rows = states.rows(sequences, max(1, num_verified))
+        if num_verified:
+            dump = model.state.dump_slot, model.state.dump_place
+            packed = pack_by_place(spans, sizes, places, state_rows, dump, model.adapters.handles)
+        else:
+            packed = pack(spans, sizes, places, table, state_rows, model.adapters.handles)
+        is_single = num_verified > 0 or len(places) == len(spans)
+        return packed, is_single and len(spans) <= model.graphs.largest
+
+    def _num_verified(self, spans: Sequence[Span], sizes: Sequence[int]) -> int:
+        """Return the most tokens of a span if the pass keeps recurrent states after each token, else 0."""
+        most = max(sizes)
+        if self._states is None or not 1 < most <= self._states.max_tokens:
+            return 0
+        verifies = all(size == 1 or span.outputs == "all" for span, size in zip(spans, sizes, strict=True))
+        return most if verifies else 0
 
     def sample(self, output: ForwardOutput, draws: Sequence[Draw]) -> DeviceDrawn | ExitDrawn:
         """Launch the draws; see :class:`enginehouse.contract.backend.DeviceSampler`."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
-from attrs import define, frozen
+from attrs import define, field, frozen
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -23,9 +23,9 @@ State = tuple[Tensor, ...]
 """A copy of one row of all pools: per pool (num_layers, ...)."""
 
 
-def num_rows(num_slots: int) -> int:
-    """Number of rows for ``num_slots`` sequences, and for padding."""
-    return 2 * (num_slots + 1)
+def num_rows(num_slots: int, max_tokens: int = 1) -> int:
+    """Number of rows for ``num_slots`` sequences, and for padding; see :class:`StatePools`."""
+    return (1 + max_tokens) * (num_slots + 1)
 
 
 @frozen(eq=False)
@@ -39,16 +39,19 @@ class _Place:
 class StatePools:
     """One tensor for all parts of the same shape and type, (num_layers, num_rows, ...): a row is a state.
 
-    A sequence owns two rows: a pass reads one and writes the other, so that a failed pass changes nothing, and the last
-    one can be taken back. The last two rows are a dump for padding.
+    A sequence owns some rows in a circle: a pass reads one and writes the next, so that a failed pass changes nothing,
+    and the last one can be taken back. A pass that verifies drafts writes one after each of its tokens. The last rows
+    are a dump for padding.
 
     Args:
         forms: parts of the state of a sequence.
         num_slots: number of sequences.
+        max_tokens: most tokens of a sequence after each of which a pass keeps the state.
     """
 
-    def __init__(self, forms: Sequence[StateForm], num_slots: int, device: torch.device) -> None:
-        self.forms, self.num_rows = tuple(forms), num_rows(num_slots)
+    def __init__(self, forms: Sequence[StateForm], num_slots: int, device: torch.device, max_tokens: int = 1) -> None:
+        self.forms, self.num_slots, self.max_tokens = tuple(forms), num_slots, max_tokens
+        self.num_rows = num_rows(num_slots, max_tokens)
         grouped: dict[object, list[StateForm]] = {}
         for form in forms:
             grouped.setdefault((form.key[1:], form.shape, form.dtype), []).append(form)
@@ -68,10 +71,13 @@ class StatePools:
         """Size of the state of a sequence."""
         return sum(form.num_bytes for form in self.forms)
 
-    @property
-    def dump_row(self) -> int:
-        """Row read by padding, which writes the next one."""
-        return self.num_rows - 2
+    def first_row(self, slot: int) -> int:
+        """Return the first of the rows of a sequence."""
+        return slot * (1 + self.max_tokens)
+
+    def dump_rows(self, num_tokens: int) -> NDArray[np.int32]:
+        """(num_tokens + 1,), rows read and written by padding."""
+        return np.arange(num_tokens + 1, dtype=np.int32) + self.first_row(self.num_slots)
 
     def layer(self, index: int) -> dict[tuple[str, int], Tensor]:
         """Return the rows of a layer, (num_rows, ...), by kind and number of the part."""
@@ -120,20 +126,17 @@ class _Rows:
     """The rows of one sequence.
 
     Attributes:
-        current: row of its state; the other one is next to it.
-        before: length of the sequence whose state is in the other row; None if that is not known.
+        current: row of its state.
+        earlier: rows of its states at other lengths, before and within the last pass.
     """
 
     current: int
-    before: int | None = None
-
-    @property
-    def other(self) -> int:
-        return self.current ^ 1
+    earlier: dict[int, int] = field(factory=dict)
 
 
 class SequenceStates:
-    """States and checkpoints by sequence. A sequence goes back to its state before the last pass, or to a checkpoint.
+    """States and checkpoints by sequence. A sequence goes back to its state before the last pass, to one that this has
+    kept, or to a checkpoint.
 
     The lengths of sequences are given by the caller, in tokens.
 
@@ -146,48 +149,62 @@ class SequenceStates:
         self._checkpoints = Checkpoints[State](max_bytes)
         self._rows: dict[int, _Rows] = {}
 
+    @property
+    def max_tokens(self) -> int:
+        """Most tokens of a sequence after each of which a pass can keep the state."""
+        return self._pools.max_tokens
+
     def open(self, sequence: int) -> None:
         """Give a new sequence the empty state."""
-        self._rows[sequence] = _Rows(2 * sequence)
-        self._pools.clear(2 * sequence)
+        first = self._pools.first_row(sequence)
+        self._rows[sequence] = _Rows(first)
+        self._pools.clear(first)
 
     def free(self, sequence: int) -> None:
         """Forget a sequence."""
         del self._rows[sequence]
         self._checkpoints.free(sequence)
 
-    def sources(self, sequences: Sequence[int]) -> NDArray[np.int32]:
-        """Return the rows that a pass over these sequences reads; it writes those beside them."""
-        return np.array([self._rows[sequence].current for sequence in sequences], np.int32)
+    def rows(self, sequences: Sequence[int], num_tokens: int = 1) -> NDArray[np.int32]:
+        """(num_tokens + 1, len(sequences)), rows of a pass: a token, or a span, reads one and writes the next."""
+        rows = np.arange(num_tokens + 1)[:, None] + [self._rows[sequence].current for sequence in sequences]
+        firsts = np.array([self._pools.first_row(sequence) for sequence in sequences])
+        circle: NDArray[np.int32] = firsts + (rows - firsts) % (1 + self._pools.max_tokens)
+        return circle.astype(np.int32)
 
-    def advance(self, sequence: int, before: int) -> None:
-        """Record that a pass has appended tokens to a sequence of the length ``before``."""
+    def advance(self, sequence: int, before: int, num_kept: int = 1) -> None:
+        """Record that a pass has appended tokens to a sequence of the length ``before``.
+
+        Args:
+            num_kept: number of the tokens if the pass has kept a state after each of them, else 1.
+        """
         rows = self._rows[sequence]
-        rows.current, rows.before = rows.other, before
+        *earlier, rows.current = self.rows([sequence], num_kept)[:, 0].tolist()
+        rows.earlier = dict(enumerate(earlier, before))
 
     def kept_length(self, sequence: int, length: int, num_held: int) -> int:
         """Return the longest length up to ``length`` whose state is known, of a sequence of ``num_held`` tokens."""
         if length >= num_held:
             return num_held
-        last, before = self._checkpoints.last_length(sequence, length), self._rows[sequence].before
-        return last if before is None or before > length else max(last, before)
+        known = (one for one in self._rows[sequence].earlier if one <= length)
+        return max(self._checkpoints.last_length(sequence, length), *known, 0)
 
     def cut(self, sequence: int, kept: int, num_held: int) -> None:
         """Go back to a length that :meth:`kept_length` returned."""
         rows = self._rows[sequence]
         if kept < num_held:
-            if kept == rows.before:
-                rows.current = rows.other
+            if kept in rows.earlier:
+                rows.current = rows.earlier[kept]
             else:
                 self._restore(sequence, kept, rows.current)
-            rows.before = None
+            rows.earlier = {}
         self._checkpoints.cut(sequence, kept)
 
     def fork(self, source: int, sequence: int, kept: int, num_held: int) -> None:
         """Give a new sequence the state of ``source`` at the length ``kept`` of ``num_held``, and its checkpoints."""
-        rows, target = self._rows[source], _Rows(2 * sequence)
-        if kept in (num_held, rows.before):
-            self._pools.copy(rows.current if kept == num_held else rows.other, target.current)
+        rows, target = self._rows[source], _Rows(self._pools.first_row(sequence))
+        if kept == num_held or kept in rows.earlier:
+            self._pools.copy(rows.current if kept == num_held else rows.earlier[kept], target.current)
         else:
             self._restore(source, kept, target.current)
         self._rows[sequence] = target
@@ -207,8 +224,9 @@ class SequenceStates:
 
     def load(self, sequence: int, lengths: Sequence[int], parts: Iterator[Tensor]) -> None:
         """Give a new sequence a saved state and checkpoints at ``lengths``; ``parts`` are as :meth:`saved` returns."""
-        self._rows[sequence] = _Rows(2 * sequence)
-        self._pools.write(2 * sequence, self._pools.joined(parts))
+        first = self._pools.first_row(sequence)
+        self._rows[sequence] = _Rows(first)
+        self._pools.write(first, self._pools.joined(parts))
         for length in lengths:
             self._checkpoints.keep(sequence, length, self._pools.joined(parts), self._pools.bytes_per_state)
 

@@ -99,7 +99,8 @@ class Step:
         gather: (num_seen,) int32, places visible to the longer spans, span by span.
         query_ends, key_ends: (len(segments) + 1,) int32, running sums of their tokens and of their visible places.
         rows: (num_rows,) int32 tokens whose logits are requested; None is all.
-        sources: (num_decodes + len(segments),) int32, rows of the states that recurrent layers read.
+        state_rows: (K + 1, N) int32, rows of the states of recurrent layers, see ``packing.py``: of every decode and
+            every longer span, or with K > 1 of sequences with K decodes each.
         scales: (num_adapters, T) float32, how much each token uses of each adapter; None if none uses any.
         num_layers: number of layers to run; None is all.
         rotary: (T,) int32, positions for the rotary embedding.
@@ -108,7 +109,7 @@ class Step:
 
     def __init__(self, state: DeviceState, num_tokens: int, num_decodes: int, segments: list[Segment], ints: Tensor,
                  offsets: dict[str, tuple[int, int]], rows_are_all: bool, num_layers: int | None,
-                 chunk: EmbeddedChunk | None = None) -> None:  # fmt: skip
+                 span_tokens: int, chunk: EmbeddedChunk | None = None) -> None:  # fmt: skip
         self.state, self.num_layers, self.chunk = state, num_layers, chunk
         self.num_tokens, self.num_decodes, self.segments = num_tokens, num_decodes, segments
         part = {name: ints[begin:end] for name, (begin, end) in offsets.items()}
@@ -117,7 +118,7 @@ class Step:
         self.lengths = part["lengths"]
         self.gather, self.query_ends, self.key_ends = part["gather"], part["query_ends"], part["key_ends"]
         self.rows = None if rows_are_all else part["rows"]
-        self.sources, self.rotary = part["sources"], part["rotary"]
+        self.state_rows, self.rotary = part["state_rows"].view(span_tokens + 1, -1), part["rotary"]
         self.scales = part["scales"].view(torch.float32).view(-1, num_tokens) if len(part["scales"]) else None
         self.token_ids = torch.empty(num_tokens, dtype=torch.int64, device=ints.device)
 
@@ -128,27 +129,46 @@ class Step:
         """Upload the step to the device; one asynchronous copy from pinned memory."""
         array, offsets = flatten(packed)
         ints = torch.from_numpy(array).pin_memory().to(state.table.device, non_blocking=True)
-        num_tokens, is_plain = packed.tokens.shape[1], packed.is_plain_decode
-        return cls(state, num_tokens, packed.num_decodes, packed.segments, ints, offsets, is_plain, num_layers, chunk)
+        num_tokens, num_decodes = packed.tokens.shape[1], packed.num_decodes
+        return cls(state, num_tokens, num_decodes, packed.segments, ints, offsets, packed.is_plain_decode, num_layers,
+                   packed.span_tokens, chunk)  # fmt: skip
 
     @classmethod
     def static(
-        cls, state: DeviceState, size: int, num_layers: int | None = None, num_adapters: int = 0
+        cls,
+        state: DeviceState,
+        size: int,
+        num_layers: int | None = None,
+        num_adapters: int = 0,
+        span_tokens: int = 1,
     ) -> tuple[Step, Tensor]:
         """Return a decode step of ``size`` sequences whose input is filled in later, and the tensor for this input.
 
         Args:
             num_adapters: number that fit into the stacks; 0 is a step without adapters.
+            span_tokens: tokens of each sequence; more than one in a model with recurrent layers, for drafts.
         """
-        nothing = PackedSpans(*_NOTHING, scales=np.empty((num_adapters, 0), np.float32))
-        array, offsets = flatten(padded_decodes(state, nothing, size))
-        ints = torch.from_numpy(array).to(state.table.device)
-        return cls(state, size, size, [], ints, offsets, True, num_layers), ints
+        scales, state_rows = np.empty((num_adapters, 0), np.float32), np.empty((span_tokens + 1, 0), np.int32)
+        array, offsets = flatten(padded_decodes(state, PackedSpans(*_NOTHING, state_rows, scales), size))
+        ints, num_tokens = torch.from_numpy(array).to(state.table.device), size * span_tokens
+        return cls(state, num_tokens, num_tokens, [], ints, offsets, True, num_layers, span_tokens), ints
 
     @property
     def pools(self) -> StatePools:
         """States of recurrent layers of all sequences."""
         return self.state.pools
+
+    def advance(self, token_ids: Tensor) -> None:
+        """Make the inputs of a static decode step those of the next one: a token each, at places that the table has.
+
+        Args:
+            token_ids: (T,).
+        """
+        self._tokens[0, : self.num_tokens] = token_ids
+        for numbers in (self.positions, self.rotary, self.lengths):
+            numbers.add_(1)
+        ahead = self.positions.clamp(max=self.state.table.shape[1] - 1).long()
+        self.places.copy_(self.state.table[self.slots.long(), ahead])
 
     def begin(self) -> None:
         """Start the step: look up the token ids and write the places into the table."""
@@ -159,14 +179,21 @@ _NOTHING = (np.empty((4, 0), np.int32), 0, [], np.empty(0, np.int32), np.empty(0
 
 
 def padded_decodes(state: DeviceState, packed: PackedSpans, size: int) -> PackedSpans:
-    """Pad plain decodes to ``size`` with tokens that read and write only the dumps."""
-    num_more = size - packed.num_decodes
-    dump = np.array([[0], [state.dump_slot], [0], [state.dump_place]], np.int32)
-    tokens = np.concatenate([packed.tokens, np.repeat(dump, num_more, 1)], 1)
+    """Pad plain decodes, of which each sequence has K, to ``size`` sequences that read and write only the dumps."""
+    by_place = packed.tokens.reshape(4, packed.span_tokens, -1)
+    num_more = size - by_place.shape[2]
+    dump = np.array([0, state.dump_slot, 0, state.dump_place], np.int32)[:, None, None]
+    more = np.broadcast_to(dump, (4, packed.span_tokens, num_more))
+    tokens = np.concatenate([by_place, more], 2).reshape(4, -1)
     num_dumped = num_more if state.pools.forms else 0
-    sources = np.concatenate([packed.sources, np.full(num_dumped, state.pools.dump_row, np.int32)])
-    rotary = np.concatenate([packed.rotary_positions, np.zeros(num_more, np.int32)])
-    scales = np.zeros((len(packed.scales), size), np.float32)
-    if len(scales):
-        scales[:, : packed.num_decodes] = packed.scales
-    return PackedSpans(tokens, size, [], packed.gather, np.arange(size, dtype=np.int32), sources, scales, rotary)
+    dumped = np.repeat(state.pools.dump_rows(packed.span_tokens)[:, None], num_dumped, 1)
+    state_rows = np.concatenate([packed.state_rows, dumped], 1)
+    num_tokens = tokens.shape[1]
+    rotary = packed.rotary_positions.reshape(packed.span_tokens, -1)
+    rotary = np.concatenate([rotary, np.zeros((packed.span_tokens, num_more), np.int32)], 1).reshape(-1)
+    num_sequences = by_place.shape[2]
+    scales = np.zeros((len(packed.scales), packed.span_tokens, size), np.float32)
+    scales[:, :, :num_sequences] = packed.scales.reshape(len(scales), packed.span_tokens, num_sequences)
+    scales = scales.reshape(len(scales), num_tokens)
+    rows = np.arange(num_tokens, dtype=np.int32)
+    return PackedSpans(tokens, num_tokens, [], packed.gather, rows, state_rows, scales, rotary)

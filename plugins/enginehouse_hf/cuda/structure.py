@@ -68,6 +68,11 @@ class Linear:
     weight: Tensor
     bias: Tensor | None = None
 
+    @property
+    def num_rows(self) -> int:
+        """Number of outputs."""
+        return self.weight.shape[0]
+
 
 Projection = Linear | Packed
 """A projection with weights of the type of the model, or of few bits."""
@@ -198,7 +203,7 @@ class Structure:
     embedding_scale: float
     layers: list[Layer]
     norm: Norm
-    head: Linear
+    head: Projection
     modules: Mapping[Projection, Modules]
     divisor: float = 1.0
     softcap: float | None = None

@@ -10,7 +10,8 @@ text, whatever happened to the sequence.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Protocol
 
 import numpy as np
@@ -25,7 +26,6 @@ from enginehouse.contract.errors import CacheFull
 from enginehouse_hf.attention import AnyStep
 
 __all__ = ["DraftHead", "Guesses", "HeadDrafts", "HeadLimits", "HeadMemory", "Pairs", "guess"]
-
 
 _MAX_NEW = 66
 """Pairs up to which a text counts as read: a pass with the longest draft adds no more."""
@@ -99,37 +99,65 @@ class Pairs:
 
 @frozen(eq=False)
 class Guesses:
-    """What a head says after some pairs.
+    """The most probable token after the last pair of each of some sequences, on the device.
 
     Attributes:
-        states: (n, feature_size), in place of the features of the guessed tokens.
-        token_ids: n most probable tokens, of the model's vocabulary.
-        probabilities: of these.
+        states: (n, feature_size), in place of the features of the guessed tokens; valid until the next pass.
+        found: (2, n) int32, token ids of the model's vocabulary, and the bits of their probabilities as float32.
     """
 
     states: Tensor
-    token_ids: list[int]
-    probabilities: list[float]
+    found: Tensor
+
+    @staticmethod
+    def read(several: Sequence[Guesses]) -> list[list[tuple[int, float]]]:
+        """Return token ids and probabilities; waits for the device once."""
+        token_ids, bits = torch.cat([guesses.found for guesses in several], 1).cpu().numpy()
+        pairs = iter(zip(token_ids.tolist(), bits.view(np.float32).tolist(), strict=True))
+        return [list(islice(pairs, len(guesses.states))) for guesses in several]
 
 
-def guess(head: DraftHead, states: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the most probable tokens, (T,) int64, and their probabilities, (T,) float32."""
-    probabilities, columns = head.logits(states).float().softmax(-1).max(-1)
-    return columns if head.token_ids is None else head.token_ids[columns], probabilities
+def guess(head: DraftHead, states: Tensor) -> Tensor:
+    """Return the most probable tokens and their probabilities, (2, T) int32 as :attr:`Guesses.found`."""
+    logits = head.logits(states).float()
+    top, columns = logits.max(-1)
+    probabilities = 1.0 / (logits - top[:, None]).exp_().sum(
+        -1
+    )  # several kernels, but softmax takes a row in one block
+    token_ids = columns if head.token_ids is None else head.token_ids[columns]
+    return torch.stack([token_ids.to(torch.int32), probabilities.view(torch.int32)])
 
 
 class HeadMemory(Protocol):
-    """Features, and the keys and values of a head, beside those of the model."""
+    """Features, and the keys and values of a head, beside those of the model.
 
-    def run(self, pairs: Sequence[Pairs], features: Tensor | None = None) -> Guesses:
+    Attributes:
+        runs_ahead: passes return before they are done, so that reading a guess before the next pass costs more than
+            a pass in vain.
+    """
+
+    runs_ahead: bool
+
+    def run(self, pairs: Sequence[Pairs]) -> Guesses:
         """Run the head over pairs of distinct sequences, and guess the token after the last pair of each.
 
         Args:
             pairs: those of a sequence follow the ones that were run before.
-            features: (T, feature_size), one per pair; None are those in the memory.
 
         Raises:
             CacheFull: there is no place for pairs beyond the text; nothing was changed.
+        """
+        ...
+
+    def extend(self, starts: Mapping[int, int], guesses: Guesses, num_tokens: int) -> Iterator[Guesses]:
+        """Run the head over its last guesses, again and again; each pass is run when the next guesses are asked for.
+
+        Args:
+            starts: by sequence, in the order of ``guesses``, the position of the pair of the first guess.
+            num_tokens: number of passes.
+
+        Raises:
+            CacheFull: there is no place for so many pairs; nothing was changed.
         """
         ...
 
@@ -180,14 +208,14 @@ class _Growing:
     max_tokens: int
     token_ids: list[int] = field(factory=list)
     first_probability: float = 0.0
+    has_ended: bool = False
 
-    def take(self, token_id: int, probability: float, min_probability: float) -> bool:
-        """Append a token unless it is too improbable; return True if another one is wanted."""
-        if not probability >= min_probability:
-            return False
-        self.first_probability = self.first_probability or probability
-        self.token_ids.append(token_id)
-        return len(self.token_ids) < self.max_tokens
+    def take(self, token_id: int, probability: float, min_probability: float) -> None:
+        """Append a token, unless it or one before it is too improbable."""
+        self.has_ended |= not probability >= min_probability
+        if not self.has_ended:
+            self.first_probability = self.first_probability or probability
+            self.token_ids.append(token_id)
 
     def finished(self) -> Draft | None:
         """Return the draft, graded by the probability of its first token, or None if it is empty."""
@@ -244,11 +272,10 @@ class HeadDrafts:
                 else:
                     drafts = [self._begin(task) for task in tasks]
                     growing = [draft for draft in drafts if draft is not None]
-                    guesses = self._read([draft.task for draft in growing], most * len(growing)) if growing else None
-                    while guesses is not None:
-                        growing, guesses = self._extend(growing, guesses)
+                    if growing:
+                        self._draft(growing, self._read([draft.task for draft in growing], most * len(growing)))
         except CacheFull:
-            pass  # the drafts end here
+            pass  # not even the first tokens can be drafted
         finally:
             for task in tasks:
                 self._memory.drop_drafts(task.sequence, len(task.token_ids) - 1)
@@ -284,16 +311,29 @@ class HeadDrafts:
             self._num_read[one.sequence] = min(one.stop, lengths[one.sequence] - 2)
         return guesses
 
-    def _extend(self, growing: list[_Growing], guesses: Guesses) -> tuple[list[_Growing], Guesses | None]:
-        """Add a token to each draft; return those that go on, and the guesses of their next tokens."""
-        chosen = zip(growing, guesses.token_ids, guesses.probabilities, strict=True)
-        goes_on = [draft.take(token_id, share, self._limits.min_probability) for draft, token_id, share in chosen]
-        rows = [row for row, goes in enumerate(goes_on) if goes]
-        if not rows:
-            return [], None
-        growing = [growing[row] for row in rows]
-        pairs = [
-            Pairs(draft.task.sequence, len(draft.task.token_ids) - 2 + len(draft.token_ids), draft.token_ids[-1:])
-            for draft in growing
-        ]
-        return growing, self._memory.run(pairs, guesses.states[rows])
+    def _draft(self, growing: Sequence[_Growing], guesses: Guesses) -> None:
+        """Add tokens to drafts, as many to each as the shortest may have, as long as they are probable enough.
+
+        If the memory runs ahead, all passes are launched before a guess is read.
+        """
+        passes = [guesses]
+        num_more = min(draft.max_tokens for draft in growing) - 1
+        starts = {draft.task.sequence: len(draft.task.token_ids) - 1 for draft in growing}
+        if not self._memory.runs_ahead and not self._take(growing, passes):
+            return
+        try:
+            for more in self._memory.extend(starts, guesses, num_more) if num_more else ():
+                passes.append(more)
+                if not self._memory.runs_ahead and not self._take(growing, passes[-1:]):
+                    return
+        except CacheFull:
+            pass  # the drafts end here
+        if self._memory.runs_ahead:
+            self._take(growing, passes)
+
+    def _take(self, growing: Sequence[_Growing], passes: Sequence[Guesses]) -> bool:
+        """Append guesses to their drafts, each up to the first that is too improbable; False if none goes on."""
+        for found in Guesses.read(passes):
+            for draft, (token_id, probability) in zip(growing, found, strict=True):
+                draft.take(token_id, probability, self._limits.min_probability)
+        return not all(draft.has_ended for draft in growing)

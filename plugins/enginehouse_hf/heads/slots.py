@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -28,6 +28,8 @@ class SlotHeadMemory:
         model: the transformers model.
         memory: keys and values of the runner; gets two more layers.
     """
+
+    runs_ahead = False
 
     def __init__(self, head: DraftHead, model: Any, memory: KvMemory) -> None:
         self._head, self._memory, self._device = head, memory, model.device
@@ -55,21 +57,30 @@ class SlotHeadMemory:
         finally:
             self._seen = None
 
-    def run(self, pairs: Sequence[Pairs], features: Tensor | None = None) -> Guesses:
+    def run(self, pairs: Sequence[Pairs]) -> Guesses:
         """See :class:`enginehouse_hf.heads.drafting.HeadMemory`."""
         segments: list[Segment] = []
         for one in pairs:
             begin = segments[-1].end if segments else 0
             segments.append(Segment(one.sequence, one.start, begin, begin + len(one.token_ids)))
-        if features is None:
-            kept, _ = self._memory.known(self._index)
-            features = torch.cat([kept[one.slot, 0, one.start : one.stop] for one in segments])
+        kept, _ = self._memory.known(self._index)
+        features = torch.cat([kept[one.slot, 0, one.start : one.stop] for one in segments])
         ids = torch.tensor([token_id for one in pairs for token_id in one.token_ids], device=self._device)
-        places = torch.cat([torch.arange(one.start, one.stop, device=self._device) for one in pairs])
-        states = self._head.run(ids, features, places, Step(self._memory, segments, self._never))
+        return self._run(segments, ids, features)
+
+    def extend(self, starts: Mapping[int, int], guesses: Guesses, num_tokens: int) -> Iterator[Guesses]:
+        """See :class:`enginehouse_hf.heads.drafting.HeadMemory`."""
+        for number in range(num_tokens):
+            places = enumerate(starts.items())
+            segments = [Segment(slot, start + number, index, index + 1) for index, (slot, start) in places]
+            guesses = self._run(segments, guesses.found[0].long(), guesses.states)
+            yield guesses
+
+    def _run(self, segments: Sequence[Segment], token_ids: Tensor, features: Tensor) -> Guesses:
+        positions = torch.cat([torch.arange(one.start, one.stop, device=self._device) for one in segments])
+        states = self._head.run(token_ids, features, positions, Step(self._memory, segments, self._never))
         states = states[[one.end - 1 for one in segments]]
-        token_ids, probabilities = guess(self._head, states)
-        return Guesses(states, token_ids.tolist(), probabilities.tolist())
+        return Guesses(states, guess(self._head, states))
 
     def drop_drafts(self, sequence: int, length: int) -> None:
         """Nothing to free: a slot has places for a whole context."""

@@ -15,6 +15,8 @@ from typing import Any
 from attrs import frozen
 from torch import Tensor
 
+from enginehouse_hf.images.windows import WINDOW_ATTENTION_NAME
+
 __all__ = ["FAMILIES", "CannotRead", "Family", "Part", "Tile"]
 
 
@@ -57,6 +59,7 @@ class Family:
             has about that number at most; None if the size of an image plays no part.
         sees_ahead: the tokens of a tile attend to each other.
         names: texts in ``parts`` that must be control tokens of the tokenizer.
+        attention: attention function of the vision tower.
     """
 
     parts: Callable[[Any, Mapping[str, Any]], Sequence[Part]]
@@ -64,6 +67,7 @@ class Family:
     fewer_tokens: Callable[[Any, Any, int], Mapping[str, Any]] | None = None
     sees_ahead: bool = False
     names: tuple[str, ...] = ()
+    attention: str = "sdpa"
 
 
 _FAKE, _GLOBAL = "<fake_token_around_image>", "<global-img>"
@@ -138,7 +142,7 @@ FAMILIES: Mapping[str, Family] = {
     "gemma3": Family(_gemma3, {"do_pan_and_scan": False}, sees_ahead=True),
     "idefics3": _IDEFICS3,
     "llava": Family(_llava),
-    "qwen2_5_vl": Family(_qwen, fewer_tokens=_fewer_pixels),
+    "qwen2_5_vl": Family(_qwen, fewer_tokens=_fewer_pixels, attention=WINDOW_ATTENTION_NAME),
     "smolvlm": _IDEFICS3,
 }
 """By ``model_type``."""

@@ -10,12 +10,13 @@ Defeat Regular Expression Denial of Service" (2021).
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import Any
 
 from attrs import define, field, frozen
 
 from enginehouse_llguidance.patterns.automata import AutomatonError, read_atom
-from enginehouse_llguidance.patterns.characters import Ranges, has_char
+from enginehouse_llguidance.patterns.characters import EVERY, Ranges, has_char
 from enginehouse_llguidance.patterns.reading import Reader
 from enginehouse_llguidance.patterns.tree import (
     START,
@@ -35,6 +36,7 @@ _MAX_INSTRUCTIONS = 20_000
 _MAX_STATES = 200_000  # to match one text: half a second
 _MAX_GUIDED = 1000  # to find out what may follow
 _UNSET = -1
+_ANY = Group([[f"{EVERY}*"]])  # before the start of a text, it is empty
 
 
 class Backtracker:
@@ -157,7 +159,10 @@ class _Compiler:
         for number, option in enumerate(alternatives):
             is_last = number == len(alternatives) - 1
             split = None if is_last else self._add(code)
-            for item in reversed(option) if is_backwards else option:
+            items = [
+                item for item, after in zip_longest(option, option[1:]) if item != _ANY or not _begins_text([after])
+            ]
+            for item in reversed(items) if is_backwards else items:
                 self._item(code, item, is_backwards)
             if split is not None:
                 ends.append(self._add(code))
@@ -247,7 +252,7 @@ class _Compiler:
         return found + [register for option in options for one in option for register in self._inside(one)]
 
 
-def _begins_text(option: Sequence) -> bool:
+def _begins_text(option: list[Item | None]) -> bool:
     """Return True if a sequence only matches at the start of a text."""
     first = next((item for item in option if not isinstance(item, Look)), None)
     if isinstance(first, Group):

@@ -179,8 +179,8 @@ def test_an_answer_goes_on_in_another_engine(num_told: int) -> None:
         assert num_cached(turn) == len(chat.token_ids) + ANSWER_TOKENS - 1
 
 
-def test_such_models_use_no_drafters() -> None:
-    """Not even one is looked for, while another model would refuse to load without it."""
+def test_such_models_use_no_drafters_but_draft_heads() -> None:
+    """Not even one is looked for, while another model would refuse to load without it. Heads: ``plugins/hf/heads``."""
     registry = PluginRegistry.load(PluginsSettings(allow=()))
     load = DrafterLoad(name="missing", options={}, options_path="models.m.drafters.missing")
 

@@ -47,6 +47,13 @@ def test_a_disturbed_step_is_not_the_drafts_fault() -> None:
     assert drafter_budget.balance == pytest.approx(4.0 + 1.0 - 3.0)
 
 
+def test_a_disturbed_draft_costs_twice_the_usual_at_most() -> None:
+    drafter_budget = DrafterBudget()
+    drafter_budget.add_proposing(seconds=500.0, usual_s=0.5, plain_s=1.0)
+
+    assert drafter_budget.balance == pytest.approx(4.0 - 1.0)
+
+
 def test_of_a_shared_step_each_drafter_pays_its_share() -> None:
     drafter_budget = DrafterBudget()
     drafter_budget.add_drafted(0.5, 0.25, seconds=3.0, usual_s=3.0, plain_s=1.0)

@@ -409,6 +409,23 @@ def test_drafts_that_begin_to_be_right_are_used_from_then_on() -> None:
     assert result.summary is not None and result.summary.usage.accepted_draft_tokens > 100
 
 
+def test_a_slow_first_draft_and_single_slow_ones_do_not_end_drafting() -> None:
+    """A draft costs a twentieth of a step per token, but the first one, which compiles kernels, a thousand steps."""
+    request, prompt = make_request(max_tokens=400, ignore_eos=True), prompt_of(1, 10)
+    runner, lasted = CountingRunner(), itertools.chain([2000.0], itertools.cycle([0.8] * 30 + [100.0]))
+
+    class Slow(Oracle):
+        is_free = False
+
+        def propose(self, tasks: Sequence[DraftTask]) -> list[Draft | None]:
+            runner.seconds += next(lasted)
+            return super().propose(tasks)
+
+    (result,) = run(counting_engine(Slow(texts_of([(request, prompt)], FakeOptions())), runner), [(request, prompt)])
+
+    assert result.summary is not None and result.summary.usage.accepted_draft_tokens > 200
+
+
 @pytest.mark.parametrize("run_length", [1, 3, 10, 40])
 def test_drafts_that_mislead_cost_little_time(run_length: int) -> None:
     """Right for a while and then wrong for a while: what was learned is never true any more."""

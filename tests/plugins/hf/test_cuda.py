@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import combinations, count
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 from attrs import evolve
 
-from enginehouse.contract.adapters import Adapter, digest_of
 from enginehouse.contract.backend import Draw, ModelSource, Runner, Span
 from enginehouse.contract.drafter import DraftContext
 from enginehouse.contract.errors import ModelLoadError, StateRefused
@@ -30,12 +28,9 @@ from enginehouse.engine.sampling.candidates import uniform
 from enginehouse.engine.sampling.sampler import SequenceSampler
 from enginehouse_hf.backend import HfBackend, HfOptions
 from enginehouse_speculate.prediction import PredictionDrafter, PredictionOptions
-from enginehouse_testkit.adapter_contract import AdaptedModel, AdapterContract
 from enginehouse_testkit.backend_contract import ModelUnderTest
 from enginehouse_testkit.contract.device_draws import TEXTS, DeviceDrawsContract, prompts_of
 from enginehouse_testkit.runner_contract import RunnerContract
-
-from .lora_folders import adapted_model, lora_tensors, write_adapter
 
 torch = pytest.importorskip("torch")
 
@@ -124,197 +119,6 @@ class TestLlamaInBfloat16WithoutGraphs(TestLlamaInBfloat16):
 class TestLlamaWithoutGraphs(_CudaContract):
     architecture = "llama"
     options = {"cuda_graphs": False, "fused": False}
-
-
-# -- adapters ------------------------------------------------------------------------------------------
-
-_ADAPTED: dict[str, Any] = {"context": 64, "max_batch_tokens": 128, "cache_tokens": 512}
-
-
-_needs_adapters = pytest.mark.skip(reason="adapters are switched off on a GPU: docs/adapters.md, On a GPU")
-
-
-def test_adapters_are_switched_off(tiny_model: TinyModel) -> None:
-    """Core then refuses every request and setting that names one."""
-    runner = _open(tiny_model("llama"), **_ADAPTED)
-
-    assert runner.capabilities.adapters == "none"
-    runner.close()
-
-
-@_needs_adapters
-class _CudaAdapters(AdapterContract):
-    architecture = "llama"
-    max_logit_difference = 2e-3
-    options: dict[str, Any] = {}
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def make_runner(cls, tiny_model: TinyModel) -> Callable[[], Runner]:
-        path, options = tiny_model(cls.architecture), {**_ADAPTED, **cls.options}
-        return lambda: _open(path, **options)  # type: ignore[no-any-return]
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def adapted(cls, tiny_model: TinyModel, tmp_path_factory: pytest.TempPathFactory) -> AdaptedModel:
-        folder, options = tmp_path_factory.mktemp("adapters"), {**_ADAPTED, **cls.options}
-        return adapted_model(folder, tiny_model(cls.architecture), lambda path: _open(path, **options))
-
-
-class TestAdapters(_CudaAdapters):
-    """In recorded steps of fused layers."""
-
-
-class TestAdaptersOfGemma3(_CudaAdapters):
-    architecture = "gemma3"
-
-
-class TestAdaptersWithoutGraphs(_CudaAdapters):
-    options = {"cuda_graphs": False}
-
-
-class TestAdaptersOfTransformersLayers(_CudaAdapters):
-    options = {"fused": False}
-
-
-@_needs_adapters
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("quantize", [None, "fp8", "int4"])
-def test_adapters_add_to_weights_of_every_kind_what_they_add_on_the_cpu(
-    tiny_model: TinyModel, tmp_path: Path, dtype: str, quantize: str | None
-) -> None:
-    """A prompt, then decodes of 1, 3 and 9 sequences with adapters of their own, as those of the CPU's runner."""
-    folder = tiny_model("llama")
-    paths = [write_adapter(tmp_path / str(seed), lora_tensors(folder, seed)) for seed in range(3)]
-    options = {"context": 64, "quantize": quantize, "slots": 12, "cache_tokens": 2048}
-    exact, found = _open(folder, device="cpu", **options), _open(folder, dtype=dtype, **options)
-    handles = [[runner.load_adapter(path) for path in paths] for runner in (exact, found)]
-    sets: list[dict[int, float]] = [{}, {0: 1.0}, {1: 0.5}, {2: 1.0, 0: -0.5}]
-    for num_sequences in (1, 3, 9):
-        results: list[list[Any]] = [[], []]
-        for runner, own, rows in zip((exact, found), handles, results, strict=True):
-            sequences = [runner.open_sequence() for _ in range(num_sequences)]
-            for start, tokens in ((0, [5, 6, 7, 8]), (4, [9]), (5, [10])):
-                spans = [
-                    Span(
-                        sequence,
-                        start,
-                        np.array(tokens, np.int32) + index,
-                        adapter=tuple((own[one], scale) for one, scale in sets[(index + 1) % 4].items()),
-                    )
-                    for index, sequence in enumerate(sequences)
-                ]
-                rows.append(runner.forward(spans).host())
-            for sequence in sequences:
-                runner.free_sequence(sequence)
-        expected, got = (np.concatenate(rows) for rows in results)
-        allowed = 1e-4 if dtype == "float32" and quantize is None else 0.15 if quantize == "fp8" else 0.05
-        assert np.linalg.norm(got - expected) < allowed * np.linalg.norm(expected)
-    exact.close()
-    found.close()
-
-
-@_needs_adapters
-@pytest.mark.parametrize("architecture", ["qwen3_5_text", "bamba"])
-def test_adapters_beside_recurrent_layers_add_what_they_add_on_the_cpu(
-    random_model: Callable[[str], Path], tmp_path: Path, architecture: str
-) -> None:
-    """On attention and feed-forward parts; a prompt and decodes, beside a sequence without."""
-    folder = random_model(architecture)
-    tensors = {name: data for name, data in lora_tensors(folder, 0).items() if ".experts." not in name}
-    path = write_adapter(tmp_path / "adapter", tensors)
-    rows: list[Any] = []
-    for device in ("cpu", "cuda:0"):
-        runner = _open(folder, device=device, context=64, cache_tokens=None if device == "cpu" else 512)
-        adapters = ((), ((runner.load_adapter(path), 1.0),))
-        sequences = [runner.open_sequence() for _ in adapters]
-        found = []
-        for start, tokens in ((0, [5, 6, 7, 8]), (4, [9]), (5, [10])):
-            spans = [
-                Span(sequence, start, np.array(tokens, np.int32), adapter=adapter)
-                for sequence, adapter in zip(sequences, adapters, strict=True)
-            ]
-            found.append(runner.forward(spans).host())
-        rows.append(np.concatenate(found))
-        runner.close()
-
-    assert np.abs(rows[1] - rows[0]).max() < 1e-3 * np.abs(rows[0]).max()
-    assert np.abs(rows[0][::2] - rows[0][1::2]).max() > 0.01 * np.abs(rows[0]).max()
-
-
-@_needs_adapters
-def test_stacks_grow_with_ranks_adapters_and_projections(tiny_model: TinyModel, tmp_path: Path) -> None:
-    """Each adapter gives the same rows after every growth, and an index that was freed nothing of the one before."""
-    folder = tiny_model("llama")
-    runner = _open(folder, **_ADAPTED)
-    whole = lora_tensors(folder, 0)
-    attention = {name: data for name, data in whole.items() if "q_proj" in name}
-    rng = np.random.default_rng(0)
-    wide = {
-        name: rng.standard_normal((40, data.shape[1]) if "lora_A" in name else (data.shape[0], 40)).astype(np.float32)
-        / 40
-        for name, data in whole.items()
-        if "down_proj" in name
-    }
-    paths = [write_adapter(tmp_path / "attention", attention), write_adapter(tmp_path / "whole", whole)]
-    paths += [write_adapter(tmp_path / "wide", wide, r=40)]
-    paths += [write_adapter(tmp_path / str(seed), lora_tensors(folder, seed)) for seed in (1, 2)]
-
-    def rows(handle: int) -> np.ndarray:
-        sequence, found = runner.open_sequence(), []
-        for start, tokens in ((0, [3, 4, 5]), (3, [6])):
-            span = Span(sequence, start, np.array(tokens, np.int32), "all", adapter=((handle, 1.0),))
-            found.append(runner.forward([span]).host())
-        runner.free_sequence(sequence)
-        return np.concatenate(found)
-
-    handles, first = [], []
-    for path in paths:
-        handles.append(runner.load_adapter(path))
-        first.append(rows(handles[-1]))
-        for handle, expected in zip(handles, first, strict=True):
-            assert np.abs(rows(handle) - expected).max() < 1e-4
-    assert min(np.abs(one - other).max() for one, other in combinations(first, 2)) > 0.01
-    runner.unload_adapter(handles[1])
-    again = runner.load_adapter(paths[0])
-    assert again not in handles
-    assert np.abs(rows(again) - first[0]).max() < 1e-4
-    runner.close()
-
-
-@_needs_adapters
-def test_texts_with_adapters_do_not_depend_on_other_requests(tiny_model: TinyModel, tmp_path: Path) -> None:
-    """Twelve requests with five sets, over a cache so small that sequences are preempted, and three places."""
-    folder = tiny_model("llama")
-    paths = [write_adapter(tmp_path / str(seed), lora_tensors(folder, seed)) for seed in range(3)]
-    one, two, three = (Adapter(path.name, str(path), digest_of(path)) for path in paths)
-    sets: list[tuple[Adapter, ...]] = [(), (one,), (two,), (msgspec.structs.replace(three, scale=0.5),), (one, two)]
-
-    def texts(runner: Runner, numbers: Sequence[int], max_adapters: int) -> tuple[dict[str, list[int]], int]:
-        engine = StepEngine(runner, EngineSettings(slots=6, max_adapters=max_adapters), {})
-        found: dict[str, list[int]] = {str(number): [] for number in numbers}
-        for number in numbers:
-            stopping = StopParams(max_tokens=20 + number, ignore_eos=True)
-            sampling = SamplingParams(temperature=0.0)
-            request = EngineRequest(
-                request_id=str(number), sampling=sampling, stopping=stopping, adapters=sets[number % 5]
-            )
-            engine.add(request, list(range(5, 25 + number)))
-        while engine.has_work():
-            for request_id, event in engine.step():
-                if isinstance(event, TextDelta):
-                    found[request_id] += event.token_ids
-        return found, engine.stats().num_preemptions
-
-    large, small = _open(folder, context=64, slots=6), _open(folder, context=64, slots=6, cache_tokens=160)
-    expected = {str(number): texts(large, [number], 3)[0][str(number)] for number in range(12)}
-    found, num_preemptions = texts(small, range(12), 2)
-
-    assert found == expected
-    assert num_preemptions > 0
-    assert len({tuple(tokens[:20]) for tokens in expected.values()}) > 5
-    large.close()
-    small.close()
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma2", "gemma3"])

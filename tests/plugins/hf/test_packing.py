@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from enginehouse.contract.backend import LastSampled, Outputs, Span
 from enginehouse.contract.media import MediaChunk, MediaInput
-from enginehouse_hf.cuda.packing import PackedSpans, Segment, are_short, flatten, pack, pack_chunk
+from enginehouse_hf.cuda.packing import PackedSpans, Segment, are_short, flatten, pack, pack_by_place, pack_chunk
 
 pytestmark = pytest.mark.hf
 
@@ -49,6 +49,32 @@ def test_a_token_and_its_drafts_are_decodes_of_one_sequence() -> None:
     array, offsets = flatten(packed)
     begin, end = offsets["lengths"]
     assert array[begin:end].tolist() == [31, 10, 11, 12, 13, 6, 7, 8]
+
+
+def test_drafts_beside_recurrent_layers_are_packed_by_their_place() -> None:
+    """The first tokens of all sequences, then the second ones; the dump fills up shorter spans."""
+    spans = [_span(1, 9, 3, "all"), Span(2, 30, LastSampled()), _span(3, 5, 2, "all")]
+    rows = np.array([[4, 9, 12], [5, 10, 13], [6, 11, 14], [7, 8, 15]], np.int32)
+    packed = pack_by_place(spans, [3, 1, 2], np.array([137, 138, 139, 286, 389, 390], np.int32), rows, (8, 999))
+
+    assert packed.tokens.tolist() == [
+        [100, -1, 300, 101, 0, 301, 102, 0, 0],
+        [1, 2, 3, 1, 8, 3, 1, 8, 8],
+        [9, 30, 5, 10, 0, 6, 11, 0, 0],
+        [137, 286, 389, 138, 999, 390, 139, 999, 999],
+    ]
+    assert (packed.num_decodes, packed.span_tokens, packed.segments) == (9, 3, [])
+    assert packed.rows.tolist() == [0, 3, 6, 1, 2, 5]
+
+
+def test_by_place_each_token_uses_the_adapters_of_its_sequence() -> None:
+    spans = [
+        Span(1, 9, np.arange(3, dtype=np.int32), "all", adapter=((7, 0.5),)),
+        Span(2, 30, np.arange(1, dtype=np.int32), "all"),
+    ]
+    packed = pack_by_place(spans, [3, 1], np.arange(4, dtype=np.int32), np.zeros((4, 2), np.int32), (8, 999), (6, 7))
+
+    assert packed.scales.tolist() == [[0.0] * 6, [0.5, 0.0] * 3]
 
 
 def test_tokens_after_an_image_keep_their_places() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,8 @@ _FORMS = (
 class _Sequences:
     """Sequences whose state after n tokens is the sum of these tokens."""
 
-    def __init__(self, num_checkpoints: int = 8) -> None:
-        self.pools = StatePools(_FORMS, 4, _CPU)
+    def __init__(self, num_checkpoints: int = 8, max_tokens: int = 1) -> None:
+        self.pools = StatePools(_FORMS, 4, _CPU, max_tokens)
         self.states = SequenceStates(self.pools, num_checkpoints * self.pools.bytes_per_state)
         self.tokens: dict[int, list[int]] = {}
 
@@ -43,13 +44,26 @@ class _Sequences:
 
     def append(self, *parts: tuple[int, list[int]]) -> None:
         """A pass over several sequences."""
-        sources = self.states.sources([sequence for sequence, _ in parts])
-        for source, (_, tokens) in zip(sources, parts, strict=True):
+        around = self.states.rows([sequence for sequence, _ in parts])
+        for source, target, (_, tokens) in zip(*around, parts, strict=True):
             for form in _FORMS:
                 rows = self.pools.layer(form.key[0])[form.key[1:]]
-                rows[source ^ 1] = rows[source] + sum(tokens)
+                rows[target] = rows[source] + sum(tokens)
         for sequence, tokens in parts:
             self.states.advance(sequence, len(self.tokens[sequence]))
+            self.tokens[sequence] += tokens
+
+    def verify(self, *parts: tuple[int, list[int]]) -> None:
+        """A pass that keeps the state after each token; that of a shorter part is padded with tokens of any value."""
+        most = max(len(tokens) for _, tokens in parts)
+        around = self.states.rows([sequence for sequence, _ in parts], most)
+        for place, (sources, targets) in enumerate(pairwise(around)):
+            for source, target, (_, tokens) in zip(sources, targets, parts, strict=True):
+                for form in _FORMS:
+                    rows = self.pools.layer(form.key[0])[form.key[1:]]
+                    rows[target] = rows[source] + (tokens[place] if place < len(tokens) else 50)
+        for sequence, tokens in parts:
+            self.states.advance(sequence, len(self.tokens[sequence]), len(tokens))
             self.tokens[sequence] += tokens
 
     def truncate(self, sequence: int, length: int) -> int:
@@ -69,7 +83,7 @@ class _Sequences:
     def check(self, *sequences: int) -> None:
         """Every part of the state is the sum of the tokens."""
         for sequence in sequences:
-            row = int(self.states.sources([sequence])[0])
+            row = int(self.states.rows([sequence])[0, 0])
             for part in self.pools.parts(self.pools.read(row)):
                 assert (part == sum(self.tokens[sequence])).all()
 
@@ -96,6 +110,30 @@ def test_a_sequence_goes_back_by_its_last_pass_or_to_a_checkpoint() -> None:
     sequences.check(0)
     assert sequences.truncate(0, 2) == 0
     sequences.check(0)
+
+
+def test_a_sequence_goes_back_into_a_pass_that_kept_its_states() -> None:
+    """As often as its rows go round, beside another one whose part is shorter; other passes keep one state."""
+    sequences = _Sequences(max_tokens=3)
+    sequences.open(0)
+    sequences.open(2)
+    sequences.append((0, [1, 2, 3, 4, 5]), (2, [6]))
+    for turn in range(9):
+        num_held = len(sequences.tokens[0])
+        sequences.verify((0, [7, 8, 9][: 1 + turn % 3]), (2, [3, 2]))
+        sequences.check(0, 2)
+        kept = num_held + 1 + turn // 3 % (1 + turn % 3)
+        assert sequences.truncate(0, kept) == kept
+        assert sequences.fork(2, 3, 1 + turn) == 1 + turn
+        assert sequences.truncate(2, 2 + turn) == 2 + turn
+        sequences.check(0, 2, 3)
+        sequences.states.free(3)
+    sequences.append((0, [4, 4]))
+    sequences.check(0)
+    num_held = len(sequences.tokens[0])
+
+    found = [sequences.states.kept_length(0, num_held - back, num_held) for back in (0, 1, 2, 3)]
+    assert found == [num_held, num_held - 2, num_held - 2, 0]
 
 
 def test_a_fork_is_independent_of_its_source() -> None:
@@ -153,7 +191,7 @@ class _Step:
     num_decodes: int
     segments: list[Segment]
     query_ends: Tensor
-    sources: Tensor
+    state_rows: Tensor
     pools: StatePools
 
 
@@ -164,13 +202,13 @@ def _step(pools: StatePools, *spans: tuple[int, int, int], device: torch.device 
         segments.append(Segment(begin, begin + size, start))
         begin += size
     num_decodes = sum(size == 1 for _, size, _ in spans)
-    sources = torch.tensor([row for row, _, _ in spans], dtype=torch.int32, device=device)
+    rows = [[row for row, _, _ in spans], [row ^ 1 for row, _, _ in spans]]
     ends = [0, *(segment.end - num_decodes for segment in segments[num_decodes:])]
     return _Step(
         num_decodes,
         segments[num_decodes:],
         torch.tensor(ends, dtype=torch.int32, device=device),
-        sources,
+        torch.tensor(rows, dtype=torch.int32, device=device),
         pools,
     )
 
@@ -197,8 +235,12 @@ def test_modules_give_the_same_in_any_split_and_batch(random_model: Callable[[st
         single, second, other = run([(4, 1, 0), (3, 3, 4), (6, 3, 0)], hidden[:1], hidden[4:7], hidden[:3])
         singles = run([(2, 1, 7), (5, 1, 1)], hidden[7:8], hidden[1:2])
         (again,) = run([(2, 2, 7)], hidden[7:])  # as if the pass before had been taken back
+        rows, cells = torch.tensor([[2, 7], [0, 1], [4, 5]]), torch.stack([hidden[7:], hidden[3:5]], 1)
+        pooled.begin(_Step(4, [], torch.zeros(1, dtype=torch.int32), rows, pools))
+        both = pooled.run(mixer.layer, cells.flatten(0, 1)).view(2, 2, -1)
 
-    for found, begin in (((first, second, singles[0]), 0), ((single, singles[1]), 0), ((other,), 0), ((again,), 7)):
+    checked = (first, second, singles[0]), (single, singles[1]), (other,), (again,), (both[:, 0],)
+    for found, begin in zip(checked, (0, 0, 0, 7, 7), strict=True):
         part = torch.cat(found)
         expected = whole[begin : begin + len(part)]
         assert float((part - expected).norm() / expected.norm()) < 1e-3
@@ -232,15 +274,19 @@ def test_kernels_give_what_the_module_gives(name: str, dtype: str) -> None:
         hidden = torch.randn(num_tokens, 256, generator=torch.Generator().manual_seed(1)).to(device, model.dtype)
         forms = _forms_of(mixer, hidden)
         pooled, pools = PooledMixers(mixers.all, forms, device), [StatePools(forms, 60, device) for _ in range(2)]
-        for rows, others in zip(pools[0].layer(0).values(), pools[1].layer(0).values(), strict=True):
-            rows[:80].normal_(generator=torch.Generator(device).manual_seed(2))
-            rows[82:].normal_(generator=torch.Generator(device).manual_seed(3))  # row 80 is of an empty sequence
-            others.copy_(rows)
-        results = []
+        for states, others in zip(pools[0].layer(0).values(), pools[1].layer(0).values(), strict=True):
+            states[:80].normal_(generator=torch.Generator(device).manual_seed(2))
+            states[82:].normal_(generator=torch.Generator(device).manual_seed(3))  # row 80 is of an empty sequence
+            others.copy_(states)
+        results, ends = [], torch.zeros(1, dtype=torch.int32, device=device)
+        rows = torch.arange(80, device=device).view(20, 4).T.contiguous()  # three tokens of each of 20 sequences
         for one in pools:
             pooled.begin(_step(one, *spans, device=device))
             result = pooled.run(0, hidden).float()
-            results.append(result.sum(1) if result.dim() == 3 else result)
+            results.append([result.sum(1) if result.dim() == 3 else result])
+            pooled.begin(_Step(60, [], ends, rows, one))
+            result = pooled.run(0, hidden[:60]).float()
+            results[-1].append(result.sum(1) if result.dim() == 3 else result)
             pooled.use_kernels(partial(find_part, hidden_size=256))
 
     assert pooled.has_kernels

@@ -94,7 +94,7 @@ def test_lark(compiler: GrammarCompiler, tokenizer: FakeTokenizer) -> None:
     [
         ("regex", "(", "missing ')'"),
         ("regex", "^(?:(?!a{1,3000}b)[ab]){1,3000}$", "what the expression asserts is too large"),
-        ("regex", "(a)\\1", "back-references"),
+        ("regex", "(a)\\2", "there is no group 2"),
         ("regex", "a\\y", "this escape is not supported"),
         ("regex", "[^\\s\\S]", "no text satisfies"),
         ("regex", "(" * 100 + ")" * 100, "nested deeper"),

@@ -14,6 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
+from enginehouse.contract.composition import InOrder, Matching, Text, compose
 from enginehouse.contract.errors import InvalidRequest
 from enginehouse.contract.structured import GrammarCompiler
 from enginehouse.contract.types import Constraint
@@ -277,7 +278,28 @@ def test_the_text_of_a_group_is_written_again_without_a_choice(
     assert written == 'abcdefghijkl"'
 
 
-def test_a_search_is_refused_as_a_regex(compiler: GrammarCompiler) -> None:
-    for pattern in (r"(a)\1", r"(?>a)b", r"a*+b"):
-        with pytest.raises(InvalidRequest, match="supported in patterns of a JSON schema only"):
-            compiler.compile(Constraint(kind="regex", text=pattern))
+def test_a_search_is_a_regex_as_well(compiler: GrammarCompiler, tokenizer: FakeTokenizer) -> None:
+    for pattern in (r"([a-z]{2,5})-\1", r"(?>a+)b", r"a*+b", r"(?!.*(.)\1)[a-c]{3}", r"(a|b)\1|c"):
+        grammar = compiler.compile(Constraint(kind="regex", text=pattern))
+        found = {walk(grammar, tokenizer, random.Random(seed), 100) for seed in range(20)} - {None}
+
+        assert found
+        assert all(re.fullmatch(pattern, text) for text in found)
+        assert not takes(grammar, tokenizer, "ab-ba")
+
+
+def test_a_search_in_a_composition_ends_where_the_next_text_begins(
+    compiler: GrammarCompiler, tokenizer: FakeTokenizer
+) -> None:
+    """As the text of an argument between tags."""
+    argument = Matching(Constraint(kind="regex", text=r"(?s:.*)(?:^([a-z]{2,5})-\1$)(?s:.*)"))
+    whole = InOrder(
+        (Text("<a>"), argument, Text("\n"), Text("</a>"), Matching(Constraint(kind="regex", text="!{1,9}")))
+    )
+    grammar = compiler.compile(compose(whole, "tools"))
+    found = {walk(grammar, tokenizer, random.Random(seed), 100) for seed in range(20)} - {None}
+
+    assert found
+    assert all(re.fullmatch(r"<a>([a-z]{2,5})-\1\n</a>!{1,9}", text) for text in found)
+    assert takes(grammar, tokenizer, "<a>abc-abc\n</a>!!")
+    assert not takes(grammar, tokenizer, "<a>abc-abd\n</a>!!")

@@ -12,7 +12,7 @@ import pytest
 from attrs import evolve
 
 from enginehouse.contract.errors import InvalidRequest, UnsupportedParameter
-from enginehouse.contract.structured import Grammar
+from enginehouse.contract.structured import BacktrackingMatcher, Grammar
 from enginehouse.contract.types import Constraint, Tool
 from enginehouse.pipeline.answer_parser import AnswerParsing
 from enginehouse_testkit.fake_tokenizer import FakeTokenizer
@@ -81,19 +81,25 @@ def draw(grammar: Grammar, chance: random.Random, max_tokens: int = 400) -> str 
     """A text drawn by chance alone; None when it did not end."""
     matcher = grammar.start()
     bitmask = np.zeros((TOKENIZER.vocab_size + 31) // 32, np.int32)
-    written = b""
+    token_ids: list[int] = []
     for _ in range(max_tokens):
         if matcher.is_finished():
-            return written.decode()
+            return text_of(token_ids)
         matcher.fill_bitmask(bitmask)
         allowed = [n for n in range(TOKENIZER.vocab_size) if bitmask[n // 32] >> (n % 32) & 1]
         ends = [token_id for token_id in allowed if token_id in TOKENIZER.end_token_ids]
-        if ends and (len(ends) == len(allowed) or chance.random() < 0.3):
-            return written.decode()
-        token_id = chance.choice([token_id for token_id in allowed if token_id not in TOKENIZER.end_token_ids])
-        matcher.accept(token_id)
-        written += TOKENIZER.token_bytes[token_id]
+        is_end = bool(ends) and (len(ends) == len(allowed) or chance.random() < 0.3)
+        token_ids.append(ends[0] if is_end else chance.choice([one for one in allowed if one not in ends]))
+        matcher.accept(token_ids[-1])
+        if num_wrong := matcher.backtrack() if isinstance(matcher, BacktrackingMatcher) else 0:
+            del token_ids[-num_wrong:]
+        elif is_end:
+            return text_of(token_ids[:-1])
     return None
+
+
+def text_of(token_ids: list[int]) -> str:
+    return b"".join(TOKENIZER.token_bytes[one] for one in token_ids).decode()
 
 
 @pytest.mark.parametrize("name", DRAWN)
@@ -117,6 +123,18 @@ def test_whatever_is_allowed_is_read_as_valid_calls(compile_constraint, name: st
     assert (most > 1) == (allows_several and name != "llama3")
 
 
+SEARCHED = raw_tool(
+    "pay",
+    {
+        "type": "object",
+        "properties": {
+            "price": {"type": "string", "pattern": "^([a-z]{2,4})-\\1$"},
+            "code": {"type": "string", "pattern": "^(?>[ab]+)c$", "maxLength": 4},
+            "numbers": {"type": "array", "items": {"enum": [1, 2, 2**70]}, "uniqueItems": True, "minItems": 3},
+        },
+        "required": ["price", "code", "numbers"],
+    },
+)
 TEXTS = raw_tool(
     "pay",
     {
@@ -131,16 +149,17 @@ TEXTS = raw_tool(
 
 
 @pytest.mark.parametrize("name", DRAWN)
-def test_texts_have_their_patterns_and_lengths_in_every_form(compile_constraint, name: str) -> None:
-    """Also where they are written without quotation marks, and the end of an expression is escaped."""
-    grammar = compile_constraint(FORMATS[name].constraint((TEXTS,), parallel=False))
+@pytest.mark.parametrize("tool", [TEXTS, SEARCHED])
+def test_texts_have_their_patterns_and_lengths_in_every_form(compile_constraint, name: str, tool: Tool) -> None:
+    """Also where they are without quotation marks, the end of an expression is escaped, or it takes a search."""
+    grammar = compile_constraint(FORMATS[name].constraint((tool,), parallel=False))
     chance, num_read = random.Random(5), 0
     while num_read < 15:
         if (text := draw(grammar, chance)) is None:
             continue
         num_read += 1
-        ((_, arguments),) = told(AnswerParsing(tool_format=FORMATS[name], tools=(TEXTS,)), list(text))["calls"]
-        jsonschema.validate(json.loads(arguments), TEXTS.parameters)
+        ((_, arguments),) = told(AnswerParsing(tool_format=FORMATS[name], tools=(tool,)), list(text))["calls"]
+        jsonschema.validate(json.loads(arguments), tool.parameters)
 
 
 @pytest.mark.parametrize(
@@ -257,7 +276,7 @@ def test_a_control_token_stands_for_its_marker(compile_constraint) -> None:
 
 
 def test_schemas_that_cannot_be_enforced_are_named(compile_constraint) -> None:
-    tool = raw_tool("f", {"properties": {"a": {"pattern": "(a)\\1"}}})
+    tool = raw_tool("f", {"properties": {"a": {"pattern": "(a)\\2"}}})
     for tool_format in FORMATS.values():
         with pytest.raises(InvalidRequest) as caught:
             compile_constraint(tool_format.constraint((tool,), parallel=False))

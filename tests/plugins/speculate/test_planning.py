@@ -96,7 +96,7 @@ def test_a_worker_gives_the_files_to_the_runner(tmp_path: Path) -> None:
     [
         (FakeOptions(), "the drafter 'head': this fake model has no draft head"),
         (FakeOptions(draft_head=True, window=8), "the drafter 'head': this fake model has no draft head"),
-        (FakeOptions(draft_head=True, num_checkpoints=4), r"models\.m\.drafters\[0\]: .* back to checkpoints only"),
+        (FakeOptions(draft_head=True, num_checkpoints=4), r"'head': .* without window or num_checkpoints"),
     ],
 )
 def test_a_model_that_cannot_have_a_head_says_why(tmp_path: Path, options: FakeOptions, message: str) -> None:

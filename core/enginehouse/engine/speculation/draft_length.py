@@ -209,7 +209,7 @@ _START_STEPS = 4.0
 _MOST_STEPS = 16.0  # limit of the credit from earlier gains
 _LEAST_STEPS = -64.0
 _EARNED_PER_STEP = 0.02  # share of the time that drafts may cost without paying off
-_MAX_SLOWER = 2.0  # a step slower than this multiple of its estimate was disturbed
+_MAX_SLOWER = 2.0  # a step, or a draft, slower than this multiple of its estimate was disturbed
 
 
 @define(eq=False)
@@ -244,9 +244,9 @@ class DrafterBudget:
         lasted_s = min(seconds, _MAX_SLOWER * usual_s)
         self._add(saved_steps - share * (lasted_s - plain_s) / plain_s)
 
-    def add_proposing(self, seconds: float, plain_s: float) -> None:
-        """Charge the time spent on proposing."""
-        self._add(-seconds / plain_s)
+    def add_proposing(self, seconds: float, usual_s: float, plain_s: float) -> None:
+        """Charge the time spent on proposing; ``usual_s`` is the usual time for as many tokens."""
+        self._add(-min(seconds, _MAX_SLOWER * usual_s) / plain_s)
 
     def _add(self, steps: float) -> None:
         self.balance = min(_MOST_STEPS, max(_LEAST_STEPS, self.balance + steps))

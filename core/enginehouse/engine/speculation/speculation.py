@@ -47,6 +47,7 @@ class _Bound:
     rates: AcceptanceRates
     drafter_budget: DrafterBudget = field(factory=DrafterBudget)
     seconds_per_token: float = 0.0
+    has_drafted: bool = False
 
 
 @define(eq=False)
@@ -272,8 +273,12 @@ class Speculation:
             guard.failures.slow(guard, "propose", seconds, max_s=step_s, consequence=consequence, cpu_s=cpu_s)
         num_tokens = sum(len(draft.token_ids) for draft in drafts if draft is not None)
         if num_tokens and not bound.drafter.is_free:
+            if not bound.has_drafted:
+                bound.has_drafted = True
+                return  # kernels and libraries may be loaded by the first draft
             if self._costs.is_known:
-                bound.drafter_budget.add_proposing(seconds, self._costs.estimate(len(drafts)))
+                usual_s = bound.seconds_per_token * num_tokens or seconds
+                bound.drafter_budget.add_proposing(seconds, usual_s, self._costs.estimate(len(drafts)))
             measured = seconds / num_tokens
             bound.seconds_per_token += (measured - bound.seconds_per_token) * (0.2 if bound.seconds_per_token else 1.0)
 

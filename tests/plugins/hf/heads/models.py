@@ -18,7 +18,8 @@ from torch import Tensor
 SIZE = 64
 VOCAB_SIZE = 400
 FIRST = 10
-MTP_KINDS = ("glm4_moe", "deepseek_v3")
+QWEN_KINDS = ("qwen3_next", "qwen3_5_text")
+MTP_KINDS = ("glm4_moe", "deepseek_v3", *QWEN_KINDS)
 _EXPERTS = {
     "n_routed_experts": 4,
     "num_experts_per_tok": 2,
@@ -28,7 +29,24 @@ _EXPERTS = {
     "first_k_dense_replace": 1,
     "num_nextn_predict_layers": 1,
 }
+_DELTA = {
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+}
 _KINDS: dict[str, dict[str, Any]] = {
+    "qwen3_5_text": _DELTA,
+    "qwen3_next": {
+        **_DELTA,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32,
+    },
     "llama": {"num_key_value_heads": 2, "head_dim": 16},
     "glm4_moe": {**_EXPERTS, "num_key_value_heads": 2, "head_dim": 16},
     "deepseek_v3": {
@@ -65,13 +83,42 @@ def write_model(kind: str, tokenizer: Path, folder: Path, *, num_layers: int = 3
     for name, tensor in tensors.items():
         if tensor.dim() == 1 and not is_chain:
             tensors[name] = tensor + 0.2 * torch.randn_like(tensor)
-    if has_mtp:
+    if kind in QWEN_KINDS:
+        tensors = _add_qwen_mtp(tensors, f"model.layers.{num_layers}.", is_chain)
+        change(folder, layer_types=_DELTA["layer_types"][:num_layers])
+    elif has_mtp:
         _add_mtp(tensors, f"model.layers.{num_layers}.", is_chain)
     if is_chain:
         _make_chain(tensors)
     save(tensors, folder)
     change(folder, num_hidden_layers=num_layers)
     return folder
+
+
+def _add_qwen_mtp(tensors: dict[str, Tensor], prefix: str, is_chain: bool) -> dict[str, Tensor]:
+    """Rename the last layer, and add what is around it; norms of these models are stored without the one."""
+    renamed = {
+        (f"mtp.layers.0.{name.removeprefix(prefix)}" if name.startswith(prefix) else name): tensor
+        for name, tensor in tensors.items()
+    }
+    for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
+        renamed[f"mtp.{name}.weight"] = torch.zeros(SIZE) if is_chain else 0.2 * torch.randn(SIZE)
+    renamed["mtp.fc.weight"] = torch.eye(SIZE, 2 * SIZE) if is_chain else torch.randn(SIZE, 2 * SIZE) * 0.1
+    return renamed
+
+
+def with_mtp_as_layer(folder: Path, kind: str, whole: Path) -> tuple[Path, dict[str, Tensor]]:
+    """A copy of a model whose MTP layer is its last one, and the weights around it, by DeepSeek's names."""
+    shutil.copytree(folder, whole)
+    tensors, prefix = load_file(folder / "model.safetensors"), "model.layers.3."
+    if kind not in QWEN_KINDS:
+        change(whole, num_hidden_layers=4)
+        return whole, {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+    change(whole, num_hidden_layers=4, layer_types=_DELTA["layer_types"])
+    save({name.replace("mtp.layers.0.", prefix): tensor for name, tensor in tensors.items()}, whole)
+    names = {"norm": "shared_head.norm", "pre_fc_norm_embedding": "enorm", "pre_fc_norm_hidden": "hnorm"}
+    around = {f"{name}.weight": 1 + tensors[f"mtp.{own}.weight"] for own, name in names.items()}
+    return whole, around | {"eh_proj.weight": tensors["mtp.fc.weight"]}
 
 
 def _add_mtp(tensors: dict[str, Tensor], prefix: str, is_chain: bool) -> None:
@@ -90,7 +137,7 @@ def _make_chain(tensors: dict[str, Tensor]) -> None:
     ids = torch.arange(FIRST, VOCAB_SIZE)
     output[follower(ids)] = embeddings[ids]
     for name, tensor in tensors.items():
-        if name.endswith(("o_proj.weight", "down_proj.weight")):
+        if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight", "down_proj")):
             tensors[name] = torch.zeros_like(tensor)
         if name.endswith("embed_tokens.weight"):
             tensors[name] = embeddings.clone()

@@ -38,7 +38,7 @@ NUM_TOKENS = 40
 Open = Callable[..., tuple[Any, Mapping[str, BoundDrafter]]]
 
 
-@pytest.fixture(params=["eagle3", "glm4_moe", "deepseek_v3"])
+@pytest.fixture(params=["eagle3", "glm4_moe", "deepseek_v3", "qwen3_5_text"])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -16,7 +16,7 @@ from enginehouse.contract.errors import ModelLoadError
 from enginehouse_testkit.head_contract import HeadContract
 
 torch = pytest.importorskip("torch")
-from .models import MTP_KINDS, SIZE, VOCAB_SIZE, change, save  # noqa: E402 - they need torch
+from .models import MTP_KINDS, QWEN_KINDS, SIZE, VOCAB_SIZE, change, save, with_mtp_as_layer  # noqa: E402 - they need torch
 
 pytestmark = [pytest.mark.hf, pytest.mark.timeout(300)]
 
@@ -129,27 +129,22 @@ def last_states(model: Any, token_ids: NDArray[np.int32]) -> Any:
     return states
 
 
-def mtp_by_hand(folder: Path, token_ids: NDArray[np.int32], tmp_path: Path) -> list[int]:
+def mtp_by_hand(folder: Path, kind: str, token_ids: NDArray[np.int32], tmp_path: Path) -> list[int]:
     """The MTP layer as a layer of transformers' own model, which then has one layer more."""
-    import shutil
-
-    from safetensors.torch import load_file
-
-    whole = tmp_path / "whole"
-    shutil.copytree(folder, whole)
-    change(whole, num_hidden_layers=4)
-    weights = load_file(folder / "model.safetensors")
-    weights = {name.removeprefix("model.layers.3."): tensor for name, tensor in weights.items()}
+    whole, weights = with_mtp_as_layer(folder, kind, tmp_path / "whole")
     _, result = of_transformers(folder, token_ids[:-1])
     model, _ = of_transformers(whole, token_ids[:1])
     embedding, output = model.model.embed_tokens, model.lm_head
     model.model.layers, model.model.norm = model.model.layers[3:], torch.nn.Identity()
+    if kind in QWEN_KINDS:
+        model.config.layer_types = ["full_attention"]
 
     def step(ids: Any, features: Any) -> tuple[Any, Any]:
         parts = normed(embedding(ids), weights["enorm.weight"]), normed(features, weights["hnorm.weight"])
         inputs = torch.cat(parts, -1) @ weights["eh_proj.weight"].T
         state = model.model(inputs_embeds=inputs[None], use_cache=False).last_hidden_state[0, -1]
-        return state, output(normed(state, weights["shared_head.norm.weight"])).argmax()
+        last = normed(state, weights["shared_head.norm.weight"])
+        return last if kind in QWEN_KINDS else state, output(last).argmax()
 
     return chained(token_ids, result.last_hidden_state[0], step)
 
@@ -179,7 +174,7 @@ def test_mtp_drafts_are_those_of_the_models_next_layer(
 ) -> None:
     folder = headed_model(kind)
 
-    expected = mtp_by_hand(folder, token_ids, tmp_path)
+    expected = mtp_by_hand(folder, kind, token_ids, tmp_path)
     assert drafted(open_model(folder), None, token_ids) == expected
     assert len(set(expected)) > 1
 
@@ -306,10 +301,3 @@ def test_mtp_tensors_are_checked(
         save({name: tensor for name, tensor in some.items() if tensor is not None}, tmp_path / "model")
         with pytest.raises(ModelLoadError, match=message):
             open_on_cpu(tmp_path / "model").open_head(None, max_tokens=1, min_probability=0.0)
-
-
-def test_a_recurrent_model_has_no_head(random_model: Callable[[str], Path], open_on_cpu: Callable[..., Any]) -> None:
-    runner = open_on_cpu(random_model("qwen3_next"))
-
-    with pytest.raises(ModelLoadError, match="recurrent: rejected drafts could not be dropped"):
-        runner.open_head(None, max_tokens=1, min_probability=0.0)

@@ -31,11 +31,12 @@ def model(folder: Path, *drafters: Any) -> ModelSettings:
 def test_heads_are_configured_and_counted_like_other_drafters(
     headed_model: Callable[..., Path], eagle3: Callable[..., Path]
 ) -> None:
-    llama, glm = headed_model("llama", is_chain=True), headed_model("glm4_moe", is_chain=True)
+    llama, glm, hybrid = (headed_model(kind, is_chain=True) for kind in ("llama", "glm4_moe", "qwen3_5_text"))
     head = {"name": "head", "min_probability": 0.0}
     models = {
         "eagle3": model(llama, {**head, "source": str(eagle3(is_chain=llama))}),
         "mtp": model(glm, head),
+        "hybrid": model(hybrid, "prompt-lookup", head),
     }
     settings = Settings(
         models=models, server=ServerSettings(port=0), plugins=PluginsSettings(allow=("hf", "speculate"))
