@@ -1,8 +1,9 @@
 """Linear layers whose weights oneDNN has put into the order of its kernels, for float32 on the CPU.
 
 ``nn.Linear`` calls MKL with weights in plain order. oneDNN's kernels with prepared weights took two thirds of its time
-or less on an AMD EPYC with AVX-512, for 16 to 2,048 rows. Called when a model is opened. The operations are private to
-torch (its compiler uses them), so a result is compared before they are used.
+or less on an AMD EPYC with AVX-512, for 16 to 2,048 rows. Called when a model is opened; callers compare the numbers of
+the whole model before and after. The operations are private to torch (its compiler uses them), so a result is compared
+before they are used.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ __all__ = ["PreparedLinear", "Replaced", "is_supported", "prepare_linears", "res
 _MAX_ERROR = 1e-4
 
 Replaced = list[tuple[nn.Module, str, nn.Module]]
-"""Modules that were replaced: their parent, their name there, and the module."""
+"""Modules that were replaced: their parent, their name there, and the module; for a linear layer that in its place."""
 
 
 class PreparedLinear(nn.Module):
-    """Replacement of ``linear``; keeps no copy of its weights in plain order."""
+    """Replacement of ``linear`` for float32 on the CPU; keeps no copy of its weights in plain order."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -31,6 +32,14 @@ class PreparedLinear(nn.Module):
         # Buffers would be copied and cast with the model, which these tensors do not allow.
         self._prepared: Any = (torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), None),)
         self._bias = None if linear.bias is None else linear.bias.detach()
+
+    def plain(self) -> nn.Linear:
+        """Return the layer that was replaced, with a new copy of its weights: the same to the bit."""
+        linear = nn.Linear(self.in_features, self.out_features, bias=self._bias is not None, device="meta")
+        linear.weight = nn.Parameter(self._prepared[0].to_dense(), requires_grad=False)
+        if self._bias is not None:
+            linear.bias = nn.Parameter(self._bias, requires_grad=False)
+        return linear
 
     def forward(self, rows: Tensor) -> Tensor:
         """(..., out_features)."""
@@ -49,30 +58,48 @@ class PreparedLinear(nn.Module):
         return result
 
 
-def prepare_linears(model: nn.Module, others: Collection[nn.Module] = ()) -> Replaced:
-    """Replace the linear layers of a model; return what :func:`restore` needs, empty if none was replaced.
+def prepare_linears(model: nn.Module, others: Collection[nn.Module] = (), *, only: nn.Module | None = None) -> Replaced:
+    """Replace the linear layers of a model one by one, so that only one at a time is in memory twice.
+
+    Layers of other types or devices, quantised ones and those of subclasses stay as they are.
 
     Args:
         others: modules that stay as they are, with all of theirs.
+        only: the only layer to replace.
+
+    Returns:
+        What :func:`restore` needs; empty if none was replaced.
     """
-    excluded = {module for other in others for module in other.modules()}
-    replaced: Replaced = []
     if not is_supported():
-        return replaced
-    for parent in [module for module in model.modules() if module not in excluded]:
-        for name, child in list(parent.named_children()):
-            if child in excluded or type(child) is not nn.Linear:
-                continue
-            if child.weight.dtype == torch.float32 and not child.weight.is_meta:
-                setattr(parent, name, PreparedLinear(child))
-                replaced.append((parent, name, child))
+        return []
+    excluded = {module for other in others for module in other.modules()}
+    places: dict[int, list[tuple[nn.Module, str]]] = {}  # a layer that several modules share stays one layer
+    for parent in model.modules():
+        for name, child in parent._modules.items():
+            if parent not in excluded and child not in excluded and only in (None, child) and _is_known(child):
+                places.setdefault(id(child), []).append((parent, name))
+    replaced: Replaced = []
+    for shared in places.values():
+        prepared = PreparedLinear(getattr(*shared[0]))
+        for parent, name in shared:
+            setattr(parent, name, prepared)
+        replaced += [(parent, name, prepared) for parent, name in shared]
     return replaced
 
 
+def _is_known(module: nn.Module | None) -> bool:
+    if type(module) is not nn.Linear or type(module.weight) is not nn.Parameter:  # quantised ones have other tensors
+        return False
+    return module.weight.dtype == torch.float32 and module.weight.device.type == "cpu"
+
+
 def restore(replaced: Replaced) -> None:
-    """Give the parents their former modules back."""
+    """Give the parents their former modules back, linear layers one by one from their prepared weights."""
+    plain: dict[nn.Module, nn.Module] = {}
     for parent, name, module in replaced:
-        setattr(parent, name, module)
+        if isinstance(module, PreparedLinear) and module not in plain:
+            plain[module] = module.plain()
+        setattr(parent, name, plain.get(module, module))
 
 
 @cache
