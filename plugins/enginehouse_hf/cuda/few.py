@@ -102,7 +102,7 @@ def _product(
     tl.store(at_out, sums.to(out.dtype.element_ty), mask=is_token[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _project_few(
     x, weight, bias, out, a, b, scales, low, done, num_tokens, num_rows, rows0, rows1, num_shrinks, num_adapters,
     num_low, WIDTH: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,

@@ -160,7 +160,7 @@ def _weights(byte, kind: tl.constexpr):
         return (code.to(tl.int16) | 0x6400).to(kind, bitcast=True) - 1024.0
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _project_few(
     x, x_sums, x_scales, codes, factors, bias, out, num_tokens, num_rows,
     WIDTH: tl.constexpr, GROUP: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr,

@@ -80,7 +80,7 @@ def _project_single(
         tl.store(out + row, (active * up.to(kind).to(tl.float32)).to(kind), mask=row < num_rows)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _project_few(
     x, token_scales, codes, scales, bias, out, num_tokens, num_rows,
     WIDTH: tl.constexpr, GROUP: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr,
@@ -120,7 +120,7 @@ def _project_few(
     tl.store(at_out, sums.to(out.dtype.element_ty), mask=is_token & is_row[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _project_split(
     x, x_scales, codes, scales, bias, out, num_tokens, num_rows,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr,

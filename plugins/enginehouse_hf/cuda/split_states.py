@@ -37,7 +37,7 @@ def _rounded(x):
     return tl.where(tl.abs(x) < 0.015625, (x + 24576.0) - 24576.0, normal)  # below 2^-6 they are 2^-9 apart
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _split(
     x, codes, sums, scales, num_tokens,
     WIDTH: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, IS_FP8: tl.constexpr,
