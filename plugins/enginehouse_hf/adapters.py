@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from enginehouse.contract.adapters import AdapterSet
 from enginehouse.contract.errors import AdapterRefused, InvalidSpan
 from enginehouse_backendkit.lora_folder import read_lora_folder
+from enginehouse_hf.linears import PreparedLinear
 
 __all__ = ["Adapters", "Halves", "LayerForm", "adaptable_linears", "read_peft_folder"]
 
@@ -47,8 +48,10 @@ class LayerForm:
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, linear: nn.Linear) -> LayerForm:
+    def of(cls, linear: nn.Linear | PreparedLinear) -> LayerForm:
         """Return the form of a module."""
+        if isinstance(linear, PreparedLinear):
+            return cls(linear.out_features, linear.in_features, torch.device("cpu"), torch.float32)
         return cls(linear.out_features, linear.in_features, linear.weight.device, linear.weight.dtype)
 
 
@@ -74,13 +77,14 @@ def read_peft_folder(folder: Path, layers: Mapping[str, LayerForm]) -> dict[str,
     return made
 
 
-def adaptable_linears(model: Any, recurrent: Collection[str] = ()) -> dict[str, nn.Linear]:
+def adaptable_linears(model: Any, recurrent: Collection[str] = ()) -> dict[str, nn.Linear | PreparedLinear]:
     """Return the layers of a transformers model that can be adapted, by name; see :class:`Adapters`."""
     output, text = model.get_output_embeddings(), set(model.get_decoder().modules())
+    kinds = (nn.Linear, PreparedLinear)
     return {
         name: module
         for name, module in model.named_modules()
-        if type(module) is nn.Linear and module in text and module is not output and ".experts." not in name
+        if type(module) in kinds and module in text and module is not output and ".experts." not in name
         if not any(name.startswith(f"{other}.") for other in recurrent)
     }
 

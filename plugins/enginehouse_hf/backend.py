@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from importlib.util import find_spec
 from pathlib import Path
@@ -97,6 +98,12 @@ class HfOptions:
         is_plain = self.device_map is None and self.quantization is None
         return is_plain and self.device.startswith("cuda") and find_spec("triton") is not None
 
+    @property
+    def prepares_linears(self) -> bool:
+        """True if oneDNN computes the linear layers where it can: float32 on the CPU, plain weights."""
+        is_plain = self.device_map is None and self.quantization is None
+        return is_plain and self.device == "cpu" and self.dtype == "float32"
+
     def resolved(self, device: str, recipe: Recipe | None = None) -> HfOptions:
         """Return a copy with device-dependent defaults filled in; ``device`` replaces ``auto``.
 
@@ -162,13 +169,16 @@ class HfBackend:
         if folder is not None:
             num_states = 2 * options.slots if resolved.device == "cpu" else 2 * (2 * options.slots + 1)
             found = folder.estimate(tokens, dtype, num_states + options.checkpoints)
+            if resolved.prepares_linears:
+                found = _with_prepared_output(found, folder)
             return _in_types(found, options, tokens, dtype)
         if pickles := pickled_weights(source.path):
             raise ModelLoadError(f"{source.text}: {describe_pickles(pickles)}")
         if self.match(source).score == 0.0:
             raise ModelLoadError(f"{source.text}: {self.match(source).reason}")
         assert source.path is not None
-        return _in_types(estimate_gguf(source.path, tokens, dtype), options, tokens, dtype)
+        found = estimate_gguf(source.path, tokens, dtype, copies_output=resolved.prepares_linears)
+        return _in_types(found, options, tokens, dtype)
 
     def open(self, source: ModelSource, options: HfOptions, progress: Progress) -> Runner | Pooler:
         """Load the model on this thread; see :func:`enginehouse_hf.loader.open_runner` and ``pooling/opening.py``."""
@@ -191,6 +201,17 @@ def _recipe(source: ModelSource, options: HfOptions) -> Recipe | None:
     if path is None or not ((path / "modules.json").is_file() or (path / "config.json").is_file()):
         return None
     return read_recipe(path, options.task, options.pooling)
+
+
+def _with_prepared_output(whole: MemoryEstimate, folder: ModelFolder) -> MemoryEstimate:
+    """Count tied embeddings twice: as a table, and as the output layer in the order of oneDNN's kernels."""
+    text = folder.config.get("text_config")
+    config = {**folder.config, **(text if isinstance(text, dict) else {})}
+    sizes = [config.get(name) for name in ("vocab_size", "hidden_size")]
+    if config.get("tie_word_embeddings") is False or not all(isinstance(size, int) and size > 0 for size in sizes):
+        return whole
+    copied = 4 * math.prod(int(size) for size in sizes if size is not None)
+    return evolve(whole, weights_bytes=whole.weights_bytes + copied, total_bytes=whole.total_bytes + copied)
 
 
 def _in_types(whole: MemoryEstimate, options: HfOptions, tokens: int, dtype: str) -> MemoryEstimate:

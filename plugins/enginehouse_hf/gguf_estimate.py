@@ -10,12 +10,16 @@ from enginehouse_backendkit.gguf_reader import GgufReader, Value, reading
 
 __all__ = ["estimate_gguf"]
 
+_EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
 _MAX_SIZE = 2**31
 _MAX_WEIGHTS = 2**50
 
 
-def estimate_gguf(path: Path, context_tokens: int, dtype: str) -> MemoryEstimate:
+def estimate_gguf(path: Path, context_tokens: int, dtype: str, *, copies_output: bool = False) -> MemoryEstimate:
     """Bytes of all weights in ``dtype`` plus KV for ``context_tokens`` positions.
+
+    Args:
+        copies_output: the output layer has weights of its own even if the file has none for it (tied embeddings).
 
     Raises:
         ModelLoadError: the file is not a GGUF file, or its sizes are missing or implausible.
@@ -24,7 +28,10 @@ def estimate_gguf(path: Path, context_tokens: int, dtype: str) -> MemoryEstimate
     with reading(path) as file:
         reader = GgufReader(file)
         values = {entry.key: entry.value for entry in reader.entries() if entry.value is not None}
-        num_weights = sum(tensor.num_elements for tensor in reader.tensors())
+        numbers = {tensor.name: tensor.num_elements for tensor in reader.tensors()}
+        num_weights = sum(numbers.values())
+        if copies_output and _OUTPUT not in numbers:
+            num_weights += numbers.get(_EMBEDDING, 0)
         if num_weights > _MAX_WEIGHTS:
             raise ValueError(f"it claims to hold {num_weights} weights")
         architecture = str(values.get("general.architecture", ""))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from enginehouse_backendkit.model_folder import (
     ModelFolder,
     check_model_files,
     check_weights,
+    describe_failure,
     describe_pickles,
     pickled_weights,
     recommended_parameters,
@@ -33,6 +35,7 @@ from enginehouse_hf.heads.opening import open_head
 from enginehouse_hf.images.families import Family
 from enginehouse_hf.images.opening import ImageSupport, find_support
 from enginehouse_hf.images.reader import ImageReader
+from enginehouse_hf.linears import prepare_linears, restore
 from enginehouse_hf.packed import PackedLinear, num_packed
 from enginehouse_hf.recurrent import Mixers, recurrent_layers
 from enginehouse_hf.runner import HfRunner, run_model
@@ -40,6 +43,11 @@ from enginehouse_hf.tokenizer import ModelFiles, ModelText, load_text
 from enginehouse_hf.weights import load_weights, mapped_errors
 
 __all__ = ["find_files", "open_runner"]
+
+_log = logging.getLogger(__name__)
+
+_MAX_ERROR = 1e-3
+"""Largest difference of logits, as a share of the largest one, by which a model with oneDNN's layers may differ."""
 
 _ATTENTION = frozenset({"full_attention", "sliding_attention"})
 _RECURRENT = frozenset({"linear_attention", "conv"})
@@ -148,6 +156,8 @@ def _build(files: ModelFiles, model: Any, options: HfOptions, progress: Progress
             reader=reader,
         )
     metadata["layers"] = "transformers layers, step by step"
+    if options.prepares_linears and _prepare(model, mixers):
+        metadata["layers"] += ", products by oneDNN"
     capabilities = _capabilities(facts, options, () if facts.states else exit_layers(model), reader)
     memory = probed.resized(capabilities.max_sequences, facts.max_context)
     return HfRunner(
@@ -163,6 +173,28 @@ def _build(files: ModelFiles, model: Any, options: HfOptions, progress: Progress
         load_head=load_head,
         reader=reader,
     )
+
+
+def _prepare(model: Any, mixers: Mixers) -> bool:
+    """Let oneDNN compute the linear layers of the text model and its output; return whether it does.
+
+    All stay as they were if a module of the model reads the weights of one, or if the logits of two tokens change.
+    """
+    expected = _run_two_tokens(model, mixers)[0]
+    others = [module for name, module in model.named_modules() if name in mixers.names]
+    replaced = prepare_linears(model.get_decoder(), others)
+    replaced += prepare_linears(model, only=model.get_output_embeddings())
+    if not replaced:
+        return False
+    try:
+        error = float((_run_two_tokens(model, mixers)[0] - expected).abs().max() / expected.abs().max().clamp(min=1e-6))
+        problem = "" if error <= _MAX_ERROR else f"logits differ by {error:.2g} of the largest"
+    except Exception as failure:  # noqa: BLE001 - models fail in their own ways at what they do not support
+        problem = describe_failure(failure)
+    if problem:
+        _log.warning("hf: oneDNN's layers are not used: %s", problem)
+        restore(replaced)
+    return not problem
 
 
 def _info(files: ModelFiles, text: ModelText, facts: ModelFacts, metadata: dict[str, str]) -> ModelInfo:
@@ -235,14 +267,20 @@ def _layer_types(model: Any) -> Sequence[str]:
     return getattr(model.config.get_text_config(), "layer_types", None) or ()
 
 
-def _find_facts(model: Any, mixers: Mixers, max_context: int) -> tuple[ModelFacts, KvMemory]:
-    """Run two tokens and record the attention parameters of each layer; also return the memory of this run."""
+def _run_two_tokens(model: Any, mixers: Mixers) -> tuple[torch.Tensor, KvMemory, Step]:
+    """Run two tokens from an empty state; return their (1, vocab_size) logits, and the memory and step of this run."""
     memory = KvMemory(num_slots=1, max_context=2)
     step = Step(memory, (Segment(slot=0, start=0, begin=0, end=2),), threading.Event())
     token_ids = torch.zeros(2, dtype=torch.int64, device=model.device)
     mixers.begin(step)
     logits = run_model(model, step, token_ids, [1])
     mixers.commit()
+    return logits, memory, step
+
+
+def _find_facts(model: Any, mixers: Mixers, max_context: int) -> tuple[ModelFacts, KvMemory]:
+    """Run two tokens and record the attention parameters of each layer; also return the memory of this run."""
+    logits, memory, step = _run_two_tokens(model, mixers)
     types = _layer_types(model) or ["full_attention"] * model.config.get_text_config().num_hidden_layers
     states = mixers.forms(0)
     mixers.put(0, {})

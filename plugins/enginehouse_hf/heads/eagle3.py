@@ -124,7 +124,7 @@ def open_eagle3(folder: Path, model: Any, vocab_size: int) -> Eagle3Head:
             f"{what}: its hidden_size {config.hidden_size} is not that of the model, {size}, whose embeddings it uses"
         )
     layers = model.get_decoder().layers
-    with without_weights(next(layers[0].parameters()).dtype):
+    with without_weights(model.dtype):
         layer = Eagle3Layer(config, _NUM_STATES * size, len(layers), has_embedding=has_embedding)
     fill(layer, tensors, model.device, what)
     embedding = layer.embed_tokens if has_embedding else model.get_input_embeddings()

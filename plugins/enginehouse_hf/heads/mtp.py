@@ -26,6 +26,7 @@ from enginehouse.contract.errors import ModelLoadError
 from enginehouse_hf.attention import AnyStep
 from enginehouse_hf.depth import own_modules
 from enginehouse_hf.heads.reading import fill, names_in, read_tensors, without_weights
+from enginehouse_hf.linears import PreparedLinear
 
 __all__ = ["MtpHead", "open_mtp"]
 
@@ -108,7 +109,7 @@ def open_mtp(folder: Path, model: Any) -> MtpHead:
     names = _QWEN_NAMES if mark is None else {mark.removesuffix(_MARK): ""}
     tensors = read_tensors(files, lambda name: _renamed(name, names))
     own_embedding, own_output = tensors.pop("embed_tokens.weight", None), tensors.pop("shared_head.head.weight", None)
-    with without_weights(next(decoder.layers[-1].parameters()).dtype):
+    with without_weights(model.dtype):
         layer = type(decoder.layers[-1])(_longer(config), number)
         around = _Around(type(decoder.norm), config.hidden_size, config.rms_norm_eps)
     what = f"{folder}: its layer {'mtp' if is_qwen else number} for multi-token prediction"
@@ -170,15 +171,16 @@ def _with_joint_experts(tensors: Mapping[str, Tensor], layer: nn.Module) -> dict
 
 def _shared(module: Any, own: Tensor | None, what: str, name: str) -> nn.Module:
     """Return a module of the model, or a copy with the layer's own weights if its files hold others."""
-    weight: Tensor = module.weight
+    found: nn.Module = module
     if own is None:
-        found: nn.Module = module
         return found
+    # A copy: weights in the order of oneDNN's kernels cannot be compared.
+    plain: Any = module.plain() if isinstance(module, PreparedLinear) else module
+    weight: Tensor = plain.weight
     if own.shape != weight.shape:
         raise ModelLoadError(f"{what}: {name} is {list(own.shape)}, but for this model it must be {list(weight.shape)}")
     own = own.to(weight.device, weight.dtype)
-    found = module
     if not torch.equal(own, weight):
-        found = own_modules(module)
-        found._parameters = {**module._parameters, "weight": nn.Parameter(own, requires_grad=False)}
+        found = own_modules(plain)
+        found._parameters = {**plain._parameters, "weight": nn.Parameter(own, requires_grad=False)}
     return found

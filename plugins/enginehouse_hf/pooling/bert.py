@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.activations import GELUActivation
 
-from enginehouse_hf.pooling.linears import PreparedLinear, Replaced, is_supported
+from enginehouse_hf.linears import PreparedLinear, Replaced, is_supported
 from enginehouse_hf.pooling.packing import PackedTexts
 
 __all__ = ["fuse_layers"]

@@ -21,9 +21,9 @@ from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAtte
 
 from enginehouse.contract.errors import ModelLoadError
 from enginehouse.contract.pooler import PoolerInput
+from enginehouse_hf.linears import prepare_linears, restore
 from enginehouse_hf.pooling.attention import PACKED_ATTENTION
 from enginehouse_hf.pooling.bert import fuse_layers
-from enginehouse_hf.pooling.linears import prepare_linears, restore
 from enginehouse_hf.pooling.packing import PackedTexts, pack
 
 __all__ = ["Network", "choose_network", "is_reentrant", "position_offset", "takes_types"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -39,9 +40,34 @@ def test_match_prefers_folders_to_gguf_files(tiny_model: TinyModel, smollm2_gguf
 
 
 def test_estimate_counts_what_a_gguf_file_becomes(smollm2_gguf: Path) -> None:
-    gguf = HfBackend().estimate(_source(smollm2_gguf), HfOptions(device="cpu", context=100, slots=1))
+    """In float32 on the CPU also the copy of tied embeddings, 49,152 x 576, that the output layer gets."""
+    found = {
+        dtype: HfBackend().estimate(_source(smollm2_gguf), HfOptions(device="cpu", dtype=dtype, context=100, slots=1))
+        for dtype in ("float32", "bfloat16")
+    }
+    num_weights, per_token = 134_515_008, 2 * 30 * 3 * 64
 
-    assert (gguf.weights_bytes, gguf.kv_bytes_per_token) == (134_515_008 * 4, 2 * 30 * 3 * 64 * 4)
+    assert found["float32"].weights_bytes == 4 * (num_weights + 49_152 * 576)
+    assert found["bfloat16"].weights_bytes == 2 * num_weights
+    assert [one.kv_bytes_per_token for one in found.values()] == [4 * per_token, 2 * per_token]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_estimate_counts_the_output_layer_of_tied_embeddings(
+    tiny_model: TinyModel, tmp_path: Path, device: str
+) -> None:
+    folders = [
+        changed_folder(tiny_model("llama"), tmp_path / str(is_tied), tie_word_embeddings=is_tied)
+        for is_tied in (True, False)
+    ]
+    config = json.loads((folders[0] / "config.json").read_text())
+    tied, plain = (
+        HfBackend().estimate(_source(folder), HfOptions(device=device, dtype="float32", context=64))
+        for folder in folders
+    )
+    copied = 4 * config["vocab_size"] * config["hidden_size"] if device == "cpu" else 0
+
+    assert tied.weights_bytes - plain.weights_bytes == tied.total_bytes - plain.total_bytes == copied
 
 
 @pytest.mark.parametrize(("dtype", "sizes"), [("bfloat16", (4, 3, 2)), ("float32", (8, 5, 2))])
@@ -107,7 +133,7 @@ def test_quantization_names_the_package_it_needs(
     tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, quantization: str
 ) -> None:
     package = quantization.split("-", maxsplit=1)[0]
-    monkeypatch.setattr("enginehouse_hf.loader.find_spec", lambda _name: None)
+    monkeypatch.setattr("enginehouse_hf.weights.find_spec", lambda _name: None)
     with pytest.raises(ModelLoadError, match=f"needs the package {package}; run: pip install {package}"):
         _open(tiny_model("llama"), quantization=quantization)
 

@@ -69,8 +69,8 @@ def test_rows_do_not_depend_on_the_number_of_threads(
 def test_layers_of_berts_form_are_fused(kind: str, num_fused: int, random_encoder: Callable[..., Path]) -> None:
     from transformers import AutoModel
 
+    from enginehouse_hf.linears import is_supported
     from enginehouse_hf.pooling.bert import fuse_layers
-    from enginehouse_hf.pooling.linears import is_supported
 
     model = AutoModel.from_pretrained(random_encoder(kind))
 
