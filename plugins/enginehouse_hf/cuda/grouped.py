@@ -19,7 +19,7 @@ from torch import Tensor
 
 from enginehouse_hf.cuda.overlap import OVERLAPPING, await_previous
 from enginehouse_hf.cuda.single import expert_rows, gate_and_up, multiply_single
-from enginehouse_hf.cuda.split_states import split_states
+from enginehouse_hf.cuda.split_states import SplitStates, split_states
 from enginehouse_hf.cuda.structure import Activation, Clamped, Linear, Projection
 from enginehouse_hf.packed import has_tensor_cores_of_8_bits
 
@@ -375,10 +375,7 @@ def multiply(
     in_words = form in ("int4", "mxfp4")
     is_single = pairs.order is None
     num_pairs = pairs.ids.numel()
-    states = None
-    is_few = not is_single and num_pairs <= _MAX_SPLIT * num_experts
-    if form == "mxfp4" and is_few and width % 64 == 0 and has_tensor_cores_of_8_bits(x):
-        states = split_states(x, 32, in_words=True)
+    states = _split(x, pairs, num_experts) if form == "mxfp4" else None
     is_exact = in_words and x.dtype == torch.float32  # for which 16 bits are not enough
     if states is None and is_single and not is_exact and (group & group - 1 == 0 or group == width):
         is_grouped = group < width or in_words
@@ -401,6 +398,14 @@ def multiply(
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32", num_warps=tiles.warps, num_stages=tiles.stages,
         **OVERLAPPING,
     )  # fmt: skip
+
+
+def _split(x: Tensor, pairs: Pairs, num_experts: int) -> SplitStates | None:
+    """Split the states if experts of MXFP4 have few pairs each; None if they are multiplied as they are."""
+    is_few = pairs.order is not None and pairs.ids.numel() <= _MAX_SPLIT * num_experts
+    if is_few and x.shape[1] % 64 == 0 and has_tensor_cores_of_8_bits(x):
+        return split_states(x, 32, in_words=True)
+    return None
 
 
 _SINGLE = {"plain": (4, 2048, 4), "fp8": (8, 512, 2), "int4": (16, 2048, 4), "mxfp4": (16, 1024, 4)}

@@ -27,6 +27,7 @@ from enginehouse_hf.attention import AnyStep
 from enginehouse_hf.depth import own_modules
 from enginehouse_hf.heads.reading import fill, names_in, read_tensors, without_weights
 from enginehouse_hf.linears import PreparedLinear
+from enginehouse_hf.packed import PackedLinear, quantized_head
 
 __all__ = ["MtpHead", "open_mtp"]
 
@@ -174,13 +175,28 @@ def _shared(module: Any, own: Tensor | None, what: str, name: str) -> nn.Module:
     found: nn.Module = module
     if own is None:
         return found
+    if isinstance(module, PackedLinear):
+        return _shared_packed(module, own, what, name)
     # A copy: weights in the order of oneDNN's kernels cannot be compared.
     plain: Any = module.plain() if isinstance(module, PreparedLinear) else module
     weight: Tensor = plain.weight
-    if own.shape != weight.shape:
-        raise ModelLoadError(f"{what}: {name} is {list(own.shape)}, but for this model it must be {list(weight.shape)}")
+    _check_shape(own, weight.shape, what, name)
     own = own.to(weight.device, weight.dtype)
     if not torch.equal(own, weight):
         found = own_modules(plain)
         found._parameters = {**plain._parameters, "weight": nn.Parameter(own, requires_grad=False)}
     return found
+
+
+def _shared_packed(module: PackedLinear, own: Tensor, what: str, name: str) -> nn.Module:
+    """The same for quantised weights: the layer's own are quantised, too, and are compared so."""
+    packed = module.packed
+    _check_shape(own, (packed.num_rows, packed.width), what, name)
+    quantised = quantized_head(own.to(packed.codes.device))
+    is_same = quantised.form == packed.form and torch.equal(quantised.codes, packed.codes)
+    return module if is_same else PackedLinear(quantised)
+
+
+def _check_shape(own: Tensor, shape: Sequence[int], what: str, name: str) -> None:
+    if tuple(own.shape) != tuple(shape):
+        raise ModelLoadError(f"{what}: {name} is {list(own.shape)}, but for this model it must be {list(shape)}")

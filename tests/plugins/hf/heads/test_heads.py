@@ -282,6 +282,27 @@ def test_a_model_without_an_mtp_layer_needs_a_source(
         runner.open_head(None, max_tokens=1, min_probability=0.0)
 
 
+@pytest.mark.parametrize("is_other", [False, True])
+def test_an_mtp_layer_beside_a_quantised_projection_to_logits(
+    headed_model: Callable[..., Path], is_other: bool
+) -> None:
+    """Files of DeepSeek and GLM repeat the model's projection, or have another: the layer uses what they have."""
+    from transformers import AutoModelForCausalLM
+
+    from enginehouse_hf.heads.mtp import open_mtp
+    from enginehouse_hf.packed import PackedLinear, quantized_head
+
+    folder, states = headed_model("glm4_moe"), torch.randn(3, SIZE, generator=torch.Generator().manual_seed(0))
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        expected = open_mtp(folder, model).logits(states)
+        weight = model.get_output_embeddings().weight
+        model.set_output_embeddings(PackedLinear(quantized_head(weight.flip(0) if is_other else weight)))
+        found = open_mtp(folder, model).logits(states)
+
+    assert torch.allclose(found, expected, atol=0.02 * float(expected.abs().max()))
+
+
 def test_mtp_tensors_are_checked(
     headed_model: Callable[..., Path], open_on_cpu: Callable[..., Any], tmp_path: Path
 ) -> None:
