@@ -142,6 +142,7 @@ class _Preparer:
     unique: set[str] = field(factory=set)
     counted: set[str] = field(factory=set)  # objects whose names are counted
     scarce: set[str] = field(factory=set)
+    near: dict[str, str] = field(factory=dict)  # schemas whose constants the grammar says nearly, and their keyword
     literals: dict[str, frozenset[bytes]] = field(factory=dict)  # as those of Rules
     bounds: dict[str, Bounds] = field(factory=dict)
     is_far: bool = field(init=False)
@@ -189,6 +190,8 @@ class _Preparer:
         checked = dict(self.checked)
         for place, what in self._above(asked):
             checked.setdefault(place, what)
+        for place, origin in self._above(set(self.near), only_branches=False):
+            checked.setdefault(place, self.near[origin])  # where another schema excludes them no value may begin
         # What is derived is not part of the document, but the schema that it is derived from is above.
         checked = {place: what for place, what in checked.items() if self.document.has(place)}
         texts, branches = Texts(), set[str]()
@@ -215,8 +218,8 @@ class _Preparer:
         found = ((place, read(one)) for place, one in schemas if isinstance(one, dict))
         return {place: one for place, one in found if one is not None}
 
-    def _above(self, asked: set[str]) -> Iterator[tuple[str, str]]:
-        """Yield the schemas one of whose branches leads to one of these, and to which."""
+    def _above(self, asked: set[str], *, only_branches: bool = True) -> Iterator[tuple[str, str]]:
+        """Yield the schemas one of whose branches, or parts, leads to one of these, and to which."""
         before: dict[str, list[str]] = defaultdict(list)
         for place, inner in self.edges.items():
             for one in inner:
@@ -229,7 +232,7 @@ class _Preparer:
                 continue
             seen.add(one)
             for place in before[one]:
-                if one in self.conditional[place]:
+                if not only_branches or one in self.conditional[place]:
                     yield place, origin
                 waiting.append((place, origin))
 
@@ -400,7 +403,7 @@ class _Preparer:
             for key in ("minimum", "maximum", "multipleOf", FAR, LISTED):  # which are checked with the constants
                 prepared.pop(key, None)
             prepared["allOf"] = [*prepared.get("allOf", []), {"anyOf": list(constants.near)}]
-            self.checked[place.pointer] = place.at("const" if "const" in schema else "enum")
+            self.near[place.pointer] = self.checked[place.pointer] = place.at("const" if "const" in schema else "enum")
         self.escaped = self.escaped or constants.escaped
 
     def _add_listed(self, listed: list[Any], types: list[str], prepared: dict[str, Any], place: Place) -> None:

@@ -73,6 +73,26 @@ def test_far_numbers_are_exact(compiler: GrammarCompiler, tokenizer: FakeTokeniz
     assert [one for one in bad if takes(grammar, tokenizer, text_of(one))] == []
 
 
+def test_a_member_whose_constant_another_schema_excludes_is_given_up(
+    compiler: GrammarCompiler, tokenizer: FakeTokenizer
+) -> None:
+    """Its name is taken back, since no value may follow it."""
+    whole = {"type": "object", "required": ["a"], "unevaluatedProperties": {"type": "integer"}}
+    excluded = {"properties": {"k": {"const": -9.5e-46}}}
+    schema = {"type": "object", **excluded, "$ref": "#/$defs/whole", "$defs": {"whole": whole}}
+    matcher = compiler.compile(Constraint(kind="json_schema", text=json.dumps(schema))).start()
+    token_ids, chance = tokenizer.encode('{"k": ', special=False), random.Random(0)
+    assert not any(follow(matcher, token_id) for token_id in token_ids)
+
+    for _ in range(200):
+        token_ids.append(chance.choice(allowed_ids(matcher, tokenizer)))
+        if num_undone := follow(matcher, token_ids[-1]):
+            del token_ids[-num_undone:]
+        if b'"k' not in b"".join(tokenizer.token_bytes[one] for one in token_ids):
+            return
+    raise AssertionError("the name stays")
+
+
 @settings(max_examples=60)
 @given(data=st.data())
 def test_random_far_numbers_validate(compiler: GrammarCompiler, tokenizer: FakeTokenizer, data: st.DataObject) -> None:
