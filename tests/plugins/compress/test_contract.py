@@ -136,10 +136,10 @@ def test_time_grows_with_the_text_and_no_faster(method: Compressor, piece: str) 
     def seconds(length: int) -> float:
         text = (piece * length)[:length]
         task = CompressionTask(texts=(CompressibleText(text=text),), question="why?", max_tokens=length // 4)
-        began = time.process_time()
+        began = time.thread_time()
         method.compress(task, FakeCompressionTools())
-        return time.process_time() - began
+        return time.thread_time() - began
 
     seconds(100)  # imports
-    # A quadratic one needs 64 times as long, thus minutes.
+    # A quadratic one needs 64 times as long, thus minutes. Of this thread: others may still end what tests before began.
     assert min(seconds(64_000) for _ in range(1)) < 40 * max(seconds(8_000), 0.02)
