@@ -141,5 +141,5 @@ def test_time_grows_with_the_text_and_no_faster(method: Compressor, piece: str) 
         return time.thread_time() - began
 
     seconds(100)  # imports
-    # A quadratic one needs 64 times as long, thus minutes. Of this thread: others may still end what tests before began.
+    # A quadratic one needs 64 times as long, thus minutes. Other threads may still end what tests before began.
     assert min(seconds(64_000) for _ in range(1)) < 40 * max(seconds(8_000), 0.02)
