@@ -199,7 +199,7 @@ def test_h14_without_a_decoder_enforcing_is_refused(fake_with_parsers: Server, s
 
 @pytest.mark.llguidance
 def test_h14_schemas_that_cannot_be_enforced_are_refused_by_place(fake_with_decoder: Server) -> None:
-    odd = {"type": "object", "properties": {"a": {"pattern": "(a)\\1"}}}
+    odd = {"type": "object", "properties": {"a": {"pattern": "(a)\\2"}}}
     response = fake_with_decoder.try_chat(tools=[tool(), tool("odd", odd)], tool_choice="required")
 
     assert "/properties/a" in check_client_error(response, "tools[1].function.parameters")["message"]
