@@ -2,18 +2,15 @@
 
 Called by the runner. A graph is recorded once per size: while the model loads, or on first use for fewer layers, with
 adapters, and for steps that only drafts make: of more tokens than sequences that decode at once, or with recurrent
-layers of several tokens for each sequence. Its inputs are static
-tensors that each replay reads.
+layers of several tokens for each sequence. Its inputs are static tensors that each replay reads.
 """
 
 from __future__ import annotations
 
-import gc
 import logging
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -21,6 +18,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from enginehouse.process import no_collection
 from enginehouse_hf.cuda.compiling import compile_together
 from enginehouse_hf.cuda.networks import Network
 from enginehouse_hf.cuda.packing import PackedSpans, flatten
@@ -65,22 +63,11 @@ class Recorder:
             work()  # compiles kernels and initialises libraries outside of the recording
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with _no_collection(), torch.cuda.graph(graph, pool=self._memory):  # type: ignore[arg-type]
+        # Other graphs, which may be garbage, cannot be destroyed during a recording.
+        with no_collection(), torch.cuda.graph(graph, pool=self._memory):  # type: ignore[arg-type]
             result = work()
         self._memory = graph.pool()
         return graph, result
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Collect no garbage: other graphs, which may be a part of it, cannot be destroyed during a recording."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 @frozen(eq=False)
