@@ -1,4 +1,4 @@
-"""Whose pass is next where a forward pass has one set of adapters. Used by the scheduler; does not know sequences."""
+"""Order of adapter sets where a forward pass has one of them. Used by the scheduler; does not know sequences."""
 
 from __future__ import annotations
 
