@@ -365,6 +365,7 @@ class StepEngine:
         owner = self._sequence_factory.make(
             request, prompt_token_ids, self._num_arrivals, self._clock(), resume=resume, chunks=chunks
         )
+        owner.activation = self._scheduler.adapters.activation(request.adapters, owner.prompt)
         self._num_arrivals += 1
         what = f"sampling a token of request {request.request_id} failed"
         owner.contained = Contained(partial(self._fail, owner), what)
