@@ -105,7 +105,7 @@ class PluginRecords:
             yield
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # noqa: BLE001 - guard of loading: whatever a plugin raises is its record's error
+        except BaseException as error:  # noqa: BLE001 - guard of loading: any exception of a plugin is its record's error
             if isinstance(error, ConfigError):
                 self.wrong_settings.append(error)
             record = self.by_name[name]
