@@ -470,7 +470,7 @@ class FakeBackend:
     name = "fake"
     api_version = 1
     options = FakeOptions
-    opens: Literal["runner"] = "runner"
+    opens: Literal["model"] = "model"
 
     def probe(self) -> Probe:
         """See :class:`enginehouse.contract.backend.Backend`."""

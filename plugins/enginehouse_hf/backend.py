@@ -135,7 +135,7 @@ class HfBackend:
     name = "hf"
     api_version = 1
     options = HfOptions
-    opens: Literal["runner", "engine"] = "runner"
+    opens: Literal["model", "engine"] = "model"
 
     def probe(self) -> Probe:
         """Check that torch and transformers are installed."""

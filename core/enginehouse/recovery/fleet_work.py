@@ -1,6 +1,7 @@
 """Work items of a model with several workers elsewhere: each enters one of them, and another one when that dies.
 
-What a worker was working on when it died is quarantined item by item, see :class:`FleetQuarantine`: all other work goes on in all workers.
+What a worker was working on when it died is quarantined item by item, see :class:`FleetQuarantine`; all other work goes
+on in all workers.
 """
 
 from __future__ import annotations

@@ -116,11 +116,11 @@ class ConfigSnapshots:
                 settings, needs_restart = keep_fixed(self.settings, wanted)
                 needs_restart += await asyncio.to_thread(self._state.registry.changes)
                 changes = await self._serve(settings, retries=True)
-            return ReloadReport(generation=self._number, models=changes, needs_restart=needs_restart)
+            return ReloadReport(snapshot=self._number, models=changes, needs_restart=needs_restart)
 
     async def _serve(self, settings: Settings, *, retries: bool = False) -> ModelChanges:
         """Make a snapshot of the settings, and serve new requests by it; see :meth:`ModelChanger.apply`."""
-        state, app = await run_in_daemon_thread("making a generation", lambda: self._make(settings))
+        state, app = await run_in_daemon_thread("making a snapshot", lambda: self._make(settings))
         planned = await self._changer.plan(settings)
         await self._check_templates(state)
         await asyncio.to_thread(state.keys.reload, settings.auth)
