@@ -277,7 +277,7 @@ def _contradictions(pooler: Pooler) -> Iterator[tuple[bool, str]]:
     )
     yield (
         limits.default_prompt not in ("", *limits.prompts),
-        f"no prompt is called {limits.default_prompt!r}",
+        f"default_prompt: no prompt {limits.default_prompt!r}",
     )
     yield task == "embed" and limits.activation != "none", "embeddings have no activation"
     yield (
