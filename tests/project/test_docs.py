@@ -36,6 +36,15 @@ def test_generated_parts_have_a_page() -> None:
     assert page_parts().keys() <= marked
 
 
+@pytest.mark.llamacpp
+def test_page_of_commands_has_groups_that_do_something_by_themselves() -> None:
+    """Such as ``enginehouse bench``, which also has the command ``embeddings``."""
+    text = (ROOT / "docs/commands.md").read_text(encoding="utf-8")
+
+    for name in ("bench", "models", "plugins"):
+        assert f"\n## enginehouse {name}\n" in text
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_links_lead_somewhere(page: Path) -> None:
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
