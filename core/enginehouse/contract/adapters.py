@@ -44,11 +44,24 @@ class AdapterKeeper(Protocol):
     """A runner whose model can be changed by adapters, per span (``Span.adapter``).
 
     Calls:
+        invocation_tokens: when a request with an adapter is queued whose tokens are not known; worker, engine thread;
+            milliseconds.
         load_adapter: when an adapter is needed that is not loaded; worker, engine thread, between two passes;
             seconds.
         unload_adapter: when it is removed, or another one needs its place; worker, engine thread, between two
             passes; milliseconds.
     """
+
+    def invocation_tokens(self, path: Path) -> tuple[int, ...]:
+        """Return the token ids at whose last occurrence in the prompt an adapter begins to act; () if it always acts.
+
+        Core gives spans before that place no adapter, so a runner need not know more of activated LoRA (aLoRA).
+
+        Raises:
+            AdapterRefused: the files are missing or damaged.
+
+        Source: Greenewald et al., "Activated LoRA", arXiv 2504.12397, and peft's ``ALoraLinearVariant``.
+        """
 
     def load_adapter(self, path: Path) -> int:
         """Load an adapter; return its handle, at least 1.

@@ -367,6 +367,7 @@ class StepEngine:
         owner = self._sequence_factory.make(
             request, prompt_token_ids, self._num_arrivals, self._clock(), resume=resume, chunks=chunks
         )
+        owner.activation = self._scheduler.adapters.activation(request.adapters, owner.prompt)
         self._num_arrivals += 1
         self._requests[request.request_id] = owner
         self._scheduler.embeddings.hold(owner.num_media_bytes)

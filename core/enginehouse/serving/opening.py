@@ -70,7 +70,7 @@ def _plan_placement(
     known = {attribute.name for attribute in attrs.fields(outer.options)}
     own = {key: value for key, value in settings.options.items() if key in known}
     inner = structure_options(outer.options, own, path).inner
-    if inner is not None and (chosen := registry.backends.get(inner)) is not None and chosen.opens != "runner":
+    if inner is not None and (chosen := registry.backends.get(inner)) is not None and chosen.opens != "model":
         reason = f"the backend {inner!r} opens no model in a worker, so the backend {outer.name!r} cannot place it"
         raise ConfigError(f"{path}.inner: {reason}", f"{path}.inner")
     rest = {key: value for key, value in settings.options.items() if key not in known}

@@ -121,6 +121,7 @@ class ServerAccess:
             supports=frozenset(name for name, one in supported if one.support != "refused"),
             reasons=profile is not None and profile.formats.reasoning is not None,
             adapters=model.adapters.scales(model.settings.adapters),
+            adapter_ids={name: place for place, name in enumerate(model.adapters.places)},
         )
 
     def shown_error(self, status: ModelStatus) -> str | None:

@@ -1,7 +1,6 @@
-"""The writers of responses: streamed generations, and the replies of routes that do not generate.
+"""Responses on the way to the client: the chunks of a streamed generation, and the replies of routes without one.
 
-An error after the first byte becomes a chunk and ends the body without the frame's last bytes, so that clients do not
-mistake a truncated response for a complete one.
+Called by ``response`` and by the routes of surfaces. The bytes around each chunk are those of the surface's frame.
 """
 
 from __future__ import annotations

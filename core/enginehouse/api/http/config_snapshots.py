@@ -113,11 +113,11 @@ class ConfigSnapshots:
             except Exception as error:
                 _log.exception("a new configuration could not be planned")
                 raise ReloadFailed(f"{_STAYS}: {type(error).__name__}: {error}; the log says more") from error
-            return ReloadReport(generation=self._number, models=changes, needs_restart=needs_restart)
+            return ReloadReport(snapshot=self._number, models=changes, needs_restart=needs_restart)
 
     async def _serve(self, settings: Settings, *, retries: bool = False) -> ModelChanges:
         """Make a snapshot of the settings, and serve new requests by it; see :meth:`ModelChanger.apply`."""
-        state, app = await run_in_daemon_thread("making a generation", lambda: self._make(settings))
+        state, app = await run_in_daemon_thread("making a snapshot", lambda: self._make(settings))
         planned = await self._changer.plan(settings)
         await self._check_templates(state)
         await asyncio.to_thread(state.keys.reload, settings.auth)

@@ -43,7 +43,7 @@ class Exchange:
         self._ping_s = ping_s
         self._loop = asyncio.get_running_loop()
         self._last_sent = self._loop.time()
-        self._snapshots: list[Generation] = []
+        self._generations: list[Generation] = []
         self._is_cancelled = False
         self._is_detached = False
         self._waiting: asyncio.Task[Any] | None = None
@@ -61,14 +61,14 @@ class Exchange:
 
     def hold(self, generation: Generation) -> None:
         """Cancel ``generation`` when this exchange ends early."""
-        self._snapshots.append(generation)
+        self._generations.append(generation)
         if self._is_cancelled:
             generation.cancel()
 
     def cancel(self) -> None:
         """Cancel all held generations, and those held later; no effect on finished ones."""
         self._is_cancelled = True
-        for generation in self._snapshots:
+        for generation in self._generations:
             generation.cancel()
 
     def end(self, error: EnginehouseError) -> None:

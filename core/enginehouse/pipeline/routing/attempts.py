@@ -15,6 +15,7 @@ from typing import Generic, Protocol, TypeVar
 from attrs import define, evolve, field, frozen
 
 from enginehouse.contract.errors import (
+    AdapterNotFound,
     ContextLengthExceeded,
     EngineError,
     EnginehouseError,
@@ -238,7 +239,7 @@ class Attempts(Generic[_A]):
 
     def _is_passed_over(self, model: str, error: EnginehouseError) -> bool:
         """True if the next model is tried after this error."""
-        cannot = isinstance(error, UnsupportedParameter | ContextLengthExceeded)
+        cannot = isinstance(error, UnsupportedParameter | ContextLengthExceeded | AdapterNotFound)
         return _is_fault_of_model(error) or (cannot and model != self.plan.named)
 
 

@@ -23,7 +23,7 @@ Serve = Callable[..., Operated]
 
 CONFIG = """
 [plugins]
-allow = ["samplers", "llama_server"]
+allow = ["samplers", "llama_server", "router"]
 
 [models.plain]
 source = "plain.json"
@@ -88,7 +88,8 @@ def test_every_spelling_means_the_same_adapter(serve: Serve, mixing: str) -> Non
     assert text_of(server, "alias:sql") == sql
     for fields in ({"adapters": {"sql": 0}}, {"lora": [{"id": 0, "scale": 0}]}, {"adapters": []}, {"peft": {}}):
         assert text_of(server, **fields) == base, fields
-    assert text_of(server, adapters="tone") == text_of(server, adapters={"tone": 0.5}) == tone
+    for fields in ({"adapters": {"tone": 0.5}}, {"adapters": {"tone": None}}, {"lora": [{"id": 1, "scale": None}]}):
+        assert text_of(server, **fields) == text_of(server, adapters="tone") == tone
     assert text_of(server, adapters={"tone": 1.0}) not in (tone, base)
     both = text_of(server, adapters={"sql": 0.7, "tone": 0.3})
     assert both not in (base, sql, tone) and both == text_of(
@@ -117,6 +118,8 @@ def test_wrong_values_are_refused_by_name(serve: Serve) -> None:
         ({"adapters": 3}, "adapters"),
         ({"adapters": {"sql": "1"}}, "adapters.sql"),
         ({"peft": ["sql"]}, "peft"),
+        ({"peft": []}, "peft"),
+        ({"lora": {}}, "lora"),
         ({"peft": {"sql": True}}, "peft.sql"),
         ({"lora": [{"scale": 1}]}, "lora[0]"),
         ({"lora": [{"id": 0, "scale": 1e9}]}, "lora[0].scale"),
@@ -127,6 +130,8 @@ def test_wrong_values_are_refused_by_name(serve: Serve) -> None:
         assert error_of(server.ask("x", **fields) if "model" not in fields else server.ask(**fields), 400)["param"] == (
             param
         ), fields
+    asked = server.ask("x", max_tokens=1, lora=[{"id": 0, "name": "tone"}])
+    assert (asked.status_code, asked.headers["x-enginehouse-ignored"]) == (200, "lora[0].name")
     refused = error_of(server.ask("plain", peft="sql"), 400)
     assert (refused["code"], refused["param"]) == ("unsupported_parameter", "peft")
 
@@ -181,7 +186,9 @@ def test_adapters_are_added_and_removed(serve: Serve) -> None:
     assert [one["name"] for one in removed.json()["data"]] == ["tone", "new"]
     assert error_of(server.ask("x:sql"), 404)["code"] == "adapter_not_found"
     assert error_of(server.client.delete("/admin/models/x/adapters/sql"), 404)["code"] == "adapter_not_found"
-    assert text_of(server, lora=[{"id": 1}]) == new
+    assert [one["id"] for one in server.client.get("/lora-adapters", params={"model": "x"}).json()] == [1, 2]
+    assert text_of(server, lora=[{"id": 2}]) == new
+    assert error_of(server.ask("x", lora=[{"id": 0}]), 404)["code"] == "adapter_not_found"
 
 
 def test_vllms_addresses(serve: Serve) -> None:
@@ -193,6 +200,52 @@ def test_vllms_addresses(serve: Serve) -> None:
     unloaded = server.client.post("/v1/unload_lora_adapter", json={"lora_name": "new", "base_model_name": "x"})
     assert (unloaded.status_code, unloaded.text) == (200, "Success: LoRA adapter 'new' removed successfully.")
     assert error_of(server.ask("x:new"), 404)["code"] == "adapter_not_found"
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "param"),
+    [
+        ({"base_model_name": "y"}, 404, "base_model_name"),
+        ({"base_model_name": "plain"}, 400, "lora_path"),
+        ({"lora_name": "a:b"}, 400, "lora_name"),
+        ({"lora_path": "missing"}, 400, "lora_path"),
+        ({"load_inplace": True}, 400, "load_inplace"),
+        ({"scale": 0.5}, 400, "scale"),
+    ],
+)
+def test_refusals_of_vllms_addresses_name_their_fields(
+    serve: Serve, changes: dict[str, Any], status: int, param: str
+) -> None:
+    asked = {"lora_name": "new", "lora_path": "new.json", "base_model_name": "x", "load_inplace": False, **changes}
+    error = error_of(serve().client.post("/v1/load_lora_adapter", json=asked), status)
+
+    assert error["param"] == param and "source" not in error["message"]
+
+
+def test_requests_for_auto_go_to_a_model_that_has_the_adapter(serve: Serve, tmp_path: Path) -> None:
+    """Others are refused as candidates; without any, the adapter is not found."""
+    server = serve(
+        more="""
+[models.bare]
+source = "fake"
+backend = "fake"
+mixing = "mixed"
+
+[router]
+strategy = "load"
+models = ["bare", "x"]
+"""
+    )
+    body = {"model": "auto", "adapters": "sql", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    routed = server.client.post("/v1/route", json=body).json()
+    answer = server.client.post("/v1/chat/completions", json=body)
+    unknown = {**body, "adapters": "other"}
+
+    assert routed["model"] == "x" and routed["attempts"] == ["x"]
+    assert "has no adapter 'sql'" in next(one["refused"] for one in routed["candidates"] if one["model"] == "bare")
+    assert (answer.status_code, answer.json()["model"]) == (200, "x")
+    for address in ("/v1/route", "/v1/chat/completions"):
+        assert error_of(server.client.post(address, json=unknown), 404)["param"] == "adapters"
 
 
 def test_adapter_removed_under_load_serves_its_requests_to_the_end(serve: Serve) -> None:
