@@ -11,9 +11,8 @@ from attrs import evolve, frozen
 from litestar.types import Scope
 
 from enginehouse.api.admin.requests import Engines, describe_answer
-from enginehouse.api.generation.open_answers import OpenAnswer, find_answer, list_answers
+from enginehouse.api.generation.open_answers import MediaMemory, OpenAnswer, find_answer, list_answers
 from enginehouse.api.generation.pooling import pool
-from enginehouse.api.generation.request_sizes import MediaMemory
 from enginehouse.api.http.access import record_of
 from enginehouse.api.http.callers import Caller, caller_of, check_model, may_manage, shown_as
 from enginehouse.api.http.errors import MissingScope, NotLocal, RequestNotRunning

@@ -54,7 +54,7 @@ class Exchange:
         return self.disconnected or self.error is not None
 
     def begin(self, answer: OpenAnswer) -> None:
-        """Record the response that is generated, and tell listeners that its request has begun."""
+        """Record the response that is generated, and tell listeners that its request has started."""
         self.answer = answer
         if self._events is not None:
             self._events.begin(answer.record)
