@@ -53,7 +53,7 @@ class Question(Work):
         try:
             async with self.bounded(from_now=False):
                 while True:
-                    engine = await self._model_work.admission(self)
+                    engine = await self._model_work.worker_for(self)
                     try:
                         return await method(engine, *args, observer=self)
                     except WorkerDied:
@@ -112,7 +112,7 @@ class Recovery:
             return Generation(stream, guard=guard_of(model.engine, "backend"))
         recoverable = RecoverableRequest(request, model_work, model.settings.replay_timeout_s, written)
         model_work.add(model, recoverable)
-        return Generation(await recoverable.begin(), recoverable)
+        return Generation(await recoverable.submit(), recoverable)
 
     async def tokenize(
         self,
