@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +144,10 @@ def test_lists_metrics_and_fingerprints_know_adapters(serve: Serve) -> None:
         name: server.client.post("/v1/chat/completions", json={"model": name, **chat}).json()["system_fingerprint"]
         for name in ("x", "x:sql", "x:tone")
     }
-    metrics = server.client.get("/metrics").text
+    expected = (
+        'enginehouse_adapter_requests_total{adapter="sql",model="x"} 1.0',
+        'enginehouse_loaded_adapters{model="x"} 2.0',  # reported by the worker after its answers
+    )
 
     assert {name: model["parent"] for name, model in models.items()} == {
         "plain": None,
@@ -153,8 +157,7 @@ def test_lists_metrics_and_fingerprints_know_adapters(serve: Serve) -> None:
     }
     assert server.client.get("/v1/models/x:sql").json()["parent"] == "x"
     assert len(set(stamps.values())) == 3 and all(stamp.startswith(stamps["x"]) for stamp in stamps.values())
-    assert 'enginehouse_adapter_requests_total{adapter="sql",model="x"} 1.0' in metrics
-    assert 'enginehouse_loaded_adapters{model="x"} 2.0' in metrics
+    wait_until(lambda: all(line in server.client.get("/metrics").text for line in expected), expected)
 
 
 def test_adapters_are_added_and_removed(serve: Serve) -> None:
@@ -248,18 +251,19 @@ models = ["bare", "x"]
 def test_adapter_removed_under_load_serves_its_requests_to_the_end(serve: Serve) -> None:
     """Streams that use it give the same text as before; later requests do not find it."""
     server = serve(more="step_delay_s = 0.01\n")
-    expected = server.ask("x:sql", max_tokens=60, temperature=0, ignore_eos=True).json()["choices"][0]["text"]
-    with ThreadPoolExecutor(4) as pool:
-        asked = [
-            pool.submit(server.ask, "x:sql", max_tokens=60, temperature=0, ignore_eos=True, cache_salt=str(number))
-            for number in range(4)
-        ]
-        wait_until(lambda: server.models()["x"]["num_running"] == 4, "four requests that run")
+    body = {"model": "x:sql", "prompt": "x", "max_tokens": 60, "temperature": 0, "ignore_eos": True}
+    expected = server.client.post("/v1/completions", json=body).json()["choices"][0]["text"]
+    with contextlib.ExitStack() as opened:
+        streams = []
+        for number in range(4):
+            asked = {**body, "stream": True, "cache_salt": str(number)}
+            streams.append(opened.enter_context(server.client.stream("POST", "/v1/completions", json=asked)))
         assert server.client.delete("/admin/models/x/adapters/sql").status_code == 200
         assert error_of(server.ask("x:sql"), 404)["code"] == "adapter_not_found"
-        answers = [one.result() for one in asked]
+        events = [[line[6:] for line in stream.iter_lines() if line.startswith("data: {")] for stream in streams]
+    texts = ["".join(json.loads(event)["choices"][0]["text"] for event in one) for one in events]
 
-    assert [answer.json()["choices"][0]["text"] for answer in answers] == [expected] * 4
+    assert texts == [expected] * 4
 
 
 def test_answer_with_an_adapter_continues_when_its_worker_dies(serve: Serve, tmp_path: Path) -> None:
