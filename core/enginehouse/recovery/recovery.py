@@ -1,6 +1,7 @@
-"""Entry point for requests and calls that survive the death of a worker; called by the pipeline.
+"""Entry point for requests and questions that survive the death of a worker; called by the pipeline.
 
-Calls other than generations (tokenize, snapshots) are work items, too: repeated if the worker dies before its answer.
+Questions (everything but generations: pooling, tokenize, snapshots) are work items, too: asked again if the worker dies
+before its answer.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _T = TypeVar("_T")
 
 
 class Question(Work):
-    """One call.
+    """A work item that is not a generation: one call to a worker.
 
     Args:
         model_work: the work of the called model.
