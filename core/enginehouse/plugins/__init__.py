@@ -1,4 +1,4 @@
-"""Plugin discovery and loading, and typed registries of the objects that plugins register."""
+"""Plugin discovery and loading, typed registries of what plugins register, and the guards of calls to it."""
 
 from __future__ import annotations
 
