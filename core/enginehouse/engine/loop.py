@@ -97,7 +97,6 @@ class StepEngine:
         self.guard = guard_of(runner, "backend")
         self._runner = runner = guarded(runner, Runner, self.guard)
         self._tokenizer = runner.tokenizer
-        self._settings = settings
         self._clock = clock
         self._on_start = on_start
         self._on_started = on_started
