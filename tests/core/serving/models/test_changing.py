@@ -259,7 +259,7 @@ class _SlowToPlan(TinyBackend):
 
     def probe(self) -> Probe:
         is_first, self.is_planning = not self.is_planning, True
-        assert not is_first or self.gate.wait(20)
+        assert not is_first or self.gate.wait(60)
         return super().probe()
 
 
