@@ -227,7 +227,7 @@ class AdapterContract(ContractBase):
     def test_activated_adapters_act_from_their_tokens_on(
         self, driver: RunnerDriver, keeper: AdapterKeeper, adapted: AdaptedModel, prompts: list[list[int]]
     ) -> None:
-        """A sequence begun without an adapter goes on with one; forks of its first part are the base model's."""
+        """A sequence started without an adapter goes on with one; forks of its first part are the base model's."""
         path = adapted.adapters[0] if adapted.activated is None else adapted.activated[0]
         prompt, limits = max(prompts, key=len), driver.runner.capabilities
         if len(prompt) < 4:

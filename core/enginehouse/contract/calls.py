@@ -192,8 +192,8 @@ class Server(Protocol):
     async def requests(self) -> Sequence[Mapping[str, Any]]:
         """Return the caller's running requests, oldest first, in the form of ``GET /admin/requests``.
 
-        With the scope ``admin`` they are those of all callers. On a server without keys callers cannot be told apart,
-        so that there are none without that scope.
+        With the scope ``admin`` they are those of all callers. A server without keys cannot distinguish callers, so
+        that there are none without that scope.
         """
         ...
 

@@ -26,6 +26,7 @@ from enginehouse.engine.disk import StateRead
 from enginehouse.engine.media import PlacedChunk
 from enginehouse.engine.sampling.sampler import SequenceSampler
 from enginehouse.engine.text.text_stream import TextPiece, TextStream
+from enginehouse.plugins import Contained
 
 if TYPE_CHECKING:
     from enginehouse.engine.speculation.speculation import SequenceDrafts
@@ -49,6 +50,7 @@ class ActiveRequest:
         num_reported: tokens of the prompt that were reported as computed, for ``return_progress``.
         has_source: True once the prefix cache was searched for its prompt, so that the cached tokens are known.
         first_token_s: when its first token was sampled; tokens may be forced before its prompt is computed.
+        contained: guard of work for it; set by the engine that takes it.
     """
 
     request: EngineRequest
@@ -67,6 +69,7 @@ class ActiveRequest:
     started_s: float | None = None
     first_token_s: float | None = None
     num_reported: int = 0
+    contained: Contained = field(init=False, repr=False)
 
     def first_usage(self) -> UsageCounter:
         """Return the counts of the prompt."""

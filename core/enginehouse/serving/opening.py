@@ -211,7 +211,8 @@ async def open_engine(
     load = load_of(plan, model, settings)
     if plan.placement is not None:
         queue = RequestQueue(load.engine.slots, settings.limits) if request_queue is None else request_queue
-        fleet = FleetEngine(load, queue, step_timeout_s=model.step_timeout_s)
+        guard = guard_of(plan.placement.backend, "backend")
+        fleet = FleetEngine(load, queue, guard, step_timeout_s=model.step_timeout_s)
         await _fill(plan, fleet, load, progress, model.load_timeout_s)
         return OpenEngine(fleet, fleet.died)
     engine = await WorkerEngine.open(
@@ -268,18 +269,21 @@ async def _fill(plan: ModelPlan, fleet: FleetEngine, load: Load, progress: Progr
         await fleet.loaded()
 
     placing = asyncio.ensure_future(place())
-    try:
+
+    async def undo() -> None:
+        placing.cancel()
+        await asyncio.wait([placing])
+        await fleet.close()
+
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(watch.end)
+        unplaced = await stack.enter_async_context(contextlib.AsyncExitStack())
+        unplaced.push_async_callback(undo)
         await asyncio.wait((placing, stuck), return_when=asyncio.FIRST_COMPLETED)
         if not placing.done():
             raise ModelLoadError(f"{stuck.result()}; if it needs longer, raise {plan.options_path}.load_timeout_s")
         placing.result()
-    except BaseException:
-        placing.cancel()
-        await asyncio.wait([placing])
-        await fleet.close()
-        raise
-    finally:
-        watch.end()
+        unplaced.pop_all()
 
 
 async def _open_here(plan: ModelPlan, progress: Progress, timeout_s: float) -> OpenEngine:

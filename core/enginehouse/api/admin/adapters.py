@@ -16,6 +16,7 @@ from enginehouse.api.http.body import parse_object, read_body
 from enginehouse.api.http.state import ApiState
 from enginehouse.contract.adapters import Adapter
 from enginehouse.contract.errors import (
+    AdapterRefused,
     EngineError,
     InvalidRequest,
     ModelConflict,
@@ -102,7 +103,11 @@ async def add_adapter(state: ApiState, model: str, body: AddAdapterBody) -> dict
     async with manager.use(served.name) as loaded:
         if loaded.info.engine.adapters == "none" or not isinstance(loaded.engine, WorkerEngine):
             raise UnsupportedParameter("model: this model takes no adapters at run time", "model")
-        await loaded.engine.change_adapter(adapter)
+        try:
+            await loaded.engine.change_adapter(adapter)
+        except AdapterRefused as error:  # a request would name it in its own field
+            error.param = "source"
+            raise
     if body.name in served.adapters.names:
         raise ModelConflict(f"The model {served.name!r} has got an adapter {quoted(body.name)} meanwhile.")
     served.adapters.add(adapter)

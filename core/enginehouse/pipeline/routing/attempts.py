@@ -179,13 +179,14 @@ class Attempts(Generic[_A]):
         guard = self.plan.router
         if guard is None:
             return accept.is_good(probe)
-        try:
-            return await guard.run(_JUDGE, lambda: guard.call(_JUDGE, accept.is_good, probe))
-        except EnginehouseError:
-            return True
-        except BaseException:
-            generation.cancel()
-            raise
+        with contextlib.ExitStack() as undo:
+            undo.callback(generation.cancel)
+            try:
+                is_good = await guard.run(_JUDGE, lambda: guard.call(_JUDGE, accept.is_good, probe))
+            except EnginehouseError:
+                is_good = True
+            undo.pop_all()
+        return is_good
 
     def _take(self) -> Attempt:
         """Return the next attempt; models with an open circuit, including those opened since planning, come last."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -160,14 +161,17 @@ def test_lists_metrics_and_fingerprints_know_adapters(serve: Serve) -> None:
     wait_until(lambda: all(line in server.client.get("/metrics").text for line in expected), expected)
 
 
-def test_adapters_are_added_and_removed(serve: Serve) -> None:
+def test_adapters_are_added_and_removed(serve: Serve, tmp_path: Path) -> None:
     """Only from the folders of the settings; a removed one is not found, and may be added again."""
     server = serve()
     base, outside = text_of(server), {"name": "o", "source": "../outside.json"}
     for source in ("../outside.json", "link.json", "missing", "/etc/passwd", "", "."):
         error = error_of(server.order("x", "adapters", name="o", source=source), 400)
         assert (error["code"], error["param"]) == ("adapter_refused", "source"), outside
-    assert "broken.json" in error_of(server.order("x", "adapters", name="o", source="broken.json"), 400)["message"]
+    os.mkfifo(tmp_path / "more" / "pipe")
+    for source, says in (("broken.json", "broken.json"), ("pipe", "'pipe' cannot be read: it is not a regular file")):
+        error = error_of(server.order("x", "adapters", name="o", source=source), 400)
+        assert error["param"] == "source" and says in error["message"]
     assert error_of(server.order("x", "adapters", name="a:b", source="new.json"), 400)["param"] == "name"
     assert error_of(server.order("x", "adapters", name="sql", source="new.json"), 409)["code"] == "conflict"
     assert error_of(server.order("plain", "adapters", name="sql", source="new.json"), 400)["param"] == "source"

@@ -128,7 +128,16 @@ def test_defaults_aliases_keys_and_limits_hold_for_the_next_request(operate: Ope
         ("[limits]\nmax_tokns = 5", "limits.max_tokns", "did you mean 'max_tokens'?"),
         ("[limits\n", None, "is not valid TOML"),
         ('[models.m]\nsource = "plain.json"\nbackend = "scripted"\nslotz = 5', "models.m.slotz", "'slots'"),
-        ('[models.m]\nsource = "gone.gguf"', None, "file or folder not found: 'gone.gguf'"),
+        (
+            '[models.m]\nsource = "gone.gguf"',
+            "models.m.source",
+            "models.m.source: file or folder not found: 'gone.gguf'",
+        ),
+        (
+            '[models.m]\nsource = "fake"\nbackend = "fake"\nadapters = {a = {source = "gone"}}',
+            "models.m.adapters.a.source",
+            "models.m.adapters.a.source: file or folder not found",
+        ),
         (
             '[models.m]\nsource = "plain.json"\nbackend = "scripted"\ndefaults = {temperature = 9}',
             "models.m.defaults.temperature",
