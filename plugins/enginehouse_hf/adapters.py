@@ -151,12 +151,12 @@ class _Group:
 
     Attributes:
         rows: None if these are all tokens of the pass.
-        shape: k, number of tokens of each, -1.
+        shape: k, number of tokens of each.
         scales: (k, size, 1); None if all are 1.
     """
 
     rows: slice | None
-    shape: tuple[int, int, int]
+    shape: tuple[int, int]
     scales: Tensor | None
     stacks: _Stacks
     _seen: tuple[Tensor, _Stack] | None = None
@@ -186,7 +186,7 @@ class _Group:
         """Return the rows of the group as a view, (k, size, width)."""
         if self.rows is not None:
             tokens = tokens.view(-1, tokens.shape[-1])[self.rows]
-        return tokens.view(self.shape)
+        return tokens.view(*self.shape, tokens.shape[-1])
 
 
 @frozen
@@ -314,11 +314,11 @@ class Adapters:
     def _group(self, uses: Sequence[_Use]) -> _Group:
         size, scales = len(uses[0].scales), [scale for use in uses for scale in use.scales]
         rows = slice(uses[0].begin, uses[0].begin + len(scales))
-        shape = len(uses), size, -1
+        shape = len(uses), size
         return _Group(
             None if len(scales) == self._num_tokens else rows,
             shape,
-            None if set(scales) == {1.0} else torch.tensor(scales, device=self._device).view(*shape[:2], 1),
+            None if set(scales) == {1.0} else torch.tensor(scales, device=self._device).view(*shape, 1),
             self._stacks_of(tuple(use.handle for use in uses)),
         )
 
@@ -347,11 +347,11 @@ class Adapters:
         first = self._first[name]
 
         def add(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            if not self._groups:
+                return
+            x = inputs[0]
+            assert x.numel() == self._num_tokens * x.shape[-1], f"{name} does not see the tokens of the pass in order"
             for group in self._groups:
-                x = inputs[0]
-                assert x.numel() == self._num_tokens * x.shape[-1], (
-                    f"{name} does not see the tokens of the pass in order"
-                )
                 group.add(first, name, x, output)
 
         return add
