@@ -52,7 +52,7 @@ def test_an_answer_that_does_not_begin_ends_with_an_error(tmp_path: Path) -> Non
     assert "[DONE]" not in streamed.text
 
 
-def test_an_answer_that_has_begun_may_take_its_time(tmp_path: Path) -> None:
+def test_an_answer_that_has_started_may_take_its_time(tmp_path: Path) -> None:
     with connect(tmp_path, ["a", {"delay_s": 1.5}, "b"], first_token_timeout_s=1.0) as client:
         whole = client.post("/v1/completions", json=PROMPT)
         streamed = client.post("/v1/completions", json=PROMPT | {"stream": True})

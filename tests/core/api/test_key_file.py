@@ -232,7 +232,7 @@ def test_the_store_follows_the_file(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert store.ring.find(b"plain").name == "key-1"
 
 
-def test_revoking_the_last_key_shuts_the_door(tmp_path: Path) -> None:
+def test_revoking_the_last_key_refuses_everyone(tmp_path: Path) -> None:
     """An empty file must not mean that everybody may call, nor that the revoked key still may."""
     path = tmp_path / "keys.txt"
     add_key(path, LINE)

@@ -163,7 +163,7 @@ def test_an_id_of_the_answer_finds_the_request_too(client: httpx.Client, ask) ->
     assert shown(client, own)["request_id"] == "by-both"
 
 
-def test_several_requests_of_one_id_are_told_apart_by_their_own(client: httpx.Client, ask) -> None:
+def test_several_requests_of_one_id_are_distinguished_by_their_own(client: httpx.Client, ask) -> None:
     ask("twin", model="fake")
     own = wait_for(client, "twin", "decode")["id"]
     ask("twin", model="fake")

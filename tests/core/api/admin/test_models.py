@@ -230,7 +230,7 @@ def test_events_stream_what_happens_to_models(operate: Operate) -> None:
 
 
 def test_order_that_takes_long_is_told_of_the_end_of_the_server(operate: Operate, caplog) -> None:
-    """Orders wait for what they have begun; whoever gave one hears that it will not be done."""
+    """Operations wait for what they have started; who asked for one hears that it will not be done."""
     slow = "[models.slow]\nsource = 'fake'\nbackend = 'fake'\nload = 'lazy'\nopen_delay_s = 60\n"
     server = operate(f"{PLAIN}{slow}[server]\nshutdown_s = 1.0\n")
     with ThreadPoolExecutor() as threads:

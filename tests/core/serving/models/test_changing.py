@@ -350,7 +350,9 @@ async def test_download_of_a_model_that_leaves_is_stopped(monkeypatch, after: Ma
 
 
 @pytest.mark.parametrize("load", ["eager", "lazy"])
-async def test_who_waits_for_a_model_that_was_not_begun_waits_for_its_successor(load: Literal["eager", "lazy"]) -> None:
+async def test_who_waits_for_a_load_that_was_not_started_waits_for_its_successor(
+    load: Literal["eager", "lazy"],
+) -> None:
     async with open_tiny(settings_of({"m": tiny(1), "n": tiny(1)})) as manager:
         for name in ("m", "n"):
             manager.find(name).report_download(0.5, "downloading")
@@ -474,7 +476,7 @@ async def test_change_that_is_planned_when_the_server_ends_changes_nothing() -> 
     assert list(manager.models) == ["m"]
 
 
-async def test_what_is_begun_while_the_server_ends_is_ended_too() -> None:
+async def test_what_is_started_while_the_server_ends_is_ended_too() -> None:
     """One of the things that closing ends may begin another one, which closing is not to leave behind."""
     begun: list[asyncio.Task[None]] = []
 

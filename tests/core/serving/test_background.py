@@ -1,4 +1,4 @@
-"""Blocking work beside the event loop."""
+"""Blocking work on threads, while the event loop runs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 from enginehouse.serving.background import run_in_daemon_thread
 
 
-async def test_what_is_done_apart_comes_back() -> None:
+async def test_results_of_a_daemon_thread_come_back() -> None:
     assert await run_in_daemon_thread("adding", lambda: (threading.current_thread().name, 1 + 1)) == ("adding", 2)
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), KeyError("no")])
-async def test_what_fails_apart_is_raised(error: Exception) -> None:
+async def test_errors_of_a_daemon_thread_are_raised(error: Exception) -> None:
     def fail() -> None:
         raise error
 
