@@ -122,7 +122,7 @@ class FleetWork(ModelWork):
         if isinstance(model.engine, FleetEngine):
             self._fleet = model.engine
 
-    async def admission(self, work: Work) -> WorkerEngine:
+    async def worker_for(self, work: Work) -> WorkerEngine:
         """Wait until a work item may enter a worker, as in :class:`ModelWork`."""
         while True:
             if work.refusal is not None:
@@ -132,7 +132,7 @@ class FleetWork(ModelWork):
             elif (engine := self._choose(work)) is None:
                 self._wait_outside(work)  # counted, so that a worker is started for it
                 work.start_limit()
-                await self._await_worker(work)
+                await self._await_worker()
             else:
                 self._know(engine)
                 self._tests.entered(work, engine.place)
@@ -151,7 +151,7 @@ class FleetWork(ModelWork):
         work.placement = placement
         return engine
 
-    async def _await_worker(self, work: Work) -> None:
+    async def _await_worker(self) -> None:
         """Wait until another worker may take the item, or the model is opened again."""
         served, before = self._served(), self._fleet
         waits = [self._changed, *(() if before is None else (before.changed,))]
