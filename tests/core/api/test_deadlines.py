@@ -12,6 +12,7 @@ import pytest
 from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, Settings
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.served import served
+from enginehouse_testkit.waiting import wait_until
 
 from .harness import begin
 
@@ -106,4 +107,5 @@ def test_a_request_that_waits_too_long_leaves_the_queue(tmp_path: Path, isolatio
         assert whole.status_code == 503 and whole.json()["error"]["code"] == "queue_timeout"
         assert int(whole.headers["retry-after"]) >= 1
         assert events(streamed)[-1]["error"]["code"] == "queue_timeout"
-        assert client.post("/v1/completions", json={"prompt": "b", "max_tokens": 1}).status_code == 200
+        # The slot becomes free when the server notices that the client has left.
+        wait_until(lambda: client.post("/v1/completions", json={"prompt": "b", "max_tokens": 1}).status_code == 200)

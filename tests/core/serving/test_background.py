@@ -20,12 +20,12 @@ async def test_errors_of_a_daemon_thread_are_raised(error: Exception) -> None:
         raise error
 
     with pytest.raises(type(error)) as caught:
-        await asyncio.wait_for(run_in_daemon_thread("failing", fail), 20)
+        await asyncio.wait_for(run_in_daemon_thread("failing", fail), 60)
     assert caught.value is error
 
 
 async def test_an_iterator_that_ends_too_early_is_an_error_and_no_wait_for_ever() -> None:
     """``next()`` of nothing is a usual mistake, and StopIteration the one exception that no future takes."""
     with pytest.raises(RuntimeError, match="StopIteration") as caught:
-        await asyncio.wait_for(run_in_daemon_thread("looking", lambda: next(iter(()))), 20)
+        await asyncio.wait_for(run_in_daemon_thread("looking", lambda: next(iter(()))), 60)
     assert isinstance(caught.value.__cause__, StopIteration)
