@@ -10,7 +10,7 @@ from attrs import evolve
 from enginehouse.contract.calls import Call
 from enginehouse.contract.errors import InvalidRequest, quoted
 from enginehouse.contract.hookspecs import API_VERSION
-from enginehouse.contract.surface import SSE, Answer, AnswerRoute, ErrorAnswer, GenerationRoute, Reply, Route
+from enginehouse.contract.surface import SSE, Answer, ErrorAnswer, GenerationRoute, Reply, ReplyRoute, Route
 from enginehouse.contract.types import GenerateRequest
 from enginehouse_llama_server.answers import CompletionAssembler, error_body
 from enginehouse_llama_server.bodies import CompletionBody, ControlBody, InfillBody
@@ -85,8 +85,8 @@ async def _slots(call: Call) -> Reply:
 async def _adapters(call: Call) -> Reply:
     """``/lora-adapters``: the adapters of a model with their ids; ``path`` is the name, as no path is told."""
     entry = call.server.model(call.query.get("model"))
-    listed = [{"id": number, "path": name, "scale": entry.adapters[name]} for number, name in enumerate(entry.adapters)]
-    return Reply(listed)
+    ids = entry.adapter_ids
+    return Reply([{"id": ids[name], "path": name, "scale": scale} for name, scale in entry.adapters.items()])
 
 
 def _of_model(requests: Sequence[Mapping[str, Any]], model: str) -> list[Mapping[str, Any]]:
@@ -126,7 +126,7 @@ def _generation(
 
 
 def _routes() -> list[Route]:
-    get = AnswerRoute(
+    get = ReplyRoute(
         method="GET", path="/props", name="llama_props", summary="Properties of a model", limits=None, handle=_props
     )
     return [
@@ -135,7 +135,7 @@ def _routes() -> list[Route]:
         get,
         evolve(get, path="/lora-adapters", name="llama_adapters", summary="Adapters of a model", handle=_adapters),
         evolve(get, path="/slots", name="llama_slots", summary="The caller's running requests", handle=_slots),
-        AnswerRoute(
+        ReplyRoute(
             path="/v1/chat/completions/control",
             name="llama_control",
             summary="End the reasoning of a running request",

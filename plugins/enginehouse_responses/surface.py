@@ -16,12 +16,12 @@ from enginehouse.contract.hookspecs import API_VERSION
 from enginehouse.contract.surface import (
     SSE,
     Answer,
-    AnswerRoute,
     Assembler,
     Chunk,
     ErrorAnswer,
     GenerationRoute,
     Reply,
+    ReplyRoute,
     Route,
     new_id,
 )
@@ -35,6 +35,7 @@ from enginehouse_responses.resource import Resource
 from enginehouse_responses.sealed import Seal
 from enginehouse_responses.store import ResponseStore, StoredResponse
 from enginehouse_responses.truncation import fitting
+from enginehouse_responses.unread import find_unread
 from enginehouse_responses.writer import ResponseWriter
 
 __all__ = ["ResponsesSurface"]
@@ -90,14 +91,14 @@ class ResponsesSurface:
                 detached=self._is_detached,
                 frame=_FRAME,
             ),
-            AnswerRoute(
+            ReplyRoute(
                 path=f"{path}/input_tokens",
                 name="count_response_input_tokens",
                 summary="Count the input tokens of a response",
                 body=InputTokensBody,
                 handle=self._count,
             ),
-            AnswerRoute(
+            ReplyRoute(
                 method="GET",
                 path=one,
                 name="get_response",
@@ -105,7 +106,7 @@ class ResponsesSurface:
                 limits=None,
                 handle=self._get,
             ),
-            AnswerRoute(
+            ReplyRoute(
                 method="DELETE",
                 path=one,
                 name="delete_response",
@@ -113,14 +114,14 @@ class ResponsesSurface:
                 limits=None,
                 handle=self._delete,
             ),
-            AnswerRoute(
+            ReplyRoute(
                 path=f"{one}/cancel",
                 name="cancel_response",
                 summary="Cancel a response in the background",
                 limits=None,
                 handle=self._cancel,
             ),
-            AnswerRoute(
+            ReplyRoute(
                 method="GET",
                 path=f"{one}/input_items",
                 name="list_response_input_items",
@@ -145,7 +146,7 @@ class ResponsesSurface:
         prompt = prompt_request(body, conversation, self._seal)
         if body.truncation == "auto":
             prompt = await self._truncated(call, prompt, conversation)
-        for path in conversation.toolbox.left_out:
+        for path in (*conversation.toolbox.left_out, *find_unread(body)):
             call.ignore(path)
         request = generate_request(body, prompt)
         self._conversations[body] = conversation
@@ -228,6 +229,8 @@ class ResponsesSurface:
         body: InputTokensBody = call.body
         conversation = await self._conversation(call, body)
         num_tokens = await call.server.count_tokens(prompt_request(body, conversation, self._seal))
+        for path in (*conversation.toolbox.left_out, *find_unread(body)):
+            call.ignore(path)
         return Reply({"object": "response.input_tokens", "input_tokens": num_tokens})
 
     # -- stored responses --------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Work items of one model, across all its workers: admission to a worker, and recovery after its death."""
+"""Work items of one model, across all its workers: who may enter a worker, and recovery after its death."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class ModelWork:
         return next(self._arrivals)
 
     def add(self, model: LoadedModel, work: Work) -> None:
-        """Add a new work item, which will then request its admission.
+        """Add a new work item, which will then ask for its worker.
 
         Raises:
             RequestKillsWorker: workers died of it before.
@@ -100,7 +100,7 @@ class ModelWork:
         """True if there are quarantined items."""
         return self._quarantine.is_active
 
-    async def admission(self, work: Work) -> WorkerEngine:
+    async def worker_for(self, work: Work) -> WorkerEngine:
         """Wait until a work item may enter the worker; returns the worker, which is alive and now holds the item.
 
         Raises:
@@ -206,13 +206,13 @@ class ModelWork:
         held = [work for work in self._works if work.engine is engine]
         if held:
             _log.warning("model %s: %s; its requests (%d) continue in the next worker", self._name, error, len(held))
-        begun = [work for work in held if work.stage != "waiting"]
-        # If none has begun, the cause is among all: without suspects the model would restart without end.
-        suspects = begun or held
+        started = [work for work in held if work.stage != "waiting"]
+        # If it had started on none, the cause is among all: otherwise the model would restart without end.
+        causes = started or held
         if engine.ended_by is not None:
-            self._refuse_plugin(engine.ended_by, begun)
-            suspects = []
-        culprit = self._find_culprit(engine, held, suspects)
+            self._refuse_plugin(engine.ended_by, started)
+            causes = []
+        culprit = self._find_culprit(engine, held, causes)
         if culprit is not None:
             self._refuse(culprit, error, engine.ended_in)
         for work in held:
@@ -224,12 +224,12 @@ class ModelWork:
                 work.lost()
         self._notify()
 
-    def _find_culprit(self, engine: WorkerEngine, held: list[Work], suspects: list[Work]) -> Work | None:
-        return self._quarantine.died(suspects, from_outside=engine.is_killed_from_outside)
+    def _find_culprit(self, engine: WorkerEngine, held: list[Work], causes: list[Work]) -> Work | None:
+        return self._quarantine.died(causes, from_outside=engine.is_killed_from_outside)
 
-    def _refuse_plugin(self, call: NotedCall, begun: list[Work]) -> None:
+    def _refuse_plugin(self, call: NotedCall, started: list[Work]) -> None:
         """End the request for which a plugin was called, or those that have seen two deaths in calls for several."""
-        for work in begun:
+        for work in started:
             work.num_plugin_deaths += 1
             if work.request.request_id == call.request_id or (not call.request_id and work.num_plugin_deaths > 1):
                 work.refusal = PluginFailed(f"{_blamed(call)}.", call.plugin, call.kind)

@@ -27,15 +27,14 @@ from enginehouse.contract.types import (
 )
 from enginehouse.contract.usage import Usage
 from enginehouse.plugins.call_notes import NotedCall
-from enginehouse.recovery.generation import Generation
+from enginehouse.recovery.generation import Generation, RecoverableRequest
 from enginehouse.recovery.model_work import ModelWork
 from enginehouse.recovery.recovery import Question
-from enginehouse.recovery.request import RecoverableRequest
 from enginehouse.recovery.work import _MAX_PAUSE_S
 from enginehouse.settings.limits import LimitsSettings
 from enginehouse.workers.client import WorkerEngine
 from enginehouse.workers.request_queue import RequestQueue
-from enginehouse.workers.requests import WorkerStream, WorkObserver
+from enginehouse.workers.request_table import WorkerStream, WorkObserver
 
 _RESTART_S = 2.0
 _STEP_S = 0.05
@@ -242,7 +241,7 @@ class Client:
         request = attrs.evolve(request, stopping=stopping, constraint=self.constraint)
         recoverable = RecoverableRequest(request, place, 3600.0, (self.text,))
         place.add(model, recoverable)  # type: ignore[arg-type]
-        generation = Generation(await recoverable.begin(), recoverable)
+        generation = Generation(await recoverable.submit(), recoverable)
         async with contextlib.aclosing(aiter(generation)) as batches:
             async for batch in batches:
                 for event in batch:
@@ -434,7 +433,7 @@ def test_requests_keep_their_places_in_the_queue_until_they_end():
     simulate(scene())
 
 
-def test_answers_that_have_begun_do_not_wait_for_the_pause_of_their_caller():
+def test_answers_that_have_started_do_not_wait_for_the_pause_of_their_caller():
     """A server without keys has one caller: its streams go on as soon as there is a worker."""
 
     async def scene() -> None:

@@ -94,7 +94,7 @@ def test_results_of_tools_find_their_calls(client: httpx.Client) -> None:
     assert answer.json()["prompt_eval_count"] == len(prompt)
 
 
-def test_thinking_is_apart(client: httpx.Client) -> None:
+def test_thinking_is_separate(client: httpx.Client) -> None:
     *chunks, _ = lines(chat(client, "thinker", think=True))
     whole = chat(client, "thinker", stream=False).json()["message"]
 
@@ -150,6 +150,15 @@ def test_options_are_applied(client: httpx.Client, options: dict[str, Any], para
         ({"options": {"num_ctx": 131072}}, "options.num_ctx"),
         ({"truncate": True, "shift": False}, "truncate, shift"),
         ({"keep_alive": "5m"}, "keep_alive"),
+        (
+            {
+                "messages": [
+                    *ASKED,
+                    {"role": "assistant", "tool_calls": [{"x": 1, "function": {"index": 0, "name": "f", "y": 1}}]},
+                ]
+            },
+            "messages[1].tool_calls[0].x, messages[1].tool_calls[0].function.y",
+        ),
     ],
     ids=str,
 )

@@ -14,7 +14,7 @@ from enginehouse.recovery import Generation
 from enginehouse.settings.limits import Timeouts
 
 if TYPE_CHECKING:
-    from enginehouse.api.generation.open_answers import OpenAnswer
+    from enginehouse.api.generation.running_answers import RunningAnswer
 
 
 _T = TypeVar("_T")
@@ -37,13 +37,13 @@ class Exchange:
         self._events = events
         self.disconnected = False
         self.error: EnginehouseError | None = None
-        self.answer: OpenAnswer | None = None
+        self.answer: RunningAnswer | None = None
         self.on_idle: Callable[[], Awaitable[None]] | None = None
         self._receive = receive
         self._ping_s = ping_s
         self._loop = asyncio.get_running_loop()
         self._last_sent = self._loop.time()
-        self._snapshots: list[Generation] = []
+        self._generations: list[Generation] = []
         self._is_cancelled = False
         self._is_detached = False
         self._waiting: asyncio.Task[Any] | None = None
@@ -53,22 +53,22 @@ class Exchange:
         """True if the response is no longer wanted."""
         return self.disconnected or self.error is not None
 
-    def begin(self, answer: OpenAnswer) -> None:
-        """Record the response that is generated, and tell listeners that its request has begun."""
+    def begin(self, answer: RunningAnswer) -> None:
+        """Record the response that is generated, and tell listeners that its request has started."""
         self.answer = answer
         if self._events is not None:
             self._events.begin(answer.record)
 
     def hold(self, generation: Generation) -> None:
         """Cancel ``generation`` when this exchange ends early."""
-        self._snapshots.append(generation)
+        self._generations.append(generation)
         if self._is_cancelled:
             generation.cancel()
 
     def cancel(self) -> None:
         """Cancel all held generations, and those held later; no effect on finished ones."""
         self._is_cancelled = True
-        for generation in self._snapshots:
+        for generation in self._generations:
             generation.cancel()
 
     def end(self, error: EnginehouseError) -> None:

@@ -96,7 +96,7 @@ def error_at_once(answer: ErrorAnswer, scope: Any) -> _Written:
 
 
 def _error_of(surface: Surface, told: ErrorAnswer) -> _Written:
-    with guard_of(surface, "surface").calling("error", PluginFailed):
+    with guard_of(surface, "surface").calling("error", passes=(PluginFailed,)):
         reply = surface.error(told)
         body = reply.body if isinstance(reply.body, bytes) else msgspec.json.encode(reply.body)
     return reply.status or told.status, [("content-type", reply.media_type), *told.headers, *reply.headers], body
@@ -113,7 +113,7 @@ def _told(answer: ErrorAnswer, scope: Any) -> ErrorAnswer:
     return evolve(answer, request_id=record_of(scope).identify()) if RECORD_KEY in scope else answer
 
 
-class Guard:
+class HttpGuard:
     """Passes requests to ``app`` or answers them itself.
 
     Args:
@@ -232,7 +232,7 @@ class Guard:
                 await self.app({**scope, "method": "GET"}, receive, _head_only(send))
             else:
                 await self.app(scope, receive, send)
-        except Exception as error:  # guard: no exception caused by a request reaches the server loop
+        except Exception as error:
             note_outcome(scope, describe(error, record_of(scope).identify()).code)
             raise
 
@@ -382,6 +382,8 @@ def _check_content_type(scope: HTTPScope, headers: Headers) -> ErrorAnswer | Non
     if headers.get(b"content-encoding", b"identity").strip().lower() not in (b"identity", b""):
         # Nothing is decompressed: a few kilobytes could become gigabytes.
         return http_error(415, "The request body must not be compressed: leave Content-Encoding out.")
+    if headers.get(b"transfer-encoding", b"chunked").strip().lower() != b"chunked":
+        return http_error(415, "The request body must not be compressed: Transfer-Encoding may only be 'chunked'.")
     return None
 
 

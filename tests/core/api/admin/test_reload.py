@@ -45,7 +45,7 @@ class Stream:
         self._began = threading.Event()
         self._thread = threading.Thread(target=self._read, args=(url, model))
         self._thread.start()
-        assert self._began.wait(20)
+        assert self._began.wait(60)
 
     def _read(self, url: str, model: str) -> None:
         body = {"model": model, "prompt": "x", "stream": True, "max_tokens": 20_000}
@@ -68,7 +68,7 @@ class Stream:
 
     def stop(self) -> list[str]:
         self._is_stopping = True
-        self._thread.join(20)
+        self._thread.join(60)
         return self.lines
 
 
@@ -80,7 +80,7 @@ def test_models_appear_change_and_leave_and_streams_go_on(operate: Operate) -> N
 
     assert answer.status_code == 200, answer.text
     assert answer.json() == {
-        "generation": 2,
+        "snapshot": 2,
         "models": {
             "added": ["renamed"],
             "removed": ["org/fake:tag"],
@@ -128,7 +128,16 @@ def test_defaults_aliases_keys_and_limits_hold_for_the_next_request(operate: Ope
         ("[limits]\nmax_tokns = 5", "limits.max_tokns", "did you mean 'max_tokens'?"),
         ("[limits\n", None, "is not valid TOML"),
         ('[models.m]\nsource = "plain.json"\nbackend = "scripted"\nslotz = 5', "models.m.slotz", "'slots'"),
-        ('[models.m]\nsource = "gone.gguf"', None, "file or folder not found: 'gone.gguf'"),
+        (
+            '[models.m]\nsource = "gone.gguf"',
+            "models.m.source",
+            "models.m.source: file or folder not found: 'gone.gguf'",
+        ),
+        (
+            '[models.m]\nsource = "fake"\nbackend = "fake"\nadapters = {a = {source = "gone"}}',
+            "models.m.adapters.a.source",
+            "models.m.adapters.a.source: file or folder not found",
+        ),
         (
             '[models.m]\nsource = "plain.json"\nbackend = "scripted"\ndefaults = {temperature = 9}',
             "models.m.defaults.temperature",
@@ -255,7 +264,7 @@ def test_server_ends_with_its_terminal(tmp_path: Path) -> None:
             written += os.read(ours, 65536)
         os.close(ours)
         try:
-            assert process.wait(20) == 0
+            assert process.wait(60) == 0
         finally:
             process.kill()
 
@@ -266,7 +275,7 @@ class _Stumbling:
     name = "stumbling"
     api_version = API_VERSION
     options: type[Any] = ScriptedOptions
-    opens: Literal["runner", "engine"] = "engine"
+    opens: Literal["model", "engine"] = "engine"
 
     def probe(self) -> Probe:
         raise RuntimeError("forgotten")
@@ -329,7 +338,7 @@ def test_plugin_that_stumbles_while_a_change_is_planned_is_named_and_nothing_cha
     assert culprit in error["message"]
     assert ("forgotten" in error["message"]) == isinstance(changed, Exception), "the log shows a plugin's exception"
     assert answer.status_code == 200, answer.text
-    assert again.json()["generation"] == 2
+    assert again.json()["snapshot"] == 2
     assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["forgotten"]
 
 
@@ -386,14 +395,14 @@ def test_reload_that_never_ends_does_not_hold_up_the_end_of_the_server(
             pass
         backend.is_stuck = where == "planning"
         asked = threads.submit(httpx.post, f"{running.url}/admin/reload", json={}, timeout=60)
-        assert backend.is_asked.wait(20)
+        assert backend.is_asked.wait(60)
         body = {"model": "a", "prompt": "x", "max_tokens": 1}
         meanwhile = httpx.post(f"{running.url}/v1/completions", json=body, timeout=20)
         try:
             running.stop()
         finally:
             backend.may_go_on.set()
-        answer = asked.result(20)
+        answer = asked.result(60)
 
     assert meanwhile.status_code == 200
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "server_stopping")
@@ -407,7 +416,7 @@ def test_start_that_never_ends_does_not_hold_up_the_end_of_the_server(tmp_path: 
     backend = _Stuck(is_stuck=True)
     registry = evolve(PluginRegistry.for_settings(settings), backends={"scripted": backend})
     with server_thread(settings, registry) as running:
-        assert backend.is_asked.wait(20)
+        assert backend.is_asked.wait(60)
         try:
             running.stop()
         finally:

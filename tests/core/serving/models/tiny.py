@@ -47,7 +47,7 @@ class TinyBackend:
     name = "tiny"
     api_version = API_VERSION
     options: type[Any] = TinyOptions
-    opens: Literal["runner", "engine"] = "engine"
+    opens: Literal["model", "engine"] = "engine"
     open_bytes: int = 0
     most_bytes: int = 0
     num_opened: dict[str, int] = field(factory=dict)
@@ -66,7 +66,7 @@ class TinyBackend:
     def open(self, source: ModelSource, options: TinyOptions, progress: Progress) -> ScriptedEngine:
         progress(0.5, "growing")
         if options.gate:
-            assert self.gates[options.gate].wait(20)
+            assert self.gates[options.gate].wait(60)
         if options.fails:
             raise ModelLoadError(options.fails)
         with self._lock:

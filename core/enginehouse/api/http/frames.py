@@ -1,4 +1,4 @@
-"""The writers of streamed responses, in the frame of a surface: server-sent events, or lines of JSON.
+"""Frames of surfaces: the bytes of streamed responses as server-sent events or lines of JSON, and JSON as bytes.
 
 An error after the first byte becomes a chunk and ends the body without the frame's last bytes, so that clients do not
 mistake a truncated response for a complete one. While nothing is generated (queue, prefill), pings keep proxies from
@@ -8,7 +8,6 @@ sends one per event and cannot end a stream with an error.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -37,9 +36,6 @@ def encode_line(value: Any) -> bytes:
             if raw in encoded:
                 encoded = encoded.replace(raw, escaped)
     return encoded
-
-
-_log = logging.getLogger("enginehouse.server")
 
 
 def stream_headers(frame: Frame) -> list[tuple[bytes, bytes]]:
