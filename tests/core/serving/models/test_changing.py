@@ -16,7 +16,6 @@ from enginehouse.contract.backend import Probe
 from enginehouse.contract.errors import (
     ConfigError,
     ModelConflict,
-    ModelLoadError,
     ModelNotFound,
     ModelUnloaded,
     ServerStopping,
@@ -510,7 +509,7 @@ async def test_plans_that_cannot_be_made_refuse_the_whole_change() -> None:
         wrong = {"m": tiny(), "new": evolve(tiny(), options={"sise": 1})}
         with pytest.raises(ConfigError, match=r"models\.new\.sise.*'size'"):
             await changer.plan(settings_of(wrong))
-        with pytest.raises(ModelLoadError, match="unknown backend 'none'"):
+        with pytest.raises(ConfigError, match=r"models\.new\.backend: unknown backend 'none'"):
             await changer.plan(settings_of({"new": evolve(tiny(), backend="none")}))
 
         assert states(manager) == {"m": "ready"}

@@ -306,7 +306,7 @@ async def test_download_that_stops_in_an_unknown_way_fails_its_model(monkeypatch
         await manager._download(model, None)
 
         assert model.state == "failed"
-        assert model.status().error == "RuntimeError: a bug"
+        assert model.status().error == "Downloading the model d failed: RuntimeError: a bug"
 
 
 @pytest.mark.parametrize("load", ["eager", "lazy"])
