@@ -7,17 +7,19 @@ from typing import Any, Literal, TypeVar, cast, get_args
 import attrs
 from attrs import field, frozen
 from attrs.validators import ge, optional
-from litestar import Request, get, post
+from litestar import Request, delete, get, post
 from litestar.exceptions import NotFoundException
 from litestar.handlers import HTTPRouteHandler
 
-from enginehouse.api.admin.adapters import add_adapter, describe_adapters, read_added
+from enginehouse.api.admin.adapters import add_adapter, describe_adapters, read_added, remove_adapter
 from enginehouse.api.generation.decoding import refusal_of
 from enginehouse.api.http.body import parse_object, read_body, read_empty_body
 from enginehouse.api.http.state import ApiState
-from enginehouse.contract.errors import InvalidRequest
+from enginehouse.contract.errors import ConfigError, InvalidRequest, SourceNotFound, quoted
 from enginehouse.serving import ModelManager, ModelStatus
+from enginehouse.serving.adding import allowed_source, check_name, name_of
 from enginehouse.serving.changing import cancel_download, download_model, load_model, unload_model
+from enginehouse.settings.config import ModelSettings, Settings, new_model
 from enginehouse.settings.structuring import converting, strict_converter
 
 _B = TypeVar("_B", bound=attrs.AttrsInstance)
@@ -175,3 +177,80 @@ def reload_route(state: ApiState) -> HTTPRouteHandler:
         }
 
     return reload_configuration
+
+
+@frozen(kw_only=True)
+class AddBody:
+    """The body of ``POST /admin/models``. Its fields are the settings of a model that a request may set.
+
+    Attributes:
+        source: a path in ``server.models_dir``, or an id that ``server.allowed_sources`` allows.
+        id: the name; unset is the source's own.
+        download: add the model also if its files have to be downloaded from the hub, and begin with that.
+    """
+
+    source: str
+    id: str | None = None
+    download: bool = False
+    aliases: tuple[str, ...] = ()
+    context: int | None = None
+    slots: int | None = None
+    load: Literal["eager", "lazy"] = "lazy"
+    pin: bool | None = None
+    ttl: float | None = None
+    draining: Literal["wait", "serve"] | None = None
+    defaults: dict[str, Any] | None = None
+
+    def table(self, source: str) -> dict[str, Any]:
+        """Return the given settings as a table of the configuration."""
+        given = {name: value for name, value in attrs.asdict(self, recurse=False).items() if value is not None}
+        for name in ("id", "download"):
+            given.pop(name, None)
+        return {**given, "source": source, "aliases": list(self.aliases)}
+
+
+def adding_routes(state: ApiState) -> list[HTTPRouteHandler]:
+    """Return the routes."""
+    manager, limit = state.manager, state.settings.limits.max_body_bytes
+
+    @post("/admin/models", status_code=201)
+    async def add_model(request: Request[Any, Any, Any]) -> dict[str, Any]:
+        """Serve a further model, until the server stops or it is removed."""
+        body = read_fields(await read_body(request.receive, limit), AddBody)
+        name = body.id if body.id is not None else name_of(body.source)
+
+        def wanted(settings: Settings) -> tuple[str, ModelSettings]:
+            source = allowed_source(body.source, settings, state.registry)
+            model = new_model(settings, name, body.table(source))
+            check_name(name, model)
+            return name, model
+
+        try:
+            is_here = await state.exchanges.follow(state.add_model(wanted, download=body.download))
+        except ConfigError as error:
+            raise _invalid(error, name) from error
+        if not is_here and not body.download:
+            raise SourceNotFound(
+                f'source: the files of {quoted(body.source)} are not here; ask with "download": true', "source"
+            )
+        return describe_model(manager, manager.find(name).status())
+
+    @delete("/admin/models/{model_id:path}", status_code=200)
+    async def remove_model(request: Request[Any, Any, Any]) -> dict[str, Any]:
+        """Stop serving a model that was added, or an adapter; files stay. An adapter follows ``/adapters/``."""
+        model, marker, adapter = path_of(request).rpartition("/adapters/")
+        if marker:
+            return await remove_adapter(manager, model, adapter)
+        name = manager.find(path_of(request)).name
+        await state.exchanges.follow(state.remove_model(name))
+        return {"id": name, "object": "model", "deleted": True}
+
+    return [add_model, remove_model]
+
+
+def _invalid(error: ConfigError, name: str) -> InvalidRequest:
+    """Return the refusal for invalid settings of a model, whose paths begin with ``models.<name>``."""
+    prefix = f"models.{name}."
+    message = error.message.removeprefix(prefix)
+    param = (error.path or "").removeprefix(prefix) or None
+    return InvalidRequest(message, param)

@@ -14,9 +14,8 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.types import Receive, Scope, Send
 
 from enginehouse.api.admin.adapters import vllm_adapter_routes
-from enginehouse.api.admin.adding import adding_routes
 from enginehouse.api.admin.events import event_route
-from enginehouse.api.admin.models import admin_model_routes, reload_route
+from enginehouse.api.admin.models import adding_routes, admin_model_routes, reload_route
 from enginehouse.api.admin.requests import request_routes, slot_route
 from enginehouse.api.http.access import AccessRecord, record_of
 from enginehouse.api.http.callers import Callers, caller_of, check_permissions, may_manage, shown_as
