@@ -13,8 +13,7 @@ from typing import Any
 import msgspec
 from attrs import define, field
 
-from enginehouse.contract.call_arguments import arguments_text
-from enginehouse.contract.calls import Call
+from enginehouse.contract.calls import Call, arguments_text
 from enginehouse.contract.errors import InvalidRequest, UnsupportedParameter, quoted
 from enginehouse.contract.types import MediaPart, Message, ToolCall
 from enginehouse_anthropic.blocks import (

@@ -7,8 +7,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from enginehouse.contract.call_arguments import arguments_text
-from enginehouse.contract.calls import Call
+from enginehouse.contract.calls import Call, arguments_text
 from enginehouse.contract.errors import InvalidRequest, ModelNotFound
 from enginehouse.contract.surface import new_id
 from enginehouse.contract.types import (

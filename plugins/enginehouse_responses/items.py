@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from attrs import define, field
 
-from enginehouse.contract.call_arguments import arguments_text
+from enginehouse.contract.calls import arguments_text
 from enginehouse.contract.errors import quoted
 from enginehouse.contract.types import MediaPart, Message, ToolCall
 from enginehouse_responses.reading import Node, invalid, node_of

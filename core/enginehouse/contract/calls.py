@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
+import msgspec
 from attrs import field, frozen
 
+from enginehouse.contract.errors import InvalidRequest, quoted
 from enginehouse.contract.fields import ParameterFields
 from enginehouse.contract.identity import Scope
 from enginehouse.contract.types import GenerateRequest, ModelInfo, PoolingRequest, PoolingResult
 
-__all__ = ["Call", "Caller", "ModelEntry", "ModelState", "Server"]
+__all__ = ["Call", "Caller", "ModelEntry", "ModelState", "Server", "arguments_text"]
+
 
 ModelState = Literal["unloaded", "loading", "ready", "draining", "restarting", "failed"]
 """State of a served model."""
@@ -273,3 +276,45 @@ class Call(Protocol):
             UnsupportedParameter: ``server.unsupported_parameters`` is ``reject``.
         """
         ...
+
+
+_NOTHING = ("", "null", "[]")  # PHP encodes an empty object as []
+
+
+def arguments_text(value: Any, path: str) -> str:
+    """Return the arguments of a call as text, usually a JSON object.
+
+    Nothing, null and ``[]`` are ``{}``; an object is encoded; text that holds the text of an object is that text. Other
+    text is kept even if it is malformed, as models write such calls and clients repeat them.
+
+    Args:
+        value: as decoded from the request; None if absent.
+        path: of the value in the request, such as ``messages[1].tool_calls[0].function.arguments``.
+
+    Raises:
+        InvalidRequest: it is neither an object nor text.
+    """
+    if value is None or value == []:
+        return "{}"
+    try:
+        if isinstance(value, dict):
+            return msgspec.json.encode(value).decode()
+        if isinstance(value, str):
+            text = value.strip()
+            return "{}" if text in _NOTHING else _unquoted(text) or value
+    except UnicodeEncodeError:
+        raise InvalidRequest(f"{path}: holds a lone surrogate", path) from None
+    kind = "a list" if isinstance(value, list) else quoted(value)
+    raise InvalidRequest(f"{path}: must be an object, or a string that holds the JSON of one, not {kind}", path)
+
+
+def _unquoted(text: str) -> str | None:
+    """Return the text of an object that was encoded twice."""
+    if not text.startswith('"'):
+        return None
+    try:
+        inner = msgspec.json.decode(text, type=str)
+        msgspec.json.decode(inner, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return inner

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 from attrs import evolve
 
-from enginehouse.contract.call_arguments import arguments_text
+from enginehouse.contract.calls import arguments_text
 from enginehouse.contract.errors import InvalidRequest, UnsupportedParameter
 from enginehouse.contract.fields import FIELDS
 from enginehouse.contract.refusals import refuse
