@@ -11,8 +11,7 @@ from attrs.validators import ge, le
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from enginehouse.contract.logits_processor import ProcessorSession
-from enginehouse.contract.sampler import History
+from enginehouse.contract.sampler import History, ProcessorSession
 
 __all__ = ["RepeatedNgrams", "RepeatedNgramsFields"]
 

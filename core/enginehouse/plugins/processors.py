@@ -6,8 +6,7 @@ from typing import Any
 
 from attrs import define, field
 
-from enginehouse.contract.logits_processor import LogitsProcessor
-from enginehouse.contract.sampler import SamplerRole
+from enginehouse.contract.sampler import LogitsProcessor, SamplerRole
 
 _ORDER = -1000  # before every step
 
