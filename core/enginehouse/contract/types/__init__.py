@@ -22,7 +22,19 @@ from enginehouse.contract.types.chats import (
     ToolCall,
     ToolUse,
 )
-from enginehouse.contract.types.engines import EngineCapabilities, EngineSettings, EngineStats, ModelInfo, Task
+from enginehouse.contract.types.engines import (
+    EngineCapabilities,
+    EngineSettings,
+    EngineStats,
+    ModelInfo,
+    PoolingInfo,
+    PoolingRequest,
+    PoolingResult,
+    PoolTask,
+    PoolText,
+    ScoreKind,
+    Task,
+)
 from enginehouse.contract.types.events import (
     CacheMiss,
     CallDelta,
@@ -38,14 +50,6 @@ from enginehouse.contract.types.events import (
     TokenDetails,
     TokenLogprob,
     TopLogprob,
-)
-from enginehouse.contract.types.pooling import (
-    PoolingInfo,
-    PoolingRequest,
-    PoolingResult,
-    PoolTask,
-    PoolText,
-    ScoreKind,
 )
 from enginehouse.contract.types.requests import (
     Constraint,
