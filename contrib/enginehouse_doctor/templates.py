@@ -15,7 +15,7 @@ from enginehouse.pipeline.chat_formats import ChatFormats, ModelFormats
 from enginehouse.pipeline.prompt.chat_prompt import ModelTemplates
 from enginehouse.pipeline.prompt.renderer import Renderer
 from enginehouse.pipeline.prompt.trial import find_template_problem
-from enginehouse.pipeline.template_examples import render_examples
+from enginehouse.pipeline.prompting import render_examples
 from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.config import ModelSettings, Settings
 from enginehouse_backendkit.template_files import read_templates

@@ -6,6 +6,7 @@ pipeline. Does not know parameters or the internals of engines.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -13,8 +14,15 @@ from typing import Any
 from attrs import evolve, frozen
 from msgspec.structs import replace
 
-from enginehouse.contract.errors import InvalidRequest, ModelLoadError, RenderError, UnsupportedParameter
+from enginehouse.contract.errors import (
+    InvalidRequest,
+    ModelLoadError,
+    RenderError,
+    ServerOverloaded,
+    UnsupportedParameter,
+)
 from enginehouse.contract.parsers import ChatFormat
+from enginehouse.contract.template_examples import EXAMPLES, Example
 from enginehouse.contract.types import (
     DecodedAudio,
     DecodedImage,
@@ -30,11 +38,43 @@ from enginehouse.pipeline.chat_formats import ChatFormats, ChatPlan, plan_chat
 from enginehouse.pipeline.prompt.chat_prompt import ChatPrompt, ModelTemplates
 from enginehouse.pipeline.prompt.renderer import Renderer
 from enginehouse.pipeline.prompt.trial import find_image_problem, find_template_problem
-from enginehouse.pipeline.template_examples import render_examples
 from enginehouse.recovery import Recovery
 from enginehouse.serving import LoadedModel
 from enginehouse.serving.background import run_in_thread, run_with_plugins
 from enginehouse.settings.config import ModelSettings
+
+_TIMEOUT_S = 10.0  # all examples; a usual template takes some milliseconds for each
+
+
+async def render_examples(renderer: Renderer, template: str, info: ModelInfo) -> ChatFormat:
+    """Return the template with the texts that it writes; examples that it refuses are left out."""
+    examples: dict[str, str] = {}
+    failures: dict[str, str] = {}
+    try:
+        async with asyncio.timeout(_TIMEOUT_S):
+            for name, example in EXAMPLES.items():
+                try:
+                    segments = await renderer.render(_prompt(template, example, info))
+                except (RenderError, InvalidRequest) as error:
+                    failures[name] = error.message
+                else:
+                    examples[name] = "".join(segment.text for segment in segments)
+    except (TimeoutError, ServerOverloaded) as error:
+        failures.setdefault("", f"examples were not rendered: {error or 'they took too long'}")
+    return ChatFormat(template, info.special_tokens, examples, failures)
+
+
+def _prompt(template: str, example: Example, info: ModelInfo) -> ChatPrompt:
+    tools = [tool.definition for tool in example.tools]
+    return ChatPrompt.of(
+        info,
+        template,
+        example.messages,
+        add_generation_prompt=example.opens,
+        continues=False,
+        extra={**example.variables, **({"tools": tools} if tools else {})},
+    )
+
 
 NO_INFILL = "this model does not support infill: its vocabulary has no tokens that mark prefix, suffix and middle"
 """Reason given when ``suffix`` is refused."""
