@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from enginehouse.contract.errors import InvalidRequest
 from enginehouse.contract.types import EngineCapabilities, MediaPart, Message
 from enginehouse.pipeline.media import MediaReader
-from enginehouse.pipeline.media.image_header import ImageHeader, NoImage, read_image_header
+from enginehouse.pipeline.media.reading import ImageHeader, NoImage, read_image_header
 from enginehouse.pipeline.prompt.renderer import Renderer
 from enginehouse.settings.config import MediaSettings
 
