@@ -14,8 +14,7 @@ from enginehouse.contract.types import ModelInfo
 from enginehouse.pipeline.chat_formats import ChatFormats, ModelFormats
 from enginehouse.pipeline.prompt.chat_prompt import ModelTemplates
 from enginehouse.pipeline.prompt.renderer import Renderer
-from enginehouse.pipeline.prompt.trial import find_template_problem
-from enginehouse.pipeline.prompting import render_examples
+from enginehouse.pipeline.prompting import find_template_problem, render_examples
 from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.config import ModelSettings, Settings
 from enginehouse_backendkit.template_files import read_templates
