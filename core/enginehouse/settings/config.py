@@ -19,12 +19,17 @@ from attrs import evolve, field, frozen
 from attrs.validators import ge, gt, optional
 
 from enginehouse.contract.errors import ConfigError
-from enginehouse.settings.adapters import AdapterSettings, check_adapters
 from enginehouse.settings.auth import AuthSettings
 from enginehouse.settings.converter import settings_converter
 from enginehouse.settings.limits import ByteCount, LimitsSettings, Timeouts
-from enginehouse.settings.media import MediaSettings
-from enginehouse.settings.optimisations import DrafterSettings, ExitPolicySettings, RouterSettings
+from enginehouse.settings.optimisations import (
+    AdapterSettings,
+    DrafterSettings,
+    ExitPolicySettings,
+    MediaSettings,
+    RouterSettings,
+    check_adapters,
+)
 from enginehouse.settings.presets import ModelPresets, add_found, matches, take_presets
 from enginehouse.settings.reload import LIVE, SERVER, WORKER, WORKER_ONLY
 from enginehouse.settings.server import ServerSettings, is_loopback
