@@ -77,11 +77,18 @@ from enginehouse.workers.messages import (
     decode_from_worker,
     pack,
 )
-from enginehouse.workers.pool_calls import PoolCalls
 from enginehouse.workers.process import Connection, ExitStatus
 from enginehouse.workers.remote import RemoteWorker
 from enginehouse.workers.request_queue import RequestQueue
-from enginehouse.workers.request_table import NO_CALL, Calls, RequestTable, WorkerStream, WorkObserver, settle
+from enginehouse.workers.request_table import (
+    NO_CALL,
+    Calls,
+    PoolCalls,
+    RequestTable,
+    WorkerStream,
+    WorkObserver,
+    settle,
+)
 
 # Maximum time for a worker to close its model before it is killed; nothing is lost if it is killed.
 _CLOSE_S = 2.0
