@@ -37,7 +37,7 @@ from enginehouse.contract.types import (
 from enginehouse.plugins.call_notes import NotedCall
 from enginehouse.settings.limits import LimitsSettings
 from enginehouse.workers.health import LoadWatch, Watchdog, lost_request, with_failures
-from enginehouse.workers.launch import Worker, check_hello, explain, start_worker
+from enginehouse.workers.launch import RemoteWorker, Worker, check_hello, explain, start_worker
 from enginehouse.workers.media_bytes import MediaSender
 from enginehouse.workers.messages import (
     Accepted,
@@ -78,7 +78,6 @@ from enginehouse.workers.messages import (
     pack,
 )
 from enginehouse.workers.process import Connection, ExitStatus
-from enginehouse.workers.remote import RemoteWorker
 from enginehouse.workers.request_queue import RequestQueue
 from enginehouse.workers.request_table import (
     NO_CALL,

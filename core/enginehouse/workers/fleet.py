@@ -24,8 +24,8 @@ from enginehouse.contract.types import (
 )
 from enginehouse.plugins import Guard
 from enginehouse.workers.client import WorkerEngine
+from enginehouse.workers.launch import RemoteWorker
 from enginehouse.workers.messages import Load
-from enginehouse.workers.remote import RemoteWorker
 from enginehouse.workers.request_queue import RequestQueue
 
 __all__ = ["FleetEngine"]
