@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 from attrs import evolve
 
-from enginehouse.contract.composition import (
+from enginehouse.contract.errors import UnsupportedParameter
+from enginehouse.contract.structured import (
     Composition,
     FreeText,
     InOrder,
@@ -21,7 +22,6 @@ from enginehouse.contract.composition import (
     Text,
     compose,
 )
-from enginehouse.contract.errors import UnsupportedParameter
 from enginehouse.contract.types import Constraint, Tool
 from enginehouse_parsers.json_schemas import type_of, types_of
 from enginehouse_parsers.syntax import ID, INDEX, KEY, NAME, TYPE, ToolSyntax

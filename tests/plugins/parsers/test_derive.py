@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from enginehouse.contract.composition import read_composition
 from enginehouse.contract.parsers import PreparedChat
+from enginehouse.contract.structured import read_composition
 from enginehouse.contract.template_examples import EXAMPLE_TOOLS, EXAMPLES
 from enginehouse.contract.types import Message, ToolCall
 from enginehouse.pipeline.answer_parser import AnswerParsing
