@@ -13,8 +13,17 @@ from typing import Any
 
 from attrs import evolve, frozen
 
-from enginehouse.contract.parsers import AnswerText, CallArguments, CallStarted
-from enginehouse.contract.template_examples import ANSWER, CALL_IDS, EXAMPLE_TOOLS, EXAMPLES, QUESTION, RESULTS
+from enginehouse.contract.parsers import (
+    ANSWER,
+    CALL_IDS,
+    EXAMPLE_TOOLS,
+    EXAMPLES,
+    QUESTION,
+    RESULTS,
+    AnswerText,
+    CallArguments,
+    CallStarted,
+)
 from enginehouse_parsers.call_session import CallSession
 from enginehouse_parsers.syntax import ID, INDEX, KEY, TYPE, ToolSyntax, distinctive, tokens_of
 

@@ -8,8 +8,15 @@ from typing import Any
 
 from attrs import frozen
 
-from enginehouse.contract.parsers import AnswerText, ChatFormat, ReasoningPart, ReasoningSession, ReasoningText
-from enginehouse.contract.template_examples import ANSWER, REASONING
+from enginehouse.contract.parsers import (
+    ANSWER,
+    REASONING,
+    AnswerText,
+    ChatFormat,
+    ReasoningPart,
+    ReasoningSession,
+    ReasoningText,
+)
 from enginehouse_parsers.state_reader import StateReader
 from enginehouse_parsers.tags import end_of_white, is_remnant, split_at_tag
 

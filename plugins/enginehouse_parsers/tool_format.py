@@ -13,8 +13,7 @@ from functools import lru_cache
 
 from attrs import evolve, field, frozen
 
-from enginehouse.contract.parsers import ChatFormat, PreparedChat, ToolSession
-from enginehouse.contract.template_examples import EXAMPLE_TOOLS, RESULTS
+from enginehouse.contract.parsers import EXAMPLE_TOOLS, RESULTS, ChatFormat, PreparedChat, ToolSession
 from enginehouse.contract.types import Constraint, Message, Tool
 from enginehouse_parsers.call_session import CallSession
 from enginehouse_parsers.calls import Answer, constraint_of

@@ -21,8 +21,7 @@ from enginehouse.contract.errors import (
     ServerOverloaded,
     UnsupportedParameter,
 )
-from enginehouse.contract.parsers import ChatFormat
-from enginehouse.contract.template_examples import EXAMPLES, Example
+from enginehouse.contract.parsers import EXAMPLES, ChatFormat, Example
 from enginehouse.contract.types import (
     DecodedAudio,
     DecodedImage,

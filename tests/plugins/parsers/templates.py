@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from enginehouse.contract.errors import RenderError
-from enginehouse.contract.parsers import ChatFormat, ToolFormat
-from enginehouse.contract.template_examples import EXAMPLES, QUESTION, RESULTS
+from enginehouse.contract.parsers import EXAMPLES, QUESTION, RESULTS, ChatFormat, ToolFormat
 from enginehouse.pipeline.prompt.chat_prompt import ChatPrompt
 from enginehouse.pipeline.prompt.templates import render
 

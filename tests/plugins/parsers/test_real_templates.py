@@ -10,9 +10,8 @@ import sys
 import pytest
 
 from enginehouse.contract.errors import RenderError
-from enginehouse.contract.parsers import ChatFormat, ToolFormat
+from enginehouse.contract.parsers import EXAMPLE_TOOLS, EXAMPLES, ChatFormat, ToolFormat
 from enginehouse.contract.structured import read_composition
-from enginehouse.contract.template_examples import EXAMPLE_TOOLS, EXAMPLES
 from enginehouse.contract.types import Message, Tool, ToolCall
 from enginehouse.pipeline.answer_parser import AnswerParsing
 from enginehouse.pipeline.prompt.chat_prompt import ChatPrompt
