@@ -17,8 +17,8 @@ from enginehouse.api.http.body import parse_object, read_body, read_empty_body
 from enginehouse.api.http.state import ApiState
 from enginehouse.contract.errors import ConfigError, InvalidRequest, SourceNotFound, quoted
 from enginehouse.serving import ModelManager, ModelStatus
-from enginehouse.serving.adding import allowed_source, check_name, name_of
 from enginehouse.serving.changing import cancel_download, download_model, load_model, unload_model
+from enginehouse.serving.sources import allowed_source, check_name, name_of
 from enginehouse.settings.config import ModelSettings, Settings, new_model
 from enginehouse.settings.structuring import converting, strict_converter
 
