@@ -12,8 +12,7 @@ from enginehouse.contract.errors import RenderError
 from enginehouse.contract.types import Message, Segment
 from enginehouse.engine.text.segments import ControlStrings, control_strings, encode_segments
 from enginehouse.pipeline.prompt.chat_prompt import ChatPrompt
-from enginehouse.pipeline.prompt.markers import Markers
-from enginehouse.pipeline.prompt.templates import render
+from enginehouse.pipeline.prompt.templates import Markers, render
 from enginehouse_testkit.fake_tokenizer import FakeTokenizer
 
 TOKENIZER = FakeTokenizer()
