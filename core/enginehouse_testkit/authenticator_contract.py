@@ -28,7 +28,7 @@ from attrs import evolve
 
 from enginehouse.contract.errors import PluginError
 from enginehouse.contract.identity import Credentials, Identity, Scope
-from enginehouse.plugins.authenticator import Authenticator
+from enginehouse.plugins.guarded import Authenticator
 
 __all__ = ["AuthenticatorContract"]
 

@@ -19,8 +19,8 @@ import pytest
 
 from enginehouse.contract.backend import Backend
 from enginehouse.plugins import PluginRegistry, plain
+from enginehouse.plugins.guarded import ProcessorSampler
 from enginehouse.plugins.kinds import KINDS, Kind
-from enginehouse.plugins.processors import ProcessorSampler
 from enginehouse.serving.sources import find_source
 from enginehouse.settings.config import PluginsSettings, structure_options
 from enginehouse_testkit.backend_contract import ModelUnderTest

@@ -26,7 +26,7 @@ from enginehouse.contract.sampler import History, LogitsProcessor, ProcessorSess
 from enginehouse.contract.types import SamplingParams
 from enginehouse.engine.sampling.plugin_steps import build_steps
 from enginehouse.engine.sampling.sampler import SequenceSampler
-from enginehouse.plugins.processors import ProcessorSampler
+from enginehouse.plugins.guarded import ProcessorSampler
 from enginehouse.settings.structuring import strict_converter
 from enginehouse_testkit.contract.form import FormContract, loader_problem
 from enginehouse_testkit.contract.sampler_base import VOCAB_SIZE, rows, tries_of

@@ -30,8 +30,7 @@ from enginehouse.contract.sampler import CORE_ORDER, LogitsProcessor, SamplerPlu
 from enginehouse.contract.structured import StructuredDecoder
 from enginehouse.contract.surface import GenerationRoute, Page, ReplyRoute, Surface
 from enginehouse.contract.types import ConstraintKind
-from enginehouse.plugins.authenticator import Authenticator
-from enginehouse.plugins.processors import ProcessorSampler
+from enginehouse.plugins.guarded import Authenticator, ProcessorSampler
 
 FindSource = Callable[[], ModelSource | None]
 """Finds a model now, or returns None if it is not installed."""

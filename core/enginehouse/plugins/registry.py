@@ -11,7 +11,6 @@ from attrs import field, frozen
 
 from enginehouse.contract.errors import ConfigError
 from enginehouse.contract.rows import RequestField
-from enginehouse.plugins.authenticator import Authenticator
 from enginehouse.plugins.guard import (
     Guard,
     PluginFailures,
@@ -20,10 +19,9 @@ from enginehouse.plugins.guard import (
     is_own,
     plain,
 )
-from enginehouse.plugins.guarded import guarded, guarded_function
+from enginehouse.plugins.guarded import Authenticator, ProcessorSampler, guarded, guarded_function
 from enginehouse.plugins.kinds import KINDS, Kind, PluginObjects
 from enginehouse.plugins.loader import TEST_BACKENDS, PluginLoader, installed_plugins, versions_of
-from enginehouse.plugins.processors import ProcessorSampler
 from enginehouse.plugins.registration import PluginRecord
 from enginehouse.process import no_collection
 from enginehouse.settings.config import PluginsSettings, Settings

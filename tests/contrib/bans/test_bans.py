@@ -21,7 +21,7 @@ from enginehouse.engine.loop import StepEngine
 from enginehouse.engine.sampling.plugin_steps import build_steps
 from enginehouse.engine.sampling.sampler import SequenceSampler
 from enginehouse.plugins import PluginRegistry
-from enginehouse.plugins.processors import ProcessorSampler
+from enginehouse.plugins.guarded import ProcessorSampler
 from enginehouse.settings.config import PluginsSettings
 from enginehouse_bans.bad_words import BadWords, BadWordsFields
 from enginehouse_bans.repeated_ngrams import RepeatedNgrams, RepeatedNgramsFields

@@ -14,7 +14,7 @@ import pytest
 
 from enginehouse.contract.errors import PluginError
 from enginehouse.contract.identity import Credentials, Identity
-from enginehouse.plugins.authenticator import Authenticator
+from enginehouse.plugins.guarded import Authenticator
 from enginehouse.settings.auth import AuthSettings
 from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings
 from enginehouse_jwt import authenticate

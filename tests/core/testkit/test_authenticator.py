@@ -6,7 +6,7 @@ import pytest
 
 from enginehouse.contract.errors import PluginError
 from enginehouse.contract.identity import Credentials, Identity
-from enginehouse.plugins.authenticator import Authenticator
+from enginehouse.plugins.guarded import Authenticator
 from enginehouse_testkit.authenticator_contract import AuthenticatorContract
 
 USERS = {"alice-token": Identity(name="alice"), "bob-token": Identity(name="bob", max_concurrent=2)}

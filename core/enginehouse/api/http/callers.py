@@ -24,7 +24,7 @@ from enginehouse.api.http.keys import KeyStore
 from enginehouse.api.http.origins import Headers, foreign_sign
 from enginehouse.contract.errors import InvalidRequest, ModelNotFound, PluginFailed
 from enginehouse.contract.identity import Credentials, Identity, Scope
-from enginehouse.plugins.authenticator import Authenticator
+from enginehouse.plugins.guarded import Authenticator
 from enginehouse.serving import ModelManager, ModelStatus
 from enginehouse.settings.config import ServerSettings, matches
 from enginehouse.settings.profiles import PROFILES, Profile

@@ -35,7 +35,7 @@ from enginehouse.contract.types import SamplingParams
 from enginehouse.engine.sampling.candidates import Head, LogitRow, Step, Uniform, bounded_temperature
 from enginehouse.engine.sampling.penalties import RowPenalty, TokenHistory
 from enginehouse.plugins import Guard, guard_of, guarded, plain
-from enginehouse.plugins.processors import ProcessorSampler
+from enginehouse.plugins.guarded import ProcessorSampler
 from enginehouse.settings.structuring import Problem, converting, strict_converter
 
 _WANTED: Mapping[SamplerRole, type[Any]] = {
