@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from enginehouse.api.http.request_events import RequestEvents
+from enginehouse.api.http.listeners import RequestEvents
 from enginehouse.contract.errors import EnginehouseError, FirstTokenTimeout, ServerStopping, TotalTimeout
 from enginehouse.recovery import Generation
 from enginehouse.settings.limits import Timeouts
