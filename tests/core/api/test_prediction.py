@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enginehouse.api.generation.prediction_count import MIN_RUN, PredictionCount
+from enginehouse.api.generation.choice_parser import MIN_RUN, PredictionCount
 
 TOKENS = tuple(range(100, 120))
 SHORT = st.lists(st.integers(0, 3), max_size=30)

@@ -15,8 +15,7 @@ from typing import Any, Protocol
 from attrs import define, field
 from msgspec.structs import replace
 
-from enginehouse.api.generation.choice_parser import ChoiceParser, call_piece
-from enginehouse.api.generation.prediction_count import PredictionCount
+from enginehouse.api.generation.choice_parser import ChoiceParser, PredictionCount, call_piece
 from enginehouse.api.generation.reports import report_metrics
 from enginehouse.api.http.access import AccessRecord
 from enginehouse.contract.errors import EnginehouseError, GenerationFailed
