@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from attrs import define, field, frozen
 
-from enginehouse.cli.client import connection_to
+from enginehouse.cli.target import connection_to
 from enginehouse.contract.errors import EnginehouseError
 
 __all__ = ["AnswerPart", "ChatFailed", "Conversation"]

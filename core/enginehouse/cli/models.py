@@ -16,8 +16,8 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from enginehouse.cli.client import ask_server
 from enginehouse.cli.options import config_option, json_option, read_settings, server_options
+from enginehouse.cli.target import ask_server
 from enginehouse.contract.errors import ConfigError, EnginehouseError
 from enginehouse.plugins import PluginRegistry
 from enginehouse.process import standard_output_as_error

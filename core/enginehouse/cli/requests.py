@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from enginehouse.cli.client import ask_server
 from enginehouse.cli.options import json_option, server_options
+from enginehouse.cli.target import ask_server
 
 
 @click.group()

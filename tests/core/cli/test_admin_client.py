@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from enginehouse.cli.client import ServerRefusal, ask_server
+from enginehouse.cli.target import ServerRefusal, ask_server
 
 
 class Handler(BaseHTTPRequestHandler):
