@@ -15,7 +15,7 @@ from hypothesis import given
 from enginehouse.api.generation.assembly import Assembly
 from enginehouse.api.http.access import AccessRecord
 from enginehouse.api.openai.chat import ChatAssembler, ChatOptions
-from enginehouse.api.openai.completion_assembler import CompletionAssembler
+from enginehouse.api.openai.completions import CompletionAssembler
 from enginehouse.contract.types import CallDelta, ChoiceFinished, Event, ReasoningDelta, TextDelta, TokenLogprob
 from enginehouse.contract.usage import Usage
 from enginehouse.settings.profiles import PROFILES, Profile

@@ -12,8 +12,7 @@ import pytest
 from enginehouse.api.generation.assembly import Choice
 from enginehouse.api.openai import tokens
 from enginehouse.api.openai.chat import ChatAssembler, ChatBody
-from enginehouse.api.openai.completion_assembler import CompletionAssembler
-from enginehouse.api.openai.completions import CompletionBody
+from enginehouse.api.openai.completions import CompletionAssembler, CompletionBody
 from enginehouse.contract.surface import Piece
 from enginehouse.contract.types import TokenLogprob
 from enginehouse.pipeline import prompting
