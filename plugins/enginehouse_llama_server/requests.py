@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from enginehouse.contract.adapter_fields import find_ignored_in_lora, read_adapters
 from enginehouse.contract.calls import Call
 from enginehouse.contract.errors import InvalidRequest
+from enginehouse.contract.shapes import find_ignored_in_lora, read_adapters
 from enginehouse.contract.surface import new_id
 from enginehouse.contract.types import Constraint, GenerateRequest
 from enginehouse_llama_server.bodies import InfillBody

@@ -17,10 +17,18 @@ import attrs
 from attrs import frozen
 
 from enginehouse.contract import shapes
-from enginehouse.contract.adapter_fields import ADAPTERS_SCHEMA, LORA_SCHEMA, PEFT_SCHEMA
 from enginehouse.contract.errors import quoted
 from enginehouse.contract.rows import INT64_MAX, Row, int64, row, row_of
-from enginehouse.contract.shapes import NO_EFFECT, Effort, MessageBody, StreamOptions, ToolBody
+from enginehouse.contract.shapes import (
+    ADAPTERS_SCHEMA,
+    LORA_SCHEMA,
+    NO_EFFECT,
+    PEFT_SCHEMA,
+    Effort,
+    MessageBody,
+    StreamOptions,
+    ToolBody,
+)
 from enginehouse.contract.stop_patterns import MAX_PATTERN_CHARS, stop_patterns
 from enginehouse.contract.types import RequestOptions, SamplingParams, StopParams
 

@@ -16,11 +16,10 @@ import attrs
 from attrs import frozen
 
 from enginehouse.api.generation.decoding import RequestBody
-from enginehouse.contract.adapter_fields import ADAPTER_FIELDS, find_ignored_in_lora, read_adapters
 from enginehouse.contract.errors import InvalidRequest
 from enginehouse.contract.fields import ConstraintFields, GenerationFields
 from enginehouse.contract.refusals import refuse
-from enginehouse.contract.shapes import StreamOptions
+from enginehouse.contract.shapes import ADAPTER_FIELDS, StreamOptions, find_ignored_in_lora, read_adapters
 from enginehouse.contract.types import Constraint, ConstraintKind, GenerateRequest
 from enginehouse.settings.config import LimitsSettings
 

@@ -25,13 +25,12 @@ from enginehouse.api.openai.chat import ChatBody
 from enginehouse.api.openai.encoding import token_text
 from enginehouse.api.openai.prompts import read_token_ids
 from enginehouse.api.openapi.answers import reference
-from enginehouse.contract.adapter_fields import ADAPTER_FIELDS, read_adapters
 from enginehouse.contract.adapters import cache_key
 from enginehouse.contract.errors import InvalidRequest
 from enginehouse.contract.fields import FIELDS
 from enginehouse.contract.media import find_chunks
 from enginehouse.contract.rows import row
-from enginehouse.contract.shapes import TOKEN_ID, MessageBody
+from enginehouse.contract.shapes import ADAPTER_FIELDS, TOKEN_ID, MessageBody, read_adapters
 from enginehouse.contract.surface import Reply, ReplyRoute, Route, new_id
 from enginehouse.contract.types import GenerateRequest, Message
 from enginehouse.pipeline.preparing import Prepared
