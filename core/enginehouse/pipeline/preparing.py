@@ -31,7 +31,7 @@ from enginehouse.pipeline.parameters import Parameters
 from enginehouse.pipeline.prompting import Prompt
 from enginehouse.plugins import PluginRegistry, guard_of
 from enginehouse.plugins.kinds import KINDS
-from enginehouse.plugins.plugin_loops import CoreLoop
+from enginehouse.plugins.threads import CoreLoop
 from enginehouse.recovery import Recovery
 from enginehouse.serving import LoadedModel, ModelManager
 from enginehouse.settings.config import ModelSettings

@@ -37,8 +37,7 @@ from attrs import define, evolve, field, frozen
 
 from enginehouse.contract.errors import EnginehouseError, GenerationFailed, PluginFailed
 from enginehouse.plugins.call_notes import CallNotes, NotedCall
-from enginehouse.plugins.plugin_loops import PluginLoop, PluginLoops
-from enginehouse.plugins.threads import Abandoned, PluginThreads, caller_has_left
+from enginehouse.plugins.threads import Abandoned, PluginLoop, PluginLoops, PluginThreads, caller_has_left
 
 _log = logging.getLogger("enginehouse.plugins")
 

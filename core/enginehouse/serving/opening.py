@@ -20,8 +20,8 @@ from enginehouse.contract.fleet import PlacesWorkers
 from enginehouse.contract.pooler import Pooler
 from enginehouse.contract.types import EngineRequest, EngineSettings, Event
 from enginehouse.plugins import Guard, PluginRegistry, guard_of, guarded, plain
-from enginehouse.plugins.plugin_loops import PluginLoop, PluginLoops
 from enginehouse.plugins.results import Expectation
+from enginehouse.plugins.threads import PluginLoop, PluginLoops
 from enginehouse.serving.adapters import plan_adapters
 from enginehouse.serving.background import run_in_daemon_thread
 from enginehouse.serving.model_parts import DrafterPlan, plan_drafters, plan_exit_policy, plan_prefix_disk

@@ -12,8 +12,7 @@ import pytest
 
 from enginehouse.contract.errors import PluginFailed
 from enginehouse.plugins.guard import Guard, PluginFailures
-from enginehouse.plugins.plugin_loops import PluginLoops
-from enginehouse.plugins.threads import PluginThreads
+from enginehouse.plugins.threads import PluginLoops, PluginThreads
 from enginehouse_testkit.waiting import until
 
 PLACE = "push"

@@ -30,8 +30,8 @@ from enginehouse.contract.surface import (
 from enginehouse.contract.types import GenerateRequest
 from enginehouse.contract.usage import Usage
 from enginehouse.plugins import Guard, guard_of
-from enginehouse.plugins.plugin_loops import CoreLoop, OnCoreLoop, PluginLoop
 from enginehouse.plugins.results import Expectation
+from enginehouse.plugins.threads import CoreLoop, OnCoreLoop, PluginLoop
 from enginehouse.serving.background import run_in_thread, run_with_plugins
 
 _T = TypeVar("_T")
