@@ -29,7 +29,7 @@ _COMMANDS = {
     "keys": "enginehouse.cli.keys:keys",
     "models": "enginehouse.cli.models:models",
     "plugins": "enginehouse.cli.plugins:plugins",
-    "requests": "enginehouse.cli.requests:requests",
+    "requests": "enginehouse.cli.models:requests",
     "serve": "enginehouse.cli.serve:serve",
 }
 

@@ -38,7 +38,7 @@ def list_models(url: str, key: str | None, as_json: bool) -> None:
         return
     table = Table("Name", "State", "Memory", "Running", "Waiting", "Error", box=None, header_style="bold")
     for model in answer["data"]:
-        table.add_row(*map(Text, _row(model)))
+        table.add_row(*map(Text, _model_row(model)))
     Console().print(table)
     for device, memory in answer["memory"].items():
         budget = memory["budget_bytes"]
@@ -136,7 +136,7 @@ def _follow_download(model: Mapping[str, Any], url: str, key: str | None) -> Non
     click.echo(f"{model['id']} is {model['state']}{reason}")
 
 
-def _row(model: Mapping[str, Any]) -> list[str]:
+def _model_row(model: Mapping[str, Any]) -> list[str]:
     memory = model["memory"]
     held = f"{format_bytes(memory['bytes'])} ({memory['device']})" if memory else ""
     state = f"{model['state']}, pinned" if model["pin"] else str(model["state"])
@@ -207,3 +207,52 @@ def _table(rows: list[_Row]) -> Table:
         why = Text(row.error, style="red") if row.error else Text(row.reason)
         table.add_row(Text(row.name), Text(source), Text(row.backend or "none"), why)
     return table
+
+
+@click.group()
+def requests() -> None:
+    """See and cancel the requests of a running server."""
+
+
+@requests.command("list")
+@server_options
+@json_option
+def list_requests(url: str, key: str | None, as_json: bool) -> None:
+    """List the generating requests that are running, the oldest first."""
+    answer = ask_server(url, key, "GET", "/admin/requests")
+    if as_json:
+        click.echo(json.dumps(answer, indent=2))
+    elif not answer["data"]:
+        click.echo("Nothing is running.")
+    else:
+        table = Table("Id", "Key", "Model", "Phase", "Age", "Prompt", "Answer", box=None, header_style="bold")
+        for request in answer["data"]:
+            table.add_row(*map(Text, _request_row(request)))
+        Console().print(table)
+
+
+@requests.command()
+@click.argument("request_id", metavar="ID")
+@server_options
+def cancel(request_id: str, url: str, key: str | None) -> None:
+    """Cancel the request ID; its client gets an error that says so."""
+    answer = ask_server(url, key, "POST", f"/admin/requests/{request_id}/cancel")
+    click.echo(f"{answer['id']} is cancelled")
+
+
+def _request_row(request: Mapping[str, Any]) -> list[str]:
+    counts = [choice["completion_tokens"] for choice in request["choices"]]
+    known = [count for count in counts if count is not None]
+    return [
+        request["id"],
+        request["key"] or "",
+        request["model"] or "",
+        request["phase"],
+        f"{request['age_s']:.1f} s",
+        _tokens(request["prompt_tokens"]),
+        _tokens(sum(known) if known else None),
+    ]
+
+
+def _tokens(count: int | None) -> str:
+    return "" if count is None else f"{count} tokens"
