@@ -18,11 +18,10 @@ from enginehouse.contract.errors import AdapterRefused, EnginehouseError, Plugin
 from enginehouse.contract.media import MediaInput
 from enginehouse.contract.types import CacheMiss, EngineSettings
 from enginehouse.engine.adapters import LoadedAdapters
-from enginehouse.engine.checkpoints import next_place
 from enginehouse.engine.disk import DiskTier, Recall
 from enginehouse.engine.media import Embeddings
 from enginehouse.engine.prefix_cache import PrefixCache, Truncation, free
-from enginehouse.engine.reuse import PrefixReuse, Source
+from enginehouse.engine.reuse import PrefixReuse, Source, next_place
 from enginehouse.engine.sequence import ActiveRequest, Sequence
 from enginehouse.engine.turns import AdapterTurns, FairShares
 

@@ -19,9 +19,9 @@ from enginehouse.contract.media import MAX_IMAGE_PIXELS
 from enginehouse.contract.sampler import SamplerPlugin
 from enginehouse.contract.structured import BacktrackingMatcher, Grammar, StructuredDecoder
 from enginehouse.contract.types import EngineCapabilities, EngineRequest, Resume, ResumedChoice
-from enginehouse.engine.checkpoints import choose_places
 from enginehouse.engine.constraints import Constraints, ConstraintState, ReasoningGate
 from enginehouse.engine.media import PlacedChunk, chunk_makers_of, without_media
+from enginehouse.engine.reuse import choose_places
 from enginehouse.engine.sampling.device_draws import can_draw
 from enginehouse.engine.sampling.plugin_steps import build_steps
 from enginehouse.engine.sampling.sampler import SequenceSampler

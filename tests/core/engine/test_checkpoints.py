@@ -12,9 +12,9 @@ from enginehouse.contract.backend import ForwardOutput, Span
 from enginehouse.contract.drafter import BoundDrafter
 from enginehouse.contract.errors import ModelLoadError, RunnerError, StepAborted
 from enginehouse.contract.types import EngineSettings, Resume, ResumedChoice
-from enginehouse.engine.checkpoints import INTERVAL_TOKENS, choose_places, last_place, next_place
 from enginehouse.engine.loop import StepEngine
 from enginehouse.engine.prefix_cache import PrefixCache
+from enginehouse.engine.reuse import INTERVAL_TOKENS, choose_places, last_place, next_place
 from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.config import PluginsSettings
 from enginehouse.workers.messages import DrafterLoad
