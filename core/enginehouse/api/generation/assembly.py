@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from attrs import define, field
 from msgspec.structs import replace
 
 from enginehouse.api.generation.choice_parser import ChoiceParser, PredictionCount, call_piece
-from enginehouse.api.generation.reports import report_metrics
 from enginehouse.api.http.access import AccessRecord
 from enginehouse.contract.errors import EnginehouseError, GenerationFailed
+from enginehouse.contract.preparer import Report
 from enginehouse.contract.surface import Assembler, CallPiece, Limit, Piece
 from enginehouse.contract.types import (
     CallDelta,
@@ -35,7 +36,47 @@ from enginehouse.contract.usage import Usage
 from enginehouse.pipeline.pipeline import RunningRequest
 from enginehouse.plugins import Contained
 from enginehouse.serving.background import run_with_plugins
-from enginehouse.settings.profiles import PROFILES
+from enginehouse.settings.profiles import PROFILES, Profile
+
+
+def report_headers(running: Sequence[RunningRequest], profile: Profile) -> list[tuple[str, str]]:
+    """Return the profile's headers for changed prompts; known before generation starts."""
+    changed = {name for one in running for name, report in one.reports.items() if report and report.has_changed}
+    headers = profile.optimization_headers
+    return [(headers[name], "true") for name in sorted(changed) if name in headers]
+
+
+def shown_reports(running: Sequence[RunningRequest]) -> dict[str, Any]:
+    """Return the details by name of preparer, over all prompts; None if no prompt was to be changed."""
+    names = running[0].reports
+    return {name: _merged(report for one in running if (report := one.reports[name])) for name in names}
+
+
+def _merged(reports: Iterable[Report]) -> dict[str, Any] | None:
+    merged: dict[str, Any] = {}
+    for report in reports:
+        for name, value in report.details.items():
+            before = merged.get(name)
+            is_number = isinstance(value, int | float) and isinstance(before, int | float)
+            merged[name] = round(before + value, 3) if is_number else value if before is None else before
+    return merged or None
+
+
+def report_metrics(running: Sequence[RunningRequest]) -> Counter[tuple[str, str]]:
+    """Return the metrics of preparers, by name and by the object that did the work."""
+    metrics: Counter[tuple[str, str]] = Counter()
+    for one in running:
+        for report in filter(None, one.reports.values()):
+            for name, number in report.metrics.items():
+                metrics[name, report.done_by] += number
+            for name, number in report.prompt_metrics.items():
+                metrics[name, report.done_by] += one.generation.num_prompt_tokens + number
+    return metrics
+
+
+def num_read_tokens(running: Sequence[RunningRequest]) -> int:
+    """Return the tokens that models have read for preparers."""
+    return sum(report.num_read_tokens for one in running for report in one.reports.values() if report)
 
 
 @define

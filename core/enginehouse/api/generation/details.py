@@ -8,9 +8,8 @@ from typing import Any
 import attrs
 from attrs import frozen
 
-from enginehouse.api.generation.assembly import Assembly
+from enginehouse.api.generation.assembly import Assembly, shown_reports
 from enginehouse.api.generation.decoding import DecodedCall
-from enginehouse.api.generation.reports import shown_reports
 from enginehouse.contract.engine import Placement
 from enginehouse.contract.errors import InvalidRequest, quoted
 from enginehouse.contract.rows import RequestField

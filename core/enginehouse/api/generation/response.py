@@ -13,7 +13,7 @@ from typing import Any, cast
 from attrs import evolve, frozen
 from litestar.types import Receive, Scope, Send
 
-from enginehouse.api.generation.assembly import Assembly, event_batches
+from enginehouse.api.generation.assembly import Assembly, event_batches, report_headers
 from enginehouse.api.generation.choice_parser import PredictionCount
 from enginehouse.api.generation.decoding import DecodedCall
 from enginehouse.api.generation.details import (
@@ -23,7 +23,6 @@ from enginehouse.api.generation.details import (
     replica_headers,
     routed_headers,
 )
-from enginehouse.api.generation.reports import report_headers
 from enginehouse.api.generation.running_answers import (
     MediaMemory,
     RunningAnswer,

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from attrs import define
 
-from enginehouse.api.generation.assembly import Assembly
-from enginehouse.api.generation.reports import num_read_tokens
+from enginehouse.api.generation.assembly import Assembly, num_read_tokens
 from enginehouse.api.http.access import AccessRecord
 from enginehouse.api.http.admission.memory import Reservation
 from enginehouse.api.http.errors import NotThinking, RequestNotRunning
