@@ -13,9 +13,16 @@ import httpx
 import pytest
 from click.testing import CliRunner, Result
 
-from enginehouse.api.http.keys import KeyStore, add_key, hash_key, key_line, read_key_file, revoke_key
-from enginehouse.api.http.keys.file import KeyRing
-from enginehouse.api.http.keys.store import load_keys
+from enginehouse.api.http.keys import (
+    KeyRing,
+    KeyStore,
+    add_key,
+    hash_key,
+    key_line,
+    load_keys,
+    read_key_file,
+    revoke_key,
+)
 from enginehouse.cli import main
 from enginehouse.contract.errors import ConfigError
 from enginehouse.settings.auth import AuthSettings, KeySettings

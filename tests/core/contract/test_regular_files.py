@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from enginehouse.api.http.keys.file import read_key_file
+from enginehouse.api.http.keys import read_key_file
 from enginehouse.contract.backend import ModelSource
 from enginehouse.contract.errors import ConfigError, ModelLoadError
 from enginehouse.contract.regular_files import check_regular, open_regular, read_regular, read_regular_text

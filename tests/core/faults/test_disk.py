@@ -14,7 +14,7 @@ import httpx
 import pytest
 from click.testing import CliRunner
 
-from enginehouse.api.http.keys.file import add_key
+from enginehouse.api.http.keys import add_key
 from enginehouse.cli import main
 from enginehouse.contract.errors import ConfigError
 
