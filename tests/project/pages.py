@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import attrs
 
-from enginehouse.api.metrics.families import FAMILIES
+from enginehouse.api.metrics import FAMILIES
 from enginehouse.contract import hookspecs
 from enginehouse.plugins import PluginRegistry
 from enginehouse.plugins.kinds import KINDS

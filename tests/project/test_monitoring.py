@@ -13,7 +13,7 @@ import httpx
 import promql_parser
 import pytest
 
-from enginehouse.api.metrics.families import FAMILIES
+from enginehouse.api.metrics import FAMILIES
 from enginehouse.contract.calls import ModelState
 from enginehouse_testkit.server import started_server
 

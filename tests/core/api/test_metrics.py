@@ -12,8 +12,7 @@ from attrs import evolve
 from prometheus_client.parser import text_string_to_metric_families
 
 from enginehouse.api.http.access import GAP_BUCKETS_S, AccessRecord, TokenLatency
-from enginehouse.api.metrics.families import FAMILIES, REPORTED, Values, family
-from enginehouse.api.metrics.server_metrics import RequestMetrics
+from enginehouse.api.metrics import FAMILIES, REPORTED, RequestMetrics, Values, family
 from enginehouse.contract.inspection import BATCH_SIZES, batch_size_bucket
 from enginehouse.contract.router import Attempt, RouteQuestion, RoutingDecision
 from enginehouse.plugins import PluginRegistry

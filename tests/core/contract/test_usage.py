@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from enginehouse.api.metrics.families import family
+from enginehouse.api.metrics import family
 from enginehouse.contract.usage import USAGE_FIELDS, Usage, UsageCounter
 
 

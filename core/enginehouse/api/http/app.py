@@ -26,7 +26,7 @@ from enginehouse.api.http.pages import Pages
 from enginehouse.api.http.security import HttpGuard, note_outcome, written_error
 from enginehouse.api.http.state import ApiState
 from enginehouse.api.http.surfaces import ScopedRouter, Surfaces
-from enginehouse.api.metrics.server_metrics import metrics_route
+from enginehouse.api.metrics import metrics_route
 from enginehouse.api.openai.surface import openai_surface
 from enginehouse.api.openapi.document import schema_route
 from enginehouse.contract.errors import ModelLoadError
