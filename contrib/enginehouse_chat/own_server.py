@@ -22,7 +22,7 @@ from enginehouse.contract.errors import EnginehouseError, ModelLoadError
 from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.auth import AuthSettings
 from enginehouse.settings.config import ModelSettings, Settings
-from enginehouse.settings.optimisations import RouterSettings
+from enginehouse.settings.features import RouterSettings
 
 __all__ = ["own_server"]
 

@@ -22,7 +22,7 @@ from enginehouse.plugins import PluginRegistry
 from enginehouse.serving.opening import plan_model
 from enginehouse.serving.sources import find_source, judge_all
 from enginehouse.settings.config import ModelSettings, Settings
-from enginehouse.settings.optimisations import RouterSettings
+from enginehouse.settings.features import RouterSettings
 from enginehouse_doctor.checkup import Finding, check_all, check_settings
 from enginehouse_doctor.files import check_files
 from enginehouse_doctor.templates import check_templates

@@ -17,7 +17,7 @@ import pytest
 from attrs import evolve, field, frozen, mutable
 
 from enginehouse.settings.config import ModelSettings, PluginsSettings, RouterSettings, ServerSettings, Settings
-from enginehouse.settings.optimisations import DrafterSettings
+from enginehouse.settings.features import DrafterSettings
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.served import served
 from enginehouse_testkit.waiting import wait_until

@@ -26,8 +26,8 @@ from enginehouse.plugins import PluginRegistry
 from enginehouse.plugins.kinds import KINDS
 from enginehouse.settings.auth import AuthSettings, KeySettings
 from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings
+from enginehouse.settings.features import AdapterSettings, DrafterSettings, ExitPolicySettings
 from enginehouse.settings.limits import ByteCount, MemoryBudget
-from enginehouse.settings.optimisations import AdapterSettings, DrafterSettings, ExitPolicySettings
 from enginehouse.settings.profiles import PROFILES, Profile
 from enginehouse_compress.options import CompressOptions
 from enginehouse_compress.settings import CompressorSettings

@@ -1,4 +1,8 @@
-"""Metric families, and the values counted in them."""
+"""``/metrics``: the table of metric families, the values counted per request, and those read from models and engines.
+
+Nothing here runs per token, waits for an engine, or uses text of clients as a label; prometheus-client writes the
+format. No decision of the server depends on it.
+"""
 
 from __future__ import annotations
 

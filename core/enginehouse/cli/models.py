@@ -1,4 +1,4 @@
-"""`enginehouse models`: models that can be served, with backend and reason; and the models of a running server."""
+"""`enginehouse models` and `requests`: models that can be served, and models and requests of a running server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""A server and one of its models, for client commands: requests within a deadline, unprocessed responses."""
+"""Connections of commands to a running server: one request to its admin API, or a model and requests to it.
+
+Addresses are ``http://host:port``, ``https://host:port`` or ``unix:path``. A Unix domain socket also serves paths, so
+its URL is ``http+unix://`` with the percent-encoded path of the socket as host, the form that other programs use;
+:func:`full_url` makes it. Refusals are mapped to our exceptions.
+"""
 
 from __future__ import annotations
 

@@ -171,9 +171,8 @@ class ChatFormat:
     Attributes:
         template: Jinja source of its chat template; untrusted code, which is only searched for strings.
         special_tokens: control-token string to id.
-        examples: texts that the template writes for the chats of
-            :data:`enginehouse.contract.template_examples.EXAMPLES`, by their names. Empty until the model is loaded; a
-            chat that the template refuses is missing.
+        examples: texts that the template writes for the chats of :data:`EXAMPLES`, by name. Empty until the model
+            is loaded; a chat that the template refuses is missing.
         failures: messages of the template for those chats, by name.
     """
 

@@ -1,4 +1,4 @@
-"""Structured values of request fields: the classes of their parts, and JSON Schemas of what a class cannot express.
+"""Structured values of request fields: the classes of their parts, JSON Schemas, and the fields that name adapters.
 
 The rows of :mod:`enginehouse.contract.fields` refer to them. Does not know what a value means.
 """

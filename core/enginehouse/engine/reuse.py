@@ -1,7 +1,9 @@
 """Prefix reuse: finds the computed tokens that a sequence can start from, cached or running.
 
 Used by the scheduler when a sequence is admitted. Choices of one request share their prompt in the same way as
-unrelated requests share a system prompt: by forking computed tokens.
+unrelated requests share a system prompt: by forking computed tokens. A model whose state cannot be cut keeps copies of
+it at some lengths, its checkpoints; the scheduler ends a span at each. A checkpoint serves requests that begin alike:
+the next turn, another choice or another question diverges at the boundary of a message.
 """
 
 from __future__ import annotations

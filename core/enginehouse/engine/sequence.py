@@ -42,7 +42,7 @@ class ActiveRequest:
 
     Attributes:
         chunks: images in the prompt.
-        places: lengths at which checkpoints are kept, ascending; see ``engine.checkpoints``.
+        places: lengths at which checkpoints are kept, ascending; see ``engine.reuse``.
         is_resumed: True if it continues here what another worker began.
         activation: position from which its adapters act, and beyond which others cannot share its tokens; 0 but for
             activated LoRA.

@@ -1,7 +1,8 @@
 """Prompt construction: chat plan and rendered template, the client's own text or token ids, or a text around a gap.
 
-Models trained to fill a gap have control tokens that mark the text before it and the text after it. Called by the
-pipeline. Does not know parameters or the internals of engines.
+Models trained to fill a gap have control tokens that mark the text before it and the text after it. When a model is
+loaded, its template is tried, and renders the example chats from which parsers derive formats. Called by the pipeline.
+Does not know parameters or the internals of engines.
 """
 
 from __future__ import annotations

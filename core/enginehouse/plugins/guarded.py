@@ -2,6 +2,7 @@
 
 The tables say which interfaces are guarded, which of them run in threads of the plugin, and how long a call may take.
 What a guarded method returns is guarded in turn if its type is among them, so a format is guarded as its parser is.
+Logits processors are sampling steps in the registry; the identities that ``authenticate`` hooks return are checked.
 """
 
 from __future__ import annotations

@@ -1,8 +1,12 @@
-"""Threads for calls into a plugin that may block: bounded in number, and not waited for when the process exits.
+"""Threads and event loops for calls into a plugin that may block: bounded in number, not waited for at the exit.
 
 A call that takes too long is abandoned: its caller continues with an error that names the plugin, and an exception is
 raised in its thread, which ends a loop in Python. A call that waits outside of Python keeps its thread until it
 returns, so a plugin that hangs uses up its own threads and no others.
+
+Coroutines of one plugin object have event loops of their own. A call gets a loop without other calls while there are
+few, so a coroutine that blocks delays no other one. Core's loop watches the loops in use: if one does not react within
+the time limit, its calls fail and it is replaced. What a coroutine awaits is not limited here.
 """
 
 from __future__ import annotations

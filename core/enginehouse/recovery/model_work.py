@@ -1,4 +1,8 @@
-"""Work items of one model, across all its workers: who may enter a worker, and recovery after its death."""
+"""Work items of one model, across all its workers: who may enter a worker, and recovery after its death.
+
+An item of a model with several workers elsewhere enters one of them, and another one when that dies. What a worker was
+working on when it died is then quarantined item by item (:class:`FleetQuarantine`); other work goes on in all workers.
+"""
 
 from __future__ import annotations
 

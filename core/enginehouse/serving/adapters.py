@@ -19,7 +19,7 @@ from enginehouse.plugins import PluginRegistry
 from enginehouse.serving.background import run_in_daemon_thread
 from enginehouse.serving.sources import find_source, hub_of
 from enginehouse.settings.config import ModelSettings
-from enginehouse.settings.optimisations import AdapterSettings
+from enginehouse.settings.features import AdapterSettings
 
 __all__ = ["AdapterTable", "AskedAdapters", "plan_adapter", "plan_adapters"]
 

@@ -16,7 +16,7 @@ from enginehouse.contract.errors import ConfigError, ModelLoadError
 from enginehouse.plugins import PluginRegistry
 from enginehouse.serving.sources import check_backend, choose_backend, find_source, no_such_model
 from enginehouse.settings.config import ModelSettings, structure_options
-from enginehouse.settings.optimisations import DrafterSettings
+from enginehouse.settings.features import DrafterSettings
 from enginehouse.workers.messages import DrafterLoad, ExitPolicyLoad, ModelLoad, PrefixDiskLoad
 
 

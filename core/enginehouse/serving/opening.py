@@ -1,4 +1,10 @@
-"""Opens a model: backend, options, engine settings, and the engine in a worker or in this process."""
+"""Opens a model: backend, options, engine settings, and the engine in a worker or in this process.
+
+An engine in this process that a plugin of another distribution opens runs on an event loop of its own, in a thread of
+its own, so a step that blocks delays the requests of this engine only. If it blocks its loop for longer than
+``limits.plugin_timeout_s``, it is given up: its requests fail with the plugin's name, and the model is started again.
+What its coroutines await is not limited here.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """Sources of models (files, folders, names and ids that plugins offer), their download, and the backend that opens one.
 
-The choice of a backend, with its reason, calls only the cheap methods ``probe`` and ``match``.
+The choice of a backend, with its reason, calls only the cheap methods ``probe`` and ``match``. Models that
+administrators add never name a file outside ``server.models_dir``: other paths are refused whether they exist or not.
+Their ids of a hub, and names that plugins offer, must match ``server.allowed_sources``.
 """
 
 from __future__ import annotations

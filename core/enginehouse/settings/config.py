@@ -21,8 +21,7 @@ from attrs.validators import ge, gt, optional
 from enginehouse.contract.errors import ConfigError
 from enginehouse.settings.auth import AuthSettings
 from enginehouse.settings.converter import settings_converter
-from enginehouse.settings.limits import ByteCount, LimitsSettings, Timeouts
-from enginehouse.settings.optimisations import (
+from enginehouse.settings.features import (
     AdapterSettings,
     DrafterSettings,
     ExitPolicySettings,
@@ -30,6 +29,7 @@ from enginehouse.settings.optimisations import (
     RouterSettings,
     check_adapters,
 )
+from enginehouse.settings.limits import ByteCount, LimitsSettings, Timeouts
 from enginehouse.settings.presets import ModelPresets, add_found, matches, take_presets
 from enginehouse.settings.reload import LIVE, SERVER, WORKER, WORKER_ONLY
 from enginehouse.settings.server import ServerSettings, is_loopback

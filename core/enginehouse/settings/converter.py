@@ -9,8 +9,8 @@ from typing import Any
 from cattrs import Converter
 
 from enginehouse.settings.auth import KeyField, KeySettings
+from enginehouse.settings.features import DrafterSettings, ExitPolicySettings
 from enginehouse.settings.limits import ByteCount, MemoryBudget
-from enginehouse.settings.optimisations import DrafterSettings, ExitPolicySettings
 from enginehouse.settings.structuring import strict_converter
 
 

@@ -1,4 +1,8 @@
-"""Starts the host of a worker, in a process or in a thread of the server, and checks its Hello."""
+"""Starts the host of a worker, in a process or in a thread of the server, or connects one elsewhere; checks its Hello.
+
+The link to a worker elsewhere is carried by a plugin (:mod:`enginehouse.contract.fleet`). The server's side of it is a
+socket pair, like that of a worker on this machine: ``client`` sees no difference.
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from attrs import evolve, field, frozen
 from enginehouse.contract.router import Acceptance, Attempt, RouteQuestion, RoutingDecision
 from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, Settings
-from enginehouse.settings.optimisations import RouterSettings
+from enginehouse.settings.features import RouterSettings
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.served import served
 

@@ -275,7 +275,7 @@ def test_new_settings_hold_though_the_file_was_being_read_for_the_old_ones(tmp_p
             assert may_go_on.wait(60)
         return ring
 
-    monkeypatch.setattr("enginehouse.api.http.keys.store.load_keys", read_slowly)
+    monkeypatch.setattr("enginehouse.api.http.keys.load_keys", read_slowly)
     new = AuthSettings(key_file=str(path))
     threads = [threading.Thread(target=store.refresh), threading.Thread(target=store.reload, args=(new,))]
     threads[0].start()

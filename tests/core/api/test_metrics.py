@@ -19,7 +19,7 @@ from enginehouse.plugins import PluginRegistry
 from enginehouse.serving import ModelManager
 from enginehouse.settings.auth import AuthSettings, KeySettings
 from enginehouse.settings.config import ModelSettings, PluginsSettings, ServerSettings, Settings
-from enginehouse.settings.optimisations import RouterSettings
+from enginehouse.settings.features import RouterSettings
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.served import served
 from enginehouse_testkit.server_thread import server_thread

@@ -31,7 +31,7 @@ from enginehouse.engine.loop import StepEngine
 from enginehouse.plugins import Guard, PluginRegistry
 from enginehouse.serving.opening import plan_model
 from enginehouse.settings.config import ModelSettings, PluginsSettings, ServerSettings, Settings, load_settings
-from enginehouse.settings.optimisations import DrafterSettings, ExitPolicySettings
+from enginehouse.settings.features import DrafterSettings, ExitPolicySettings
 from enginehouse.workers.messages import ExitPolicyLoad
 from enginehouse.workers.parts import GuardedExitPolicy, use_exit_policy
 from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner

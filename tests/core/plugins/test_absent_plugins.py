@@ -15,7 +15,7 @@ from enginehouse.plugins import PluginRegistry
 from enginehouse.serving.opening import plan_model
 from enginehouse.settings.auth import AuthSettings
 from enginehouse.settings.config import ModelSettings, PluginsSettings, RouterSettings, ServerSettings, Settings
-from enginehouse.settings.optimisations import DrafterSettings, ExitPolicySettings
+from enginehouse.settings.features import DrafterSettings, ExitPolicySettings
 from enginehouse_testkit.application import make_state
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.served import served

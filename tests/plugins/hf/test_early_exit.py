@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from enginehouse.settings.config import ModelSettings, ServerSettings, Settings
-from enginehouse.settings.optimisations import ExitPolicySettings
+from enginehouse.settings.features import ExitPolicySettings
 from enginehouse_testkit.server_thread import server_thread
 
 pytestmark = [pytest.mark.hf, pytest.mark.slow, pytest.mark.timeout(600)]

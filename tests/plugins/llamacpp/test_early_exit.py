@@ -10,7 +10,7 @@ from enginehouse.contract.errors import ModelLoadError
 from enginehouse.plugins import PluginRegistry
 from enginehouse.serving.opening import open_engine, plan_model
 from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings
-from enginehouse.settings.optimisations import ExitPolicySettings
+from enginehouse.settings.features import ExitPolicySettings
 
 pytestmark = pytest.mark.llamacpp
 

@@ -26,7 +26,7 @@ from enginehouse.plugins import PluginRegistry
 from enginehouse.serving.memory import footprint_of
 from enginehouse.serving.opening import plan_model
 from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings
-from enginehouse.settings.optimisations import DrafterSettings
+from enginehouse.settings.features import DrafterSettings
 from enginehouse_llamacpp.runner import LlamaCppRunner
 from enginehouse_speculate.layers import LayersDrafter, LayersOptions
 from enginehouse_testkit.server_thread import server_thread

@@ -18,7 +18,7 @@ from enginehouse.contract.exit_policy import ExitOutput
 from enginehouse.plugins import PluginRegistry
 from enginehouse.serving.opening import open_engine, plan_model
 from enginehouse.settings.config import ModelSettings, PluginsSettings, ServerSettings, Settings
-from enginehouse.settings.optimisations import ExitPolicySettings
+from enginehouse.settings.features import ExitPolicySettings
 from enginehouse_mlx.backend import MlxBackend, MlxOptions
 from enginehouse_mlx.exiting import ExitingRunner
 from enginehouse_testkit.contract.exits import LeaveAt

@@ -16,7 +16,7 @@ from enginehouse.contract.types import Chat, EngineRequest, Message
 from enginehouse.plugins import PluginRegistry
 from enginehouse.serving.opening import open_engine, plan_model
 from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings
-from enginehouse.settings.optimisations import AdapterSettings
+from enginehouse.settings.features import AdapterSettings
 from enginehouse_remote.backend import RemoteBackend
 from enginehouse_remote.options import RemoteOptions
 from enginehouse_testkit.fake_adapters import write_fake_adapter

@@ -18,7 +18,7 @@ import pytest
 from attrs import define, field
 
 from enginehouse.settings.config import MediaSettings, ModelSettings, PluginsSettings, Settings
-from enginehouse.settings.optimisations import RouterSettings
+from enginehouse.settings.features import RouterSettings
 from enginehouse_testkit.served import served
 
 pytestmark = pytest.mark.remote

@@ -14,7 +14,7 @@ from enginehouse.plugins import PluginRegistry
 from enginehouse.serving.model_parts import DrafterPlan
 from enginehouse.serving.opening import plan_model
 from enginehouse.settings.config import ModelSettings, PluginsSettings
-from enginehouse.settings.optimisations import DrafterSettings
+from enginehouse.settings.features import DrafterSettings
 from enginehouse.workers.parts import bind_drafters
 from enginehouse_testkit.fake_heads import FAKE_HEAD
 from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner

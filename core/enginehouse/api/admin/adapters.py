@@ -26,7 +26,7 @@ from enginehouse.contract.errors import (
 )
 from enginehouse.serving.adapters import plan_adapter
 from enginehouse.serving.manager import ModelManager
-from enginehouse.settings.optimisations import check_adapter_name, check_scale
+from enginehouse.settings.features import check_adapter_name, check_scale
 from enginehouse.settings.structuring import converting, strict_converter
 from enginehouse.workers.client import WorkerEngine
 

@@ -1,4 +1,4 @@
-"""``/admin/models`` and ``/admin/reload``: models, their memory, and changes of them."""
+"""``/admin/models`` and ``/admin/reload``: models, their memory and changes; models added and removed."""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 An :class:`Assembly` turns events into pieces, through a parser if the output may contain reasoning or tool calls. A
 stream sends each piece as it arrives; a whole response folds the same pieces into :class:`Choice` values. Wire formats
-are those of a surface's :class:`~enginehouse.contract.surface.Assembler`.
+are those of a surface's :class:`~enginehouse.contract.surface.Assembler`. Reports of preparers become headers, members
+of the details, and metrics here.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Used by :class:`~enginehouse.api.generation.assembly.Assembly`. Log-probabilities are kept for visible text only: those
 of tokens that turned out to be reasoning, a call or a tag are left out. A token without text of its own, such as part
-of a character, belongs to the text beside it.
+of a character, belongs to the text beside it. Counts the part of a predicted output that was generated, too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Core's answers to a surface that asks about models, tokens and running requests, by the permissions of its caller."""
+"""Core's answers to a surface that asks about models, tokens and running requests, by the permissions of its caller.
+
+Pooling requests of surfaces have permissions, limits, deadlines, cancellation and log as those that generate.
+"""
 
 from __future__ import annotations
 

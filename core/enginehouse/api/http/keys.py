@@ -1,6 +1,9 @@
-"""The key file: hashed keys, one per line with their permissions; the key records that it holds, and changes of it.
+"""API keys: the key file, which stores only hashes, changes of it, and the keys of the running server.
 
-Lines are added and removed under a lock and atomically: readers see the old file or the new one.
+A key is a long random string, so one round of a salted, fast hash is enough: a slow hash would protect nothing that can
+be guessed, and would let anyone keep the server busy with wrong keys. Keys are neither stored nor logged in plain text.
+Lines of the file are added and removed under a lock and atomically: readers see the old file or the new one. The guard
+reads :attr:`KeyStore.ring` for every request; the server runs :meth:`KeyStore.watch` in the background.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Server events for listener plugins: each listener runs in its own thread.
+"""Server events for listener plugins, and events of requests for ``/admin/events``, without prompts and answers.
 
-Replaces Litestar's event emitter, which runs listeners on the event loop: a slow plugin would delay requests.
+Each listener runs in its own thread. Replaces Litestar's event emitter, which runs listeners on the event loop: a slow
+plugin would delay requests.
 """
 
 from __future__ import annotations

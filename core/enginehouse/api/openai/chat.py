@@ -1,4 +1,4 @@
-"""``POST /v1/chat/completions``: its body and its route."""
+"""``POST /v1/chat/completions``: its body, its route, and the responses and chunks."""
 
 from __future__ import annotations
 

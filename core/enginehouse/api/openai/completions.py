@@ -1,4 +1,4 @@
-"""``POST /v1/completions``: its body and its route."""
+"""``POST /v1/completions``: body, route, and responses: whole, as events, with an echo, the best of several choices."""
 
 from __future__ import annotations
 

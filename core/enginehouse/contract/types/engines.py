@@ -1,4 +1,4 @@
-"""Information about an opened model, and its engine's capabilities, settings and statistics."""
+"""Information about an opened model, its engine's capabilities, settings and statistics, and pooling requests."""
 
 from __future__ import annotations
 

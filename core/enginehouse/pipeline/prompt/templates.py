@@ -1,6 +1,24 @@
-"""Chat templates: compiled once, rendered in a sandbox with untrusted text marked.
+r"""Chat templates: compiled once, rendered in a sandbox with untrusted text marked.
 
 Runs in the rendering process. Does not know processes or sockets.
+
+*Nonce markers* are placeholders for control-token strings in the values that come from a client: each is replaced by
+one character, drawn at random for this rendering from Unicode's private planes 15 and 16 among those that no value
+contains. A template that slices cannot split a single character; it is not whitespace to strip, and it has no case to
+change and no JSON escape. Because it is drawn after all values were read, no client can have written it. After
+rendering, each marker becomes an untrusted segment with the text that it replaced.
+
+Two details:
+
+* Values may combine into a control-token string when a template writes one directly after another (``<|im_`` and
+  ``end|>``). The end of a value is therefore marked as well if some other value begins with a character that would
+  continue a control-token string there.
+* Templates search earlier *assistant* messages for reasoning (``content.split('</think>')``). Where a template compares
+  with or splits by a control-token string, the caller names it as ``visible`` and it stays in assistant messages. It
+  then reaches the model as the control token, as it did when it was generated.
+
+Not covered: a template that builds control-token strings by rewriting user text itself (``lower``, or ``replace`` of a
+part in the middle). No known template does.
 """
 
 from __future__ import annotations

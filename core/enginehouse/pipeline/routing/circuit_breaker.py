@@ -19,7 +19,7 @@ from enginehouse.contract.errors import (
     QueueTimeout,
     RequestKillsWorker,
 )
-from enginehouse.settings.optimisations import RouterSettings
+from enginehouse.settings.features import RouterSettings
 
 _WEIGHT = 0.3
 """Weight of the newest time in the moving average."""

@@ -2,7 +2,8 @@
 
 Called by the pipeline for every request, and by ``POST /v1/route`` to explain. Does not try models itself. Models whose
 context cannot hold the prompt are found before one is chosen: each loaded model renders and tokenizes the prompt as it
-would to answer it. A prompt with fewer bytes than a context has tokens fits without being counted.
+would to answer it. A prompt with fewer bytes than a context has tokens fits without being counted. Examples of a router
+are embedded once, with the first request; if that takes longer than a request may wait, it goes on without them.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from enginehouse.contract.hookspecs import API_VERSION
 from enginehouse.contract.router import Attempt, RouteQuestion, RoutingDecision
 from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, ServerSettings, Settings
-from enginehouse.settings.optimisations import RouterSettings
+from enginehouse.settings.features import RouterSettings
 from enginehouse_testkit.script import write_script
 from enginehouse_testkit.scripted import ScriptedBackend, ScriptedOptions
 from enginehouse_testkit.served import served

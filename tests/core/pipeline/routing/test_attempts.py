@@ -30,7 +30,7 @@ from enginehouse.contract.usage import Usage
 from enginehouse.pipeline.routing import Attempts, Plan, Routed
 from enginehouse.pipeline.routing.circuit_breaker import CircuitBreaker
 from enginehouse.recovery import Generation
-from enginehouse.settings.optimisations import RouterSettings
+from enginehouse.settings.features import RouterSettings
 
 
 @define

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from enginehouse.pipeline.routing.circuit_breaker import CircuitBreaker
-from enginehouse.settings.optimisations import RouterSettings
+from enginehouse.settings.features import RouterSettings
 
 
 def test_circuit_opens_after_failures_in_a_row_and_closes_later() -> None:

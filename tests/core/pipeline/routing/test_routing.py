@@ -19,7 +19,7 @@ from enginehouse.contract.router import Attempt, RouteQuestion, RoutingDecision
 from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.auth import AuthSettings, KeySettings
 from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, ServerSettings, Settings
-from enginehouse.settings.optimisations import RouterSettings
+from enginehouse.settings.features import RouterSettings
 from enginehouse_testkit.fake_media import fake_image_file
 from enginehouse_testkit.server_thread import server_thread
 

@@ -10,7 +10,7 @@ from enginehouse.contract.errors import ConfigError
 from enginehouse.plugins import PluginRegistry
 from enginehouse.serving.opening import ModelPlan, plan_model
 from enginehouse.settings.config import ModelSettings, Settings
-from enginehouse.settings.optimisations import DrafterSettings
+from enginehouse.settings.features import DrafterSettings
 
 
 def plan(source: str, backend: str, **fields: Any) -> ModelPlan:

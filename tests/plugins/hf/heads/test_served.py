@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from enginehouse.settings.config import ModelSettings, PluginsSettings, ServerSettings, Settings
-from enginehouse.settings.optimisations import DrafterSettings
+from enginehouse.settings.features import DrafterSettings
 from enginehouse_testkit.server_thread import server_thread
 
 pytestmark = [pytest.mark.hf, pytest.mark.timeout(300)]

@@ -1,4 +1,4 @@
-"""Settings of optimisations: drafters, early exit, routing."""
+"""Settings of optional features: drafters, early exit, routing, adapters, images and recordings."""
 
 from __future__ import annotations
 
