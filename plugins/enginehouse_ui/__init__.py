@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from enginehouse import hookimpl
-from enginehouse.contract.surface import Page
+from enginehouse.contract.page import Page
 
 __all__ = ["register_pages"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from enginehouse.contract.surface import Page
+from enginehouse.contract.page import Page
 
 __all__ = ["CONSOLE"]
 

@@ -42,13 +42,14 @@ from enginehouse.contract.drafter import Drafter
 from enginehouse.contract.exit_policy import ExitPolicy
 from enginehouse.contract.identity import Credentials, Identity
 from enginehouse.contract.model_hub import ModelHub
+from enginehouse.contract.page import Page
 from enginehouse.contract.parsers import ReasoningParser, ToolParser
 from enginehouse.contract.preparer import Preparer
 from enginehouse.contract.router import Router
 from enginehouse.contract.sampler import LogitsProcessor, SamplerPlugin
 from enginehouse.contract.server_events import ServerEvent
 from enginehouse.contract.structured import StructuredDecoder
-from enginehouse.contract.surface import Page, Surface
+from enginehouse.contract.surface import Surface
 
 __all__ = [
     "API_VERSION",

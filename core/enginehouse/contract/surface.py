@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import msgspec
 from attrs import field, frozen
-from attrs.validators import matches_re
 
 from enginehouse.contract.identity import Scope
 from enginehouse.contract.types import GenerateRequest, PromptProgress, TokenLogprob
@@ -33,7 +31,6 @@ __all__ = [
     "Frame",
     "GenerationRoute",
     "Limit",
-    "Page",
     "Piece",
     "Reply",
     "ReplyRoute",
@@ -41,7 +38,6 @@ __all__ = [
     "Surface",
     "new_id",
 ]
-
 
 Chunk = dict[str, Any]
 """A JSON object of a stream, or a whole response; encoded by core when it is written."""
@@ -375,24 +371,3 @@ class Surface(Protocol):
 def new_id(prefix: str) -> str:
     """Return an id for a request that no other one has."""
     return f"{prefix}{uuid.uuid4().hex}"
-
-
-@frozen
-class Page:
-    """A page of a plugin, at ``/ui/<name>/``. It is a client of the public API like any other.
-
-    Every file of the folder is served to everybody who reaches the server, without a key: HTML, JavaScript, CSS, SVG,
-    PNG, JSON and text. Core's Content-Security-Policy allows scripts, styles and requests of this server only, neither
-    inline scripts nor inline styles, and values for ``innerHTML`` and the like only from the Trusted Types policies
-    ``lit-html`` and ``dompurify``.
-
-    Attributes:
-        name: part of the address; unique.
-        folder: folder with ``index.html`` and the files that it loads by relative addresses. It is read at start; links
-            and hidden files are left out.
-        api_version: version of this class.
-    """
-
-    name: str = field(validator=matches_re(r"[a-z][a-z0-9_-]*"))
-    folder: Path
-    api_version: int = 1

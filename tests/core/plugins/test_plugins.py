@@ -19,8 +19,8 @@ from enginehouse.contract.commands import OWN_COMMANDS, Command
 from enginehouse.contract.errors import ConfigError, PluginError
 from enginehouse.contract.hookspecs import API_VERSION
 from enginehouse.contract.identity import Credentials, Identity
+from enginehouse.contract.page import Page
 from enginehouse.contract.sampler import role_of
-from enginehouse.contract.surface import Page
 from enginehouse.plugins import PluginRecord, PluginRegistry
 from enginehouse.plugins.kinds import KINDS
 from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings

@@ -19,7 +19,7 @@ from litestar.types import HTTPScope, Send
 
 from enginehouse.api.http.access import record_of
 from enginehouse.api.http.origins import Headers
-from enginehouse.contract.surface import Page
+from enginehouse.contract.page import Page
 from enginehouse.settings.config import ServerSettings
 
 _log = logging.getLogger("enginehouse.server")
