@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from enginehouse import hookimpl
-from enginehouse.contract.sampler import LogitsProcessor
+from enginehouse.contract.logits_processor import LogitsProcessor
 from enginehouse_bans.bad_words import BadWords
 from enginehouse_bans.repeated_ngrams import RepeatedNgrams
 

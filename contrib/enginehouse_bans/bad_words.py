@@ -14,7 +14,8 @@ from attrs import define, field, frozen
 from attrs.validators import deep_iterable, instance_of, max_len, min_len
 from numpy.typing import NDArray
 
-from enginehouse.contract.sampler import History, ProcessorSession
+from enginehouse.contract.logits_processor import ProcessorSession
+from enginehouse.contract.sampler import History
 
 __all__ = ["BadWords", "BadWordsFields"]
 

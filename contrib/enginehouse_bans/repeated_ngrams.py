@@ -11,7 +11,8 @@ from attrs.validators import ge, le
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from enginehouse.contract.sampler import History, ProcessorSession
+from enginehouse.contract.logits_processor import ProcessorSession
+from enginehouse.contract.sampler import History
 
 __all__ = ["RepeatedNgrams", "RepeatedNgramsFields"]
 

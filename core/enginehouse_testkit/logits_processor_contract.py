@@ -22,7 +22,8 @@ import attrs
 import numpy as np
 import pytest
 
-from enginehouse.contract.sampler import History, LogitsProcessor, ProcessorSession
+from enginehouse.contract.logits_processor import LogitsProcessor, ProcessorSession
+from enginehouse.contract.sampler import History
 from enginehouse.contract.types import SamplingParams
 from enginehouse.engine.sampling.plugin_steps import build_steps
 from enginehouse.engine.sampling.sampler import SequenceSampler

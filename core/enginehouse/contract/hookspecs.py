@@ -41,12 +41,13 @@ from enginehouse.contract.compressor import Compressor
 from enginehouse.contract.drafter import Drafter
 from enginehouse.contract.exit_policy import ExitPolicy
 from enginehouse.contract.identity import Credentials, Identity
+from enginehouse.contract.logits_processor import LogitsProcessor
 from enginehouse.contract.model_hub import ModelHub
 from enginehouse.contract.page import Page
 from enginehouse.contract.parsers import ReasoningParser, ToolParser
 from enginehouse.contract.preparer import Preparer
 from enginehouse.contract.router import Router
-from enginehouse.contract.sampler import LogitsProcessor, SamplerPlugin
+from enginehouse.contract.sampler import SamplerPlugin
 from enginehouse.contract.server_events import ServerEvent
 from enginehouse.contract.structured import StructuredDecoder
 from enginehouse.contract.surface import Surface
@@ -187,7 +188,7 @@ def register_structured_decoders(
 def register_logits_processors(
     register: Callable[[LogitsProcessor], None], options: Any, add_plugin: AddPlugin
 ) -> None:
-    """Register logits processors, which change rows of logits (see ``enginehouse.contract.sampler``).
+    """Register logits processors, which change rows of logits (see ``enginehouse.contract.logits_processor``).
 
     The ``request_fields`` of a processor become top-level request fields; one that core or another plugin already
     defines is a load error. For each sequence whose request sets one of them, the worker process creates a session,

@@ -24,9 +24,7 @@ __all__ = [
     "Candidates",
     "FollowingStep",
     "History",
-    "LogitsProcessor",
     "PenaltyStep",
-    "ProcessorSession",
     "SamplerPlugin",
     "SamplerRole",
     "SamplerStep",
@@ -36,7 +34,6 @@ __all__ = [
     "WeightsStep",
     "role_of",
 ]
-
 
 CORE_ORDER: Mapping[str, int] = MappingProxyType(
     {"penalties": -20, "temperature": 0, "top_k": 10, "top_p": 30, "min_p": 40}
@@ -49,7 +46,7 @@ SamplerRole = Literal["penalty", "temperature", "truncation", "replacement", "we
 ``penalty`` lowers some logits, ``temperature`` sets the temperature (at the position of core's step), ``truncation``
 keeps some candidates; ``replacement`` is a truncation that replaces all others, core's included; ``weights`` sets the
 weights of the draw, after every other step, in any order that a request lists. ``processor`` is the role of logits
-processors (:mod:`enginehouse.contract.sampler`), not of samplers."""
+processors (:mod:`enginehouse.contract.logits_processor`), not of samplers."""
 
 
 @frozen(eq=False)
@@ -213,44 +210,3 @@ def role_of(plugin: SamplerPlugin) -> SamplerRole:
     """Return the role of a plugin's steps."""
     role: SamplerRole = getattr(plugin, "role", "truncation")
     return role
-
-
-@runtime_checkable
-class ProcessorSession(Protocol):
-    """The state of a processor for one sequence.
-
-    Calls:
-        process: for each token; worker, engine thread; microseconds, as all sequences wait.
-    """
-
-    def process(self, logits: NDArray[np.float32], history: History) -> None:
-        """Change the row; called at most once per position.
-
-        Args:
-            logits: (vocab_size,) float32, changed in place: ``-inf`` bans a token; NaN and ``+inf`` are errors.
-            history: the tokens before this position.
-        """
-        ...
-
-
-@runtime_checkable
-class LogitsProcessor(Protocol):
-    """A logits processor for ``register_logits_processors``.
-
-    Attributes:
-        name: unique among processors and samplers; the key of its fields in ``SamplingParams.extensions``.
-        request_fields: attrs class; each attribute is a top-level request field whose default means "off". Ranges are
-            attrs validators; metadata ``description`` goes to the API document.
-
-    Calls:
-        create: for each request that sets a field, to check it: worker, intake thread; then for each choice:
-            worker, engine thread; microseconds.
-    """
-
-    name: str
-    api_version: int
-    request_fields: type[Any]
-
-    def create(self, fields: Any) -> ProcessorSession | None:
-        """Create the session of one sequence, or None if ``fields`` (an instance of ``request_fields``) is off."""
-        ...

@@ -29,6 +29,7 @@ from enginehouse.contract.exit_policy import ExitPolicy, LayerAccess
 from enginehouse.contract.fleet import PlacesWorkers
 from enginehouse.contract.identity import Credentials, Identity, Scope
 from enginehouse.contract.inspection import Inspectable
+from enginehouse.contract.logits_processor import LogitsProcessor
 from enginehouse.contract.media import AudioRunner, Embedding, MediaRunner
 from enginehouse.contract.model_hub import ModelHub
 from enginehouse.contract.parsers import (
@@ -42,7 +43,7 @@ from enginehouse.contract.parsers import (
 from enginehouse.contract.pooler import Pooler
 from enginehouse.contract.preparer import BoundPreparer, Preparer
 from enginehouse.contract.router import ChecksModels, ComparesTexts, Router
-from enginehouse.contract.sampler import LogitsProcessor, SamplerPlugin, SamplerRole
+from enginehouse.contract.sampler import SamplerPlugin, SamplerRole
 from enginehouse.contract.structured import Grammar, GrammarCompiler, StructuredDecoder
 from enginehouse.contract.surface import Surface
 from enginehouse.plugins.guard import Guard, PluginFailures, plain

@@ -22,12 +22,13 @@ from enginehouse.contract.drafter import Drafter
 from enginehouse.contract.errors import PluginError
 from enginehouse.contract.exit_policy import ExitPolicy
 from enginehouse.contract.hookspecs import API_VERSION
+from enginehouse.contract.logits_processor import LogitsProcessor
 from enginehouse.contract.model_hub import ModelHub
 from enginehouse.contract.page import Page
 from enginehouse.contract.parsers import ReasoningParser, ToolParser
 from enginehouse.contract.preparer import Preparer
 from enginehouse.contract.router import Router
-from enginehouse.contract.sampler import CORE_ORDER, LogitsProcessor, SamplerPlugin, role_of
+from enginehouse.contract.sampler import CORE_ORDER, SamplerPlugin, role_of
 from enginehouse.contract.structured import StructuredDecoder
 from enginehouse.contract.surface import GenerationRoute, ReplyRoute, Surface
 from enginehouse.contract.types import ConstraintKind

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from enginehouse.contract.errors import GenerationFailed
-from enginehouse.contract.sampler import History, LogitsProcessor
+from enginehouse.contract.logits_processor import LogitsProcessor
+from enginehouse.contract.sampler import History
 from enginehouse.contract.types import (
     EngineRequest,
     EngineSettings,

@@ -17,11 +17,11 @@ from cattrs import Converter
 from numpy.typing import NDArray
 
 from enginehouse.contract.errors import GenerationFailed, InvalidRequest, PluginFailed
+from enginehouse.contract.logits_processor import ProcessorSession
 from enginehouse.contract.sampler import (
     Candidates,
     FollowingStep,
     PenaltyStep,
-    ProcessorSession,
     SamplerPlugin,
     SamplerRole,
     SamplerStep,
