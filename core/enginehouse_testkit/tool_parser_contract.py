@@ -26,9 +26,9 @@ from typing import ClassVar
 
 import pytest
 
+from enginehouse.contract.composition import read_composition
 from enginehouse.contract.errors import RequestError
 from enginehouse.contract.parsers import CallArguments, ChatFormat, ToolFormat, ToolParser, ToolSession
-from enginehouse.contract.structured import read_composition
 from enginehouse.contract.types import Message, ToolCall
 from enginehouse_testkit.contract.form import (
     FormContract,

@@ -12,8 +12,8 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
 from enginehouse.contract.backend import Tokenizer
+from enginehouse.contract.composition import read_composition
 from enginehouse.contract.errors import InvalidRequest
-from enginehouse.contract.structured import read_composition
 from enginehouse.contract.types import Constraint
 from enginehouse_llguidance.compiled import LlguidanceGrammar
 from enginehouse_llguidance.composed import Follower, SearchedText, Value, part_of

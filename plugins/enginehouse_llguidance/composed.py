@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from attrs import frozen
 
-from enginehouse.contract.structured import Composition, FreeText, InOrder, Marker, Matching, OneOf, Repeated, Text
+from enginehouse.contract.composition import Composition, FreeText, InOrder, Marker, Matching, OneOf, Repeated, Text
 from enginehouse.contract.types import Constraint
 from enginehouse_llguidance.following import START, JsonState, WrongValue, check_whole, follow, held_from, next_of
 from enginehouse_llguidance.schemas.texts import Texts

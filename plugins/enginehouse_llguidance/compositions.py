@@ -1,4 +1,4 @@
-"""Converts compositions (:mod:`enginehouse.contract.structured`) to the library's Lark dialect, one rule per part."""
+"""Converts compositions (:mod:`enginehouse.contract.composition`) to the library's Lark dialect, one rule per part."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from enginehouse.contract.structured import Composition, FreeText, InOrder, Marker, Matching, OneOf, Repeated, Text
+from enginehouse.contract.composition import Composition, FreeText, InOrder, Marker, Matching, OneOf, Repeated, Text
 from enginehouse.contract.types import Constraint
 
 __all__ = ["grammar_of_composition"]

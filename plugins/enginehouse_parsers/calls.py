@@ -10,8 +10,7 @@ from typing import Any, Literal
 
 from attrs import evolve
 
-from enginehouse.contract.errors import UnsupportedParameter
-from enginehouse.contract.structured import (
+from enginehouse.contract.composition import (
     Composition,
     FreeText,
     InOrder,
@@ -22,6 +21,7 @@ from enginehouse.contract.structured import (
     Text,
     compose,
 )
+from enginehouse.contract.errors import UnsupportedParameter
 from enginehouse.contract.types import Constraint, Tool
 from enginehouse_parsers.json_schemas import type_of, types_of
 from enginehouse_parsers.syntax import ID, INDEX, KEY, NAME, TYPE, ToolSyntax

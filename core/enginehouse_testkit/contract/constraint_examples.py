@@ -6,7 +6,7 @@ import json
 
 from attrs import frozen
 
-from enginehouse.contract.structured import InOrder, Matching, Repeated, Text, compose
+from enginehouse.contract.composition import InOrder, Matching, Repeated, Text, compose
 from enginehouse.contract.types import Constraint, ConstraintKind
 
 __all__ = ["EXAMPLES", "MALFORMED", "ConstraintExample"]

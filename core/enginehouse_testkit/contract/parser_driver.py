@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from attrs import define, field
 
+from enginehouse.contract.composition import Composition, FreeText, InOrder, Marker, Matching, OneOf, Repeated, Text
 from enginehouse.contract.parsers import AnswerPart, AnswerText, CallArguments, CallFinished, CallStarted, ReasoningText
-from enginehouse.contract.structured import Composition, FreeText, InOrder, Marker, Matching, OneOf, Repeated, Text
 from enginehouse.contract.types import Tool
 
 __all__ = ["TOOLS", "Said", "Session", "cuts", "said_by", "texts_of"]

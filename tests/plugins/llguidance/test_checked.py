@@ -10,20 +10,18 @@ import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 
-from enginehouse.contract.errors import GenerationFailed
-from enginehouse.contract.structured import (
-    BacktrackingMatcher,
+from enginehouse.contract.composition import (
     Composition,
     FreeText,
-    GrammarCompiler,
     InOrder,
-    Matcher,
     Matching,
     OneOf,
     Repeated,
     Text,
     compose,
 )
+from enginehouse.contract.errors import GenerationFailed
+from enginehouse.contract.structured import BacktrackingMatcher, GrammarCompiler, Matcher
 from enginehouse.contract.types import Constraint
 from enginehouse_testkit.fake_tokenizer import FakeTokenizer
 

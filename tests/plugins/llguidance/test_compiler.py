@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from enginehouse.contract.composition import InOrder, Matching, Text, compose
 from enginehouse.contract.errors import InvalidRequest
-from enginehouse.contract.structured import Grammar, GrammarCompiler, InOrder, Matching, Text, compose
+from enginehouse.contract.structured import Grammar, GrammarCompiler
 from enginehouse.contract.types import Constraint
 from enginehouse_llguidance.decoder import LlguidanceDecoder
 from enginehouse_llguidance.options import LlguidanceOptions

@@ -14,8 +14,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
+from enginehouse.contract.composition import InOrder, Matching, Text, compose
 from enginehouse.contract.errors import InvalidRequest
-from enginehouse.contract.structured import GrammarCompiler, InOrder, Matching, Text, compose
+from enginehouse.contract.structured import GrammarCompiler
 from enginehouse.contract.types import Constraint
 from enginehouse_llguidance.patterns import AutomatonError, Backtracker, PatternError, matcher_of, translate_pattern
 from enginehouse_llguidance.schemas.texts import Texts

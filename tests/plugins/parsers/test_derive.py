@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from enginehouse.contract.composition import read_composition
 from enginehouse.contract.parsers import EXAMPLE_TOOLS, EXAMPLES, PreparedChat
-from enginehouse.contract.structured import read_composition
 from enginehouse.contract.types import Message, ToolCall
 from enginehouse.pipeline.answer_parser import AnswerParsing
 from enginehouse_testkit.contract.parser_driver import TOOLS, said_by, texts_of

@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
+from enginehouse.contract.composition import read_composition
 from enginehouse.contract.errors import RenderError
 from enginehouse.contract.parsers import EXAMPLE_TOOLS, EXAMPLES, ChatFormat, ToolFormat
-from enginehouse.contract.structured import read_composition
 from enginehouse.contract.types import Message, Tool, ToolCall
 from enginehouse.pipeline.answer_parser import AnswerParsing
 from enginehouse.pipeline.prompt.chat_prompt import ChatPrompt

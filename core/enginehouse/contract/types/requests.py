@@ -124,7 +124,7 @@ ConstraintKind = Literal["json_object", "json_schema", "regex", "choice", "lark"
 """Format of a constraint's text.
 
 An empty text, a JSON Schema, a regular expression, a JSON list of strings, a grammar (``lark``, ``gbnf``), or a
-composition of such parts (:mod:`enginehouse.contract.structured`)."""
+composition of such parts (:mod:`enginehouse.contract.composition`)."""
 
 
 class Constraint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
