@@ -98,16 +98,14 @@ _CLOSE_WITH_DISK_S = 15.0  # sequences that are only in memory are saved first
 _EXIT_STATUS_GRACE_S = 2.0
 
 _KILL_S = 1.0  # time to wait for a killed worker, or for a worker thread, which cannot be killed
-
 _DUMP_S = 0.2  # time for a hanging worker to write the tracebacks of its threads
-
 _HELLO_S = 60.0  # time limit for Hello, which a worker sends as soon as it has imported enginehouse
 
 # Limit of unsent bytes for a worker that does not read; new requests are refused to bound the memory.
 _MAX_UNSENT_BYTES = 64 * 1024 * 1024
 
-UNBLAMED = frozenset({"sampler", "logits processor", "drafter", "exit policy"})
-"""Kinds of plugin objects whose calls do not depend on what clients wrote, as prompts and constraints do."""
+# Kinds of plugin objects whose calls do not depend on what clients wrote, as prompts and constraints do.
+_UNBLAMED = frozenset({"sampler", "logits processor", "drafter", "exit policy"})
 
 
 class WorkerEngine:
@@ -277,8 +275,7 @@ class WorkerEngine:
         if self._is_ready and self._connection.is_open:
             self._connection.send(Close())
             await self._wait_ended(self._close_s)
-        self._worker.kill()
-        self._connection.abort()
+        self._kill()
         await self._wait_ended(_KILL_S)
         if self._worker.notes is not None:
             self._worker.notes.close()
@@ -306,13 +303,12 @@ class WorkerEngine:
         noted = [] if self.is_killed_from_outside or self._worker.notes is None else self._worker.notes.read()
         if noted := [replace(one, request_id=self._requests.request_id(one.request_id)) for one in noted]:
             reason = f"{reason}, {', '.join(map(str, noted))}"
-            self.ended_by = next((call for call in noted if call.kind in UNBLAMED), None)
+            self.ended_by = next((call for call in noted if call.kind in _UNBLAMED), None)
             self.ended_in = noted[0] if len({one.plugin for one in noted}) == 1 and not noted[0].is_own else None
             self.metrics = with_failures(self.metrics, noted)
         is_working = bool(self._calls) or self._requests.is_any_begun
         self.has_died_working = is_working and self.ended_by is None
-        self._worker.kill()
-        self._connection.abort()
+        self._kill()
         self.died.set_result(EngineDead(reason))
         self._end_everything(WorkerDied(lost_request(reason) if self._is_ready else reason))
 
