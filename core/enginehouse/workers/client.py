@@ -92,11 +92,9 @@ from enginehouse.workers.request_table import (
 # Maximum time for a worker to close its model before it is killed; nothing is lost if it is killed.
 _CLOSE_S = 2.0
 _CLOSE_WITH_DISK_S = 15.0  # sequences that are only in memory are saved first
-
 # After the link broke: time to wait for the exit status, which gives the reason. After the process ended: time to wait
 # for its last messages, in case a process that it started keeps the link open.
 _EXIT_STATUS_GRACE_S = 2.0
-
 _KILL_S = 1.0  # time to wait for a killed worker, or for a worker thread, which cannot be killed
 _DUMP_S = 0.2  # time for a hanging worker to write the tracebacks of its threads
 _HELLO_S = 60.0  # time limit for Hello, which a worker sends as soon as it has imported enginehouse
