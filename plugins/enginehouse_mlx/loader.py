@@ -33,6 +33,7 @@ from enginehouse_mlx.depth import find_layers
 from enginehouse_mlx.drawing import DrawingRunner
 from enginehouse_mlx.exiting import ExitingRunner
 from enginehouse_mlx.halves import cut_model
+from enginehouse_mlx.layout import lay_out_by_input
 from enginehouse_mlx.runner import MlxRunner
 from enginehouse_mlx.sampling import SUPPORTED
 from enginehouse_mlx.tokenizer import ModelText, tekken_text, wrap_text
@@ -57,6 +58,7 @@ def open_runner(source: ModelSource, options: MlxOptions, progress: Progress) ->
         model, read_text = _load(folder)
         if options.dtype is not None:
             model.set_dtype(getattr(mx, options.dtype))
+        lay_out_by_input(model)
         progress(0.8, "warming up")
         runner = _build(folder, model, read_text, options)
     except EnginehouseError:
