@@ -1,10 +1,10 @@
 """Decoding by the hf and mlx backends beside their libraries' own ``generate``, engine included.
 
-All decode greedily from the same float32 weights and the same prompts, in one process, in turn. mlx and mlx-lm run one
-model object: of two copies of the weights the one loaded first was 4 % slower, whoever loaded it. Only steps count: of
-ours calls of ``StepEngine.step``, of transformers the times between two calls of its stopping criteria, of mlx-lm
-those between two tokens of ``generate_step`` (one sequence) or two results of ``BatchGenerator`` (several), on which
-its ``generate`` and ``batch_generate`` rest.
+All decode greedily from the same float32 weights and the same prompts, in one process, in turn. Each has a copy of the
+weights as it loads them, mlx before mlx-lm: with equal layouts the copy loaded first was 4 % slower, whoever loaded it.
+Only steps count: of ours calls of ``StepEngine.step``, of transformers the times between two calls of its stopping
+criteria, of mlx-lm those between two tokens of ``generate_step`` (one sequence) or two results of ``BatchGenerator``
+(several), on which its ``generate`` and ``batch_generate`` rest.
 """
 
 from __future__ import annotations
@@ -127,10 +127,13 @@ def _transformers(folder: Path) -> Decode:
     return decode
 
 
-def _mlx_lm(model: Any) -> Decode:
+def _mlx_lm(folder: Path) -> Decode:
     """``mlx_lm.generate`` and ``mlx_lm.batch_generate``, by what they iterate over."""
     import mlx.core as mx
+    from mlx_lm import load
     from mlx_lm.generate import BatchGenerator, generate_step
+
+    model: Any = load(str(folder))[0]
 
     def decode(prompts: Prompts, num_steps: int, note: Callable[[], None]) -> None:
         if len(prompts) == 1:
@@ -168,14 +171,10 @@ def _write_weights(model_file: Path, folder: Path) -> Path:
 
 
 def _subjects(folder: Path) -> Iterator[_Subject]:
-    from enginehouse_mlx.runner import MlxRunner
-
     yield _Subject("hf", _engine(_open("hf", folder, threads=len(usable_cores()), device="cpu")))
     yield _Subject("transformers", _transformers(folder))
-    runner = _open("mlx", folder)
-    assert isinstance(runner, MlxRunner)
-    yield _Subject("mlx", _engine(runner))
-    yield _Subject("mlx-lm", _mlx_lm(runner.model.model))
+    yield _Subject("mlx", _engine(_open("mlx", folder)))
+    yield _Subject("mlx-lm", _mlx_lm(folder))
 
 
 def measure_generate(plan: Plan, console: Console) -> tuple[Record, list[Comparison]]:
