@@ -28,7 +28,7 @@ __all__ = ["DecodeGraphs", "Recorder", "graph_sizes"]
 
 _log = logging.getLogger(__name__)
 
-_TILES = (1, 8, 16, 32, 64)
+_TILES = (1, 8, 16, 32, 64, 128)
 """Numbers of tokens for which kernels of adapters differ."""
 
 _Result = TypeVar("_Result")
