@@ -169,7 +169,9 @@ def _round_tokens(x, codes, scales, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(scales + row, scale)
 
 
-def project_packed(x: Tensor, part: Packed, activation: Activation | None = None, *, may_split: bool = False) -> Tensor:
+def project_packed(  # noqa: PLR0911 - until the kernels for one token are one
+    x: Tensor, part: Packed, activation: Activation | None = None, *, may_split: bool = False
+) -> Tensor:
     """Compute ``linear(x, weights, bias)`` of packed weights.
 
     Args:

@@ -26,13 +26,15 @@ _HAS_ASSEMBLY = tl.constexpr(torch.cuda.is_available())
 
 
 def _multiply_floats() -> str:
-    """Assembly: a float32 number plus the sum of products of the 16 e4m3 numbers in four words and 16 float32 numbers."""
+    """Assembly: a float32 number plus the products of the 16 e4m3 numbers in four words and 16 float32 numbers."""
     lines = [".reg .b16 low, high; .reg .b32 both; .reg .f16 a, b; .reg .f32 p, q, c, d; mov.f32 p, $21;"]
     for word in range(4):
         lines.append(f"mov.b32 {{low, high}}, ${word + 1};")
         for index, half in enumerate(("low", "high")):
             at = 5 + 4 * word + 2 * index
-            lines.append(f"cvt.rn.f16x2.e4m3x2 both, {half}; mov.b32 {{a, b}}, both; cvt.f32.f16 c, a; cvt.f32.f16 d, b;")
+            lines.append(
+                f"cvt.rn.f16x2.e4m3x2 both, {half}; mov.b32 {{a, b}}, both; cvt.f32.f16 c, a; cvt.f32.f16 d, b;"
+            )
             is_first = word == index == 0
             lines.append(f"fma.rn.f32 p, c, ${at}, p;")
             lines.append(f"mul.f32 q, d, ${at + 1};" if is_first else f"fma.rn.f32 q, d, ${at + 1}, q;")
@@ -52,7 +54,8 @@ def _multiply_bytes() -> str:
 def _multiply_halves() -> str:
     """Assembly: 16 times the sum of products of the 32 codes in four words and numbers of 16 bits.
 
-    Low bytes of the columns in the lower halves of the codes' bytes, their high bytes, both of those in the upper halves.
+    The numbers are words of low bytes of the columns in the lower halves of the codes' bytes, of their high bytes, and
+    both of the columns in the upper halves.
     """
     lines = [".reg .b32 a, b, p, q, r, s;", "mov.b32 p, 0; mov.b32 q, 0; mov.b32 r, 0; mov.b32 s, 0;"]
     for word in range(1, 5):
@@ -134,7 +137,7 @@ def _gathered(a, b, c, d):
 
 @triton.jit
 def _rounded_words(x, factor):
-    """Words of low bytes and of high bytes of eight states, and the sum of these as integers plus 8 times 0x4B400000."""
+    """Words of low bytes and of high bytes of eight states, and their sum as integers plus 8 times 0x4B400000."""
     a, b, c, d = _rounded(x[0], factor), _rounded(x[1], factor), _rounded(x[2], factor), _rounded(x[3], factor)
     e, f, g, h = _rounded(x[4], factor), _rounded(x[5], factor), _rounded(x[6], factor), _rounded(x[7], factor)
     low0, high0 = _gathered(a, b, c, d)
@@ -150,7 +153,7 @@ def _plain_bytes(word, low, high, SIGNED: tl.constexpr):
         code = (word << (24 - 8 * k)) >> 24
         if not SIGNED:
             code = code & 255
-        number = ((low >> (8 * k)) & 255) + ((((high << (24 - 8 * k)) >> 24)) << 8)
+        number = ((low >> (8 * k)) & 255) + (((high << (24 - 8 * k)) >> 24) << 8)
         total += code * number
     return total
 
@@ -195,7 +198,7 @@ def _sum_halves(w, a, b, c, d):
 
 
 @triton.jit
-def _project_words(
+def _project_words(  # noqa: PLR0915
     x, codes, factors, bias, out, num_rows,
     WIDTH: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr, SPLITS: tl.constexpr,
     HAS_BIAS: tl.constexpr, KIND: tl.constexpr, FORM: tl.constexpr,
@@ -268,7 +271,11 @@ def has_words(x: Tensor, part: Packed) -> bool:
 
 
 def project_words(
-    x: Tensor, part: Packed, activation: Activation | None, may_split: bool, sizes: tuple[int, int, int, int] | None = None
+    x: Tensor,
+    part: Packed,
+    activation: Activation | None,
+    may_split: bool,
+    sizes: tuple[int, int, int, int] | None = None,
 ) -> Tensor:
     """See :func:`enginehouse_hf.cuda.packed.project_packed`; for one token in bfloat16.
 
@@ -298,7 +305,7 @@ _MANY_ROWS = 16_384
 """Output rows that need no split of the columns."""
 
 SIZES = {
-    "fp8": {"many": (8, 64, 2, 1), "few": (8, 64, 2, 2)},
+    "fp8": {"many": (8, 64, 2, 1), "few": (4, 64, 2, 2)},
     "int8": {"many": (16, 64, 2, 1), "few": (16, 64, 2, 2)},
     "tiles": {"many": (16, 32, 1, 1), "few": (16, 64, 2, 2)},
 }
