@@ -41,7 +41,7 @@ _MAX_CLIENTS = 1024
 @click.option(
     "--rate",
     type=click.FloatRange(0, min_open=True),
-    help="Requests per second at random times, independent of the server's answers.   [default: each client sends its "
+    help="Requests per second at random times, independent of the server's answers.  [default: each client sends its "
     "next request when its last one is answered]",
 )
 @click.option(

@@ -78,7 +78,7 @@ def check_all(settings: Settings, registry: PluginRegistry, served: tuple[str, .
 
 
 def _check_start(settings: Settings, registry: PluginRegistry) -> Iterator[Finding]:
-    """Check what the server itself would refuse at startup, apart from its models: parsers, routers, defaults, ..."""
+    """Check what the server itself would refuse at startup, except for its models: parsers, routers, defaults, ..."""
     try:
         manager = ModelManager(settings, registry)
         renderer = Renderer(settings.limits.render_timeout_s, settings.limits.render_max_chars)

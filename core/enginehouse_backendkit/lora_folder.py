@@ -20,15 +20,27 @@ from attrs import frozen
 
 from enginehouse.contract.errors import AdapterRefused
 
-__all__ = ["LoraHalves", "Shaped", "check_rank", "check_scale", "read_lora_config", "read_lora_folder", "refusing"]
+__all__ = [
+    "LoraHalves",
+    "Shaped",
+    "check_invocation",
+    "check_rank",
+    "check_scale",
+    "read_invocation_tokens",
+    "read_lora_config",
+    "read_lora_folder",
+    "refusing",
+]
 
 _CONFIG = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
+_INVOCATION = "alora_invocation_tokens"
 _PREFIX = "base_model.model."
 _NAME = re.compile(r"(?P<module>.+)\.lora_(?P<half>[AB])(\.default)?\.weight")
 _MAX_CONFIG_BYTES = 1 << 20
 _MAX_RANK = 1024
 _MAX_SCALE = 1e30
+_MAX_INVOCATION_TOKENS = 4096
 
 _OFF: Mapping[str, tuple[Any, ...]] = {
     "use_dora": (None, False),
@@ -40,7 +52,6 @@ _OFF: Mapping[str, tuple[Any, ...]] = {
     "layer_replication": (None, []),
     "target_parameters": (None, []),
     "trainable_token_indices": (None, [], {}),
-    "alora_invocation_tokens": (None, []),
     "megatron_config": (None,),
     "init_lora_weights": (None, True, False, "gaussian", "orthogonal", "eva"),
 }
@@ -141,7 +152,9 @@ def read_lora_folder(
         AdapterRefused: names the folder, and what is wrong.
     """
     with refusing(folder):
-        ranks = _read_ranks(read_lora_config(folder))
+        config = read_lora_config(folder)
+        ranks = _read_ranks(config)
+        check_invocation(config.get(_INVOCATION) or [], _INVOCATION)
         if not (folder / _WEIGHTS).is_file():
             raise ValueError(f"{_WEIGHTS} is missing; pickled weights are not read")
         return _pair(load(folder / _WEIGHTS), ranks, layers, problem_of)
@@ -156,6 +169,26 @@ def read_lora_config(folder: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise ValueError(f"{_CONFIG} is not an object")
     return config
+
+
+def read_invocation_tokens(folder: Path) -> tuple[int, ...]:
+    """Return the tokens that activate an adapter (PEFT's activated LoRA); () for others.
+
+    Raises:
+        AdapterRefused: names the folder, and what is wrong.
+    """
+    with refusing(folder):
+        return check_invocation(read_lora_config(folder).get(_INVOCATION) or [], _INVOCATION)
+
+
+def check_invocation(value: object, what: str) -> tuple[int, ...]:
+    """Return token ids. Raises ValueError."""
+    if not isinstance(value, list) or len(value) > _MAX_INVOCATION_TOKENS:
+        raise ValueError(f"{what} is not a list of at most {_MAX_INVOCATION_TOKENS} token ids")
+    for token_id in value:
+        if not isinstance(token_id, int) or isinstance(token_id, bool) or not 0 <= token_id < 1 << 31:
+            raise ValueError(f"{what} has {token_id!r}, a token id was expected")
+    return tuple(value)
 
 
 def _read_ranks(config: Mapping[str, Any]) -> _Ranks:

@@ -45,11 +45,13 @@ class AdaptedModel:
         adapters: two adapters of the model.
         open_merged: opens the model with adapters merged into its weights: path to scale.
         damaged: files that must be refused.
+        activated: an activated adapter (aLoRA) with its invocation tokens; None if the runner has no format for them.
     """
 
     adapters: tuple[Path, Path]
     open_merged: Callable[[Mapping[Path, float]], Runner]
     damaged: Sequence[Path] = ()
+    activated: tuple[Path, tuple[int, ...]] | None = None
 
 
 @define
@@ -211,3 +213,33 @@ class AdapterContract(ContractBase):
                 keeper.load_adapter(path)
 
         assert np.array_equal(before, driver.alone(prompts[0]))
+
+    def test_activated_adapters_say_their_invocation_tokens(self, keeper: AdapterKeeper, adapted: AdaptedModel) -> None:
+        """Others have none; damaged files are refused or have none, too."""
+        assert [keeper.invocation_tokens(path) for path in adapted.adapters] == [(), ()]
+        if adapted.activated is not None:
+            path, invocation = adapted.activated
+            assert keeper.invocation_tokens(path) == invocation
+            keeper.unload_adapter(keeper.load_adapter(path))
+        with pytest.raises(AdapterRefused, match="missing"):
+            keeper.invocation_tokens(adapted.adapters[0].with_name("missing"))
+
+    def test_activated_adapters_act_from_their_tokens_on(
+        self, driver: RunnerDriver, keeper: AdapterKeeper, adapted: AdaptedModel, prompts: list[list[int]]
+    ) -> None:
+        """A sequence started without an adapter goes on with one; forks of its first part are the base model's."""
+        path = adapted.adapters[0] if adapted.activated is None else adapted.activated[0]
+        prompt, limits = max(prompts, key=len), driver.runner.capabilities
+        if len(prompt) < 4:
+            pytest.skip("no prompt of four tokens")
+        place, adapter = len(prompt) // 2, ((keeper.load_adapter(path), 1.0),)
+        sequence = driver.open()
+        before = driver.forward(driver.span(sequence, prompt[:place], "all"))
+        after = driver.forward(attrs.evolve(driver.span(sequence, prompt[place:], "all"), adapter=adapter))
+        base = driver.alone(prompt)
+        whole = self._with(driver, prompt, adapter)
+        keeper.unload_adapter(adapter[0][0])
+
+        self.assert_same(before, base[:place], limits, "before the tokens")
+        assert largest_difference(after, base[place:]) > 3 * self.max_logit_difference
+        assert largest_difference(after, whole[place:]) > 0, "the keys and values before the tokens are the adapter's"

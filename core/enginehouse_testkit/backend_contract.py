@@ -47,7 +47,7 @@ class BackendContract(FormContract):
     def form(cls, model: ModelUnderTest) -> str:
         """Reason for which the loader refuses the backend, or, if it opens runners, faults in its rows."""
         problem = loader_problem("backends", model.backend)
-        if problem or model.backend.opens != "runner":
+        if problem or model.backend.opens != "model":
             return problem
         runner = cast(Runner | Pooler, model.open())
         try:
@@ -66,7 +66,7 @@ class BackendContract(FormContract):
     def test_backend_has_its_own_options(self, model: ModelUnderTest) -> None:
         """Its options class is the one that its models are opened with."""
         assert isinstance(model.backend, Backend)
-        assert model.backend.opens in ("runner", "engine")
+        assert model.backend.opens in ("model", "engine")
         assert isinstance(model.options, model.backend.options)
 
     def test_options_have_defaults_and_the_generic_fields(self, model: ModelUnderTest) -> None:
@@ -74,7 +74,7 @@ class BackendContract(FormContract):
         names = {attribute.name for attribute in attrs.fields(model.backend.options)}
         model.backend.options()
 
-        if model.backend.opens == "runner":
+        if model.backend.opens == "model":
             assert {"context", "slots"} <= names
 
     def test_probe_finds_the_library(self, model: ModelUnderTest) -> None:
@@ -125,7 +125,7 @@ class BackendContract(FormContract):
         assert isinstance(estimate, MemoryEstimate)
         assert 0 <= estimate.weights_bytes <= estimate.total_bytes
         assert estimate.kv_bytes_per_token >= 0
-        if model.backend.opens == "runner":
+        if model.backend.opens == "model":
             assert estimate.total_bytes > 0, "total_bytes is 0: count weights, keys and values, and buffers"
             _assert_context_counts(model)
 
@@ -163,14 +163,14 @@ class BackendContract(FormContract):
             assert opened.info.backend == model.backend.name
             assert opened.info.vocab_size > 0
             assert opened.info.max_context > 0
-            if model.backend.opens == "runner":
+            if model.backend.opens == "model":
                 assert isinstance(opened, Runner | Pooler)
         finally:
             _close(opened)
 
     def test_context_and_slots_are_honoured(self, model: ModelUnderTest, make_opened: Callable[..., Any]) -> None:
         """The runner has the context and slots that the settings request; a pooler has the context."""
-        if model.backend.opens != "runner":
+        if model.backend.opens != "model":
             pytest.skip("optional: the backend opens engines, which plan for themselves (opens)")
         opened = cast(Runner | Pooler, make_opened(context=48, slots=3))
         try:

@@ -1,13 +1,13 @@
 """Adapters of the fake runner: files with a number, which changes the hash that its logits are.
 
-A file is JSON, ``{"fake_adapter": 7}``. :func:`write_fake_adapter` makes one.
+A file is JSON, ``{"fake_adapter": 7, "invocation_tokens": []}``. :func:`write_fake_adapter` makes one.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from enginehouse.contract.adapters import AdapterSet
@@ -16,22 +16,25 @@ from enginehouse.contract.errors import AdapterRefused, InvalidSpan
 __all__ = ["FakeAdapters", "read_fake_adapter", "salt_of", "write_fake_adapter"]
 
 
-def write_fake_adapter(path: Path, number: int) -> Path:
+def write_fake_adapter(path: Path, number: int, invocation_tokens: Sequence[int] = ()) -> Path:
     """Write an adapter and return its path."""
-    path.write_text(json.dumps({"fake_adapter": number}), encoding="utf-8")
+    data = {"fake_adapter": number, "invocation_tokens": list(invocation_tokens)}
+    path.write_text(json.dumps(data), encoding="utf-8")
     return path
 
 
-def read_fake_adapter(path: Path) -> int:
-    """Return the number of an adapter. Raises AdapterRefused."""
+def read_fake_adapter(path: Path) -> tuple[int, tuple[int, ...]]:
+    """Return the number of an adapter, and the tokens that activate it. Raises AdapterRefused."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise AdapterRefused(f"{path.name} cannot be read: {error.strerror}", "adapters") from error
+    except ValueError as error:
         raise AdapterRefused(f"{path.name} is not an adapter of the fake runner: {error}", "adapters") from error
     number = data.get("fake_adapter") if isinstance(data, dict) else None
     if not isinstance(number, int):
         raise AdapterRefused(f"{path.name} has no number 'fake_adapter'", "adapters")
-    return number
+    return number, tuple(data.get("invocation_tokens", ()))
 
 
 def salt_of(uses: Iterable[tuple[int, float]]) -> int:
@@ -52,7 +55,7 @@ class FakeAdapters:
 
     def load(self, path: Path) -> int:
         """Load a file; return its handle."""
-        number = read_fake_adapter(path)
+        number, _ = read_fake_adapter(path)
         handle, self._next = self._next, self._next + 1
         self._numbers[handle] = number
         return handle

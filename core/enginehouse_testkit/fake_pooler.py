@@ -202,7 +202,7 @@ class FakePoolerBackend:
     name = "fake-pooler"
     api_version = 1
     options = FakePoolerOptions
-    opens: Literal["runner"] = "runner"
+    opens: Literal["model"] = "model"
 
     def probe(self) -> Probe:
         """See :class:`enginehouse.contract.backend.Backend`."""

@@ -141,7 +141,7 @@ class FakeRunner:
         self.num_layers = options.num_layers
         self._model = FakeModel(self.tokenizer, options.end_logit)
         self._adapters = FakeAdapters()
-        self._salt = salt_of((read_fake_adapter(Path(name)), scale) for name, scale in options.merged.items())
+        self._salt = salt_of((read_fake_adapter(Path(name))[0], scale) for name, scale in options.merged.items())
         self._exits = FakeExits(self._model, options.num_layers)
         self._sequences: dict[int, list[_Cell]] = {}
         self._num_lost: dict[int, int] = {}  # number of first positions that are lost, with a window
@@ -263,6 +263,10 @@ class FakeRunner:
         for length in lengths:
             self._checkpoints.keep(handle, length, cells[length - 1].state, 1)
         return handle
+
+    def invocation_tokens(self, path: Path) -> tuple[int, ...]:
+        """See :class:`enginehouse.contract.adapters.AdapterKeeper`."""
+        return read_fake_adapter(path)[1]
 
     def load_adapter(self, path: Path) -> int:
         """See :class:`enginehouse.contract.adapters.AdapterKeeper`."""
@@ -466,7 +470,7 @@ class FakeBackend:
     name = "fake"
     api_version = 1
     options = FakeOptions
-    opens: Literal["runner"] = "runner"
+    opens: Literal["model"] = "model"
 
     def probe(self) -> Probe:
         """See :class:`enginehouse.contract.backend.Backend`."""

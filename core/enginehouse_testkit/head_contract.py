@@ -59,7 +59,7 @@ class HeadContract:
 
     @pytest.fixture
     def head(self, runner: Runner, head_source: ModelSource | None) -> Iterator[BoundDrafter]:
-        """Its head, which drafts whatever its confidence."""
+        """Its head, which drafts regardless of its confidence."""
         assert isinstance(runner, HeadKeeper)
         head = runner.open_head(head_source, max_tokens=_NUM_TOKENS, min_probability=0.0)
         yield head

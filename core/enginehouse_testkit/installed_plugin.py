@@ -79,7 +79,7 @@ def _test_classes(kind: Kind) -> Iterator[type[Any]]:
             name: plain(candidate)  # without core's guard, whose errors quote no exception
             for name, candidate in getattr(_REGISTRY, kind.name).items()
             if not isinstance(plain(candidate), ProcessorSampler)  # tested as a logits processor
-            and (suite not in (PoolerContract, RunnerContract) or candidate.opens == "runner")
+            and (suite not in (PoolerContract, RunnerContract) or candidate.opens == "model")
         }
         if objects:
             each = pytest.fixture(scope="class", params=list(objects.values()), ids=list(objects))

@@ -275,7 +275,10 @@ def _contradictions(pooler: Pooler) -> Iterator[tuple[bool, str]]:
         any(not 0 < size < limits.dimensions for size in limits.dimension_choices),
         (f"dimension_choices must be between 0 and {limits.dimensions}: {limits.dimension_choices}"),
     )
-    yield limits.default_prompt not in ("", *limits.prompts), f"default_prompt {limits.default_prompt!r} is no prompt"
+    yield (
+        limits.default_prompt not in ("", *limits.prompts),
+        f"default_prompt: no prompt {limits.default_prompt!r}",
+    )
     yield task == "embed" and limits.activation != "none", "embeddings have no activation"
     yield (
         limits.pass_tokens is not None and not 0 < limits.pass_tokens <= limits.max_batch_tokens,

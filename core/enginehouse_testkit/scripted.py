@@ -58,7 +58,7 @@ class ScriptedBackend:
     name = "scripted"
     api_version = API_VERSION
     options: type[Any] = ScriptedOptions
-    opens: Literal["runner", "engine"] = "engine"
+    opens: Literal["model", "engine"] = "engine"
 
     def probe(self) -> Probe:
         """Report that it is always available."""

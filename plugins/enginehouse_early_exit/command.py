@@ -95,7 +95,7 @@ def _open(model: str, config_file: Path | None) -> LayerAccess:
     settings = read_settings(config_file)
     registry = PluginRegistry.for_settings(settings)
     plan = plan_model(model, settings.models.get(model) or ModelSettings(source=model), registry)
-    if plan.backend.opens != "runner":
+    if plan.backend.opens != "model":
         raise ModelLoadError(f"{model}: the backend {plan.backend.name!r} forwards requests; it has no layers")
     options = structure_options(plan.backend.options, plan.options, plan.options_path)
     with _bar() as bar:

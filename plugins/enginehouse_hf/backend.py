@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
@@ -123,13 +124,18 @@ class HfOptions:
         )
 
 
+_one_at_a_time = threading.Lock()
+"""While transformers builds a model, it changes torch's default dtype and functions of ``torch.nn.init`` for the whole
+process. Models with ``isolation = "thread"`` share a process."""
+
+
 class HfBackend:
     """Opens transformers models: causal ones as runners; encoders, embedders and classifiers as poolers."""
 
     name = "hf"
     api_version = 1
     options = HfOptions
-    opens: Literal["runner", "engine"] = "runner"
+    opens: Literal["model", "engine"] = "model"
 
     def probe(self) -> Probe:
         """Check that torch and transformers are installed."""
@@ -190,9 +196,10 @@ class HfBackend:
         except ImportError as error:
             raise MissingDependency(error.name or "transformers", self.name) from error
         recipe = _recipe(source, options)
-        if recipe is not None and recipe.task != "generate":
-            return open_pooler(source, recipe, options, progress)
-        return open_runner(source, options, progress)
+        with _one_at_a_time:
+            if recipe is not None and recipe.task != "generate":
+                return open_pooler(source, recipe, options, progress)
+            return open_runner(source, options, progress)
 
 
 def _recipe(source: ModelSource, options: HfOptions) -> Recipe | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from enginehouse.contract.adapter_fields import read_adapters
+from enginehouse.contract.adapter_fields import find_ignored_in_lora, read_adapters
 from enginehouse.contract.calls import Call
 from enginehouse.contract.errors import InvalidRequest
 from enginehouse.contract.surface import new_id
@@ -92,6 +92,8 @@ def _is_id(value: Any) -> bool:
 async def _requests(call: Call, prompts: list[dict[str, Any]]) -> list[GenerateRequest]:
     body = call.body
     param, adapters = read_adapters({"lora": body.lora})
+    for path in find_ignored_in_lora(body.lora):
+        call.ignore(path)
     values = {name: getattr(body, name) for name in _PARAMETERS if getattr(body, name) is not None}
     if body.repeat_penalty is not None:
         values["repetition_penalty"] = body.repeat_penalty

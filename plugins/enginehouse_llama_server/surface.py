@@ -85,8 +85,8 @@ async def _slots(call: Call) -> Reply:
 async def _adapters(call: Call) -> Reply:
     """``/lora-adapters``: the adapters of a model with their ids; ``path`` is the name, as no path is told."""
     entry = call.server.model(call.query.get("model"))
-    listed = [{"id": number, "path": name, "scale": entry.adapters[name]} for number, name in enumerate(entry.adapters)]
-    return Reply(listed)
+    ids = entry.adapter_ids
+    return Reply([{"id": ids[name], "path": name, "scale": scale} for name, scale in entry.adapters.items()])
 
 
 def _of_model(requests: Sequence[Mapping[str, Any]], model: str) -> list[Mapping[str, Any]]:

@@ -9,6 +9,8 @@ import ctypes
 import math
 import re
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +19,12 @@ from enginehouse.contract.adapters import AdapterSet
 from enginehouse.contract.errors import AdapterRefused, InvalidSpan, ModelLoadError
 from enginehouse.contract.regular_files import open_regular
 from enginehouse_backendkit.gguf_reader import ARRAY, Entry, GgufReader, TensorPlace, reading
+from enginehouse_backendkit.lora_folder import check_invocation
 from enginehouse_llamacpp.library import Library
 
-__all__ = ["Adapters", "check_adapter_file"]
+__all__ = ["Adapters", "check_adapter_file", "read_invocation_tokens"]
 
-_TEXT, _FLOAT32 = 8, 6
+_TEXT, _FLOAT32, _UINT32 = 8, 6, 4
 _TYPES = {0: np.dtype("<f4"), 1: np.dtype("<f2"), 30: np.dtype("<u2")}
 """Types of tensors: float32, float16, and bfloat16 as its bits."""
 
@@ -30,7 +33,7 @@ _TARGETS = re.compile(r"(blk\.\d+\.(attn_(q|k|v|qkv|output)|ffn_(gate|up|down))|
 
 Source: ``build_lora_mm`` and ``build_inp_embd`` in llama-graph.cpp of llama-cpp-python 0.3.36."""
 
-_ALORA = "adapter.alora.invocation_tokens"
+_INVOCATION = "adapter.alora.invocation_tokens"
 _MAX_RANK = 1024
 
 
@@ -40,7 +43,7 @@ def check_adapter_file(path: Path) -> None:
     Raises:
         AdapterRefused: names the file, and what is wrong.
     """
-    try:
+    with _refusing(path):
         with reading(path) as file:
             reader = GgufReader(file)
             values = {entry.key: entry for entry in reader.entries()}
@@ -51,10 +54,6 @@ def check_adapter_file(path: Path) -> None:
         if not isinstance(alignment, int) or not 8 <= alignment <= 65536 or alignment & (alignment - 1):
             raise ValueError(f"its alignment is {alignment}")
         _check_tensors(path, tensors, -(-end // alignment) * alignment)
-    except ModelLoadError as error:
-        raise AdapterRefused(f"{path.name}: {error.message.removeprefix(f'{path}: ')}", "adapters") from error
-    except (OSError, ValueError, struct.error) as error:
-        raise AdapterRefused(f"{path.name}: {error}", "adapters") from error
 
 
 def _check_values(values: dict[str, Entry]) -> None:
@@ -67,8 +66,39 @@ def _check_values(values: dict[str, Entry]) -> None:
         raise ValueError("general.architecture is missing")
     if alpha is not None and (alpha.kind != _FLOAT32 or not math.isfinite(float(str(alpha.value)))):
         raise ValueError(f"adapter.lora.alpha is {alpha.value}, a finite float32 was expected")
-    if (invoked := values.get(_ALORA)) is not None and (invoked.kind != ARRAY or invoked.length):
-        raise ValueError("it is an activated LoRA (adapter.alora.invocation_tokens), which is not supported")
+    _invocation_of(values)
+
+
+def read_invocation_tokens(path: Path) -> tuple[int, ...]:
+    """Return the tokens that activate an adapter (activated LoRA); () for others.
+
+    Raises:
+        AdapterRefused: names the file, and what is wrong.
+    """
+    with _refusing(path):
+        with reading(path) as file:
+            values = {entry.key: entry for entry in GgufReader(file).entries()}
+        return _invocation_of(values)
+
+
+def _invocation_of(values: dict[str, Entry]) -> tuple[int, ...]:
+    entry = values.get(_INVOCATION)
+    if entry is None:
+        return ()
+    if (entry.kind, entry.item_kind) != (ARRAY, _UINT32):  # llama.cpp refuses other types
+        raise ValueError(f"{_INVOCATION} is not an array of uint32")
+    return check_invocation(entry.value, _INVOCATION)
+
+
+@contextmanager
+def _refusing(path: Path) -> Iterator[None]:
+    """Raise AdapterRefused, with the name of the file, for what is wrong with it."""
+    try:
+        yield
+    except ModelLoadError as error:
+        raise AdapterRefused(f"{path.name}: {error.message.removeprefix(f'{path}: ')}", "adapters") from error
+    except (OSError, ValueError, struct.error) as error:
+        raise AdapterRefused(f"{path.name}: {error}", "adapters") from error
 
 
 def _check_tensors(path: Path, tensors: list[TensorPlace], data_begin: int) -> None:

@@ -26,7 +26,7 @@ class LlamaCppBackend:
     name = "llamacpp"
     api_version = 1
     options = LlamaCppOptions
-    opens: Literal["runner", "engine"] = "runner"
+    opens: Literal["model", "engine"] = "model"
 
     def probe(self) -> Probe:
         """Check that llama-cpp-python is installed."""

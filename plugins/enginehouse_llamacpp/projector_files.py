@@ -54,7 +54,7 @@ _FRAMES = 30 * _FRAMES_PER_SECOND
 """Frames of a part of a recording of 30 seconds, by the encoders of Whisper's kind."""
 
 _OF_SPEECH = ("qwen3tts_spkenc", "pockettts_spkenc")
-"""Kinds that describe the voice for models that speak; they are no input of a chat."""
+"""Kinds that describe the voice for models that speak; a chat does not take them."""
 
 _POSITION_DEPENDENT = ("deepseek4v", "hunyuanvl")
 """Kinds whose tokens for an image depend on the text before it, so that they cannot be kept for other requests."""

@@ -14,7 +14,7 @@ from enginehouse.contract.errors import CacheFull, InvalidSpan, RunnerError, Ste
 from enginehouse.contract.media import MAX_IMAGE_PIXELS, DecodedAudio, DecodedImage, MediaChunk, MediaInput
 from enginehouse.contract.types import ModelInfo
 from enginehouse_backendkit.threads import ThreadChooser
-from enginehouse_llamacpp.adapters import Adapters
+from enginehouse_llamacpp.adapters import Adapters, read_invocation_tokens
 from enginehouse_llamacpp.batch import Batch, EmbeddingBatch
 from enginehouse_llamacpp.codes import ERRORS, DecodeCode, is_unchanged
 from enginehouse_llamacpp.context import Context
@@ -117,6 +117,10 @@ class LlamaCppRunner:
     def load(self, data: memoryview) -> int:
         """Create a sequence from a saved one; it continues exactly as the original would."""
         return self.sequences.load(data)
+
+    def invocation_tokens(self, path: Path) -> tuple[int, ...]:
+        """Return the tokens that activate an adapter in a GGUF file; () for plain ones."""
+        return read_invocation_tokens(path)
 
     def load_adapter(self, path: Path) -> int:
         """Load a LoRA from a GGUF file."""

@@ -1,7 +1,7 @@
 """Follows the text of a composition up to the JSON values in it, which have rules; see ``following`` for these.
 
 A text may be read in several ways: one thread each. It is wrong when a wrong value has ended every thread. Parts other
-than JSON, searched and fixed text are not told apart from any other text. A whole answer of JSON is a composition of
+than JSON, searched and fixed text are not distinguished from any other text. A whole answer of JSON is a composition of
 one part.
 """
 
@@ -113,7 +113,7 @@ class Thread(NamedTuple):
     """One way to read the text so far.
 
     Attributes:
-        left: the parts that follow; the first one may have begun.
+        left: the parts that follow; the first one may be partial.
         begin: index where the first one begins, if it is any text.
         state: within a JSON value, which is the first one.
     """

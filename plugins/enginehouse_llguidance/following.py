@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from enginehouse_llguidance.begun import next_texts, wrong_end
+from enginehouse_llguidance.partial import next_texts, wrong_end
 from enginehouse_llguidance.schemas.validation import Rules
 from enginehouse_llguidance.schemas.values import key_of
 
@@ -117,7 +117,7 @@ def next_of(state: JsonState, text: bytearray, rules: Rules) -> list[bytes] | No
 
 
 def _in_progress(state: JsonState, rules: Rules) -> Iterator[tuple[frozenset[str], int]]:
-    """Yield the values that have begun: the schemas that always apply to them, and their indices."""
+    """Yield the partial values: the schemas that always apply to them, and their indices."""
     yield from ((one.places, one.begin) for one in state.open)
     begin = _begin_of_scalar(state)
     if begin >= 0:

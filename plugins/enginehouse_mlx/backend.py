@@ -44,7 +44,7 @@ class MlxBackend:
     name = "mlx"
     api_version = 1
     options = MlxOptions
-    opens: Literal["runner", "engine"] = "runner"
+    opens: Literal["model", "engine"] = "model"
 
     def probe(self) -> Probe:
         """Check that mlx and mlx-lm are installed."""

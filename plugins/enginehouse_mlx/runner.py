@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from enginehouse.contract.backend import RunnerCapabilities, Span, Tokenizer
 from enginehouse.contract.errors import EngineError
 from enginehouse.contract.types import ModelInfo
+from enginehouse_backendkit.lora_folder import read_invocation_tokens
 from enginehouse_backendkit.saved_states import check_head
 from enginehouse_backendkit.slot_table import SlotTable, checked_length, num_tokens
 from enginehouse_mlx.adapters import Adapters
@@ -125,6 +126,10 @@ class MlxRunner:
         self._memory.write(sequence, arrays)
         self._history.restore(sequence, states)
         return sequence
+
+    def invocation_tokens(self, path: Path) -> tuple[int, ...]:
+        """Return the tokens that activate an adapter in PEFT's format; () for plain ones."""
+        return read_invocation_tokens(path)
 
     def load_adapter(self, path: Path) -> int:
         """Load a LoRA from a folder; see :func:`enginehouse_mlx.lora_files.read_adapter`."""

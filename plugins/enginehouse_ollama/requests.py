@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from enginehouse.contract.call_arguments import arguments_text
@@ -27,6 +27,7 @@ __all__ = ["OPTION_NAMES", "chat_request", "generate_request", "known_name"]
 
 _TAG = ":latest"
 _ROLES = ("system", "user", "assistant", "tool")
+_OF_FUNCTION = ("index", "name", "arguments")
 _ONLY_OF = {"thinking": "assistant", "tool_name": "tool", "tool_call_id": "tool"}
 """Members of messages of one role."""
 OPTION_NAMES = {"max_tokens": "num_predict", "repetition_penalty": "repeat_penalty"}
@@ -178,7 +179,9 @@ def _messages(call: Call) -> tuple[Message, ...]:
         path, role = f"messages[{index}]", body.role.lower()
         if role not in _ROLES:
             raise InvalidRequest(f"{path}.role: must be one of {', '.join(_ROLES)}", f"{path}.role")
-        calls = tuple(_call(call, index, number, path) for number, call in enumerate(body.tool_calls))
+        calls = tuple(_call(made, index, number, path) for number, made in enumerate(body.tool_calls))
+        for name in _unread(body.tool_calls, f"{path}.tool_calls"):
+            call.ignore(name)
         if calls and role != "assistant":
             raise InvalidRequest(f"{path}.tool_calls: only the assistant calls tools", f"{path}.tool_calls")
         for made in calls:
@@ -238,6 +241,14 @@ def _call(call: Mapping[str, Any], message: int, number: int, path: str) -> Tool
     if not isinstance(call_id, str):
         raise InvalidRequest(f"{path}.tool_calls[{number}].id: must be a string", f"{path}.tool_calls[{number}].id")
     return ToolCall(id=call_id, name=function["name"], arguments=arguments)
+
+
+def _unread(calls: Sequence[Mapping[str, Any]], path: str) -> Iterator[str]:
+    """Yield paths of members that nothing reads."""
+    for number, call in enumerate(calls):
+        where = f"{path}[{number}]"
+        yield from (f"{where}.{name}" for name in call if name not in ("id", "type", "function"))
+        yield from (f"{where}.function.{name}" for name in call["function"] if name not in _OF_FUNCTION)
 
 
 def _parts(content: str, images: Sequence[str], path: str) -> tuple[str | MediaPart, ...]:

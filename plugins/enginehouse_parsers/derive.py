@@ -31,14 +31,6 @@ class NotDerived(Exception):
     """The examples do not say how calls are written; the message says why."""
 
 
-@frozen
-class _Turn:
-    """The assistant's turn of an example: its text before the first name, and from there on."""
-
-    before: str
-    text: str
-
-
 def derive(examples: Mapping[str, str]) -> ToolSyntax:
     """Return the syntax of calls.
 
@@ -370,7 +362,7 @@ def _of_tags(examples: Mapping[str, str]) -> ToolSyntax:
     number_end = turn[value_places[1] + len("31415") : starts[2]]
     value_end = _with_key(value_end, number_end[: len(number_end) - len(start)], keys)
     key_ends = [turn[starts[0] + len(keys[0]) : value_places[0]], turn[starts[1] + len(keys[1]) : value_places[1]]]
-    key_end, words = _typed_key_end(key_ends, turn, starts, keys, value_end + start)
+    key_end, words = _typed_key_end(key_ends, turn, starts, keys)
     if not start.strip() or not value_end.strip():
         raise NotDerived(f"its arguments are not between tags: {turn[place:]!r}")
     syntax = ToolSyntax(
@@ -405,7 +397,7 @@ def _with_key(first: str, second: str, keys: Sequence[str]) -> str:
 
 
 def _typed_key_end(
-    key_ends: Sequence[str], turn: str, starts: Sequence[int], keys: Sequence[str], following: str
+    key_ends: Sequence[str], turn: str, starts: Sequence[int], keys: Sequence[str]
 ) -> tuple[str, tuple[tuple[str, str], ...]]:
     """Return the text between a name and its value, and the words for types in it."""
     text, number = key_ends

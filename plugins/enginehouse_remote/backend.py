@@ -19,7 +19,7 @@ class RemoteBackend:
     name = "remote"
     api_version = 1
     options = RemoteOptions
-    opens: Literal["runner", "engine"] = "engine"
+    opens: Literal["model", "engine"] = "engine"
 
     def probe(self) -> Probe:
         """Check that httpx is installed."""

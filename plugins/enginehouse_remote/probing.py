@@ -302,9 +302,9 @@ def _defaults(description: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_short(value: Any) -> bool:
-    """True if it is a value within the size limit of a parameter."""
+    """True if it is a value within the size limit of a parameter, which other processes can receive."""
     try:
-        return value is not None and len(msgspec.json.encode(value)) <= _MAX_TEXT_CHARS
+        return value is not None and len(msgspec.msgpack.encode(value)) <= _MAX_TEXT_CHARS
     except OverflowError:  # an integer beyond 64 bits
         return False
 

@@ -13,7 +13,7 @@ from enginehouse.contract.rows import row
 from enginehouse.contract.types import Constraint, Thinking
 from enginehouse_responses.reading import Node, invalid
 
-__all__ = ["InputTokensBody", "PromptBody", "ResponsesBody"]
+__all__ = ["KNOWN_INCLUDES", "InputTokensBody", "PromptBody", "ResponsesBody"]
 
 _NO_EFFECT = "Accepted and repeated in the response; has no effect."
 _NOT_REPEATED = "Accepted; has no effect."
@@ -29,6 +29,8 @@ _REFUSED = {
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _LOGPROBS = "message.output_text.logprobs"
 _SEALED = "reasoning.encrypted_content"
+KNOWN_INCLUDES = (_LOGPROBS, _SEALED)
+"""Values of ``include`` that have an effect."""
 _MAX_PAIRS, _MAX_KEY_CHARS, _MAX_VALUE_CHARS = 16, 64, 512
 
 
@@ -99,7 +101,7 @@ class ResponsesBody(PromptBody, ParameterFields):
     max_output_tokens: int | None = row("Most tokens of the response.", bounds=(1, 2**63 - 1))
     max_tool_calls: int | None = row(_NO_EFFECT)
     top_logprobs: int | None = row("Alternatives to report per token.", bounds=(0, 20))
-    include: tuple[str, ...] | None = row(f"`{_LOGPROBS}` and `{_SEALED}`; others have no effect.")
+    include: tuple[str, ...] | None = row(f"`{_LOGPROBS}` and `{_SEALED}`; others are listed as ignored.")
     metadata: dict[str, str] | None = row(_NO_EFFECT)
     user: str | None = row(_NO_EFFECT)
     safety_identifier: str | None = row(_NO_EFFECT)

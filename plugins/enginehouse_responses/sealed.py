@@ -1,7 +1,7 @@
 """The opaque ``encrypted_content`` of reasoning items: the text, packed and signed with a key of this server.
 
 A client that keeps its own history sends it back, and the model gets its reasoning again. The text is not secret from
-the client, which received it anyway; the signature tells apart what this server wrote. Without a configured secret the
+the client, which received it anyway; the signature shows what this server wrote. Without a configured secret the
 key is drawn at start, so a blob of an earlier process is not readable.
 """
 

@@ -35,6 +35,7 @@ from enginehouse_responses.resource import Resource
 from enginehouse_responses.sealed import Seal
 from enginehouse_responses.store import ResponseStore, StoredResponse
 from enginehouse_responses.truncation import fitting
+from enginehouse_responses.unread import find_unread
 from enginehouse_responses.writer import ResponseWriter
 
 __all__ = ["ResponsesSurface"]
@@ -145,7 +146,7 @@ class ResponsesSurface:
         prompt = prompt_request(body, conversation, self._seal)
         if body.truncation == "auto":
             prompt = await self._truncated(call, prompt, conversation)
-        for path in conversation.toolbox.left_out:
+        for path in (*conversation.toolbox.left_out, *find_unread(body)):
             call.ignore(path)
         request = generate_request(body, prompt)
         self._conversations[body] = conversation
@@ -228,6 +229,8 @@ class ResponsesSurface:
         body: InputTokensBody = call.body
         conversation = await self._conversation(call, body)
         num_tokens = await call.server.count_tokens(prompt_request(body, conversation, self._seal))
+        for path in (*conversation.toolbox.left_out, *find_unread(body)):
+            call.ignore(path)
         return Reply({"object": "response.input_tokens", "input_tokens": num_tokens})
 
     # -- stored responses --------------------------------------------------------------------------

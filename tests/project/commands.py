@@ -19,17 +19,18 @@ def command_pages() -> str:
 
 
 def _sections(command: click.Command, context: click.Context) -> Iterator[str]:
-    if isinstance(command, click.Group):
-        for name in command.list_commands(context):
-            member = command.get_command(context, name)
-            assert member is not None
-            yield from _sections(member, click.Context(member, context, info_name=name))
-    else:
+    is_group = isinstance(command, click.Group)
+    if not is_group or command.invoke_without_command:
         usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
         yield f"## {context.command_path}\n\n```\n{usage}\n```\n\n{_help(command)}\n"
         options = [one for one in command.params if isinstance(one, click.Option) and not one.hidden]
         if options:
             yield "| option | |\n|---|---|\n" + "\n".join(_row(option, context) for option in options) + "\n"
+    if is_group:
+        for name in command.list_commands(context):
+            member = command.get_command(context, name)
+            assert member is not None
+            yield from _sections(member, click.Context(member, context, info_name=name))
 
 
 def _help(command: click.Command) -> str:

@@ -102,7 +102,7 @@ def parameter_table() -> str:
 
 def _capabilities(registry: PluginRegistry, backend: str, *, is_rich: bool) -> dict[str, Capability]:
     """Of a model of that backend which brings everything, or nothing."""
-    opens_runner = registry.backends[backend].opens == "runner"
+    opens_runner = registry.backends[backend].opens == "model"
     said = _said_by_core(registry, backend, is_rich) if opens_runner else _said_by_remote(registry, is_rich)
     info = ModelInfo(
         backend=backend,

@@ -36,6 +36,15 @@ def test_generated_parts_have_a_page() -> None:
     assert page_parts().keys() <= marked
 
 
+@pytest.mark.llamacpp
+def test_page_of_commands_has_groups_that_do_something_by_themselves() -> None:
+    """Such as ``enginehouse bench``, which also has the command ``embeddings``."""
+    text = (ROOT / "docs/commands.md").read_text(encoding="utf-8")
+
+    for name in ("bench", "models", "plugins"):
+        assert f"\n## enginehouse {name}\n" in text
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_links_lead_somewhere(page: Path) -> None:
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
@@ -61,15 +70,15 @@ def test_architecture_fits_its_size() -> None:
     assert len((ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").splitlines()) <= 150
 
 
-def test_architecture_names_the_rooms_and_files_that_exist() -> None:
+def test_architecture_names_the_packages_and_files_that_exist() -> None:
     core = ROOT / "core" / "enginehouse"
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    rooms = {folder.name for folder in core.iterdir() if (folder / "__init__.py").exists()}
+    packages = {folder.name for folder in core.iterdir() if (folder / "__init__.py").exists()}
 
-    assert set(re.findall(r"^\| `(\w+)/` \|", text, flags=re.MULTILINE)) == rooms
-    for room, rest in re.findall(r"`(\w+)/([\w/.]*)`", text):
-        if room in rooms:
-            assert (core / room / rest).exists(), f"architecture.md names {room}/{rest}"
+    assert set(re.findall(r"^\| `(\w+)/` \|", text, flags=re.MULTILINE)) == packages
+    for package, rest in re.findall(r"`(\w+)/([\w/.]*)`", text):
+        if package in packages:
+            assert (core / package / rest).exists(), f"architecture.md names {package}/{rest}"
 
 
 @pytest.mark.parametrize("fragment", sorted((ROOT / "changelog.d").glob("*")), ids=lambda path: path.name)

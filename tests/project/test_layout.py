@@ -24,7 +24,7 @@ from .repository import (
 
 AREAS = ("core", "plugins", "contrib", "tests", "examples")
 CORE = ROOT / "core" / "enginehouse"
-ROOMS = sorted(path.parent for path in (*CORE.glob("*/__init__.py"), *CORE.glob("api/*/__init__.py")))
+PACKAGES = sorted(path.parent for path in (*CORE.glob("*/__init__.py"), *CORE.glob("api/*/__init__.py")))
 
 
 def imported_packages(path: Path) -> set[str]:
@@ -70,11 +70,11 @@ def test_every_plugin_has_tests() -> None:
         assert list(tests.glob("test_*.py")), f"{tests} holds no tests"
 
 
-def test_tests_of_core_mirror_its_rooms() -> None:
-    rooms = {room.name for room in ROOMS if room.parent == CORE}
+def test_tests_of_core_mirror_its_packages() -> None:
+    packages = {package.name for package in PACKAGES if package.parent == CORE}
     folders = {path.name for path in (ROOT / "tests" / "core").iterdir() if path.is_dir()} - {"__pycache__"}
 
-    assert folders - {"behaviours", "faults", "fuzz", "seeds", "backendkit", "testkit"} == rooms
+    assert folders - {"behaviours", "faults", "fuzz", "seeds", "backendkit", "testkit"} == packages
     assert not list((ROOT / "tests" / "core").glob("test_*.py"))
 
 
@@ -106,8 +106,8 @@ def test_every_area_says_what_may_not_live_there(area: str) -> None:
     assert " not" in " ".join(lines)
 
 
-@pytest.mark.parametrize("folder", ROOMS, ids=lambda path: path.name)
-def test_every_room_says_what_may_not_live_there(folder: Path) -> None:
+@pytest.mark.parametrize("folder", PACKAGES, ids=lambda path: path.name)
+def test_every_package_says_what_may_not_live_there(folder: Path) -> None:
     text = (folder / "README.md").read_text()
 
     assert len([line for line in text.splitlines() if line.strip()]) <= 5

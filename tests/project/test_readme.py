@@ -128,11 +128,11 @@ def test_environments_named_in_the_documents_exist() -> None:
 def test_tree_names_every_folder() -> None:
     (tree,) = [block for block in blocks("") if "core/" in block]
     shown = {line.split("/")[0] for line in tree.splitlines() if not line.startswith(" ")}
-    rooms = {line.split("/")[0].strip() for line in tree.splitlines() if line.startswith(" ")}
+    packages = {line.split("/")[0].strip() for line in tree.splitlines() if line.startswith(" ")}
 
     assert shown == {"core", "plugins", "contrib", "tests", "examples", "docs", "changelog.d", ".ci"}
     assert all((ROOT / name).is_dir() for name in shown)
-    assert rooms == {path.parent.name for path in (ROOT / "core" / "enginehouse").glob("*/__init__.py")}
+    assert packages == {path.parent.name for path in (ROOT / "core" / "enginehouse").glob("*/__init__.py")}
 
 
 def test_every_page_is_listed() -> None:

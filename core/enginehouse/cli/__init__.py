@@ -1,4 +1,4 @@
-"""The ``enginehouse`` command: reads settings, shows models and plugins, starts the server."""
+"""The ``enginehouse`` command: starts the server, and manages models, keys, plugins and a server that is running."""
 
 from enginehouse.cli.main import main
 

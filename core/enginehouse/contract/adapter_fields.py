@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from enginehouse.contract.errors import InvalidRequest
@@ -16,6 +16,7 @@ __all__ = [
     "MAX_ADAPTERS_PER_REQUEST",
     "PEFT_SCHEMA",
     "AskedAdapters",
+    "find_ignored_in_lora",
     "read_adapters",
 ]
 
@@ -27,7 +28,10 @@ ADAPTER_FIELDS = ("adapters", "peft", "lora")
 MAX_ADAPTERS_PER_REQUEST = 16
 """Most adapters that one request may name."""
 
-_SCALES: JsonSchema = {"type": "object", "additionalProperties": {"type": "number"}}
+_NONE: Mapping[str, tuple[Any, ...]] = {"adapters": ([], {}), "peft": ({},), "lora": ([],)}
+"""Values that name no adapter."""
+
+_SCALES: JsonSchema = {"type": "object", "additionalProperties": {"type": ["number", "null"]}}
 _NAME: JsonSchema = {"type": "string", "minLength": 1}
 PEFT_SCHEMA: JsonSchema = {"anyOf": [_NAME, _SCALES, {"type": "null"}]}
 """JSON Schema of a field that takes the name of one adapter, or scales by name."""
@@ -41,7 +45,7 @@ LORA_SCHEMA: JsonSchema = {
     "items": {
         "type": "object",
         "required": ["id"],
-        "properties": {"id": {"type": "integer", "minimum": 0}, "scale": {"type": "number"}},
+        "properties": {"id": {"type": "integer", "minimum": 0}, "scale": {"type": ["number", "null"]}},
     },
 }
 """JSON Schema of the field ``lora``."""
@@ -56,7 +60,7 @@ def read_adapters(values: Mapping[str, Any]) -> tuple[str, AskedAdapters]:
     Raises:
         InvalidRequest: two fields name some, or a value has a wrong form.
     """
-    given = [name for name in ADAPTER_FIELDS if values.get(name) is not None and values[name] not in ([], {})]
+    given = [name for name in ADAPTER_FIELDS if values.get(name) is not None and values[name] not in _NONE[name]]
     if len(given) > 1:
         raise InvalidRequest(f"{given[1]}: not allowed together with {given[0]}; give one of them", given[1])
     if not given:
@@ -87,12 +91,20 @@ def _read_ids(value: Any) -> AskedAdapters:
         path = f"lora[{index}]"
         if not isinstance(item, Mapping) or not _is_number(item.get("id"), int) or item["id"] < 0:
             raise InvalidRequest(f"{path}: must be an object with an id, a number from 0 on", path)
-        scale = item.get("scale")
-        found.append((item["id"], None if scale is None else _scale(scale, f"{path}.scale")))
+        found.append((item["id"], _scale(item.get("scale"), f"{path}.scale")))
     return tuple(found)
 
 
-def _scale(value: Any, path: str) -> float:
+def find_ignored_in_lora(value: Any) -> Iterator[str]:
+    """Yield the paths of unknown members of the field ``lora``."""
+    for index, item in enumerate(value if isinstance(value, list) else ()):
+        if isinstance(item, Mapping):
+            yield from (f"lora[{index}].{name}" for name in item if name not in ("id", "scale"))
+
+
+def _scale(value: Any, path: str) -> float | None:
+    if value is None:
+        return None
     if not _is_number(value, int | float) or not math.isfinite(value) or abs(value) > 1e6:
         raise InvalidRequest(f"{path}: must be a number from -1e6 to 1e6", path)
     return float(value)

@@ -8,10 +8,13 @@ shares a prefix across :data:`AdapterSet` values, and a sequence keeps its set f
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
+
+from enginehouse.contract.regular_files import open_regular
 
 __all__ = ["Adapter", "AdapterKeeper", "AdapterMixing", "AdapterSet", "cache_key", "digest_of"]
 
@@ -44,11 +47,24 @@ class AdapterKeeper(Protocol):
     """A runner whose model can be changed by adapters, per span (``Span.adapter``).
 
     Calls:
+        invocation_tokens: when a request with an adapter is queued whose tokens are not known; worker, engine thread;
+            milliseconds.
         load_adapter: when an adapter is needed that is not loaded; worker, engine thread, between two passes;
             seconds.
         unload_adapter: when it is removed, or another one needs its place; worker, engine thread, between two
             passes; milliseconds.
     """
+
+    def invocation_tokens(self, path: Path) -> tuple[int, ...]:
+        """Return the token ids at whose last occurrence in the prompt an adapter begins to act; () if it always acts.
+
+        Core gives spans before that place no adapter, so a runner need not know more of activated LoRA (aLoRA).
+
+        Raises:
+            AdapterRefused: the files are missing or damaged.
+
+        Source: Greenewald et al., "Activated LoRA", arXiv 2504.12397, and peft's ``ALoraLinearVariant``.
+        """
 
     def load_adapter(self, path: Path) -> int:
         """Load an adapter; return its handle, at least 1.
@@ -70,13 +86,13 @@ def digest_of(path: Path) -> str:
     """Return the hash of an adapter's files: a file, or the files of a folder in order of their names.
 
     Raises:
-        OSError: a file cannot be read.
+        OSError: a file cannot be read, or the path is neither a regular file nor a folder.
     """
     found = hashlib.sha256()
     files = sorted(file for file in path.iterdir() if file.is_file())[:_MAX_FILES] if path.is_dir() else [path]
     for file in files:
-        found.update(f"{file.name if path.is_dir() else ''}\0{file.stat().st_size}\0".encode())
-        with file.open("rb") as data:
+        with open_regular(file) as data:
+            found.update(f"{file.name if path.is_dir() else ''}\0{os.fstat(data.fileno()).st_size}\0".encode())
             while chunk := data.read(_CHUNK_BYTES):
                 found.update(chunk)
     return found.hexdigest()

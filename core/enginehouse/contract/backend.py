@@ -108,9 +108,9 @@ class Backend(Protocol):
     ``options`` is an attrs class: the settings that a model of this backend accepts in ``[models.<name>]``. A backend
     that opens runners declares the fields ``context: int | None = None`` (longest sequence in tokens; None: the
     backend's default) and ``slots: int = 8`` (sequences that decode concurrently); the model manager fills both from
-    the generic settings of the same name, so users never write them twice. ``opens`` states the result of ``open``: a
-    Runner or, for a pooling model, a Pooler (hosted in a worker), or an Engine (lives in the server process). A backend
-    with ``opens = "workers"`` is never opened: it places workers, see :mod:`enginehouse.contract.fleet`.
+    the generic settings of the same name, so users never write them twice. ``opens`` states the result of ``open``:
+    ``"model"`` is a Runner or, for a pooling model, a Pooler, in a worker; ``"engine"`` is an Engine in the server
+    process. A backend with ``"workers"`` is never opened: it places workers, see :mod:`enginehouse.contract.fleet`.
 
     Calls:
         probe: for each model that is planned, and by commands; server, planning thread; milliseconds, 60 s at
@@ -124,7 +124,7 @@ class Backend(Protocol):
     name: str
     api_version: int
     options: type[Any]
-    opens: Literal["runner", "engine", "workers"]
+    opens: Literal["model", "engine", "workers"]
 
     def probe(self) -> Probe:
         """Check that this backend's library is installed, without importing it."""

@@ -60,7 +60,8 @@ class ModelEntry:
         supports: request fields that it honours, by their names in OpenAI's API (``tools``, ``suffix``,
             ``reasoning_effort``); empty before the first load.
         reasons: its answers may begin with reasoning, which a parser separates; False before the first load.
-        adapters: names of its adapters with the scale of each, in the order of llama-server's ids.
+        adapters: names of its adapters with the scale of each.
+        adapter_ids: their ids in llama-server's API; those of removed adapters are not used again.
     """
 
     name: str
@@ -81,6 +82,7 @@ class ModelEntry:
     supports: frozenset[str] = frozenset()
     reasons: bool = False
     adapters: Mapping[str, float] = field(factory=dict)
+    adapter_ids: Mapping[str, int] = field(factory=dict)
 
 
 class Server(Protocol):
@@ -190,8 +192,8 @@ class Server(Protocol):
     async def requests(self) -> Sequence[Mapping[str, Any]]:
         """Return the caller's running requests, oldest first, in the form of ``GET /admin/requests``.
 
-        With the scope ``admin`` they are those of all callers. On a server without keys callers cannot be told apart,
-        so that there are none without that scope.
+        With the scope ``admin`` they are those of all callers. A server without keys cannot distinguish callers, so
+        that there are none without that scope.
         """
         ...
 

@@ -1,6 +1,6 @@
 """The contract of engines, which serve whole requests: core's own for runners, and those that backends open.
 
-Used from one event loop. Users of an engine cannot tell the two apart.
+Used from one event loop. Users of an engine cannot distinguish the two.
 """
 
 from __future__ import annotations

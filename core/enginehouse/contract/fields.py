@@ -263,6 +263,7 @@ class GenerationFields(RequestOptions, ConstraintFields):
         by="adapters",
         member="adapters",
         schema=ADAPTERS_SCHEMA,
+        keeps_nulls=True,
         off=([], {}),
     )
     peft: Any = row(
@@ -270,6 +271,7 @@ class GenerationFields(RequestOptions, ConstraintFields):
         by="adapters",
         member="adapters",
         schema=PEFT_SCHEMA,
+        keeps_nulls=True,
         off=({},),
     )
     lora: Any = row(
@@ -278,6 +280,7 @@ class GenerationFields(RequestOptions, ConstraintFields):
         by="adapters",
         member="adapters",
         schema=LORA_SCHEMA,
+        keeps_nulls=True,
         off=([],),
     )
     prompt_logprobs: int | None = row(

@@ -21,11 +21,11 @@ registers inside the hook, so that other processes start faster.
 
 An exception in the hook is recorded as the plugin's load error; other plugins are not affected.
 
-Errors of registered objects: any exception, ``SystemExit`` included, and any result of a wrong type is logged with its
-traceback (the first one of each place in a minute; of the others, the request's line) and counted in
-``enginehouse_plugin_failures_total``. Where a request fails, its client sees the plugin's name and what was wrong with
-a result, never an exception. Errors of :class:`~enginehouse.contract.errors.RequestError` and its subclasses are
-the client's mistake: a 400 with its ``param``.
+Errors of registered objects: any exception, ``SystemExit`` included, and any result of a wrong type is counted in
+``enginehouse_plugin_failures_total``. The log has its traceback once per object, method and minute. Where a request
+fails, its client sees the plugin's name and what was wrong with a result, never an exception. Errors of
+:class:`~enginehouse.contract.errors.RequestError` and its subclasses are the client's mistake: a 400 with its
+``param``.
 """
 
 from __future__ import annotations
@@ -90,14 +90,15 @@ hookspec = pluggy.HookspecMarker("enginehouse")
 def register_backends(register: Callable[[Backend], None], options: Any, add_plugin: AddPlugin) -> None:
     """Register backends, which open models.
 
-    A backend opens either a runner, which core's engine drives in a worker process, or an engine of its own, which
-    lives in the server process, on an event loop of its own. An engine with ``takes_messages`` in its ``info.engine``
-    gets unrendered chats (:class:`.Chat`), and reports reasoning and tool calls itself.
+    A backend opens either a model (a runner or a pooler), which core's engine drives in a worker process, or an engine
+    of its own, which lives in the server process, on an event loop of its own. An engine with ``takes_messages`` in its
+    ``info.engine`` gets unrendered chats (:class:`.Chat`), and reports reasoning and tool calls itself.
 
     An exception in ``open`` fails the load of that model. After one in a forward pass, its sequences are run one by
-    one, and the requests of those that fail again fail. A runner that ends its worker, or does not return within
-    ``step_timeout_s``, costs the worker; a request with which that happens twice fails with the plugin's name. An
-    engine that blocks its event loop for longer than ``limits.plugin_timeout_s`` is given up, and opened again.
+    one, and the requests of those that fail again fail. A runner that ends its process, or does not return within
+    ``step_timeout_s``, ends its worker; its requests continue in the next worker, except those that were in two such
+    calls, which fail with the plugin's name. An engine that blocks its event loop for longer than
+    ``limits.plugin_timeout_s`` is given up, and opened again.
 
     Example::
 

@@ -50,7 +50,7 @@ class UsageCounter(msgspec.Struct, array_like=True):
     cached_tokens: Annotated[
         int,
         Shown(
-            "Of these, tokens that the prefix cache held.",
+            "Prompt tokens that were in the prefix cache.",
             "complete",
             metric="cached_prompt_tokens",
             group="prompt_tokens_details",
@@ -58,15 +58,15 @@ class UsageCounter(msgspec.Struct, array_like=True):
         ),
     ] = 0
     image_tokens: Annotated[
-        int, Shown("Of these, tokens of images.", metric="image_prompt_tokens", group="prompt_tokens_details")
+        int, Shown("Prompt tokens of images.", metric="image_prompt_tokens", group="prompt_tokens_details")
     ] = 0
     audio_tokens: Annotated[
-        int, Shown("Of these, tokens of recordings.", metric="audio_prompt_tokens", group="prompt_tokens_details")
+        int, Shown("Prompt tokens of recordings.", metric="audio_prompt_tokens", group="prompt_tokens_details")
     ] = 0
     completion_tokens: Annotated[int, Shown("Generated tokens, including those of aborted answers.", "always")] = 0
     reasoning_tokens: Annotated[
         int,
-        Shown("Of these, tokens between reasoning markers.", "never", metric=None, group="completion_tokens_details"),
+        Shown("Generated tokens between reasoning markers.", "never", metric=None, group="completion_tokens_details"),
     ] = 0
     accepted_prediction_tokens: Annotated[
         int, Shown("Tokens of predictions that the answer contains.", group="completion_tokens_details")
@@ -84,7 +84,7 @@ class UsageCounter(msgspec.Struct, array_like=True):
         int, Shown("Tokens that a drafter proposed.", metric=None, is_optimization=True, is_work=True)
     ] = 0
     accepted_draft_tokens: Annotated[
-        int, Shown("Of these, tokens that verification accepted.", metric=None, is_optimization=True, is_work=True)
+        int, Shown("Drafted tokens that verification accepted.", metric=None, is_optimization=True, is_work=True)
     ] = 0
     drafts: Annotated[
         dict[str, tuple[int, int]],

@@ -24,7 +24,7 @@ _MANY_NUMBERS = 8192
 """Written as a list in about half a millisecond."""
 _BLOCK_ROWS = 64
 _NUM_DIGITS = 9
-"""Decimal digits that tell all float32 apart."""
+"""Decimal digits that distinguish all float32."""
 
 _threads = ThreadPoolExecutor(2, "vectors")
 """Two, as JSON takes three times the memory of its numbers, and one thread at a time runs Python code anyway."""

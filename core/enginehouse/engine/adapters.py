@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import numpy as np
 from attrs import define
+from numpy.typing import NDArray
 
 from enginehouse.contract.adapters import Adapter, AdapterKeeper, AdapterSet, digest_of
 from enginehouse.contract.backend import Runner
@@ -45,6 +47,7 @@ class LoadedAdapters:
             self._keeper = runner
         self._max = max_adapters
         self._loaded: dict[str, _Loaded] = {}  # least recently used first
+        self._invocations: dict[str, tuple[int, ...]] = {}  # by hash, of loaded adapters and others
 
     def __len__(self) -> int:
         return len(self._loaded)
@@ -65,21 +68,41 @@ class LoadedAdapters:
         if len(self._loaded) >= self._max and not self._unload_one():
             return False
         path = Path(adapter.path)
-        try:
-            found = digest_of(path)
-        except OSError as error:
-            reason = f"{path.name} cannot be read: {error.strerror}"
-            raise AdapterRefused(f"The adapter {quoted(adapter.name)}: {reason}.", "adapters") from error
-        if found != adapter.digest:
-            reason = "its files have changed since it was added; remove it and add it again"
-            raise AdapterRefused(f"The adapter {quoted(adapter.name)}: {reason}.", "adapters")
-        try:
+        with _naming(adapter):
+            try:
+                found = digest_of(path)
+            except OSError as error:
+                raise AdapterRefused(f"{path.name} cannot be read: {error.strerror}", "adapters") from error
+            if found != adapter.digest:
+                reason = "its files have changed since it was added; remove it and add it again"
+                raise AdapterRefused(reason, "adapters")
             handle = self._keeper.load_adapter(path)
-        except AdapterRefused as error:
-            raise AdapterRefused(f"The adapter {quoted(adapter.name)}: {error.message}", "adapters") from error
         self._loaded[adapter.digest] = _Loaded(handle)
         _log.info("loaded the adapter %s", adapter.name)
         return True
+
+    def activation(self, adapters: tuple[Adapter, ...], prompt: NDArray[np.int32]) -> int:
+        """Return the position in a prompt from which adapters act: 0, but for activated ones (aLoRA).
+
+        Args:
+            prompt: (num_tokens,).
+
+        Raises:
+            AdapterRefused: the files are damaged; or an activated adapter is not alone, or the prompt lacks its tokens.
+        """
+        for adapter in adapters:
+            with _naming(adapter):
+                invocation = self._invocation(adapter)
+                if invocation and len(adapters) > 1:
+                    raise AdapterRefused("an activated LoRA (aLoRA) takes no other adapters beside it", "adapters")
+                if invocation:
+                    return _last_occurrence(prompt, invocation)
+        return 0
+
+    def _invocation(self, adapter: Adapter) -> tuple[int, ...]:
+        if adapter.digest not in self._invocations and self._keeper is not None:
+            self._invocations[adapter.digest] = self._keeper.invocation_tokens(Path(adapter.path))
+        return self._invocations.get(adapter.digest, ())
 
     def take(self, adapters: tuple[Adapter, ...]) -> AdapterSet | None:
         """Use adapters for a sequence, loading them if necessary; None if that needs places of adapters in use.
@@ -132,3 +155,24 @@ class LoadedAdapters:
         assert self._keeper is not None
         with contextlib.suppress(PluginFailed):  # its guard has logged it; the place is free all the same
             self._keeper.unload_adapter(self._loaded.pop(digest).handle)
+
+
+@contextlib.contextmanager
+def _naming(adapter: Adapter) -> Iterator[None]:
+    """Name the adapter in refusals."""
+    try:
+        yield
+    except AdapterRefused as error:
+        message = f"The adapter {quoted(adapter.name)}: {error.message.removesuffix('.')}."
+        raise AdapterRefused(message, "adapters") from error
+
+
+def _last_occurrence(prompt: NDArray[np.int32], invocation: tuple[int, ...]) -> int:
+    wanted = np.array(invocation, np.int64)
+    if len(wanted) <= len(prompt):
+        windows = np.lib.stride_tricks.sliding_window_view(prompt, len(wanted))
+        if len(places := np.flatnonzero((windows == wanted).all(axis=1))):
+            return int(places[-1])
+    shown = ", ".join(map(str, invocation[:8])) + (", ..." if len(invocation) > 8 else "")
+    reason = f"it is an activated LoRA (aLoRA), and the prompt does not have its invocation tokens ({shown})"
+    raise AdapterRefused(reason, "adapters")

@@ -101,7 +101,7 @@ def _attempt(runner: Runner, batch: Batch, guard: Guard, reads_all: bool = False
         return _collect(batch, runner.forward(batch.spans), runner, guard, reads_all)
     except passed():
         raise
-    except BaseException as error:  # noqa: BLE001 - any exception of a library, panics included
+    except BaseException as error:  # noqa: BLE001 - guard of forward passes: its caller tells whose failure it is
         return error
     finally:
         guard.leave()

@@ -8,9 +8,9 @@ messages, templates or processes.
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from enginehouse.contract.adapters import Adapter
 from enginehouse.contract.backend import Runner, Sampled
 from enginehouse.contract.drafter import BoundDrafter
-from enginehouse.contract.errors import EngineDead, EnginehouseError, GenerationFailed, PluginFailed, QueueTimeout
+from enginehouse.contract.errors import EngineDead, EnginehouseError, PluginFailed, QueueTimeout
 from enginehouse.contract.exit_policy import LayerAccess
 from enginehouse.contract.inspection import EngineMetrics, EngineView
 from enginehouse.contract.sampler import SamplerPlugin
@@ -56,9 +56,7 @@ from enginehouse.engine.sequence import ActiveRequest, Sequence
 from enginehouse.engine.sequence_factory import SequenceFactory
 from enginehouse.engine.speculation.speculation import Speculation
 from enginehouse.engine.text.text_stream import TextPiece
-from enginehouse.plugins import guard_of, guarded
-
-_log = logging.getLogger(__name__)
+from enginehouse.plugins import Contained, guard_of, guarded
 
 EngineOutput = tuple[str, Event | EnginehouseError]
 """A request id with an event or error of that request; an error is always the last output of a request."""
@@ -99,7 +97,6 @@ class StepEngine:
         self.guard = guard_of(runner, "backend")
         self._runner = runner = guarded(runner, Runner, self.guard)
         self._tokenizer = runner.tokenizer
-        self._settings = settings
         self._clock = clock
         self._on_start = on_start
         self._on_started = on_started
@@ -367,7 +364,10 @@ class StepEngine:
         owner = self._sequence_factory.make(
             request, prompt_token_ids, self._num_arrivals, self._clock(), resume=resume, chunks=chunks
         )
+        owner.activation = self._scheduler.adapters.activation(request.adapters, owner.prompt)
         self._num_arrivals += 1
+        what = f"sampling a token of request {request.request_id} failed"
+        owner.contained = Contained(partial(self._fail, owner), what)
         self._requests[request.request_id] = owner
         self._scheduler.embeddings.hold(owner.num_media_bytes)
         self._scheduler.enqueue(owner.sequences)
@@ -424,14 +424,8 @@ class StepEngine:
 
     def _contained(self, sequence: Sequence, work: Callable[..., object], *arguments: Any) -> None:
         """Guard of sampling: an error in ``work`` fails the sequence's request and no other one."""
-        owner = sequence.owner
-        try:
+        with sequence.owner.contained:
             work(*arguments)
-        except EnginehouseError as error:
-            self._fail(owner, error)
-        except Exception as error:  # noqa: BLE001 - an error of core itself; those of plugins come from their guards
-            _log.error("sampling a token of request %s failed", owner.request.request_id, exc_info=error)
-            self._fail(owner, GenerationFailed(f"Sampling failed: {error!r}"))
 
     def _drop(self, owner: ActiveRequest, keep: bool) -> None:
         for sequence in owner.sequences:

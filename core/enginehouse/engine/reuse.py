@@ -7,6 +7,7 @@ unrelated requests share a system prompt: by forking computed tokens.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Sequence as Neighbours
 
 from attrs import frozen
@@ -53,8 +54,9 @@ class PrefixReuse:
         """Return the longest source; at least one token is always left to compute, so that there are logits."""
         if sequence.scores_prompt:
             return Source()
-        request = sequence.owner.request
-        match = self._cache.match(sequence.token_ids[:-1], request.cache_namespace) if request.cache_prompt else None
+        owner, match = sequence.owner, None
+        if owner.request.cache_prompt:
+            match = self._cache.match(sequence.reusable_token_ids, owner.cache_namespace)
         best = Source(match.length, match=match) if match is not None else Source()
         for other in running if self._can_fork else ():
             length = self._live_length(sequence, other)
@@ -94,11 +96,17 @@ class PrefixReuse:
             return True
         mine, its = sequence.owner.request, other.owner.request
         may_share = self._shares_requests and mine.cache_prompt and its.cache_prompt
-        return may_share and mine.cache_namespace == its.cache_namespace
+        return may_share and sequence.owner.cache_namespace == other.owner.cache_namespace
+
+    @staticmethod
+    def _limit(sequence: Sequence, other: Sequence) -> int:
+        """Return the number of tokens after which the adapters of two sequences may differ."""
+        mine, its = sequence.owner, other.owner
+        return sys.maxsize if mine is its else min(mine.num_shareable, its.num_shareable)
 
     def _soon_shared(self, sequence: Sequence, other: Sequence) -> int:
         """Return the number of tokens that this sequence can fork of another one after its prefill, but not yet."""
-        shared = common_prefix_length(sequence.token_ids[:-1], other.token_ids)
+        shared = min(common_prefix_length(sequence.token_ids[:-1], other.token_ids), self._limit(sequence, other))
         if self._truncation.keeper is None:
             return shared
         place = last_place(other.owner.places, shared, len(other.owner.prompt))
@@ -109,7 +117,7 @@ class PrefixReuse:
         if not self._may_share(sequence, other):
             return 0
         shared = common_prefix_length(sequence.token_ids[:-1], other.token_ids[: other.num_computed])
-        shared = whole_chunks(sequence.token_ids, shared)
+        shared = whole_chunks(sequence.token_ids, min(shared, self._limit(sequence, other)))
         if not shared or other.handle is None:
             return 0
         return self._truncation.kept(other.handle, other.num_computed, shared)

@@ -20,12 +20,11 @@ from enginehouse.contract.types import CacheMiss, EngineSettings
 from enginehouse.engine.adapters import LoadedAdapters
 from enginehouse.engine.checkpoints import next_place
 from enginehouse.engine.disk import DiskTier, Recall
-from enginehouse.engine.fairness import FairShares
 from enginehouse.engine.media import Embeddings
 from enginehouse.engine.prefix_cache import PrefixCache, Truncation, free
 from enginehouse.engine.reuse import PrefixReuse, Source
 from enginehouse.engine.sequence import ActiveRequest, Sequence
-from enginehouse.engine.turns import AdapterTurns
+from enginehouse.engine.turns import AdapterTurns, FairShares
 
 _log = logging.getLogger(__name__)
 
@@ -171,11 +170,12 @@ class Scheduler:
             sequence.has_asked_disk = True
             if request.cache_prompt and not sequence.scores_prompt:
                 num_held = self._reuse.find(sequence, self.running).length
-                sequence.disk_read = recall.begin(sequence.token_ids[:-1], request.cache_namespace, num_held)
+                namespace = sequence.owner.cache_namespace
+                sequence.disk_read = recall.begin(sequence.reusable_token_ids, namespace, num_held)
         read = sequence.disk_read
         if read is None:
             return False
-        return not recall.is_over(read, request.cache_namespace, len(self.running), waits=not self.running)
+        return not recall.is_over(read, sequence.owner.cache_namespace, len(self.running), waits=not self.running)
 
     def _start(self, sequence: Sequence, on_start: Callable[[ActiveRequest], None]) -> bool:
         """Open a runner handle for the sequence that reuses as many computed tokens as possible."""
@@ -190,7 +190,7 @@ class Scheduler:
         taken = self.adapters.take(owner.request.adapters)
         if taken is None:
             return False  # running sequences use them all
-        sequence.adapter = taken
+        sequence.adapters = taken
         if not owner.has_source:
             on_start(owner)
         sequence.handle, sequence.num_computed = self._reuse.open(source)
@@ -210,7 +210,7 @@ class Scheduler:
         """Record once where the prompt diverges from the cached sequences."""
         if owner.has_source or not owner.request.cache_prompt:
             return
-        found = self.cache.divergence(owner.prompt, owner.request.cache_namespace)
+        found = self.cache.divergence(owner.prompt[: owner.num_shareable], owner.cache_namespace)
         if found is not None:
             expected = None if found.expected is None else self._shown(found.expected)
             owner.cache_miss = CacheMiss(found.index, expected, self._shown(int(owner.prompt[found.index])))
@@ -308,8 +308,8 @@ class Scheduler:
 
     def _give_back(self, sequence: Sequence) -> None:
         """End the use of a sequence's adapters."""
-        if sequence.adapter:
-            sequence.adapter = ()
+        if sequence.adapters:
+            sequence.adapters = ()
             self.adapters.give_back(sequence.owner.request.adapters)
 
     @staticmethod
@@ -390,7 +390,8 @@ class Scheduler:
         sequence.num_pending = 0
         try:
             self._drop_surplus(sequence, handle)
-            known = min(sequence.num_computed, sequence.length)  # the last token may be computed but not read
+            # The last token may be computed but not read.
+            known = min(sequence.num_computed, sequence.length, sequence.owner.num_shareable)
             if self.is_in_doubt or known < sequence.num_computed:
                 sequence.num_computed = self.runner.truncate(handle, min(known, self.runner.length(handle)))
         except PluginFailed:
@@ -400,7 +401,7 @@ class Scheduler:
             if self.cache.is_enabled:
                 num_kept = min(sequence.num_computed, len(owner.prompt)) - owner.usage.cached_tokens
                 owner.usage.kept_tokens = max(owner.usage.kept_tokens, num_kept)
-            self.cache.store(sequence.buffer[: sequence.num_computed], handle, request.cache_namespace)
+            self.cache.store(sequence.buffer[: sequence.num_computed], handle, owner.cache_namespace)
         else:
             free(self.runner, handle)
 

@@ -17,7 +17,7 @@ import numpy as np
 from attrs import Factory, define, field
 from numpy.typing import NDArray
 
-from enginehouse.contract.adapters import AdapterSet
+from enginehouse.contract.adapters import AdapterSet, cache_key
 from enginehouse.contract.media import Embedding
 from enginehouse.contract.types import CacheMiss, EngineRequest, TokenDetails, TokenLogprob
 from enginehouse.contract.usage import Usage, UsageCounter
@@ -26,6 +26,7 @@ from enginehouse.engine.disk import StateRead
 from enginehouse.engine.media import PlacedChunk
 from enginehouse.engine.sampling.sampler import SequenceSampler
 from enginehouse.engine.text.text_stream import TextPiece, TextStream
+from enginehouse.plugins import Contained
 
 if TYPE_CHECKING:
     from enginehouse.engine.speculation.speculation import SequenceDrafts
@@ -43,10 +44,13 @@ class ActiveRequest:
         chunks: images in the prompt.
         places: lengths at which checkpoints are kept, ascending; see ``engine.checkpoints``.
         is_resumed: True if it continues here what another worker began.
+        activation: position from which its adapters act, and beyond which others cannot share its tokens; 0 but for
+            activated LoRA.
         usage: counts so far; those of a choice are added when it ends.
         num_reported: tokens of the prompt that were reported as computed, for ``return_progress``.
         has_source: True once the prefix cache was searched for its prompt, so that the cached tokens are known.
         first_token_s: when its first token was sampled; tokens may be forced before its prompt is computed.
+        contained: guard of work for it; set by the engine that takes it.
     """
 
     request: EngineRequest
@@ -56,6 +60,7 @@ class ActiveRequest:
     chunks: tuple[PlacedChunk, ...] = ()
     places: tuple[int, ...] = ()
     is_resumed: bool = False
+    activation: int = 0
     sequences: list[Sequence] = field(factory=list)
     num_unfinished: int = 0
     usage: UsageCounter = field(default=Factory(lambda self: self.first_usage(), takes_self=True))
@@ -64,6 +69,7 @@ class ActiveRequest:
     started_s: float | None = None
     first_token_s: float | None = None
     num_reported: int = 0
+    contained: Contained = field(init=False, repr=False)
 
     def first_usage(self) -> UsageCounter:
         """Return the counts of the prompt."""
@@ -76,6 +82,16 @@ class ActiveRequest:
     def num_media_bytes(self) -> int:
         """Memory of the data of its chunks, which is kept until the request has ended."""
         return sum(placed.chunk.num_bytes for placed in self.chunks)
+
+    @property
+    def cache_namespace(self) -> str:
+        """Namespace of its prefix-cache entries: that of the base model if its adapters begin to act later."""
+        return cache_key(self.request.namespace, ()) if self.activation else self.request.cache_namespace
+
+    @property
+    def num_shareable(self) -> int:
+        """Number of its first tokens that other requests of its namespace may share."""
+        return self.activation or sys.maxsize
 
     def is_overdue(self, now: float) -> bool:
         """Return True if the request has waited for its start longer than ``queue_timeout_s``."""
@@ -116,7 +132,7 @@ class Sequence:
         disk_read: such a prefix that is being loaded into the prefix cache.
         exit_layer: number of layers computed for the last row of logits (None without early exit).
         is_forced: True if its last mask allowed a single token; only for requests with token details.
-        adapter: its loaded adapters; empty while waiting.
+        adapters: its loaded adapters; empty while waiting.
         embedding: of its next chunk, if that is to be computed now.
         next_checkpoint: length of its next checkpoint; beyond all lengths if the runner keeps none.
     """
@@ -151,7 +167,7 @@ class Sequence:
     disk_read: StateRead | None = None
     exit_layer: int | None = None
     is_forced: bool = False
-    adapter: AdapterSet = ()
+    adapters: AdapterSet = ()
     embedding: Embedding | None = None
     next_checkpoint: int = sys.maxsize
 
@@ -159,6 +175,16 @@ class Sequence:
     def token_ids(self) -> NDArray[np.int32]:
         """(length,) int32 view of the prompt and the tokens generated so far."""
         return self.buffer[: self.length]
+
+    @property
+    def reusable_token_ids(self) -> NDArray[np.int32]:
+        """View of the tokens that may be reused of other requests; not the last one, so that there are logits."""
+        return self.buffer[: min(self.length - 1, self.owner.num_shareable)]
+
+    @property
+    def adapter(self) -> AdapterSet:
+        """The adapters of the next tokens to compute."""
+        return self.adapters if self.num_computed >= self.owner.activation else ()
 
     @property
     def text_token_ids(self) -> NDArray[np.int32]:
@@ -253,8 +279,13 @@ class Sequence:
 
     @property
     def max_chunk(self) -> int:
-        """Maximum number of tokens of a prefill chunk: up to an image or a checkpoint, few if each gives logits."""
+        """Maximum number of tokens of a prefill chunk; few if each gives logits.
+
+        A chunk ends before an image, at a checkpoint and where adapters begin to act.
+        """
         limit = max(1, self.next_checkpoint - self.num_computed)
+        if self.num_computed < self.owner.activation:
+            limit = min(limit, self.owner.activation - self.num_computed)
         if (chunk := self.next_chunk) is not None:
             return min(limit, chunk.start - self.num_computed)
         return min(limit, max(1, _MAX_SCORED_LOGITS // self.sampler.vocab_size)) if self.scores_prompt else limit

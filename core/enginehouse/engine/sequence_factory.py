@@ -1,4 +1,4 @@
-"""Admission: validates a request, creates its sequences, and restores the state of resumed ones.
+"""Makes the sequences of a request after checking it, and restores the state of resumed ones.
 
 Called by the loop when a request is added. A resumed sequence replays its known tokens through text, penalties,
 grammar, reasoning and samplers; outputs reported before are not reported again.

@@ -59,7 +59,7 @@ class Authenticator:
         Raises:
             PluginFailed: the plugin failed or its result is not a valid identity.
         """
-        with self._guard.calling(_PLACE, PluginFailed):
+        with self._guard.calling(_PLACE, passes=(PluginFailed,)):
             found = self.ask(credentials=credentials)
         if found is None:
             return None

@@ -12,6 +12,8 @@ A guarded call
 - checks the type of the result (``results``);
 - warns, once a minute, if it takes longer than it should.
 
+:class:`Contained` is the guard of the other kind: around core's own work for one request or model.
+
 Plugins of the distribution of Enginehouse are called where core is, on the event loop. What others do while requests
 are served runs in threads of each object, with a time limit, so that no other request waits for it;
 :meth:`Guard.run` and :meth:`Guard.run_async` call it from the event loop.
@@ -27,14 +29,13 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from attrs import define, evolve, field, frozen
 
-from enginehouse.contract.errors import EnginehouseError, PluginFailed
+from enginehouse.contract.errors import EnginehouseError, GenerationFailed, PluginFailed
 from enginehouse.plugins.call_notes import CallNotes, NotedCall
 from enginehouse.plugins.plugin_loops import PluginLoop, PluginLoops
 from enginehouse.plugins.threads import Abandoned, PluginThreads, caller_has_left
@@ -223,15 +224,8 @@ class Guard:
             EnginehouseError: raised by the plugin.
             PluginFailed: the plugin raised anything else.
         """
-        self.enter(place)
-        try:
+        with self.calling(place):
             return function(*arguments)
-        except passed(EnginehouseError):
-            raise
-        except BaseException as error:
-            raise self.failed(place, error) from error
-        finally:
-            self.leave()
 
     async def run(self, place: str, work: Callable[[], _T]) -> _T:
         """Return ``work()``, which calls the object: directly if it is our own, else in one of its threads.
@@ -275,18 +269,67 @@ class Guard:
             self.threads.end()
             self.loops.end()
 
-    @contextmanager
-    def calling(self, place: str, passes: type[EnginehouseError] = EnginehouseError) -> Iterator[None]:
-        """Guard the block; exceptions of the type ``passes`` are propagated unchanged."""
-        self.enter(place)
-        try:
-            yield
-        except passed(passes):
-            raise
-        except BaseException as error:
-            raise self.failed(place, error) from error
-        finally:
-            self.leave()
+    def calling(
+        self, place: str, *, passes: tuple[type[EnginehouseError], ...] = (EnginehouseError,), is_noted: bool = True
+    ) -> _Calling:
+        """Return the guard of a ``with`` block that calls the plugin.
+
+        Args:
+            passes: errors that are propagated unchanged; any other exception becomes PluginFailed.
+            is_noted: note the call; False if the block awaits, as a thread notes one call at a time.
+        """
+        return _Calling(self, place, passes, is_noted)
+
+
+class _Calling:
+    """The guard of one call; a class, as it is used for every token and generators take three times as long."""
+
+    __slots__ = ("_guard", "_is_noted", "_passes", "_place")
+
+    def __init__(self, guard: Guard, place: str, passes: tuple[type[EnginehouseError], ...], is_noted: bool) -> None:
+        self._guard = guard
+        self._place = place
+        self._passes = passes
+        self._is_noted = is_noted
+
+    def __enter__(self) -> None:
+        if self._is_noted:
+            self._guard.enter(self._place)
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if self._is_noted:
+            self._guard.leave()
+        if error is not None and not isinstance(error, passed(*self._passes)):
+            raise self._guard.failed(self._place, error) from error
+
+
+class Contained:
+    """Guard of one request or model: an exception in the ``with`` block fails it, and goes no further.
+
+    Such an exception is an error of core itself, since plugins have guards of their own. Can be used again, also while
+    it is in use.
+
+    Args:
+        fail: called with the error.
+        what: sentence for the log and the client, such as "checking the request failed".
+    """
+
+    __slots__ = ("_fail", "_what")
+
+    def __init__(self, fail: Callable[[EnginehouseError], object], what: str) -> None:
+        self._fail = fail
+        self._what = what
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        if isinstance(error, EnginehouseError):
+            self._fail(error)
+        elif isinstance(error, Exception):
+            _log.error("%s", self._what, exc_info=error)
+            self._fail(GenerationFailed(f"{self._what[0].upper()}{self._what[1:]}: {type(error).__name__}: {error}"))
+        return isinstance(error, Exception)
 
 
 def is_own(distribution: str) -> bool:

@@ -41,7 +41,7 @@ from enginehouse.contract.router import ChecksModels, ComparesTexts, Router
 from enginehouse.contract.sampler import SamplerPlugin
 from enginehouse.contract.structured import Grammar, GrammarCompiler, StructuredDecoder
 from enginehouse.contract.surface import Surface
-from enginehouse.plugins.guard import Guard, passed, plain
+from enginehouse.plugins.guard import Guard, plain
 from enginehouse.plugins.results import Expectation
 
 _T = TypeVar("_T")
@@ -276,25 +276,13 @@ def _method(interface: type[Any], declared: type[Any], name: str, is_bounded: bo
         return guarded(value, inner, guard) if inner is not None else value
 
     def call(self: _Guarded, *arguments: Any, **named: Any) -> Any:
-        guard = self._enginehouse_guard
-        guard.enter(name)
-        try:
+        with self._enginehouse_guard.calling(name, passes=errors):
             value = getattr(self._enginehouse_object, name)(*arguments, **named)
-        except passed(*errors):
-            raise
-        except BaseException as error:
-            raise guard.failed(name, error) from error
-        finally:
-            guard.leave()
         return finish(self, value, arguments)
 
     async def call_async(self: _Guarded, *arguments: Any, **named: Any) -> Any:
-        try:
+        with self._enginehouse_guard.calling(name, passes=errors, is_noted=False):
             value = await getattr(self._enginehouse_object, name)(*arguments, **named)
-        except passed(*errors):
-            raise
-        except BaseException as error:
-            raise self._enginehouse_guard.failed(name, error) from error
         return finish(self, value, arguments)
 
     if inspect.iscoroutinefunction(function):

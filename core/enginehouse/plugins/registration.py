@@ -105,7 +105,7 @@ class PluginRecords:
             yield
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # noqa: BLE001 - error boundary of plugin code
+        except BaseException as error:  # noqa: BLE001 - guard of loading: any exception of a plugin is its record's error
             if isinstance(error, ConfigError):
                 self.wrong_settings.append(error)
             record = self.by_name[name]

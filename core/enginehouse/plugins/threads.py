@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextvars import ContextVar
+from operator import methodcaller
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 
@@ -187,21 +188,15 @@ class PluginThreads:
             if not call.outcome.set_running_or_notify_cancel():
                 return
             call.thread = threading.get_ident()
-        result, failure = None, None
+        settle: Callable[[Future[Any]], None] = methodcaller("set_result", None)
         try:
-            try:
-                result = call.work()
-            except BaseException as error:  # noqa: BLE001 - raised where the result is awaited
-                failure = error
+            settle = outcome_of(call.work)
             with call.lock:  # from here on, nothing is raised in this thread
                 call.is_over = True
             _let_exception_arrive()
         except Abandoned:
             call.is_over = True
-        if failure is not None:
-            call.outcome.set_exception(failure)
-        else:
-            call.outcome.set_result(result)
+        settle(call.outcome)
 
 
 class _Thread(threading.Thread):
@@ -210,6 +205,18 @@ class _Thread(threading.Thread):
     def __init__(self, plugin_threads: PluginThreads, name: str) -> None:
         super().__init__(target=plugin_threads.serve, name=name, daemon=True)
         self.plugin_threads = plugin_threads
+
+
+def outcome_of(work: Callable[[], Any]) -> Callable[[Any], None]:
+    """Run ``work``; returns what settles a future with its result or exception, which is raised where it is awaited."""
+    try:
+        return methodcaller("set_result", work())
+    except StopIteration as error:  # a future does not accept it: its task would wait forever
+        early = RuntimeError("StopIteration")
+        early.__cause__ = error
+        return methodcaller("set_exception", early)
+    except BaseException as error:  # noqa: BLE001 - guard of threads: the waiting thread or task gets any exception
+        return methodcaller("set_exception", error)
 
 
 def _let_exception_arrive() -> None:

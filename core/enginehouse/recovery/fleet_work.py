@@ -1,6 +1,7 @@
 """Work items of a model with several workers elsewhere: each enters one of them, and another one when that dies.
 
-Only the suspects of a death are tested alone, see :class:`FleetQuarantine`: all other work goes on in all workers.
+What a worker was working on when it died is quarantined item by item, see :class:`FleetQuarantine`; all other work goes
+on in all workers.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ _CHECK_S = 1.0
 
 
 class FleetQuarantine(HeldWork):
-    """Finds the work item that kills workers: one that was there at the deaths of two, the only suspect of the first.
+    """Finds the work item that kills workers: one that was there at the deaths of two, the second in its isolation run.
 
-    What a worker did when it died is quarantined, item by item: each returns to a worker that tests no other suspect,
+    What a worker did when it died is quarantined, item by item: each returns to a worker without another isolation run,
     not to the one that died if there is another, beside other work. If that worker dies as well, the tested item is the
     culprit, because everything else there was at no other death; what is well past the point of the death is cleared.
 
@@ -42,7 +43,7 @@ class FleetQuarantine(HeldWork):
         return bool(self._tested)
 
     def avoided(self, work: Work) -> frozenset[str]:
-        """Return the places that an item must not enter now: those that test another suspect."""
+        """Return the places that an item must not enter now: those with another isolation run."""
         return frozenset(self._tested) if work.state is State.QUARANTINED else frozenset()
 
     def entered(self, work: Work, place: str) -> None:
@@ -59,16 +60,16 @@ class FleetQuarantine(HeldWork):
                 del self._tested[place]
                 move(work, Event.PASSED)
 
-    def died(self, held: Sequence[Work], suspects: Sequence[Work], place: str, *, from_outside: bool) -> Work | None:
+    def died(self, held: Sequence[Work], causes: Sequence[Work], place: str, *, from_outside: bool) -> Work | None:
         """A worker died; returns the culprit if it is known.
 
         Args:
             held: all that it held.
-            suspects: what it was working on.
+            causes: what it was working on.
             place: its name.
             from_outside: it was killed, or its machine is gone.
         """
-        blamed = [work for work in suspects if not (from_outside and excuse(work))]
+        blamed = [work for work in causes if not (from_outside and excuse(work))]
         tested, _ = self._tested.pop(place, (None, 0))
         culprit = tested if tested in blamed else None
         for work in held:
@@ -131,7 +132,7 @@ class FleetWork(ModelWork):
             elif (engine := self._choose(work)) is None:
                 self._wait_outside(work)  # counted, so that a worker is started for it
                 work.start_limit()
-                await self._await_worker(work)
+                await self._await_worker()
             else:
                 self._know(engine)
                 self._tests.entered(work, engine.place)
@@ -150,7 +151,7 @@ class FleetWork(ModelWork):
         work.placement = placement
         return engine
 
-    async def _await_worker(self, work: Work) -> None:
+    async def _await_worker(self) -> None:
         """Wait until another worker may take the item, or the model is opened again."""
         served, before = self._served(), self._fleet
         waits = [self._changed, *(() if before is None else (before.changed,))]
@@ -177,5 +178,5 @@ class FleetWork(ModelWork):
     def _note_left(self, work: Work) -> None:
         self._tests.left(work)
 
-    def _find_culprit(self, engine: WorkerEngine, held: list[Work], suspects: list[Work]) -> Work | None:
-        return self._tests.died(held, suspects, engine.place, from_outside=engine.is_killed_from_outside)
+    def _find_culprit(self, engine: WorkerEngine, held: list[Work], causes: list[Work]) -> Work | None:
+        return self._tests.died(held, causes, engine.place, from_outside=engine.is_killed_from_outside)

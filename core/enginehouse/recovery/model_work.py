@@ -206,13 +206,13 @@ class ModelWork:
         held = [work for work in self._works if work.engine is engine]
         if held:
             _log.warning("model %s: %s; its requests (%d) continue in the next worker", self._name, error, len(held))
-        begun = [work for work in held if work.stage != "waiting"]
-        # If none has begun, the cause is among all: without suspects the model would restart without end.
-        suspects = begun or held
+        started = [work for work in held if work.stage != "waiting"]
+        # If it had started on none, the cause is among all: otherwise the model would restart without end.
+        causes = started or held
         if engine.ended_by is not None:
-            self._refuse_plugin(engine.ended_by, begun)
-            suspects = []
-        culprit = self._find_culprit(engine, held, suspects)
+            self._refuse_plugin(engine.ended_by, started)
+            causes = []
+        culprit = self._find_culprit(engine, held, causes)
         if culprit is not None:
             self._refuse(culprit, error, engine.ended_in)
         for work in held:
@@ -224,12 +224,12 @@ class ModelWork:
                 work.lost()
         self._notify()
 
-    def _find_culprit(self, engine: WorkerEngine, held: list[Work], suspects: list[Work]) -> Work | None:
-        return self._quarantine.died(suspects, from_outside=engine.is_killed_from_outside)
+    def _find_culprit(self, engine: WorkerEngine, held: list[Work], causes: list[Work]) -> Work | None:
+        return self._quarantine.died(causes, from_outside=engine.is_killed_from_outside)
 
-    def _refuse_plugin(self, call: NotedCall, begun: list[Work]) -> None:
+    def _refuse_plugin(self, call: NotedCall, started: list[Work]) -> None:
         """End the request for which a plugin was called, or those that have seen two deaths in calls for several."""
-        for work in begun:
+        for work in started:
             work.num_plugin_deaths += 1
             if work.request.request_id == call.request_id or (not call.request_id and work.num_plugin_deaths > 1):
                 work.refusal = PluginFailed(f"{_blamed(call)}.", call.plugin, call.kind)

@@ -17,9 +17,8 @@ from enginehouse.contract.inspection import EngineView, Inspectable
 from enginehouse.contract.types import EngineRequest, PoolingRequest, PoolingResult, Segment
 from enginehouse.plugins import guard_of
 from enginehouse.recovery.fleet_work import FleetWork
-from enginehouse.recovery.generation import Generation
+from enginehouse.recovery.generation import Generation, RecoverableRequest
 from enginehouse.recovery.model_work import ModelWork
-from enginehouse.recovery.request import RecoverableRequest
 from enginehouse.recovery.work import Work
 from enginehouse.serving import LoadedModel
 from enginehouse.serving.served import ServedModel

@@ -67,7 +67,7 @@ class Work(WorkObserver):
         engine: the worker that holds it, even after its client has left; None while it is outside.
         num_quarantines: number of times it was quarantined without an explanation being found.
         num_excused: number of deaths from outside from which it was excused.
-        died_at: place of the last worker of several whose death it was suspected of.
+        died_at: place of the last worker of several that died while it worked on this.
         placement: why it is in its worker, if there are several.
         is_over: True if its client expects nothing more.
         is_answered: True if it ended by itself, whether its client waited for that or not.

@@ -41,12 +41,17 @@ class AdapterTable:
     planned: tuple[Adapter, ...] = ()
     added: dict[str, Adapter] = field(factory=dict)
     removed: set[str] = field(factory=set)
+    _places_of_added: dict[str, None] = field(factory=dict)
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """All names that adapters have had, by the ids of llama-server's API: no id is given to another adapter."""
+        return tuple(dict.fromkeys((*self.configured, *self._places_of_added)))
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of all adapters; their order is that of the ids in llama-server's API."""
-        kept = (name for name in self.configured if name not in self.removed)
-        return tuple(dict.fromkeys((*kept, *self.added)))
+        """Names of the adapters that are offered, in the order of their places."""
+        return tuple(name for name in self.places if name not in self.removed)
 
     def all(self) -> Mapping[str, Adapter]:
         """Return the adapters by name, without those of a model that was not planned yet."""
@@ -60,13 +65,13 @@ class AdapterTable:
 
     def not_found(self, model: str, name: object, param: str = "model") -> AdapterNotFound:
         """Return the error for a name that no adapter of the model has."""
-        listed = ", ".join(sorted(self.names)) or "it has none"
-        message = f"The model {quoted(model)} has no adapter {quoted(name)}; its adapters: {listed}."
-        return AdapterNotFound(message, param)
+        listed = f"; its adapters: {', '.join(sorted(self.names))}." if self.names else "; it has none."
+        return AdapterNotFound(f"The model {quoted(model)} has no adapter {quoted(name)}{listed}", param)
 
     def add(self, adapter: Adapter) -> None:
         """Offer an adapter from now on."""
         self.added[adapter.name] = adapter
+        self._places_of_added[adapter.name] = None
         self.removed.discard(adapter.name)
 
     def remove(self, model: str, name: str) -> Adapter | None:
@@ -78,6 +83,13 @@ class AdapterTable:
         self.removed.add(name)
         return adapter
 
+    def name_of(self, model: str, wanted: str | int, param: str) -> str:
+        """Return the name of an adapter that a request names by its name or place. Raises AdapterNotFound."""
+        name = self.places[wanted] if isinstance(wanted, int) and 0 <= wanted < len(self.places) else wanted
+        if not isinstance(name, str) or name in self.removed or name not in self.places:
+            raise self.not_found(model, wanted, param)
+        return name
+
     def resolve(self, model: str, asked: AskedAdapters, param: str) -> tuple[Adapter, ...]:
         """Return the adapters that a request names, without those of scale 0: these are the base model.
 
@@ -85,11 +97,11 @@ class AdapterTable:
             AdapterNotFound: there is no adapter of that name or place.
             InvalidRequest: an adapter is named twice.
         """
-        names, table, found = self.names, self.all(), dict[str, Adapter]()
+        table, found = self.all(), dict[str, Adapter]()
         for wanted, scale in asked:
-            name = names[wanted] if isinstance(wanted, int) and 0 <= wanted < len(names) else wanted
-            if not isinstance(name, str) or name not in table:
-                raise self.not_found(model, name, param)
+            name = self.name_of(model, wanted, param)
+            if name not in table:
+                raise self.not_found(model, wanted, param)
             adapter = table[name]
             if adapter.name in found:
                 raise InvalidRequest(f"{param}: names the adapter {quoted(name)} twice", param)

@@ -12,10 +12,9 @@ import contextlib
 import contextvars
 import threading
 from collections.abc import Callable
-from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from enginehouse.plugins.threads import caller_has_left
+from enginehouse.plugins.threads import caller_has_left, outcome_of
 
 _T = TypeVar("_T")
 
@@ -33,19 +32,12 @@ async def run_in_daemon_thread(name: str, work: Callable[[], _T]) -> _T:
     loop = asyncio.get_running_loop()
     done: asyncio.Future[_T] = loop.create_future()
 
-    def settle(outcome: Callable[[], None]) -> None:
+    def settle(outcome: Callable[[Any], None]) -> None:
         if not done.done():
-            outcome()
+            outcome(done)
 
     def run() -> None:
-        try:
-            outcome = partial(done.set_result, work())
-        except StopIteration as error:  # a future does not accept it: the task would wait forever
-            early = RuntimeError(f"{name}: StopIteration")
-            early.__cause__ = error
-            outcome = partial(done.set_exception, early)
-        except BaseException as error:  # noqa: BLE001 - raised in the task that waits for this thread
-            outcome = partial(done.set_exception, error)
+        outcome = outcome_of(work)
         with contextlib.suppress(RuntimeError):  # the server has meanwhile ended
             loop.call_soon_threadsafe(settle, outcome)
 

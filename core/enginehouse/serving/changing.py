@@ -144,6 +144,14 @@ async def check_addable(manager: ModelManager, name: str, settings: ModelSetting
     return True
 
 
+def _naming_setting(error: ModelLoadError, name: str) -> ConfigError:
+    """Return the error of a model's plan as one of its settings: that which the message names, else the source."""
+    path, colon, _ = error.message.partition(": ")
+    if colon and path.startswith(f"models.{name}."):
+        return ConfigError(error.message, path)
+    return ConfigError(f"models.{name}.source: {error.message}", f"models.{name}.source")
+
+
 @frozen(kw_only=True)
 class ModelChanges:
     """Model names, each in exactly one of the groups.
@@ -232,6 +240,8 @@ class ModelChanger:
             except EnginehouseError as error:
                 if hub is not None:
                     downloads[name] = hub
+                elif model.origin == "settings" and isinstance(error, ModelLoadError):
+                    raise _naming_setting(error, name) from error
                 elif model.origin == "settings":
                     raise
                 else:

@@ -31,7 +31,7 @@ def plan_prefix_disk(name: str, settings: ModelSettings, backend: Backend) -> Pr
     path = f"models.{name}.prefix_cache_dir"
     if not settings.prefix_cache:
         raise ConfigError(f"{path}: there is nothing to save without a prefix cache; remove one of the two", path)
-    if backend.opens != "runner":
+    if backend.opens != "model":
         reason = f"the backend {backend.name!r} forwards requests; it has no prefix cache here"
         raise ConfigError(f"{path}: {reason}", path)
     # A name may hold slashes or consist of dots; quoted, it is one folder name, which no other model name maps to.
@@ -56,7 +56,7 @@ def plan_exit_policy(
     if known is None:
         raise ConfigError(registry.missing("exit policy", chosen.name, registry.exit_policies), path)
     structure_options(known.options, chosen.options, path, also_known=("name",))
-    if backend.opens != "runner":
+    if backend.opens != "model":
         reason = f"the backend {backend.name!r} forwards requests; it does not support early exit"
         raise ConfigError(f"{path}: {reason}", path)
     if settings.drafters:
@@ -156,7 +156,7 @@ def _second_model(drafter: DrafterSettings, path: str, model: ModelSettings, reg
         raise no_such_model(drafter.source, registry)
     check_backend(drafter.backend, registry)
     backend = choose_backend(source, drafter.backend, registry.backends, probe=model.python is None).backend
-    if backend.opens != "runner":
+    if backend.opens != "model":
         raise ConfigError(f"{path}.backend: a drafter needs a model that runs here", f"{path}.backend")
     known = {attribute.name for attribute in attrs.fields(backend.options)}
     shared = {name: getattr(model, name) for name in ("context", "slots") if name in known}

@@ -70,7 +70,7 @@ def _plan_placement(
     known = {attribute.name for attribute in attrs.fields(outer.options)}
     own = {key: value for key, value in settings.options.items() if key in known}
     inner = structure_options(outer.options, own, path).inner
-    if inner is not None and (chosen := registry.backends.get(inner)) is not None and chosen.opens != "runner":
+    if inner is not None and (chosen := registry.backends.get(inner)) is not None and chosen.opens != "model":
         reason = f"the backend {inner!r} opens no model in a worker, so the backend {outer.name!r} cannot place it"
         raise ConfigError(f"{path}.inner: {reason}", f"{path}.inner")
     rest = {key: value for key, value in settings.options.items() if key not in known}
@@ -211,7 +211,8 @@ async def open_engine(
     load = load_of(plan, model, settings)
     if plan.placement is not None:
         queue = RequestQueue(load.engine.slots, settings.limits) if request_queue is None else request_queue
-        fleet = FleetEngine(load, queue, step_timeout_s=model.step_timeout_s)
+        guard = guard_of(plan.placement.backend, "backend")
+        fleet = FleetEngine(load, queue, guard, step_timeout_s=model.step_timeout_s)
         await _fill(plan, fleet, load, progress, model.load_timeout_s)
         return OpenEngine(fleet, fleet.died)
     engine = await WorkerEngine.open(
@@ -268,18 +269,21 @@ async def _fill(plan: ModelPlan, fleet: FleetEngine, load: Load, progress: Progr
         await fleet.loaded()
 
     placing = asyncio.ensure_future(place())
-    try:
+
+    async def undo() -> None:
+        placing.cancel()
+        await asyncio.wait([placing])
+        await fleet.close()
+
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(watch.end)
+        unplaced = await stack.enter_async_context(contextlib.AsyncExitStack())
+        unplaced.push_async_callback(undo)
         await asyncio.wait((placing, stuck), return_when=asyncio.FIRST_COMPLETED)
         if not placing.done():
             raise ModelLoadError(f"{stuck.result()}; if it needs longer, raise {plan.options_path}.load_timeout_s")
         placing.result()
-    except BaseException:
-        placing.cancel()
-        await asyncio.wait([placing])
-        await fleet.close()
-        raise
-    finally:
-        watch.end()
+        unplaced.pop_all()
 
 
 async def _open_here(plan: ModelPlan, progress: Progress, timeout_s: float) -> OpenEngine:

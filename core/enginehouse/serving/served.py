@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 
 from attrs import define, evolve, field, frozen
 
@@ -22,6 +22,7 @@ from enginehouse.contract.errors import (
     ServerStopping,
 )
 from enginehouse.contract.types import ModelInfo
+from enginehouse.plugins import Contained
 from enginehouse.serving.adapters import AdapterTable
 from enginehouse.serving.leases import Lease, Uses, Waiters
 from enginehouse.serving.lifecycle import Drain, Lifecycle, ModelStatus, Publish
@@ -300,16 +301,9 @@ class ServedModel:
             self.room.free(self)
             self._serving = None
 
-    @contextlib.contextmanager
-    def failing(self, what: str) -> Iterator[None]:
+    def failing(self, what: str) -> Contained:
         """Guard of loading: any error in the block fails the model, which must not stay in the state "loading"."""
-        try:
-            yield
-        except EnginehouseError as error:
-            self.fail(error.message)
-        except Exception as error:  # noqa: BLE001 - an error of core itself; those of plugins come from their guards
-            _log.exception("%s the model %s failed", what, self.name)
-            self.fail(f"{type(error).__name__}: {error}")
+        return Contained(lambda error: self.fail(error.message), f"{what} the model {self.name} failed")
 
     async def _take_room(self) -> bool:
         """Reserve memory; False if there is none, so that the next request tries again."""

@@ -19,12 +19,14 @@ from typing import Any
 from attrs import evolve, field, frozen
 
 from enginehouse.contract.gguf_names import is_beside, part_number, parts_of, quantization_of, stem_of
+from enginehouse.contract.regular_files import read_regular_text
 
 __all__ = ["FoundModel", "Scan", "Unserved", "scan_folders"]
 
 _MAX_DEPTH = 2
 _MAX_ENTRIES = 100_000
 _MAX_JSON_BYTES = 16 * 2**20
+_MAX_REVISION_BYTES = 1024
 _MIN_GGUF_BYTES = 24  # magic, version, number of tensors, number of metadata entries
 _HUB = "models--"
 
@@ -146,7 +148,7 @@ class _Walk:
         """Scan the current snapshot of a repository in the hub's cache."""
         name = folder.name.removeprefix(_HUB).replace("--", "/")
         try:
-            commit = (folder / "refs" / "main").read_text(encoding="ascii").strip()
+            commit = read_regular_text(folder / "refs" / "main", _MAX_REVISION_BYTES).strip()
         except (OSError, ValueError):
             commit = ""
         snapshot = folder / "snapshots" / commit

@@ -22,6 +22,7 @@ from enginehouse.contract.types import (
     PoolingResult,
     Segment,
 )
+from enginehouse.plugins import Guard
 from enginehouse.workers.client import WorkerEngine
 from enginehouse.workers.messages import Load
 from enginehouse.workers.remote import RemoteWorker
@@ -40,6 +41,7 @@ class FleetEngine:
     Args:
         load: the first message for each worker.
         request_queue: the queue of the model.
+        guard: that of the backend, around its transport.
         step_timeout_s: as for a worker on this machine; a worker whose step takes longer is left.
 
     Attributes:
@@ -52,10 +54,11 @@ class FleetEngine:
 
     info: ModelInfo
 
-    def __init__(self, load: Load, request_queue: RequestQueue, *, step_timeout_s: float) -> None:
+    def __init__(self, load: Load, request_queue: RequestQueue, guard: Guard, *, step_timeout_s: float) -> None:
         self._loop = asyncio.get_running_loop()
         self._load = load
         self._step_timeout_s = step_timeout_s
+        self._guard = guard
         self.request_queue = request_queue
         self.died: asyncio.Future[EngineDead] = self._loop.create_future()
         self.placement: PlacedWorkers | None = None
@@ -69,7 +72,7 @@ class FleetEngine:
 
     def join(self, place: str, send: Callable[[bytes], Awaitable[None]], on_end: Callable[[], None]) -> RemoteWorker:
         """See the contract."""
-        worker = RemoteWorker(place, send, on_end)
+        worker = RemoteWorker(place, send, on_end, self._guard)
         task = self._loop.create_task(self._reach(worker), name=f"replica {place}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -33,9 +33,9 @@ from enginehouse.engine.media import EncodedPrompt
 from enginehouse.engine.pooling.inputs import PoolInputs
 from enginehouse.engine.pooling.loop import PoolEngine, PoolOutput
 from enginehouse.engine.sequence import ActiveRequest
-from enginehouse.plugins import PluginFailures, PluginRegistry
+from enginehouse.plugins import Contained, PluginFailures, PluginRegistry
 from enginehouse.plugins.call_notes import CallNotes
-from enginehouse.workers.intake import Intake, contained, left
+from enginehouse.workers.intake import Intake, left
 from enginehouse.workers.ipc import FrameTooLarge, Link
 from enginehouse.workers.media_bytes import ArrivedMedia
 from enginehouse.workers.messages import (
@@ -221,7 +221,7 @@ class WorkerHost:
                 self._serve(engine)
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # noqa: BLE001 - guard of the worker: its state cannot be trusted after any error
+        except BaseException as error:  # noqa: BLE001 - guard of the worker, which ends: after any error its state cannot be trusted
             return self._report_failure(error)
         finally:
             try:
@@ -398,13 +398,13 @@ class WorkerHost:
             self._send(Stats(message.call, engine.stats()))
 
     def _add_pool(self, engine: PoolEngine, entering: _EnterPool) -> None:
-        with contained(lambda error: self._send_results([(entering.call, error)]), "beginning the request failed"):
+        with Contained(lambda error: self._send_results([(entering.call, error)]), "beginning the request failed"):
             engine.add(entering.call, entering.made)
 
     def _add(self, engine: StepEngine, entering: _Enter) -> None:
         request_id = entering.request.request_id
         self._send(StageBegan(request_id, "request"))
-        with contained(lambda error: self._send_outputs([(request_id, error)]), "beginning the request failed"):
+        with Contained(lambda error: self._send_outputs([(request_id, error)]), "beginning the request failed"):
             prompt = entering.prompt
             engine.add(entering.request, prompt.token_ids, entering.resume, prompt.chunks)
             self._send(Entered(request_id))
@@ -432,14 +432,14 @@ class WorkerHost:
 
     def _read(self) -> None:
         """Receive messages until the server is gone. A worker that can no longer receive ends."""
-        try:
-            while (payload := self._link.receive()) is not None:
-                self._dispatch(decode_to_worker(payload))
-        except (FrameTooLarge, msgspec.DecodeError):
-            _log.exception("the server sent something that is not a message")
-        except Exception:  # noqa: BLE001 - a runner's abort(), for example: otherwise all requests would wait forever
-            _log.exception("receiving failed")
-            self._send(Died("the worker could not receive any more"))
+        with Contained(
+            lambda error: self._send(Died(printable(error.message))), "the worker could not receive any more"
+        ):
+            try:
+                while (payload := self._link.receive()) is not None:
+                    self._dispatch(decode_to_worker(payload))
+            except (FrameTooLarge, msgspec.DecodeError):
+                _log.exception("the server sent something that is not a message")
         if self._on_server_gone is not None and not self._is_ended:
             self._on_server_gone()
         self._inbox.put(Close())

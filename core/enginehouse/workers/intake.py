@@ -6,10 +6,8 @@ thread passes cancellations directly to :class:`Intake`.
 
 from __future__ import annotations
 
-import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
 
@@ -19,7 +17,6 @@ from attrs import evolve
 from enginehouse.contract.backend import Tokenizer
 from enginehouse.contract.errors import (
     EnginehouseError,
-    GenerationFailed,
     InvalidRequest,
     RequestCancelled,
     UnsupportedTask,
@@ -30,7 +27,7 @@ from enginehouse.engine.media import EncodedPrompt, encode_prompt
 from enginehouse.engine.pooling.inputs import PoolInputs
 from enginehouse.engine.pooling.loop import PoolEngine
 from enginehouse.engine.text.segments import min_tokens
-from enginehouse.plugins import Guard, guard_of
+from enginehouse.plugins import Contained, Guard, guard_of
 from enginehouse.plugins.guard import current_request
 from enginehouse.workers.ipc import FrameTooLarge
 from enginehouse.workers.messages import (
@@ -53,8 +50,6 @@ from enginehouse.workers.requests import NO_CALL
 
 # Tokenized in about 30 ms, even by a tokenizer that needs a microsecond per character.
 _LONG_CHARACTERS = 32_768
-
-_log = logging.getLogger(__name__)
 
 
 _Queue = SimpleQueue[Submit | Pool | Tokenize | Detokenize | None]
@@ -178,7 +173,7 @@ class Intake:
             self._send(left(work))
 
     def _take_pool(self, call: int, request: PoolingRequest) -> None:
-        with contained(lambda error: self._reject(call, error), "checking the request failed"):
+        with Contained(partial(self._reject, call), "checking the request failed"):
             if isinstance(self._engine, StepEngine):
                 raise UnsupportedTask(request.model or "", "generate", request.task)
             with self._guard.of_request(request.request_id).calling("encode of its tokenizer"):
@@ -191,7 +186,7 @@ class Intake:
 
     def _take(self, request: EngineRequest, resume: Resume | None) -> None:
         request_id = request.request_id
-        with contained(lambda error: self._reject(request_id, error), "checking the request failed"):
+        with Contained(partial(self._reject, request_id), "checking the request failed"):
             with self._guard.of_request(request_id).calling("encode of its tokenizer"):
                 prompt = self._prompt(request)
             if request.constraint is not None:
@@ -284,15 +279,3 @@ def _is_long(asked: EngineRequest | PoolingRequest | Tokenize | Detokenize) -> b
 
 def _num_characters(one: PoolText) -> int:
     return len(one.text) + len(one.second or "") + len(one.token_ids or ())
-
-
-@contextmanager
-def contained(fail: Callable[[EnginehouseError], None], what: str) -> Iterator[None]:
-    """Guard of one request: an error in the block fails this request and no other one."""
-    try:
-        yield
-    except EnginehouseError as error:
-        fail(error)
-    except Exception as error:  # noqa: BLE001 - an error of core itself; those of plugins come from their guards
-        _log.error("%s", what, exc_info=error)
-        fail(GenerationFailed(f"{what[0].upper()}{what[1:]}: {type(error).__name__}: {error}"))

@@ -2,7 +2,7 @@
 
 Child processes are the workers of models and the processes that render chat templates. Each message is one frame with a
 length prefix and a maximum size, never pickle. The server's end is in ``process``. Does not know messages or the event
-loop: a rendering process imports nothing else of this room.
+loop: a rendering process imports nothing else of this package.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from typing import TypeVar
 
 from attrs import evolve
@@ -53,10 +53,10 @@ class MediaSender:
         self._on_begin()
         self.num_open += 1
         try:
-            yield await self._send(call, segments)
-        except BaseException:
-            self._connection.send(MediaBytes(call, 0, b""))
-            raise
+            with ExitStack() as undo:
+                undo.callback(self._connection.send, MediaBytes(call, 0, b""))
+                yield await self._send(call, segments)
+                undo.pop_all()
         finally:
             self.num_open -= 1
 

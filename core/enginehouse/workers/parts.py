@@ -226,7 +226,7 @@ class GuardedExitPolicy:
         if self._has_failed:
             return np.zeros(num_rows, np.bool_)
         try:
-            with self._guard.calling("leaves", PluginFailed):
+            with self._guard.calling("leaves", passes=(PluginFailed,)):
                 mask = self._policy.leaves(view)
                 if _is_on_host(mask):
                     mask = np.asarray(mask)

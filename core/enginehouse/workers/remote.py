@@ -6,10 +6,11 @@ The server's side of the link is a socket pair, like that of a worker on this ma
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable
 from typing import cast
 
+from enginehouse.contract.errors import PluginFailed
+from enginehouse.plugins import Guard
 from enginehouse.plugins.call_notes import CallNotes
 from enginehouse.workers.ipc import socket_pair
 from enginehouse.workers.process import ExitStatus
@@ -26,13 +27,16 @@ class RemoteWorker(asyncio.Protocol):
         place: name of the replica.
         send: sends bytes to the worker.
         on_end: called once, when the link is closed.
+        guard: that of the plugin, around ``send``.
 
     Attributes:
         socket: the server's end.
         ended: done when the worker is gone, or the server has closed its end.
     """
 
-    def __init__(self, place: str, send: Callable[[bytes], Awaitable[None]], on_end: Callable[[], None]) -> None:
+    def __init__(
+        self, place: str, send: Callable[[bytes], Awaitable[None]], on_end: Callable[[], None], guard: Guard
+    ) -> None:
         self.place = place
         self.pid: int | None = None
         self.notes: CallNotes | None = None
@@ -41,6 +45,7 @@ class RemoteWorker(asyncio.Protocol):
         self.ended: asyncio.Future[ExitStatus] = self._loop.create_future()
         self._send = send
         self._on_end = on_end
+        self._guard = guard
         self._unsent = bytearray()
         self._has_unsent = asyncio.Event()
         self._transport: asyncio.Transport | None = None
@@ -96,10 +101,9 @@ class RemoteWorker(asyncio.Protocol):
             self._has_unsent.clear()
             data, self._unsent = bytes(self._unsent), bytearray()
             try:
-                await self._send(data)
-            except asyncio.CancelledError:
-                raise
-            except Exception as error:  # noqa: BLE001 - of the plugin's transport: the worker cannot be reached
-                with contextlib.suppress(asyncio.CancelledError):
-                    self.end(f"cannot be reached ({type(error).__name__}: {error})")
+                with self._guard.calling("send of its link", passes=(), is_noted=False):
+                    await self._send(data)
+            except PluginFailed as error:
+                cause = error.__cause__ or error
+                self.end(f"cannot be reached ({type(cause).__name__}: {cause})")
                 return

@@ -102,7 +102,7 @@ class MinimalBackend:
     name = "minimal"
     api_version = 1
     options = MinimalOptions
-    opens: Literal["runner"] = "runner"
+    opens: Literal["model"] = "model"
 
     def probe(self) -> Probe:
         """It runs everywhere. With a library: ask ``importlib.util.find_spec``, which imports nothing."""

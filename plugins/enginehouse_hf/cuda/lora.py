@@ -31,7 +31,7 @@ MAX_COLUMNS = 128
 """Most columns of B at once."""
 
 _LARGEST_TILE = 128
-"""Most tokens of a program in 16 bits; half as many in float32."""
+"""Most tokens of a program in 16 bits; half as many in float32. Measured on an H200."""
 
 _EXPAND = (64, 8)
 """Rows of a program, warps."""

@@ -28,6 +28,7 @@ from enginehouse.contract.errors import EngineError, ModelLoadError
 from enginehouse.contract.exit_policy import BoundExitPolicy
 from enginehouse.contract.media import MAX_IMAGE_PIXELS, DecodedImage, MediaChunk, MediaInput
 from enginehouse.contract.types import ModelInfo
+from enginehouse_backendkit.lora_folder import read_invocation_tokens
 from enginehouse_backendkit.media_chunks import NO_CHUNKS, Chunks
 from enginehouse_backendkit.saved_states import check_head, state_body
 from enginehouse_backendkit.slot_table import checked_length
@@ -243,6 +244,10 @@ class CudaRunner:
             return self._reader.encode(chunk)
         except RuntimeError as error:  # torch's base error, which includes out of memory
             raise EngineError(f"hf: an image could not be encoded: {error}") from error
+
+    def invocation_tokens(self, path: Path) -> tuple[int, ...]:
+        """Return the tokens that activate an adapter in PEFT's format; () for plain ones."""
+        return read_invocation_tokens(path)
 
     def load_adapter(self, path: Path) -> int:
         """Load a LoRA from a folder in PEFT's format."""

@@ -91,7 +91,7 @@ class Backtracker:
         return following
 
     def _find_following(self, text: str) -> list[str] | None:
-        search = _Search(text, _MAX_GUIDED, is_begun=True)
+        search = _Search(text, _MAX_GUIDED, is_partial=True)
         try:
             search.finds(self._programs[0])
         except (AutomatonError, _Unknown):
@@ -290,13 +290,13 @@ class _Search:
 
     Attributes:
         left: states that may still be tried.
-        is_begun: more text may follow: all matches are tried, to collect what they need in ``following``.
-        is_touched: it depended on the end of a text that is only begun.
+        is_partial: more text may follow: all matches are tried, to collect what they need in ``following``.
+        is_touched: it depended on the end of a partial text.
     """
 
     text: str
     left: int
-    is_begun: bool = False
+    is_partial: bool = False
     is_touched: bool = False
     following: set[str] = field(factory=set)
 
@@ -304,7 +304,7 @@ class _Search:
         """Return True if there is a match anywhere."""
         seen: set[_State] = set()
         registers = (_UNSET,) * program.num_registers
-        for begin in range(len(self.text), -1, -1) if self.is_begun else range(len(self.text) + 1):
+        for begin in range(len(self.text), -1, -1) if self.is_partial else range(len(self.text) + 1):
             if self._first(program, begin, registers, seen) is None:
                 continue
             return True
@@ -326,7 +326,7 @@ class _Search:
             number, place, registers = state
             instruction = program.code[number]
             if instruction[0] == "match":
-                if is_inner or not self.is_begun:
+                if is_inner or not self.is_partial:
                     return place, registers
                 raise _Unknown  # anything may follow
             if instruction[0] == "split":
@@ -351,7 +351,7 @@ class _Search:
             case ("start",):
                 return (number + 1, place, registers) if place == 0 else None
             case ("end",):
-                if place == len(self.text) and self.is_begun:
+                if place == len(self.text) and self.is_partial:
                     self._touch({""}, is_inner)
                     return None
                 return (number + 1, place, registers) if place == len(self.text) else None
@@ -393,7 +393,7 @@ class _Search:
         return found
 
     def _touch(self, following: set[str] | None, is_inner: bool) -> None:
-        """Note that a match depends on what follows a text that is only begun: one of these; None: on anything."""
+        """Note that a match depends on what follows a partial text: one of these; None: on anything."""
         if is_inner:
             self.is_touched = True
         elif following is None:
@@ -406,7 +406,7 @@ class _Search:
         at, to = (place - 1, place - 1) if program.is_backwards else (place, place + 1)
         if 0 <= at < len(self.text):
             return (number + 1, to, registers) if has_char(ranges, ord(self.text[at])) else None
-        if self.is_begun and not program.is_backwards:
+        if self.is_partial and not program.is_backwards:
             self._touch(None, is_inner)
         return None
 
@@ -429,7 +429,7 @@ class _Search:
         if not _are_same(part, word[: len(part)], reference):
             return None
         if len(part) < len(word):
-            if self.is_begun:
+            if self.is_partial:
                 self._touch(None if reference.ignores_case else {word[len(part) :]}, is_inner)
             return None
         return number + 1, place + len(word), registers

@@ -404,7 +404,7 @@ class Rules:
 
     @property
     def is_guided(self) -> bool:
-        """True if something is known about values that have begun."""
+        """True if something is known about partial values."""
         return bool(self.literals or self.bounds or self.searches)
 
 

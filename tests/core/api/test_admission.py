@@ -11,8 +11,8 @@ from enginehouse.api.http.admission import Admission, Ticket
 from enginehouse.api.http.admission.gate import Rate, Rates
 from enginehouse.contract.errors import RateLimited, ServerOverloaded
 from enginehouse.contract.identity import Identity
-from enginehouse.engine.throughput import Throughput
 from enginehouse.settings.config import LimitsSettings
+from enginehouse.workers.request_queue import Throughput
 
 ALICE, BOB = Identity(name="alice"), Identity(name="bob")
 MINUTE = 60.0

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,11 +31,12 @@ class WatchedBackend(ScriptedBackend):
 
     def __init__(self) -> None:
         self.engines: list[ScriptedEngine] = []
-        self.open_delay_s = 0.0
+        self.may_open = threading.Event()
+        self.may_open.set()
         self.refusal: Exception | None = None
 
     def open(self, source, options, progress):
-        time.sleep(self.open_delay_s)
+        assert self.may_open.wait(60)
         if self.refusal:
             raise self.refusal
         engine = super().open(source, options, progress)
@@ -60,11 +62,13 @@ def backend() -> WatchedBackend:
 def make_server(tmp_path: Path, backend: WatchedBackend):
     """Call it with a script; it gives the settings and the registry of a server with one slot."""
 
-    def make(tokens: list, *, slots: int = 1, ready: bool = True, ping_s: float = 10.0, **options):
+    def make(
+        tokens: list, *, slots: int = 1, ready: bool = True, ping_s: float = 10.0, shutdown_s: float = 2.0, **options
+    ):
         source = write_script(tmp_path / "script.json", tokens, **options)
         model = ModelSettings(source=source, backend="scripted", slots=slots, options={"max_queue": 2})
         settings = Settings(
-            server=ServerSettings(ping_s=ping_s, shutdown_s=2.0),
+            server=ServerSettings(ping_s=ping_s, shutdown_s=shutdown_s),
             limits=LimitsSettings(),
             models={"m": model},
             plugins=PluginsSettings(allow=()),
@@ -198,7 +202,7 @@ def test_a_waiting_stream_gets_pings(make_server, backend: WatchedBackend) -> No
 
 
 def test_health_while_loading(make_server, backend: WatchedBackend) -> None:
-    backend.open_delay_s = 0.5
+    backend.may_open.clear()
     with make_server(["a"], ready=False) as (_, client):
         health = client.get("/health")
         assert health.status_code == 503
@@ -208,6 +212,7 @@ def test_health_while_loading(make_server, backend: WatchedBackend) -> None:
         assert response.status_code == 503
         assert int(response.headers["retry-after"]) >= 1
         assert response.json()["error"]["code"] == "model_not_ready"
+        backend.may_open.set()
         wait_ready(client)
         assert client.post("/v1/chat/completions", json=CHAT).status_code == 200
 
@@ -223,7 +228,7 @@ def test_a_server_without_a_model_that_loads_ends(make_server, backend: WatchedB
 
 
 def test_shutdown_lets_short_requests_finish(make_server, backend: WatchedBackend) -> None:
-    with make_server(["a", {"delay_s": 0.5}, "b"]) as (running, client):
+    with make_server(["a", {"delay_s": 0.5}, "b"], shutdown_s=60.0) as (running, client):
         connection = open_request(client, CHAT)
         wait_busy(backend, 1)
         running.begin_stop()

@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import os
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -140,6 +141,7 @@ def client(folder: Path) -> Iterator[httpx.Client]:
             prompts={"query": "query: ", "passage": "passage: "},
             log=str(folder / "embed.log"),
         ),
+        "counted": pooler(isolation="thread"),  # only one test uses it
         "rerank": pooler(task="rerank"),
         "classify": pooler(task="classify", labels=["bad", "fair", "good"], isolation="thread"),
         "engine": ModelSettings(source=write_script(folder / "hi.json", ["hi"]), backend="vectors"),
@@ -419,6 +421,7 @@ def test_an_operator_can_cancel(client: httpx.Client, folder: Path) -> None:
         (shown,) = (one for one in client.get("/admin/requests").json()["data"] if one["endpoint"] == "/pool")
         client.post(f"/admin/requests/{shown['id']}/cancel")
         response = bulk.result()
+        wait_until(lambda: num_running(client) == 0)  # otherwise the worker could begin the next pass
 
     assert (response.status_code, response.json()["code"]) == (410, "request_cancelled")
 
@@ -441,13 +444,17 @@ def test_callers_take_turns(client: httpx.Client, folder: Path) -> None:
 
 
 def test_metrics_count_texts_and_passes(client: httpx.Client) -> None:
-    pool(client, "embed", ["counted", "twice"])
-    wait_until(lambda: 'enginehouse_pooled_texts_total{model="embed"}' in client.get("/metrics").text)
-    text = client.get("/metrics").text
+    names = ("pooled_texts_total", "pooled_tokens_total", "prompt_tokens_total", "batch_sequences_count")
 
-    assert 'enginehouse_pooled_tokens_total{model="embed"}' in text
-    assert 'enginehouse_prompt_tokens_total{model="embed"}' in text
-    assert 'enginehouse_batch_sequences_count{model="embed"}' in text
+    def counts() -> tuple[float, ...]:
+        text = client.get("/metrics").text
+        found = (re.search(rf'^enginehouse_{name}{{model="counted"}} (\S+)', text, re.MULTILINE) for name in names)
+        return tuple(float(one[1]) if one is not None else 0.0 for one in found)
+
+    num_tokens = sum(pool(client, "counted", ["counted", "twice"])["num_tokens"])
+
+    expected = (2, num_tokens, num_tokens, 1)
+    wait_until(lambda: counts() == expected, lambda: f"{expected}; there are {counts()}")
 
 
 CHAT = {"model": "chat", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 40}

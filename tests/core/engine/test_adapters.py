@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 from enginehouse.contract.adapters import Adapter, cache_key, digest_of
@@ -51,9 +52,28 @@ def adapters(tmp_path: Path) -> list[Adapter]:
     return [Adapter(path.stem, str(path), digest_of(path)) for path in paths]
 
 
-def engine_over(kind: str, max_adapters: int = 8, **options: object) -> tuple[StepEngine, Watched]:
+_INVOCATION = (7, 8)
+
+
+@pytest.fixture
+def activated(tmp_path: Path) -> Adapter:
+    path = write_fake_adapter(tmp_path / "activated.json", 50, _INVOCATION)
+    return Adapter("activated", str(path), digest_of(path))
+
+
+def prompt_with(length: int, *places: int) -> list[int]:
+    """Return a prompt with the invocation tokens at some places."""
+    prompt = [token_id if token_id not in _INVOCATION else 9 for token_id in prompt_of(3, length)]
+    for place in places:
+        prompt[place : place + len(_INVOCATION)] = _INVOCATION
+    return prompt
+
+
+def engine_over(
+    kind: str, max_adapters: int = 8, chunk: int | None = None, **options: object
+) -> tuple[StepEngine, Watched]:
     runner = Watched(FakeOptions(mixing=kind, **options))  # type: ignore[arg-type]
-    return StepEngine(runner, EngineSettings(max_adapters=max_adapters), {}), runner
+    return StepEngine(runner, EngineSettings(max_adapters=max_adapters, prefill_chunk_tokens=chunk), {}), runner
 
 
 def request_with(*adapters: Adapter, **fields: object) -> EngineRequest:
@@ -116,12 +136,12 @@ def test_one_pass_has_all_sets_where_they_mix(adapters: list[Adapter]) -> None:
 
 
 @KINDS
-def test_answers_are_the_same_in_every_company(kind: str, adapters: list[Adapter]) -> None:
+def test_answers_are_the_same_in_every_company(kind: str, adapters: list[Adapter], activated: Adapter) -> None:
     """Over a small cache, so that sequences are preempted and prefixes evicted; several choices, drawn with a seed."""
     randomness = random.Random(7)
     cases = [
-        ((), *(request_with(*used, max_tokens=30, num_choices=2), prompt_of(seed % 3, 40)))
-        for seed, used in enumerate([(), (adapters[0],), (adapters[1],), (adapters[2],)] * 3)
+        ((), *(request_with(*used, max_tokens=30, num_choices=2), prompt_with(40, 12 + seed % 3, 30)))
+        for seed, used in enumerate([(), (adapters[0],), (activated,), (adapters[2],)] * 3)
     ]
     alone = [run(engine_over(kind)[0], [(request, prompt)])[0].text for _, request, prompt in cases]
     engine, _ = engine_over(kind, cache_tokens=300, context=128)
@@ -172,11 +192,12 @@ def test_adapter_whose_file_has_changed_is_refused_and_others_go_on(adapters: li
     engine, _ = engine_over("mixed")
     write_fake_adapter(Path(adapters[0].path), 99)
     Path(adapters[1].path).unlink()
-    results = run(engine, [(request_with(*used), prompt_of(1, 5)) for used in [(adapters[0],), (adapters[1],), ()]])
+    results = run(engine, [(request_with(*used), prompt_of(1, 5)) for used in [(adapters[0],), ()]])
+    with pytest.raises(AdapterRefused, match="cannot be read"):
+        engine.add(request_with(adapters[1]), prompt_of(1, 5))
 
     assert isinstance(results[0].error, AdapterRefused) and "changed" in results[0].error.message
-    assert isinstance(results[1].error, AdapterRefused) and "cannot be read" in results[1].error.message
-    assert results[2].summary is not None
+    assert results[1].summary is not None
     assert not engine.has_work()
 
 
@@ -185,3 +206,79 @@ def test_request_with_more_adapters_than_places_is_refused(adapters: list[Adapte
     result = run(engine, [(request_with(*adapters[:3]), prompt_of(1, 5))])[0]
 
     assert isinstance(result.error, AdapterRefused) and "max_adapters" in result.error.message
+
+
+# -- activated LoRA --------------------------------------------------------------------------------
+
+
+def answer_of(prompt: list[int], place: int, path: str, **options: object) -> list[int]:
+    """Decode greedily without an engine: the first ``place`` tokens by the base model, the others with the adapter."""
+    runner = FakeRunner(FakeOptions(mixing="mixed", **options))  # type: ignore[arg-type]
+    adapter = ((runner.load_adapter(Path(path)), 1.0),)
+    handle, token_ids = runner.open_sequence(), list(prompt)
+    if place:
+        runner.forward([Span(handle, 0, np.array(prompt[:place], np.int32), "none")])
+    done = place
+    for _ in range(20):
+        rows = runner.forward([Span(handle, done, np.array(token_ids[done:], np.int32), "last", adapter=adapter)])
+        done = len(token_ids)
+        token_ids.append(int(rows.host()[0].argmax()))
+    return token_ids[len(prompt) :]
+
+
+@KINDS
+@pytest.mark.parametrize("options", [{}, {"num_checkpoints": 8}, {"window": 32}, {"fork": "none"}], ids=str)
+def test_an_activated_adapter_acts_from_its_tokens_on(
+    kind: str, options: dict[str, object], activated: Adapter
+) -> None:
+    """From the first of them, at their last occurrence; with chunks, neighbours, several choices and preemption."""
+    cases = [((0,), 0), ((40,), 40), ((10, 40), 40), ((97,), 97), ((98,), 98)]
+    wanted = [answer_of(prompt_with(100, *places), place, activated.path, **options) for places, place in cases]
+    for chunk in (None, 7):
+        engine, _ = engine_over(kind, chunk=chunk, cache_tokens=700, **options)
+        requests = [
+            (request_with(activated, ignore_eos=True, num_choices=2), prompt_with(100, *places)) for places, _ in cases
+        ]
+        beside = [(request_with(ignore_eos=True), prompt_of(seed, 60)) for seed in range(3)]
+        results = run(engine, [*requests, *beside])[: len(cases)]
+
+        for result, token_ids in zip(results, wanted, strict=True):
+            assert result.token_ids == {0: token_ids, 1: token_ids}
+
+
+def test_what_stands_before_its_tokens_is_shared_with_the_base_model(activated: Adapter) -> None:
+    """In both directions, and never more; a later turn, whose last invocation is another one, reuses no more either."""
+    engine, _ = engine_over("mixed")
+    first, later = prompt_with(100, 60), prompt_with(140, 60, 120)
+    used = {
+        "adapter": (request_with(activated), first),
+        "base": (request_with(), first),
+        "again": (request_with(activated), first),
+        "later": (request_with(activated), later),
+    }
+    results = {name: run(engine, [one])[0] for name, one in used.items()}
+    alone = {name: run(engine_over("mixed")[0], [one])[0] for name, one in used.items()}
+    cached = {name: one.summary.usage.cached_tokens for name, one in results.items() if one.summary is not None}
+
+    assert cached == {"adapter": 0, "base": 60, "again": 60, "later": 100}
+    assert [one.text for one in results.values()] == [one.text for one in alone.values()]
+
+
+def test_running_sequences_share_what_stands_before_its_tokens(activated: Adapter) -> None:
+    prompt = prompt_with(200, 150)
+    cases = [(request_with(*used, ignore_eos=True), prompt) for used in [(), (activated,), (activated,), ()]]
+    together = run(engine_over("mixed")[0], cases)
+    alone = [run(engine_over("mixed")[0], [one])[0] for one in cases]
+
+    assert [one.text for one in together] == [one.text for one in alone]
+    assert [one.summary.usage.cached_tokens for one in together if one.summary is not None] == [0, 150, 150, 199]
+
+
+def test_an_activated_adapter_is_refused_where_it_could_not_act(activated: Adapter, adapters: list[Adapter]) -> None:
+    engine, _ = engine_over("mixed")
+    with pytest.raises(AdapterRefused, match=r"does not have its invocation tokens \(7, 8\)"):
+        engine.add(request_with(activated), prompt_with(20))
+    with pytest.raises(AdapterRefused, match="no other adapters"):
+        engine.add(request_with(adapters[0], activated), prompt_with(20, 5))
+
+    assert not engine.has_work()

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from enginehouse.contract.errors import EnginehouseError, QueueTimeout
 from enginehouse.contract.types import EngineRequest, EngineSettings, RequestFinished, StopParams
-from enginehouse.engine.fairness import FairShares
 from enginehouse.engine.loop import StepEngine
+from enginehouse.engine.turns import FairShares
 from enginehouse_testkit.fake_options import FakeOptions
 from enginehouse_testkit.fake_runner import FakeRunner
 

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from enginehouse.settings.config import ModelSettings, ServerSettings, Settings
 from enginehouse_testkit.server_thread import server_thread
 from enginehouse_testkit.waiting import wait_until
 
-__all__ = ["Answer", "Rig", "fake", "rig"]
+__all__ = ["Answer", "Rig", "fake", "port_of", "rig"]
 
 _PATIENCE_S = 100.0
 
@@ -205,6 +206,17 @@ class Rig:
 
     def wait_ready(self, timeout_s: float = _PATIENCE_S) -> None:
         wait_until(lambda: self.health() == 200, "/health", timeout_s)
+
+
+def port_of(process: subprocess.Popen[bytes]) -> int:
+    """The port at which a server process listens, once it does: one that cannot tell it in a log."""
+
+    def ports() -> list[int]:
+        assert process.poll() is None, f"it ended with code {process.returncode}"
+        opened = psutil.Process(process.pid).net_connections("tcp")
+        return [one.laddr.port for one in opened if one.status == psutil.CONN_LISTEN]
+
+    return wait_until(ports, "the server's port")[0]
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,8 @@ from enginehouse.api.http.keys.file import add_key
 from enginehouse.cli import main
 from enginehouse.contract.errors import ConfigError
 
+from .rig import port_of
+
 FULL = Path("/dev/full")
 
 pytestmark = pytest.mark.skipif(not FULL.exists(), reason="needs a device that is always full")
@@ -27,15 +28,12 @@ pytestmark = pytest.mark.skipif(not FULL.exists(), reason="needs a device that i
 @pytest.fixture
 def process(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """A server whose log goes to a full disk, and its address."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     config = tmp_path / "enginehouse.toml"
     config.write_text(f'[models.m]\nsource = "{tmp_path.as_posix()}"\nbackend = "fake"\n\n[plugins]\nallow = []\n')
-    command = [sys.executable, "-m", "enginehouse", "serve", "--port", str(port), "--config", str(config)]
+    command = [sys.executable, "-m", "enginehouse", "serve", "--port", "0", "--config", str(config)]
     with FULL.open("wb") as full, subprocess.Popen(command, stdout=full, stderr=full) as running:
         try:
-            yield running, f"http://127.0.0.1:{port}"
+            yield running, f"http://127.0.0.1:{port_of(running)}"
         finally:
             running.kill()
 

@@ -6,7 +6,9 @@ import os
 
 import pytest
 
-from .rig import fake, rig
+from enginehouse_testkit.waiting import wait_until
+
+from .rig import Rig, fake, rig
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="worker processes need POSIX")
 
@@ -18,6 +20,12 @@ AT = ord("~")
 def expected():
     with rig({"m": fake()}) as server:
         return [server.ask(f"guest {n}").wait().text for n in range(4)]
+
+
+def state_of(server: Rig) -> tuple[str, int]:
+    with server.client() as client:
+        shown = client.get("/v1/models/m").json()
+    return shown["state"], shown["num_restarts"]
 
 
 @pytest.mark.parametrize("fault", ["abort_at_token", "hang_at_token"])
@@ -47,7 +55,7 @@ def test_poison_alone_costs_two_workers():
         assert answer.status == 422
         assert answer.error is not None
         assert answer.error["type"] == "invalid_request_error"
-        server.wait_ready()
+        wait_until(lambda: state_of(server) == ("ready", 2), lambda: f"the third worker: {state_of(server)}")
         after = {worker.pid for worker in server.workers()}
         assert pids.isdisjoint(after)
 

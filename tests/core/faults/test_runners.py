@@ -72,9 +72,9 @@ def test_worker_that_hangs_or_aborts_once_is_a_pause(expected, fault, step, turn
 
 
 def test_slow_steps_are_no_hang(expected):
-    """The limit is one of silence, not of a request's length: each step here takes half of it."""
-    with rig({"m": fake(step_timeout_s=0.6, step_delay_s=0.3)}) as server:
-        answer = server.ask("fine", max_tokens=6).wait()
+    """The limit is one of silence, not of a request's length: the steps together take longer here."""
+    with rig({"m": fake(step_timeout_s=1.5, step_delay_s=0.15)}) as server:
+        answer = server.ask("fine", max_tokens=16).wait()
 
         assert answer.is_complete
         assert expected.text.startswith(answer.text)

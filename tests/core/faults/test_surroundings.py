@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -19,7 +18,7 @@ from enginehouse.serving.restarts import RestartPolicy
 from enginehouse_testkit.server import ServerProcess, started_server
 from enginehouse_testkit.waiting import wait_until
 
-from .rig import Rig, fake, rig
+from .rig import Rig, fake, port_of, rig
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="limits of files need POSIX")
 
@@ -33,18 +32,11 @@ step_delay_s = 0.015
 """
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @contextlib.contextmanager
 def server_on_a_full_disk(folder: Path) -> Iterator[tuple[Rig, psutil.Process]]:
     """``enginehouse serve`` that can write no byte into any file, its logs included."""
     (folder / "enginehouse.toml").write_text(CONFIG)
-    port = free_port()
-    command = [sys.executable, "-m", "enginehouse", "serve", "--port", str(port), "--config", "enginehouse.toml"]
+    command = [sys.executable, "-m", "enginehouse", "serve", "--port", "0", "--config", "enginehouse.toml"]
     with (
         open("/dev/full", "wb") as full,
         subprocess.Popen(
@@ -52,7 +44,7 @@ def server_on_a_full_disk(folder: Path) -> Iterator[tuple[Rig, psutil.Process]]:
         ) as process,
     ):
         try:
-            server = Rig(f"http://127.0.0.1:{port}", frozenset())
+            server = Rig(f"http://127.0.0.1:{port_of(process)}", frozenset())
             wait_until(lambda: process.poll() is not None or answers(server), "the server")
             assert process.poll() is None, f"it ended with code {process.returncode}"
             yield server, psutil.Process(process.pid)

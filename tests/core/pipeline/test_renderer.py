@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -30,7 +31,10 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @contextlib.asynccontextmanager
 async def started(timeout_s: float, max_chars: int = 2_000_000) -> AsyncIterator[Renderer]:
     renderer = Renderer(timeout_s, max_chars=max_chars)
+    began = monotonic()
     await renderer.start()
+    # On a busy machine as well, another process starts within the limit.
+    renderer.timeout_s = max(timeout_s, 5 * (monotonic() - began))
     try:
         yield renderer
     finally:
@@ -159,7 +163,7 @@ async def test_a_hanging_template_fails_in_time_and_others_are_served_meanwhile(
         assert await still_serves(renderer)
         num_served += 1
 
-    with pytest.raises(RenderError, match=r"took longer than 1\.5 s"):
+    with pytest.raises(RenderError, match=re.escape(f"took longer than {renderer.timeout_s:g} s")):
         await hanging
     assert monotonic() - start < 60
     assert num_served > 20
@@ -182,9 +186,7 @@ async def test_many_hanging_requests_all_fail_in_time_and_starve_nobody(renderer
 
 
 async def test_hanging_templates_share_one_process_once_they_are_known() -> None:
-    renderer = Renderer(2.0, max_chars=1000)
-    await renderer.start()
-    try:
+    async with started(2.0, max_chars=1000) as renderer:
         templates = [HANGS, HANGS + " "]
         for template in templates:
             with pytest.raises(RenderError):
@@ -195,8 +197,6 @@ async def test_hanging_templates_share_one_process_once_they_are_known() -> None
         assert await still_serves(renderer)
         errors = await asyncio.gather(*hanging, return_exceptions=True)
         assert {type(error) for error in errors} == {RenderError}
-    finally:
-        await renderer.close()
 
 
 MEMORY_BOMBS = [

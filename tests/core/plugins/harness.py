@@ -47,14 +47,22 @@ class FlakyServer:
         assert answer.status_code == 200, answer.text
         return str(answer.json()["choices"][0]["message"]["content"])
 
-    def break_at(self, place: str, deed: str, ask: Callable[[], httpx.Response]) -> httpx.Response:
-        """Return the response to a request during which the plugin breaks; one to another model is not affected."""
+    def break_at(
+        self, place: str, deed: str, ask: Callable[[], httpx.Response], has_broken: Callable[[], None] | None = None
+    ) -> httpx.Response:
+        """Return the response to a request during which the plugin breaks; one to another model is not affected.
+
+        Args:
+            has_broken: waits until the plugin has been called, where that may be after the response.
+        """
         self.deed.write_text(f"{place} {deed}")
         try:
             with ThreadPoolExecutor(2) as pool:
                 asked, beside = pool.submit(ask), pool.submit(self.text_of, "calm")
                 assert beside.result() == self.text, "another request is affected"
                 response = asked.result()
+            if has_broken is not None:
+                has_broken()
         finally:
             self.deed.write_text("")
         assert self.server.process.poll() is None, self.server.output
@@ -68,7 +76,7 @@ class FlakyServer:
         kind, _, method = place.partition(".")
         owner = rf"the {kind} '{name}' of the plugin 'flaky_kit'"
         line = rf"({owner}(: {method} | failed in {method})|in {method} of {owner})"
-        wait_until(lambda: re.search(line, self.server.output), lambda: f"{line} in:\n{self.server.output}", 20)
+        wait_until(lambda: re.search(line, self.server.output), lambda: f"{line} in:\n{self.server.output}")
         if deed != "end":
             assert re.search(r"flaky\.py[\"']?[,:]( line )?\d+", self.server.output), self.server.output
 
@@ -77,7 +85,7 @@ class FlakyServer:
         kind, _, method = place.name.partition(".")
         owner = f"the {kind} '{place.owner}' of the plugin 'flaky_kit'"
         line = rf"{owner} took \d+ ms \(\d+ ms of processor time\) in {method}, longer than {place.slow_ms} ms"
-        wait_until(lambda: re.search(line, self.server.output), lambda: f"{line} in:\n{self.server.output}", 20)
+        wait_until(lambda: re.search(line, self.server.output), lambda: f"{line} in:\n{self.server.output}")
 
     def check_response(self, response: httpx.Response, place: Place, deed: str, expected: str) -> None:
         """The client learns whose failure it was, or sees nothing of it; the author reads the rest in the log."""

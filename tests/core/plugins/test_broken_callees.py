@@ -117,9 +117,7 @@ def test_authenticator_that_breaks(flaky: FlakyServer, place: Place, deed: str) 
 
 @pytest.mark.parametrize(("place", "deed"), cells([Place(name="listener.on_event", deeds=("raise", "exit"))]))
 def test_listener_that_breaks(flaky: FlakyServer, place: Place, deed: str) -> None:
-    flaky.break_at(place.name, deed, flaky.chat)
-
-    flaky.check_named(place.name, deed, "flaky_kit")
+    flaky.break_at(place.name, deed, flaky.chat, lambda: flaky.check_named(place.name, deed, "flaky_kit"))
 
 
 class Held:

@@ -177,7 +177,7 @@ class Plugin:
 class TinyBackend:
     """A backend that is complete in form only."""
 
-    opens = "runner"
+    opens = "model"
 
     def __init__(self, name: str = "tiny", api_version: int = API_VERSION, options: type[Any] | None = None) -> None:
         self.name, self.api_version, self.options = name, api_version, options or PluginOptions

@@ -27,10 +27,9 @@ from enginehouse.contract.types import (
 )
 from enginehouse.contract.usage import Usage
 from enginehouse.plugins.call_notes import NotedCall
-from enginehouse.recovery.generation import Generation
+from enginehouse.recovery.generation import Generation, RecoverableRequest
 from enginehouse.recovery.model_work import ModelWork
 from enginehouse.recovery.recovery import Question
-from enginehouse.recovery.request import RecoverableRequest
 from enginehouse.recovery.work import _MAX_PAUSE_S
 from enginehouse.settings.limits import LimitsSettings
 from enginehouse.workers.client import WorkerEngine

@@ -32,7 +32,7 @@ from enginehouse.contract.types import (
 from enginehouse.contract.usage import Usage
 from enginehouse.engine.loop import StepEngine
 from enginehouse.plugins import PluginRegistry
-from enginehouse.recovery.request import Transcript
+from enginehouse.recovery.generation import Transcript
 from enginehouse.settings.config import PluginsSettings
 from enginehouse.workers.messages import StepOutputs, Submit, decode_from_worker, decode_to_worker, encode
 from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner

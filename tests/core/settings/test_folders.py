@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from pathlib import Path
 
@@ -109,6 +110,14 @@ def test_layouts_of_other_servers(layout: str, tmp_path: Path) -> None:
     assert {model.name: model.aliases for model in scan.models} == names
     assert {Path(one.path).name for one in scan.unserved} == unserved
     assert all(one.reason for one in scan.unserved)
+
+
+def test_named_pipe_as_a_revision_of_the_hubs_cache_does_not_stop_the_scan(tmp_path: Path) -> None:
+    refs = tmp_path / "models--owner--name" / "refs"
+    refs.mkdir(parents=True)
+    os.mkfifo(refs / "main")
+
+    assert [Path(one.path).name for one in scan_folders([tmp_path]).unserved] == ["models--owner--name"]
 
 
 def test_a_missing_folder_and_links_do_not_stop_the_scan(tmp_path: Path) -> None:

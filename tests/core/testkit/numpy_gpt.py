@@ -170,7 +170,7 @@ class GptBackend:
     name = "gpt"
     api_version = 1
     options = GptOptions
-    opens: Literal["runner"] = "runner"
+    opens: Literal["model"] = "model"
     runner: type[GptRunner] = GptRunner
 
     def probe(self) -> Probe:

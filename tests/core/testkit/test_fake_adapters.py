@@ -37,4 +37,5 @@ class TestFakeAdapters(AdapterContract):
         def open_merged(merged: Mapping[Path, float]) -> Runner:
             return FakeRunner(FakeOptions(context=64, merged={str(path): scale for path, scale in merged.items()}))
 
-        return AdaptedModel(adapters, open_merged, damaged)
+        activated = write_fake_adapter(folder / "activated.json", 3, (9, 10))
+        return AdaptedModel(adapters, open_merged, damaged, (activated, (9, 10)))

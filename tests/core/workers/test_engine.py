@@ -91,7 +91,7 @@ def text_of(events: Sequence[Event]) -> str:
     return "".join(event.text for event in events if isinstance(event, TextDelta))
 
 
-async def eventually(condition: Callable[[], Any], timeout_s: float = 5.0) -> None:
+async def eventually(condition: Callable[[], Any], timeout_s: float = 60.0) -> None:
     """Wait until an async condition holds."""
     async with asyncio.timeout(timeout_s):
         while not await condition():  # noqa: ASYNC110 - the condition is in another process
@@ -447,8 +447,8 @@ async def test_engines_that_were_closed_leave_no_descriptors(isolation):
     for faults in ({}, {"refuse_to_open": "no"}):
         await open_and_close(faults=faults)
 
-    async with asyncio.timeout(60):  # the loop closes some of them after its next round
-        while len(os.listdir("/proc/self/fd")) != before:  # noqa: ASYNC110 - nobody tells of that
+    async with asyncio.timeout(60):  # the loop closes some of them after its next round, perhaps those of before, too
+        while len(os.listdir("/proc/self/fd")) > before:  # noqa: ASYNC110 - nobody tells of that
             await asyncio.sleep(0.01)
 
 

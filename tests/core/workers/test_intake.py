@@ -81,7 +81,14 @@ class Bench:
         settings = EngineSettings(slots=1)
         engine = StepEngine(FakeRunner(FakeOptions(context=64)), settings, {}, [self.decoder])  # type: ignore[list-item]
         self.intake = Intake(engine, self.tokenizer, self.told.append, self._enter, enter_pool=lambda *_: None)
+        before = set(threading.enumerate())
         self.intake.start()
+        self._threads = [one for one in threading.enumerate() if one not in before and "intake" in one.name]
+
+    @property
+    def num_threads(self) -> int:
+        """Number of its threads that have not ended."""
+        return sum(thread.is_alive() for thread in self._threads)
 
     @property
     def sent(self) -> list[FromWorker]:
@@ -308,9 +315,10 @@ def test_closing_waits_for_the_prompt_at_work_and_for_no_other(bench):
     bench.intake.call(Tokenize(1, (Segment("slow"),), False))
     closing = threading.Thread(target=bench.intake.close)
     closing.start()
+    bench.wait(lambda: bench.num_threads == 1)  # the other two have nothing to do, and hear of the end
     bench.tokenizer.is_busy.clear()
     bench.tokenizer.gate.set()
-    closing.join(5)
+    closing.join(60)
 
     assert not closing.is_alive()
     assert not bench.tokenizer.is_busy.is_set(), "a second prompt was begun"

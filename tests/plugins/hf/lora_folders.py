@@ -98,4 +98,5 @@ def adapted_model(folder: Path, model: Path, open_model: Callable[[Path], Runner
         return open_model(write_merged(folder / f"merged-{len(list(folder.iterdir()))}", model, merged))
 
     damaged = (write_adapter(folder / "dora", lora_tensors(model, 1), use_dora=True), model)
-    return AdaptedModel((first, second), open_merged, damaged)
+    activated = write_adapter(folder / "activated", lora_tensors(model, 3), alora_invocation_tokens=[9, 10])
+    return AdaptedModel((first, second), open_merged, damaged, (activated, (9, 10)))

@@ -13,9 +13,11 @@ from attrs import evolve
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
-from enginehouse.contract.adapters import AdapterSet
+from enginehouse.contract.adapters import Adapter, AdapterSet, digest_of
 from enginehouse.contract.backend import ModelSource, Runner, Span
 from enginehouse.contract.errors import AdapterRefused
+from enginehouse.contract.types import EngineRequest, EngineSettings, SamplingParams, StopParams, TextDelta
+from enginehouse.engine.loop import StepEngine
 from enginehouse_hf.adapters import LayerForm, read_peft_folder
 from enginehouse_hf.backend import HfBackend, HfOptions
 from enginehouse_testkit.adapter_contract import AdaptedModel, AdapterContract
@@ -66,7 +68,8 @@ REFUSED: dict[str, tuple[dict[str, Any], Callable[[Tensors], Tensors], str]] = {
     "modules_to_save": ({"modules_to_save": ["lm_head"]}, _with({}), "modules_to_save"),
     "bias": ({"bias": "lora_only"}, _with({}), "bias"),
     "PiSSA": ({"init_lora_weights": "pissa"}, _with({}), "init_lora_weights"),
-    "aLoRA": ({"alora_invocation_tokens": [1]}, _with({}), "alora_invocation_tokens"),
+    "activated by a text": ({"alora_invocation_tokens": "Yes"}, _with({}), "alora_invocation_tokens is not a list"),
+    "activated by -1": ({"alora_invocation_tokens": [5, -1]}, _with({}), "alora_invocation_tokens has -1"),
     "not LoRA": ({"peft_type": "IA3"}, _with({}), "peft_type"),
     "rank 0": ({"r": 0}, _with({}), "rank"),
     "rank is a text": ({"r": "4"}, _with({}), "rank"),
@@ -209,3 +212,43 @@ def test_logits_are_those_of_peft_and_of_its_merged_model(llama: Path, tmp_path:
     assert np.abs(rows[True] - expected).max() < 1e-3
     assert np.abs(merged - expected).max() < 1e-3
     assert np.abs(rows[False] - expected).max() > 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # PEFT's use of transformers
+@pytest.mark.parametrize("place", [0, 7, 18])
+def test_text_of_an_activated_adapter_is_that_of_peft(llama: Path, tmp_path: Path, place: int) -> None:
+    """Greedy, over the engine; the invocation tokens stand at the start, in the middle or at the end of the prompt."""
+    peft: Any = pytest.importorskip("peft")
+    config = peft.LoraConfig(
+        task_type="CAUSAL_LM", r=4, lora_alpha=8, target_modules=list(TARGETS), alora_invocation_tokens=[30, 31]
+    )
+    torch.manual_seed(0)
+    model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32), config).eval()
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.2)
+    model.save_pretrained(tmp_path)
+    prompt = np.arange(5, 25)
+    prompt[place : place + 2] = 30, 31
+    with torch.inference_mode():
+        output = model.generate(
+            input_ids=torch.from_numpy(prompt)[None], max_new_tokens=12, do_sample=False, eos_token_id=-1
+        )
+    runner: Any = HfBackend().open(ModelSource(str(llama), llama), _OPTIONS, lambda share, what: None)
+    engine, adapter = StepEngine(runner, EngineSettings(), {}), Adapter("a", str(tmp_path), digest_of(tmp_path))
+    texts = {}
+    for name, adapters in (("base", ()), ("adapter", (adapter,))):
+        stopping = StopParams(max_tokens=12, ignore_eos=True)
+        sampling = SamplingParams(temperature=0)
+        engine.add(
+            EngineRequest(request_id=name, adapters=adapters, stopping=stopping, sampling=sampling), prompt.tolist()
+        )
+        texts[name] = []
+        while engine.has_work():
+            deltas = [event for _, event in engine.step() if isinstance(event, TextDelta)]
+            texts[name] += [token_id for delta in deltas for token_id in delta.token_ids]
+    engine.close()
+
+    assert texts["adapter"] == output[0, len(prompt) :].tolist()
+    assert texts["adapter"] != texts["base"]

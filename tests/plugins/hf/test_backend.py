@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 
 from enginehouse.contract.backend import ModelSource, Runner
 from enginehouse.contract.errors import ModelLoadError
@@ -181,3 +184,21 @@ def test_attention_that_would_be_wrong_is_refused(
     name = "gemma3" if "model_type" in changes else "llama"
     with pytest.raises(ModelLoadError, match=reason):
         _open(changed_folder(tiny_model(name), tmp_path / "model", **changes))
+
+
+def test_models_of_one_process_are_loaded_one_after_the_other(tiny_model: TinyModel) -> None:
+    """Transformers changes the whole process while it builds a model: torch's default dtype, for one."""
+    path, order = tiny_model("llama"), []
+
+    def load(name: str) -> None:
+        def note(share: float, what: str) -> None:
+            order.append(name)
+
+        HfBackend().open(_source(path), HfOptions(threads=1, device="cpu", dtype="bfloat16"), note).close()
+
+    with ThreadPoolExecutor(4) as threads:
+        for one in [threads.submit(load, name) for name in "abcd"]:
+            one.result()
+
+    assert len(order) > 8 and [name for name, _ in itertools.groupby(order)] == list(dict.fromkeys(order))
+    assert torch.get_default_dtype() == torch.float32

@@ -96,7 +96,9 @@ class TestLlamaCppAdapters(AdapterContract):
             write_lora(folder / "missing-layer.gguf", tensors=missing_layer),
         )
         first, second = seeds
-        return AdaptedModel((first, second), open_merged, damaged)
+        values = {"adapter.alora.invocation_tokens": [9, 10]}
+        activated = write_lora(folder / "activated.gguf", 3, values)
+        return AdaptedModel((first, second), open_merged, damaged, (activated, (9, 10)))
 
 
 def _cut(path: Path) -> Path:
@@ -121,9 +123,13 @@ HOSTILE: dict[str, tuple[Callable[[Path], Path], str]] = {
     "alpha is a text": (lambda path: write_lora(path, values={"adapter.lora.alpha": "8"}), "alpha"),
     "alpha is not finite": (lambda path: write_lora(path, values={"adapter.lora.alpha": float("nan")}), "alpha"),
     "architecture is a number": (lambda path: write_lora(path, values={"general.architecture": 1}), "architecture"),
-    "aLoRA": (
-        lambda path: write_lora(path, values={"adapter.alora.invocation_tokens": [1, 2]}),
-        "adapter.alora.invocation_tokens",
+    "activated by a text": (
+        lambda path: write_lora(path, values={"adapter.alora.invocation_tokens": "1"}),
+        "invocation_tokens is not an array of uint32",
+    ),
+    "activated by texts": (
+        lambda path: write_lora(path, values={"adapter.alora.invocation_tokens": ["1"]}),
+        "invocation_tokens is not an array of uint32",
     ),
     "no tensors": (lambda path: write_lora(path, tensors={}), "no tensors"),
     "half a pair": (lambda path: write_lora(path, tensors=_changed(_A, None)), "only one of"),

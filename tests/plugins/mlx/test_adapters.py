@@ -157,7 +157,8 @@ class _MlxAdapters(AdapterContract):
             return open_model(copied)
 
         damaged = (write_peft(folder / "dora", weights, 1, use_dora=True), models[0])
-        return AdaptedModel((first, second), open_merged, damaged)
+        activated = write_peft(folder / "activated", weights, 3, alora_invocation_tokens=[9, 10])
+        return AdaptedModel((first, second), open_merged, damaged, (activated, (9, 10)))
 
 
 class TestPlainLayers(_MlxAdapters):

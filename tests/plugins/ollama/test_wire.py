@@ -150,6 +150,15 @@ def test_options_are_applied(client: httpx.Client, options: dict[str, Any], para
         ({"options": {"num_ctx": 131072}}, "options.num_ctx"),
         ({"truncate": True, "shift": False}, "truncate, shift"),
         ({"keep_alive": "5m"}, "keep_alive"),
+        (
+            {
+                "messages": [
+                    *ASKED,
+                    {"role": "assistant", "tool_calls": [{"x": 1, "function": {"index": 0, "name": "f", "y": 1}}]},
+                ]
+            },
+            "messages[1].tool_calls[0].x, messages[1].tool_calls[0].function.y",
+        ),
     ],
     ids=str,
 )

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from attrs import define, field
 
@@ -286,7 +287,11 @@ CARDS: dict[str, Any] = {
     "a_list": [],
     "wrong_types": {
         "capabilities": {"top_k": 5, "min_p": {"support": 7, "reason": [1]}},
-        "parameters": {"a": 5, "top_p": {"origin": "model", "value": 10**40}},
+        "parameters": {
+            "a": 5,
+            "top_p": {"origin": "model", "value": 2**64},
+            "top_k": {"origin": "model", "value": 10**40},
+        },
         "max_context": 10**100,
         "metadata": {"a": [[[]]]},
         "system_fingerprint": "f" * 100_000,
@@ -306,6 +311,7 @@ async def test_a_card_is_believed_no_type(attacker: Attacker, card: Any) -> None
     info = engine.info
     assert 1 < info.max_context <= 2**31 and all(isinstance(reason, str) for reason in info.engine.refused.values())
     assert len(str(info.metadata)) < 600_000 and len(json.dumps(info.generation_defaults)) < 600_000
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(info), type=type(info)) == info
     await engine.close()
 
 

@@ -54,6 +54,35 @@ def test_the_opening_events_have_the_whole_response(client: Client) -> None:
     assert created["model"] == "say" and created["created_at"] > 0 and created["usage"] is None
 
 
+def test_members_that_nothing_reads_are_listed(client: Client) -> None:
+    """Also those of nested objects; what a response itself has may be sent back without."""
+    items = [
+        {"role": "user", "content": [{"type": "input_text", "text": "a", "x": 1}], "x": 1},
+        *client.create("say")["output"],
+        {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}", "id": "fc", "status": "completed"},
+        {"type": "function_call_output", "call_id": "a", "output": [{"type": "input_text", "text": "a", "y": 1}]},
+    ]
+    body = {
+        "model": "say",
+        "input": items,
+        "tools": [{**WEATHER, "x": 1}, {"type": "custom", "name": "c", "format": {"type": "text", "x": 1}}],
+        "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [], "x": 1},
+        "text": {"x": 1, "format": {"type": "text", "x": 1}},
+        "reasoning": {"effort": None, "x": 1},
+    }
+    whole = {**body, "stream_options": {"x": 1}, "include": ["reasoning.encrypted_content", "x"]}
+    expected = [
+        *("input[0].x", "input[0].content[0].x", f"input[{len(items) - 1}].output[0].y", "tools[0].x"),
+        *("tools[1].format.x", "tool_choice.x", "text.x", "text.format.x", "reasoning.x"),
+    ]
+    answer = client.http.post("/v1/responses", json=whole)
+    counted = client.http.post("/v1/responses/input_tokens", json=body)
+
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-enginehouse-ignored"].split(", ") == [*expected, "stream_options.x", "include[1]"]
+    assert counted.headers["x-enginehouse-ignored"].split(", ") == expected
+
+
 def test_tools_of_other_types_are_left_out_and_listed(client: Client) -> None:
     """llama.cpp #20156, LM Studio #1810: Codex sends these with every request."""
     hosted = [{"type": "web_search", "external_web_access": True}, {"type": "local_shell"}, {"type": "mcp"}]

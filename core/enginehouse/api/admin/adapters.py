@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, TypeVar, cast
 
 import attrs
 from attrs import field, frozen
@@ -14,7 +15,15 @@ from enginehouse.api.generation.decoding import refusal_of
 from enginehouse.api.http.body import parse_object, read_body
 from enginehouse.api.http.state import ApiState
 from enginehouse.contract.adapters import Adapter
-from enginehouse.contract.errors import EngineError, InvalidRequest, ModelConflict, UnsupportedParameter, quoted
+from enginehouse.contract.errors import (
+    AdapterRefused,
+    EngineError,
+    InvalidRequest,
+    ModelConflict,
+    RequestError,
+    UnsupportedParameter,
+    quoted,
+)
 from enginehouse.serving.adapters import plan_adapter
 from enginehouse.serving.manager import ModelManager
 from enginehouse.settings.adapters import check_adapter_name, check_scale
@@ -22,6 +31,8 @@ from enginehouse.settings.structuring import converting, strict_converter
 from enginehouse.workers.client import WorkerEngine
 
 __all__ = ["AddAdapterBody", "add_adapter", "describe_adapters", "read_added", "remove_adapter", "vllm_adapter_routes"]
+
+_T = TypeVar("_T")
 
 
 @frozen(kw_only=True)
@@ -40,13 +51,17 @@ class AddAdapterBody:
 
 def read_added(body: bytes) -> AddAdapterBody:
     """Decode the body. Raises InvalidRequest if a field is unknown or invalid."""
+    return _structure(body, AddAdapterBody)
+
+
+def _structure(body: bytes, kind: type[_T]) -> _T:
     data = parse_object(body)
-    known = {attribute.name for attribute in attrs.fields(AddAdapterBody)}
+    known = {attribute.name for attribute in attrs.fields(cast("Any", kind))}
     for name in data:
         if name not in known:
             raise InvalidRequest(f"{name}: unknown field; the fields are {', '.join(sorted(known))}", name)
     with converting(refusal_of):
-        return strict_converter(whole_floats=True).structure(data, AddAdapterBody)
+        return strict_converter(whole_floats=True).structure(data, kind)
 
 
 def describe_adapters(manager: ModelManager, model: str) -> dict[str, Any]:
@@ -55,14 +70,14 @@ def describe_adapters(manager: ModelManager, model: str) -> dict[str, Any]:
     table = served.adapters
     data = [
         {
-            "id": place,
+            "id": table.places.index(name),
             "name": name,
             "model": f"{served.name}:{name}",
             "scale": adapter.scale,
             "digest": adapter.digest or None,
             "origin": "request" if name in table.added else "settings",
         }
-        for place, (name, adapter) in enumerate(table.all().items())
+        for name, adapter in table.all().items()
     ]
     return {"object": "list", "data": data, "max_adapters": served.settings.max_adapters}
 
@@ -88,7 +103,11 @@ async def add_adapter(state: ApiState, model: str, body: AddAdapterBody) -> dict
     async with manager.use(served.name) as loaded:
         if loaded.info.engine.adapters == "none" or not isinstance(loaded.engine, WorkerEngine):
             raise UnsupportedParameter("model: this model takes no adapters at run time", "model")
-        await loaded.engine.change_adapter(adapter)
+        try:
+            await loaded.engine.change_adapter(adapter)
+        except AdapterRefused as error:  # a request would name it in its own field
+            error.param = "source"
+            raise
     if body.name in served.adapters.names:
         raise ModelConflict(f"The model {served.name!r} has got an adapter {quoted(body.name)} meanwhile.")
     served.adapters.add(adapter)
@@ -120,6 +139,7 @@ class _VllmLoad:
     lora_path: str
     base_model_name: str | None = None
     lora_int_id: int | None = None
+    load_inplace: bool = False
 
 
 @frozen(kw_only=True)
@@ -129,29 +149,43 @@ class _VllmUnload:
     lora_int_id: int | None = None
 
 
+_VLLM_NAMES = {"model": "base_model_name", "name": "lora_name", "source": "lora_path"}
+
+
+@contextlib.contextmanager
+def _naming_vllms_fields() -> Iterator[None]:
+    """Let errors name the fields of vLLM's bodies."""
+    try:
+        yield
+    except RequestError as error:
+        if error.param in _VLLM_NAMES:
+            known, error.param = error.param, _VLLM_NAMES[error.param]
+            if error.message.startswith(f"{known}: "):
+                error.message = error.message.replace(known, error.param, 1)
+        raise
+
+
 def vllm_adapter_routes(state: ApiState) -> list[HTTPRouteHandler]:
     """Return the routes; they need the scope ``admin``."""
     limit = state.settings.limits.max_body_bytes
 
-    def structured(body: bytes, kind: Any) -> Any:
-        data = parse_object(body)
-        known = {attribute.name for attribute in attrs.fields(kind)}
-        with converting(refusal_of):
-            return strict_converter().structure({name: data[name] for name in data if name in known}, kind)
-
     @post("/v1/load_lora_adapter", status_code=200, media_type="text/plain")
     async def load_lora_adapter(request: Request[Any, Any, Any]) -> str:
         """Add an adapter, as vLLM does; ``base_model_name`` is the model, else the first one."""
-        asked = structured(await read_body(request.receive, limit), _VllmLoad)
+        asked = _structure(await read_body(request.receive, limit), _VllmLoad)
+        if asked.load_inplace:
+            raise UnsupportedParameter("load_inplace: not supported; unload the adapter first", "load_inplace")
         body = AddAdapterBody(name=asked.lora_name, source=asked.lora_path)
-        await state.exchanges.follow(add_adapter(state, state.manager.find(asked.base_model_name).name, body))
+        with _naming_vllms_fields():
+            await state.exchanges.follow(add_adapter(state, state.manager.find(asked.base_model_name).name, body))
         return f"Success: LoRA adapter '{asked.lora_name}' added successfully."
 
     @post("/v1/unload_lora_adapter", status_code=200, media_type="text/plain")
     async def unload_lora_adapter(request: Request[Any, Any, Any]) -> str:
         """Remove an adapter, as vLLM does."""
-        asked = structured(await read_body(request.receive, limit), _VllmUnload)
-        await remove_adapter(state.manager, state.manager.find(asked.base_model_name).name, asked.lora_name)
+        asked = _structure(await read_body(request.receive, limit), _VllmUnload)
+        with _naming_vllms_fields():
+            await remove_adapter(state.manager, state.manager.find(asked.base_model_name).name, asked.lora_name)
         return f"Success: LoRA adapter '{asked.lora_name}' removed successfully."
 
     return [load_lora_adapter, unload_lora_adapter]

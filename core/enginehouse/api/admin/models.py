@@ -163,7 +163,7 @@ def reload_route(state: ApiState) -> HTTPRouteHandler:
         report = await state.exchanges.follow(state.reload())
         changes = report.models
         return {
-            "generation": report.generation,
+            "snapshot": report.snapshot,
             "models": {
                 "added": list(changes.added),
                 "removed": list(changes.removed),

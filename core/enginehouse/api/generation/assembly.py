@@ -19,7 +19,7 @@ from enginehouse.api.generation.choice_parser import ChoiceParser, call_piece
 from enginehouse.api.generation.prediction_count import PredictionCount
 from enginehouse.api.generation.reports import report_metrics
 from enginehouse.api.http.access import AccessRecord
-from enginehouse.contract.errors import GenerationFailed
+from enginehouse.contract.errors import EnginehouseError, GenerationFailed
 from enginehouse.contract.surface import Assembler, CallPiece, Limit, Piece
 from enginehouse.contract.types import (
     CallDelta,
@@ -34,6 +34,7 @@ from enginehouse.contract.types import (
 )
 from enginehouse.contract.usage import Usage
 from enginehouse.pipeline.pipeline import RunningRequest
+from enginehouse.plugins import Contained
 from enginehouse.serving.background import run_with_plugins
 from enginehouse.settings.profiles import PROFILES
 
@@ -385,15 +386,14 @@ async def event_batches(running: Sequence[RunningRequest]) -> AsyncIterator[tupl
             yield 0, batch
         return
     # Bounded, so that events wait where they are counted if the client does not read.
-    arrived: asyncio.Queue[tuple[int, Sequence[Event]] | BaseException | None] = asyncio.Queue(len(running))
+    arrived: asyncio.Queue[tuple[int, Sequence[Event]] | EnginehouseError | None] = asyncio.Queue(len(running))
 
     async def collect(index: int) -> None:
-        try:
+        failed: list[EnginehouseError] = []
+        with Contained(failed.append, "reading an answer failed"):
             async for batch in running[index].generation:
                 await arrived.put((index, batch))
-            await arrived.put(None)
-        except Exception as error:  # noqa: BLE001 - raised again where the batches are read
-            await arrived.put(error)
+        await arrived.put(failed[0] if failed else None)
 
     tasks = [asyncio.create_task(collect(index)) for index in range(len(running))]
     try:
@@ -402,7 +402,7 @@ async def event_batches(running: Sequence[RunningRequest]) -> AsyncIterator[tupl
             item = await arrived.get()
             if item is None:
                 num_open -= 1
-            elif isinstance(item, BaseException):
+            elif isinstance(item, EnginehouseError):
                 raise item
             else:
                 yield item

@@ -22,10 +22,15 @@ from enginehouse.api.generation.details import (
     replica_headers,
     routed_headers,
 )
-from enginehouse.api.generation.open_answers import OpenAnswer, estimate_tokens, used_tokens
+from enginehouse.api.generation.open_answers import (
+    MediaMemory,
+    OpenAnswer,
+    check_request_sizes,
+    estimate_tokens,
+    used_tokens,
+)
 from enginehouse.api.generation.prediction_count import PredictionCount
 from enginehouse.api.generation.reports import report_headers
-from enginehouse.api.generation.request_sizes import MediaMemory, check_request_sizes
 from enginehouse.api.generation.stream import ReplyResponse, ResponseStream
 from enginehouse.api.generation.surface_calls import SurfaceCalls
 from enginehouse.api.http.access import AccessRecord, record_of

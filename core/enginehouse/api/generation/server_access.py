@@ -11,9 +11,8 @@ from attrs import evolve, frozen
 from litestar.types import Scope
 
 from enginehouse.api.admin.requests import Engines, describe_answer
-from enginehouse.api.generation.open_answers import OpenAnswer, find_answer, list_answers
+from enginehouse.api.generation.open_answers import MediaMemory, OpenAnswer, find_answer, list_answers
 from enginehouse.api.generation.pooling import pool
-from enginehouse.api.generation.request_sizes import MediaMemory
 from enginehouse.api.http.access import record_of
 from enginehouse.api.http.callers import Caller, caller_of, check_model, may_manage, shown_as
 from enginehouse.api.http.errors import MissingScope, NotLocal, RequestNotRunning
@@ -121,6 +120,7 @@ class ServerAccess:
             supports=frozenset(name for name, one in supported if one.support != "refused"),
             reasons=profile is not None and profile.formats.reasoning is not None,
             adapters=model.adapters.scales(model.settings.adapters),
+            adapter_ids={name: place for place, name in enumerate(model.adapters.places)},
         )
 
     def shown_error(self, status: ModelStatus) -> str | None:

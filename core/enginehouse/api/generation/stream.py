@@ -1,13 +1,12 @@
-"""The writers of responses: streamed generations, and the replies of routes that do not generate.
+"""Responses on the way to the client: the chunks of a streamed generation, and the replies of routes without one.
 
-An error after the first byte becomes a chunk and ends the body without the frame's last bytes, so that clients do not
-mistake a truncated response for a complete one.
+Called by ``response`` and by the routes of surfaces. The bytes around each chunk are those of the surface's frame.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -67,14 +66,7 @@ class ResponseStream:
         """Write everything; returns when the response is complete, has failed, or the client has disconnected."""
         writer = self._writer
         await writer.begin()
-        try:
-            opening = await self._written("opening", self._assembler.opening)
-            await writer.write(opening or self._frame.ping)
-            writer.ping_when_idle()
-            tail = await self._write_pieces(assembly, batches, details)
-        except Exception as error:  # noqa: BLE001 - request guard: the status is sent, so it becomes a chunk
-            tail = await self._failure(assembly, error)
-        await writer.end(tail)
+        await writer.end(await _tail(self._write_pieces(assembly, batches, details), partial(self._failure, assembly)))
 
     async def _write_pieces(
         self,
@@ -83,6 +75,9 @@ class ResponseStream:
         details: AnswerDetails | None,
     ) -> bytes:
         """Write the pieces as they arrive; returns the last bytes of the body."""
+        opening = await self._written("opening", self._assembler.opening)
+        await self._writer.write(opening or self._frame.ping)
+        self._writer.ping_when_idle()
         read, sent, chunks_of = assembly.pieces, assembly.sent, self._assembler.push
         write, written_of, is_foreign = self._writer.write, chunk_writer(self._frame), self._surface.is_foreign
         async for prompt, events in batches:
@@ -124,7 +119,7 @@ class ResponseStream:
         answer = describe(error, assembly.record.identify())
         assembly.record.outcome = answer.code
         told = for_client(answer, self._profile)
-        with contextlib.suppress(PluginFailed), self._surface.guard.calling("fail", PluginFailed):
+        with contextlib.suppress(PluginFailed), self._surface.guard.calling("fail", passes=(PluginFailed,)):
             return await self._written("fail", self._assembler.fail, told) + self._frame.last_failed
         return write_chunks(self._frame, [error_body(told)])
 
@@ -153,22 +148,36 @@ class ReplyResponse:
         frame, headers = self.reply.frame, [*self.reply.headers, *self.call.notices()]
         async with self.state.exchanges.open(receive, self.state.settings.server.ping_s) as exchange:
             writer = FrameWriter(send, exchange, frame, headers)
-            written, tail = chunk_writer(frame), frame.last
             await writer.begin(self.reply.status or 200)
             writer.ping_when_idle()
-            try:
+
+            async def write() -> bytes:
+                written = chunk_writer(frame)
                 while (chunk := await exchange.until_ended(anext(stream, None))) is not None:
                     await writer.write(written(chunk))
                 if exchange.error is not None:
                     raise exchange.error
                 if exchange.disconnected:
                     record_of(scope).outcome = "cancelled"
-            except Exception as error:  # noqa: BLE001 - request guard: the status is sent, so it becomes a chunk
+                return frame.last
+
+            async def failure(error: Exception) -> bytes:
                 answer = describe(error, record_of(scope).identify())
                 record_of(scope).outcome = answer.code
                 *_, body = await written_error(answer, scope)
-                tail = write_chunks(frame, [msgspec.Raw(body)])
+                return write_chunks(frame, [msgspec.Raw(body)])
+
+            try:
+                tail = await _tail(write(), failure)
             finally:
                 if (close := getattr(stream, "aclose", None)) is not None:
                     await close()
             await writer.end(tail)
+
+
+async def _tail(writing: Awaitable[bytes], failure: Callable[[Exception], Awaitable[bytes]]) -> bytes:
+    """Guard of a request whose status is sent: return the last bytes, those of ``failure`` if writing failed."""
+    try:
+        return await writing
+    except Exception as error:  # noqa: BLE001 - guard of a request: any error becomes a chunk, and ends this stream only
+        return await failure(error)

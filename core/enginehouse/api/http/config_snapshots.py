@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import NoReturn
 
 import attrs
 from attrs import evolve
@@ -25,6 +26,7 @@ from enginehouse.api.http.state import ApiState, ReloadReport
 from enginehouse.contract.errors import (
     ConfigError,
     EnginehouseError,
+    GenerationFailed,
     ModelConflict,
     PluginError,
     ReloadFailed,
@@ -34,6 +36,7 @@ from enginehouse.contract.errors import (
 from enginehouse.contract.surface import ErrorAnswer
 from enginehouse.pipeline.pipeline import Pipeline
 from enginehouse.pipeline.prompt.renderer import Renderer
+from enginehouse.plugins import Contained
 from enginehouse.serving.background import run_in_daemon_thread
 from enginehouse.serving.changing import ModelChanger, ModelChanges, check_addable
 from enginehouse.settings.config import ModelSettings, Settings
@@ -45,6 +48,16 @@ Reread = Callable[[], Settings]
 _STAYS = "The configuration was not reloaded; the old one stays in use"
 
 _log = logging.getLogger("enginehouse.server")
+
+
+def _refuse_reload(error: EnginehouseError) -> NoReturn:
+    """Raise the error of a reload that could not be applied."""
+    message = f"{_STAYS}: {error.message}"
+    if isinstance(error, ServerStopping):
+        raise error
+    if isinstance(error, PluginError | GenerationFailed):
+        raise ReloadFailed(message) from error
+    raise ReloadRefused(message, error.path if isinstance(error, ConfigError) else None) from error
 
 
 class ConfigSnapshots:
@@ -98,26 +111,16 @@ class ConfigSnapshots:
         if self._reread is None:
             raise ReloadRefused("This server was started without a configuration that could be read again.")
         async with self._reloading:
-            try:
+            with Contained(_refuse_reload, "planning a new configuration failed"):
                 wanted = self._with_added(await run_in_daemon_thread("reading the settings", self._reread))
                 settings, needs_restart = keep_fixed(self.settings, wanted)
                 needs_restart += await asyncio.to_thread(self._state.registry.changes)
                 changes = await self._serve(settings, retries=True)
-            except PluginError as error:
-                raise ReloadFailed(f"{_STAYS}: {error.message}") from error
-            except ServerStopping:
-                raise
-            except EnginehouseError as error:
-                path = error.path if isinstance(error, ConfigError) else None
-                raise ReloadRefused(f"{_STAYS}: {error.message}", path) from error
-            except Exception as error:
-                _log.exception("a new configuration could not be planned")
-                raise ReloadFailed(f"{_STAYS}: {type(error).__name__}: {error}; the log says more") from error
-            return ReloadReport(generation=self._number, models=changes, needs_restart=needs_restart)
+            return ReloadReport(snapshot=self._number, models=changes, needs_restart=needs_restart)
 
     async def _serve(self, settings: Settings, *, retries: bool = False) -> ModelChanges:
         """Make a snapshot of the settings, and serve new requests by it; see :meth:`ModelChanger.apply`."""
-        state, app = await run_in_daemon_thread("making a generation", lambda: self._make(settings))
+        state, app = await run_in_daemon_thread("making a snapshot", lambda: self._make(settings))
         planned = await self._changer.plan(settings)
         await self._check_templates(state)
         await asyncio.to_thread(state.keys.reload, settings.auth)
@@ -183,8 +186,6 @@ class ConfigSnapshots:
                 report = await self.reload()
             except EnginehouseError as error:
                 _log.error("%s", error.message)
-            except Exception:  # noqa: BLE001 - guard: a signal has no caller to report to
-                _log.exception("reloading the configuration failed")
             else:
                 _log.info("%s", report.sentence())
 

@@ -43,7 +43,7 @@ class Exchange:
         self._ping_s = ping_s
         self._loop = asyncio.get_running_loop()
         self._last_sent = self._loop.time()
-        self._snapshots: list[Generation] = []
+        self._generations: list[Generation] = []
         self._is_cancelled = False
         self._is_detached = False
         self._waiting: asyncio.Task[Any] | None = None
@@ -54,21 +54,21 @@ class Exchange:
         return self.disconnected or self.error is not None
 
     def begin(self, answer: OpenAnswer) -> None:
-        """Record the response that is generated, and tell listeners that its request has begun."""
+        """Record the response that is generated, and tell listeners that its request has started."""
         self.answer = answer
         if self._events is not None:
             self._events.begin(answer.record)
 
     def hold(self, generation: Generation) -> None:
         """Cancel ``generation`` when this exchange ends early."""
-        self._snapshots.append(generation)
+        self._generations.append(generation)
         if self._is_cancelled:
             generation.cancel()
 
     def cancel(self) -> None:
         """Cancel all held generations, and those held later; no effect on finished ones."""
         self._is_cancelled = True
-        for generation in self._snapshots:
+        for generation in self._generations:
             generation.cancel()
 
     def end(self, error: EnginehouseError) -> None:

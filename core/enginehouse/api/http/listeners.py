@@ -111,7 +111,7 @@ class _Thread(threading.Thread):
         while True:
             event = self._waiting.get()
             try:
-                with self._guard.calling("on_event", PluginFailed):
+                with self._guard.calling("on_event", passes=(PluginFailed,)):
                     answer = self._call(event=event)
                 if isinstance(event, ServerStarted) and isinstance(answer, list) and False in answer:
                     self.is_listening = False

@@ -73,7 +73,7 @@ class RequestEvents(Events[RequestEvent]):
 
     @contextmanager
     def subscribe(self, subscription: Subscription[Any] | None = None) -> Iterator[Subscription[RequestEvent]]:
-        """Receive events within the block; first those of the requests that have begun already."""
+        """Receive events within the block; first those of the requests that have already started."""
         with super().subscribe(subscription) as subscribed:
             for record in self._running.values():
                 subscribed.push(_began(record))

@@ -96,7 +96,7 @@ def error_at_once(answer: ErrorAnswer, scope: Any) -> _Written:
 
 
 def _error_of(surface: Surface, told: ErrorAnswer) -> _Written:
-    with guard_of(surface, "surface").calling("error", PluginFailed):
+    with guard_of(surface, "surface").calling("error", passes=(PluginFailed,)):
         reply = surface.error(told)
         body = reply.body if isinstance(reply.body, bytes) else msgspec.json.encode(reply.body)
     return reply.status or told.status, [("content-type", reply.media_type), *told.headers, *reply.headers], body
@@ -232,7 +232,7 @@ class Guard:
                 await self.app({**scope, "method": "GET"}, receive, _head_only(send))
             else:
                 await self.app(scope, receive, send)
-        except Exception as error:  # guard: no exception caused by a request reaches the server loop
+        except Exception as error:
             note_outcome(scope, describe(error, record_of(scope).identify()).code)
             raise
 

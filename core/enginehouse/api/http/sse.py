@@ -8,7 +8,6 @@ sends one per event and cannot end a stream with an error.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -37,9 +36,6 @@ def encode_line(value: Any) -> bytes:
             if raw in encoded:
                 encoded = encoded.replace(raw, escaped)
     return encoded
-
-
-_log = logging.getLogger("enginehouse.server")
 
 
 def stream_headers(frame: Frame) -> list[tuple[bytes, bytes]]:

@@ -28,12 +28,12 @@ class ReloadReport:
     """The changes made by a reload of the configuration.
 
     Attributes:
-        generation: number of the current configuration snapshot; the first one is 1.
+        snapshot: number of the current configuration snapshot; the first one is 1.
         needs_restart: changed settings that cannot change while the server runs, and plugins that were changed; the
             old values and plugins stay in effect.
     """
 
-    generation: int
+    snapshot: int
     models: ModelChanges
     needs_restart: tuple[str, ...]
 
@@ -43,7 +43,7 @@ class ReloadReport:
         parts = [f"models {word}: {', '.join(names)}" for word, names in words.items() if names]
         if self.needs_restart:
             parts.append(f"needing a restart: {', '.join(self.needs_restart)}")
-        return f"configuration {self.generation} is served now" + "".join(f"; {part}" for part in parts)
+        return f"configuration {self.snapshot} is served now" + "".join(f"; {part}" for part in parts)
 
 
 async def _no_reload() -> ReloadReport:

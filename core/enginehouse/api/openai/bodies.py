@@ -16,7 +16,7 @@ import attrs
 from attrs import frozen
 
 from enginehouse.api.generation.decoding import RequestBody
-from enginehouse.contract.adapter_fields import ADAPTER_FIELDS, read_adapters
+from enginehouse.contract.adapter_fields import ADAPTER_FIELDS, find_ignored_in_lora, read_adapters
 from enginehouse.contract.errors import InvalidRequest
 from enginehouse.contract.fields import ConstraintFields, GenerationFields
 from enginehouse.contract.refusals import refuse
@@ -204,6 +204,7 @@ class GenerationBody(RequestBody, GenerationFields):
         known = {attribute.name for attribute in attrs.fields(StreamOptions)}
         yield from (f"stream_options.{key}" for key in data.get("stream_options", ()) if key not in known)
         yield from find_ignored_in_constraints(data)
+        yield from find_ignored_in_lora(data.get("lora"))
 
     def constraint(self) -> Constraint | None:
         """Return the constraint on the output. Raises InvalidRequest."""

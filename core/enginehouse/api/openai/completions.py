@@ -1,4 +1,4 @@
-"""``POST /v1/completions``: its body and its handler."""
+"""``POST /v1/completions``: its body and its route."""
 
 from __future__ import annotations
 

@@ -11,8 +11,7 @@ from typing import Any
 from attrs import evolve
 
 from enginehouse.api.generation.decoding import Decoded
-from enginehouse.api.generation.open_answers import OpenAnswer, estimate_tokens
-from enginehouse.api.generation.request_sizes import MediaMemory
+from enginehouse.api.generation.open_answers import MediaMemory, OpenAnswer, estimate_tokens
 from enginehouse.api.generation.server_access import ServerAccess
 from enginehouse.api.http.access import record_of
 from enginehouse.api.http.callers import check_priority, ticket_of

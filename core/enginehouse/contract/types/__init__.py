@@ -39,14 +39,6 @@ from enginehouse.contract.types.events import (
     TokenLogprob,
     TopLogprob,
 )
-from enginehouse.contract.types.parameters import (
-    Constraint,
-    ConstraintKind,
-    ReasoningParams,
-    RequestOptions,
-    SamplingParams,
-    StopParams,
-)
 from enginehouse.contract.types.pooling import (
     PoolingInfo,
     PoolingRequest,
@@ -56,11 +48,17 @@ from enginehouse.contract.types.pooling import (
     ScoreKind,
 )
 from enginehouse.contract.types.requests import (
+    Constraint,
+    ConstraintKind,
     EngineRequest,
     GenerateRequest,
+    ReasoningParams,
+    RequestOptions,
     Resume,
     ResumedChoice,
+    SamplingParams,
     Segment,
+    StopParams,
 )
 
 __all__ = [

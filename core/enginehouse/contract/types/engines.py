@@ -7,8 +7,8 @@ from typing import Any, Literal
 import msgspec
 
 from enginehouse.contract.adapters import AdapterMixing
-from enginehouse.contract.types.parameters import ConstraintKind
 from enginehouse.contract.types.pooling import PoolingInfo
+from enginehouse.contract.types.requests import ConstraintKind
 
 __all__ = ["EngineCapabilities", "EngineSettings", "EngineStats", "ModelInfo", "Task"]
 

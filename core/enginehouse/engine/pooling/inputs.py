@@ -227,7 +227,7 @@ class InputMaker:
             token_ids = _token_ids(self.tokenizer, text.text, prompt)
             made, num_tokens = self._given(request, tuple(token_ids), path, has_layout=False)
         else:
-            self._check_form(request, text, path)
+            self._check_form(text, path)
             if request.truncate == "none":  # a text that cannot fit need not be tokenized
                 texts = (Segment(text.text), Segment(text.second or ""))
                 self._check_length(min_tokens(self.tokenizer, texts), path, is_lower_bound=True)
@@ -239,7 +239,7 @@ class InputMaker:
             raise InvalidRequest(f"{path}: the text is empty", path)
         return made, num_tokens
 
-    def _check_form(self, request: PoolingRequest, text: PoolText, path: str) -> None:
+    def _check_form(self, text: PoolText, path: str) -> None:
         """Check that a text of a pair comes with the other one, and a text for one with no second."""
         if self.info.task == "rerank" and text.second is None:
             raise InvalidRequest(f"{path}: this model needs two texts", path)

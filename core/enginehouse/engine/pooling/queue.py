@@ -15,9 +15,9 @@ import numpy as np
 from attrs import define, field, frozen
 
 from enginehouse.contract.pooler import PoolerCapabilities, PoolerInput
-from enginehouse.engine.fairness import FairShares
 from enginehouse.engine.pooling.inputs import PoolInputs
 from enginehouse.engine.pooling.rows import Rows
+from enginehouse.engine.turns import FairShares
 
 _MAX_SHORT_INPUTS = 8
 _BULK_TURN = 4

@@ -49,7 +49,7 @@ def decode_image(data: bytes, target_pixels: int) -> tuple[int, int, bytes]:
             return _pixels(image, target_pixels)
     except (RenderError, MemoryError):
         raise
-    except Exception as error:  # Pillow's parsers raise errors of many types for damaged files
+    except Exception as error:
         problem = (
             f"it cannot be decoded ({type(error).__name__}): the file is damaged, or of a kind that Pillow cannot read"
         )

@@ -15,7 +15,8 @@ renders its body, as the marks are needed for training only.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -42,7 +43,6 @@ _MAX_MESSAGE_CHARS = 1000
 _MAX_TAGS = 20_000  # take about 3 s; the longest templates in use have a tenth of that
 _LIST_METHODS = frozenset({"append", "extend", "insert", "pop"})
 _MAX_BITS = 4096
-_TOO_MUCH_MEMORY = "The chat template needs too much memory."
 
 
 class _Refusal(Exception):
@@ -78,21 +78,32 @@ class ChatTemplate:
             RenderError: it refused the messages, failed, or wrote more than ``max_chars`` characters. The message says
                 where, and what it needed.
         """
+
+        def explain(error: Exception) -> RenderError:
+            failure = find_failure(error, self._template, self.source, variables, paths)
+            return _explained(error, failure, variables["messages"], paths)
+
         parts, num_chars = [], 0
-        try:
+        with _template_code(explain, "messages"):
             for part in self._template.root_render_func(self._template.new_context(dict(variables))):
                 num_chars += len(part)
                 if num_chars > max_chars:
                     raise RenderError(f"The rendered prompt exceeds {max_chars} characters.", "messages")
                 parts.append(part)
-        except RenderError:
-            raise
-        except MemoryError:
-            raise TemplateExhausted(_TOO_MUCH_MEMORY, "messages") from None
-        except Exception as error:
-            failure = find_failure(error, self._template, self.source, variables, paths)
-            raise _explained(error, failure, variables["messages"], paths) from error
         return "".join(parts)
+
+
+@contextmanager
+def _template_code(explain: Callable[[Exception], RenderError], path: str | None = None) -> Iterator[None]:
+    """Guard of a template's code, and of compilers that read it: any exception in the block becomes a RenderError."""
+    try:
+        yield
+    except RenderError:
+        raise
+    except MemoryError:
+        raise TemplateExhausted("The chat template needs too much memory.", path) from None
+    except Exception as error:
+        raise explain(error) from error
 
 
 @lru_cache(maxsize=32)
@@ -110,17 +121,17 @@ def compile_template(source: str) -> ChatTemplate:
         number_tags(environment, source)  # a text that cannot be split into tags has no numbers, but lines
     except TemplateSyntaxError as error:
         raise RenderError(f"The chat template has a syntax error in line {error.lineno}: {error.message}") from error
-    try:
+
+    def explain(error: Exception) -> RenderError:
+        if not isinstance(error, TemplateSyntaxError):
+            return _explained(error, Failure(), (), ())
+        where = find_tag(environment, source, error.lineno)
+        return RenderError(f"The chat template has a syntax error in {where}: {error.message}")
+
+    with _template_code(explain):
         tree = environment.parse(source)
         inspected = _inspected(tree)
         return ChatTemplate(source, inspected, environment.from_string(tree))
-    except MemoryError:
-        raise TemplateExhausted(_TOO_MUCH_MEMORY) from None
-    except TemplateSyntaxError as error:
-        where = find_tag(environment, source, error.lineno)
-        raise RenderError(f"The chat template has a syntax error in {where}: {error.message}") from error
-    except Exception as error:  # also of Python's compiler
-        raise _explained(error, Failure(), (), ()) from error
 
 
 class _GenerationExtension(Extension):

@@ -15,6 +15,7 @@ from typing import Generic, Protocol, TypeVar
 from attrs import define, evolve, field, frozen
 
 from enginehouse.contract.errors import (
+    AdapterNotFound,
     ContextLengthExceeded,
     EngineError,
     EnginehouseError,
@@ -178,13 +179,14 @@ class Attempts(Generic[_A]):
         guard = self.plan.router
         if guard is None:
             return accept.is_good(probe)
-        try:
-            return await guard.run(_JUDGE, lambda: guard.call(_JUDGE, accept.is_good, probe))
-        except EnginehouseError:
-            return True
-        except BaseException:
-            generation.cancel()
-            raise
+        with contextlib.ExitStack() as undo:
+            undo.callback(generation.cancel)
+            try:
+                is_good = await guard.run(_JUDGE, lambda: guard.call(_JUDGE, accept.is_good, probe))
+            except EnginehouseError:
+                is_good = True
+            undo.pop_all()
+        return is_good
 
     def _take(self) -> Attempt:
         """Return the next attempt; models with an open circuit, including those opened since planning, come last."""
@@ -238,7 +240,7 @@ class Attempts(Generic[_A]):
 
     def _is_passed_over(self, model: str, error: EnginehouseError) -> bool:
         """True if the next model is tried after this error."""
-        cannot = isinstance(error, UnsupportedParameter | ContextLengthExceeded)
+        cannot = isinstance(error, UnsupportedParameter | ContextLengthExceeded | AdapterNotFound)
         return _is_fault_of_model(error) or (cannot and model != self.plan.named)
 
 

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from attrs import evolve, field, frozen
 
 from enginehouse.contract.errors import (
+    AdapterNotFound,
     ConfigError,
     ContextLengthExceeded,
     EnginehouseError,
@@ -314,7 +315,7 @@ class Planner:
     def _candidates(self, request: GenerateRequest, too_long: TooLong) -> tuple[tuple[Candidate, ...], dict[str, str]]:
         found: list[tuple[Candidate, bool]] = []
         refused: dict[str, str] = {}
-        first: UnsupportedParameter | None = None
+        first: UnsupportedParameter | AdapterNotFound | None = None
         for status in self._usable(request):
             name = status.name
             problem = self._problem(request, status)
@@ -352,7 +353,7 @@ class Planner:
     def _lacks(self, request: GenerateRequest, status: ModelStatus) -> tuple[tuple[str, str], ...]:
         return find_unsupported(request, self._known_capabilities(status))
 
-    def _problem(self, request: GenerateRequest, status: ModelStatus) -> UnsupportedParameter | None:
+    def _problem(self, request: GenerateRequest, status: ModelStatus) -> UnsupportedParameter | AdapterNotFound | None:
         """Return why the model cannot serve the request, as far as known."""
         for param, reason in self._lacks(request, status):
             return UnsupportedParameter(f"{param}: {reason}", param)
@@ -361,7 +362,10 @@ class Planner:
         try:
             if status.info is not None:
                 check_media(request.messages or (), status.info.engine)
-        except UnsupportedParameter as error:
+            table = self._manager.find(status.name).adapters
+            for wanted, _ in request.adapters:
+                table.name_of(status.name, wanted, request.adapters_param)
+        except (UnsupportedParameter, AdapterNotFound) as error:
             return error
         return None
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ Serve = Callable[..., Operated]
 
 CONFIG = """
 [plugins]
-allow = ["samplers", "llama_server"]
+allow = ["samplers", "llama_server", "router"]
 
 [models.plain]
 source = "plain.json"
@@ -87,7 +89,8 @@ def test_every_spelling_means_the_same_adapter(serve: Serve, mixing: str) -> Non
     assert text_of(server, "alias:sql") == sql
     for fields in ({"adapters": {"sql": 0}}, {"lora": [{"id": 0, "scale": 0}]}, {"adapters": []}, {"peft": {}}):
         assert text_of(server, **fields) == base, fields
-    assert text_of(server, adapters="tone") == text_of(server, adapters={"tone": 0.5}) == tone
+    for fields in ({"adapters": {"tone": 0.5}}, {"adapters": {"tone": None}}, {"lora": [{"id": 1, "scale": None}]}):
+        assert text_of(server, **fields) == text_of(server, adapters="tone") == tone
     assert text_of(server, adapters={"tone": 1.0}) not in (tone, base)
     both = text_of(server, adapters={"sql": 0.7, "tone": 0.3})
     assert both not in (base, sql, tone) and both == text_of(
@@ -116,6 +119,8 @@ def test_wrong_values_are_refused_by_name(serve: Serve) -> None:
         ({"adapters": 3}, "adapters"),
         ({"adapters": {"sql": "1"}}, "adapters.sql"),
         ({"peft": ["sql"]}, "peft"),
+        ({"peft": []}, "peft"),
+        ({"lora": {}}, "lora"),
         ({"peft": {"sql": True}}, "peft.sql"),
         ({"lora": [{"scale": 1}]}, "lora[0]"),
         ({"lora": [{"id": 0, "scale": 1e9}]}, "lora[0].scale"),
@@ -126,6 +131,8 @@ def test_wrong_values_are_refused_by_name(serve: Serve) -> None:
         assert error_of(server.ask("x", **fields) if "model" not in fields else server.ask(**fields), 400)["param"] == (
             param
         ), fields
+    asked = server.ask("x", max_tokens=1, lora=[{"id": 0, "name": "tone"}])
+    assert (asked.status_code, asked.headers["x-enginehouse-ignored"]) == (200, "lora[0].name")
     refused = error_of(server.ask("plain", peft="sql"), 400)
     assert (refused["code"], refused["param"]) == ("unsupported_parameter", "peft")
 
@@ -138,7 +145,10 @@ def test_lists_metrics_and_fingerprints_know_adapters(serve: Serve) -> None:
         name: server.client.post("/v1/chat/completions", json={"model": name, **chat}).json()["system_fingerprint"]
         for name in ("x", "x:sql", "x:tone")
     }
-    metrics = server.client.get("/metrics").text
+    expected = (
+        'enginehouse_adapter_requests_total{adapter="sql",model="x"} 1.0',
+        'enginehouse_loaded_adapters{model="x"} 2.0',  # reported by the worker after its answers
+    )
 
     assert {name: model["parent"] for name, model in models.items()} == {
         "plain": None,
@@ -148,18 +158,20 @@ def test_lists_metrics_and_fingerprints_know_adapters(serve: Serve) -> None:
     }
     assert server.client.get("/v1/models/x:sql").json()["parent"] == "x"
     assert len(set(stamps.values())) == 3 and all(stamp.startswith(stamps["x"]) for stamp in stamps.values())
-    assert 'enginehouse_adapter_requests_total{adapter="sql",model="x"} 1.0' in metrics
-    assert 'enginehouse_loaded_adapters{model="x"} 2.0' in metrics
+    wait_until(lambda: all(line in server.client.get("/metrics").text for line in expected), expected)
 
 
-def test_adapters_are_added_and_removed(serve: Serve) -> None:
+def test_adapters_are_added_and_removed(serve: Serve, tmp_path: Path) -> None:
     """Only from the folders of the settings; a removed one is not found, and may be added again."""
     server = serve()
     base, outside = text_of(server), {"name": "o", "source": "../outside.json"}
     for source in ("../outside.json", "link.json", "missing", "/etc/passwd", "", "."):
         error = error_of(server.order("x", "adapters", name="o", source=source), 400)
         assert (error["code"], error["param"]) == ("adapter_refused", "source"), outside
-    assert "broken.json" in error_of(server.order("x", "adapters", name="o", source="broken.json"), 400)["message"]
+    os.mkfifo(tmp_path / "more" / "pipe")
+    for source, says in (("broken.json", "broken.json"), ("pipe", "'pipe' cannot be read: it is not a regular file")):
+        error = error_of(server.order("x", "adapters", name="o", source=source), 400)
+        assert error["param"] == "source" and says in error["message"]
     assert error_of(server.order("x", "adapters", name="a:b", source="new.json"), 400)["param"] == "name"
     assert error_of(server.order("x", "adapters", name="sql", source="new.json"), 409)["code"] == "conflict"
     assert error_of(server.order("plain", "adapters", name="sql", source="new.json"), 400)["param"] == "source"
@@ -178,7 +190,9 @@ def test_adapters_are_added_and_removed(serve: Serve) -> None:
     assert [one["name"] for one in removed.json()["data"]] == ["tone", "new"]
     assert error_of(server.ask("x:sql"), 404)["code"] == "adapter_not_found"
     assert error_of(server.client.delete("/admin/models/x/adapters/sql"), 404)["code"] == "adapter_not_found"
-    assert text_of(server, lora=[{"id": 1}]) == new
+    assert [one["id"] for one in server.client.get("/lora-adapters", params={"model": "x"}).json()] == [1, 2]
+    assert text_of(server, lora=[{"id": 2}]) == new
+    assert error_of(server.ask("x", lora=[{"id": 0}]), 404)["code"] == "adapter_not_found"
 
 
 def test_vllms_addresses(serve: Serve) -> None:
@@ -192,21 +206,68 @@ def test_vllms_addresses(serve: Serve) -> None:
     assert error_of(server.ask("x:new"), 404)["code"] == "adapter_not_found"
 
 
+@pytest.mark.parametrize(
+    ("changes", "status", "param"),
+    [
+        ({"base_model_name": "y"}, 404, "base_model_name"),
+        ({"base_model_name": "plain"}, 400, "lora_path"),
+        ({"lora_name": "a:b"}, 400, "lora_name"),
+        ({"lora_path": "missing"}, 400, "lora_path"),
+        ({"load_inplace": True}, 400, "load_inplace"),
+        ({"scale": 0.5}, 400, "scale"),
+    ],
+)
+def test_refusals_of_vllms_addresses_name_their_fields(
+    serve: Serve, changes: dict[str, Any], status: int, param: str
+) -> None:
+    asked = {"lora_name": "new", "lora_path": "new.json", "base_model_name": "x", "load_inplace": False, **changes}
+    error = error_of(serve().client.post("/v1/load_lora_adapter", json=asked), status)
+
+    assert error["param"] == param and "source" not in error["message"]
+
+
+def test_requests_for_auto_go_to_a_model_that_has_the_adapter(serve: Serve, tmp_path: Path) -> None:
+    """Others are refused as candidates; without any, the adapter is not found."""
+    server = serve(
+        more="""
+[models.bare]
+source = "fake"
+backend = "fake"
+mixing = "mixed"
+
+[router]
+strategy = "load"
+models = ["bare", "x"]
+"""
+    )
+    body = {"model": "auto", "adapters": "sql", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    routed = server.client.post("/v1/route", json=body).json()
+    answer = server.client.post("/v1/chat/completions", json=body)
+    unknown = {**body, "adapters": "other"}
+
+    assert routed["model"] == "x" and routed["attempts"] == ["x"]
+    assert "has no adapter 'sql'" in next(one["refused"] for one in routed["candidates"] if one["model"] == "bare")
+    assert (answer.status_code, answer.json()["model"]) == (200, "x")
+    for address in ("/v1/route", "/v1/chat/completions"):
+        assert error_of(server.client.post(address, json=unknown), 404)["param"] == "adapters"
+
+
 def test_adapter_removed_under_load_serves_its_requests_to_the_end(serve: Serve) -> None:
     """Streams that use it give the same text as before; later requests do not find it."""
     server = serve(more="step_delay_s = 0.01\n")
-    expected = server.ask("x:sql", max_tokens=60, temperature=0, ignore_eos=True).json()["choices"][0]["text"]
-    with ThreadPoolExecutor(4) as pool:
-        asked = [
-            pool.submit(server.ask, "x:sql", max_tokens=60, temperature=0, ignore_eos=True, cache_salt=str(number))
-            for number in range(4)
-        ]
-        wait_until(lambda: server.models()["x"]["num_running"] == 4, "four requests that run")
+    body = {"model": "x:sql", "prompt": "x", "max_tokens": 60, "temperature": 0, "ignore_eos": True}
+    expected = server.client.post("/v1/completions", json=body).json()["choices"][0]["text"]
+    with contextlib.ExitStack() as opened:
+        streams = []
+        for number in range(4):
+            asked = {**body, "stream": True, "cache_salt": str(number)}
+            streams.append(opened.enter_context(server.client.stream("POST", "/v1/completions", json=asked)))
         assert server.client.delete("/admin/models/x/adapters/sql").status_code == 200
         assert error_of(server.ask("x:sql"), 404)["code"] == "adapter_not_found"
-        answers = [one.result() for one in asked]
+        events = [[line[6:] for line in stream.iter_lines() if line.startswith("data: {")] for stream in streams]
+    texts = ["".join(json.loads(event)["choices"][0]["text"] for event in one) for one in events]
 
-    assert [answer.json()["choices"][0]["text"] for answer in answers] == [expected] * 4
+    assert texts == [expected] * 4
 
 
 def test_answer_with_an_adapter_continues_when_its_worker_dies(serve: Serve, tmp_path: Path) -> None:

@@ -277,7 +277,7 @@ def test_users_may_not_look(client: httpx.Client, path: str) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_reasoning_is_closed_and_the_answer_follows(client: httpx.Client, ask, stream: bool) -> None:
-    answer = ask("thinking", model="thinker", stream=stream, max_tokens=600, logprobs=not stream)
+    answer = ask("thinking", model="thinker", stream=stream, logprobs=not stream)
     deadline = time.monotonic() + 60
     while not any(choice["is_thinking"] for choice in shown(client, "thinking").get("choices", ())):
         assert time.monotonic() < deadline
@@ -308,12 +308,13 @@ def test_a_request_that_does_not_think_is_a_conflict(client: httpx.Client, ask) 
 
 
 def test_a_request_whose_worker_died_is_paused_and_can_be_cancelled(tmp_path: Path) -> None:
-    options = {"faults": {"abort_at_step": 8}, "open_delay_s": 2.0}
+    # The request would still run when the next worker is there.
+    options = {"faults": {"abort_at_step": 8}, "open_delay_s": 2.0, "step_delay_s": 0.1}
     model = ModelSettings(source=str(tmp_path), backend="fake", context=512, options=options)
     settings = Settings(auth=AuthSettings(keys=KEYS), models={"m": model}, plugins=PluginsSettings(allow=()))
     with contextlib.contextmanager(connect)(settings) as client, ThreadPoolExecutor() as pool:
         headers = USER | {"x-request-id": "lost"}
-        answer = pool.submit(client.post, "/v1/chat/completions", json=chat(max_tokens=100), headers=headers)
+        answer = pool.submit(client.post, "/v1/chat/completions", json=chat(max_tokens=400), headers=headers)
 
         found = wait_for(client, "lost", "paused")
         client.post("/admin/requests/lost/cancel", headers=ADMIN)

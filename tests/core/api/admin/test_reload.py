@@ -80,7 +80,7 @@ def test_models_appear_change_and_leave_and_streams_go_on(operate: Operate) -> N
 
     assert answer.status_code == 200, answer.text
     assert answer.json() == {
-        "generation": 2,
+        "snapshot": 2,
         "models": {
             "added": ["renamed"],
             "removed": ["org/fake:tag"],
@@ -128,7 +128,16 @@ def test_defaults_aliases_keys_and_limits_hold_for_the_next_request(operate: Ope
         ("[limits]\nmax_tokns = 5", "limits.max_tokns", "did you mean 'max_tokens'?"),
         ("[limits\n", None, "is not valid TOML"),
         ('[models.m]\nsource = "plain.json"\nbackend = "scripted"\nslotz = 5', "models.m.slotz", "'slots'"),
-        ('[models.m]\nsource = "gone.gguf"', None, "file or folder not found: 'gone.gguf'"),
+        (
+            '[models.m]\nsource = "gone.gguf"',
+            "models.m.source",
+            "models.m.source: file or folder not found: 'gone.gguf'",
+        ),
+        (
+            '[models.m]\nsource = "fake"\nbackend = "fake"\nadapters = {a = {source = "gone"}}',
+            "models.m.adapters.a.source",
+            "models.m.adapters.a.source: file or folder not found",
+        ),
         (
             '[models.m]\nsource = "plain.json"\nbackend = "scripted"\ndefaults = {temperature = 9}',
             "models.m.defaults.temperature",
@@ -266,7 +275,7 @@ class _Stumbling:
     name = "stumbling"
     api_version = API_VERSION
     options: type[Any] = ScriptedOptions
-    opens: Literal["runner", "engine"] = "engine"
+    opens: Literal["model", "engine"] = "engine"
 
     def probe(self) -> Probe:
         raise RuntimeError("forgotten")
@@ -329,7 +338,7 @@ def test_plugin_that_stumbles_while_a_change_is_planned_is_named_and_nothing_cha
     assert culprit in error["message"]
     assert ("forgotten" in error["message"]) == isinstance(changed, Exception), "the log shows a plugin's exception"
     assert answer.status_code == 200, answer.text
-    assert again.json()["generation"] == 2
+    assert again.json()["snapshot"] == 2
     assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["forgotten"]
 
 

@@ -9,6 +9,7 @@ import pytest
 from attrs import define, field
 
 from enginehouse.contract.errors import (
+    AdapterNotFound,
     ContextLengthExceeded,
     EngineDead,
     EnginehouseError,
@@ -230,7 +231,10 @@ async def test_only_what_the_model_is_to_blame_for_leaves_it_aside(error: Engine
     assert models.circuit_breaker.has_failed("main") is has_failed
 
 
-@pytest.mark.parametrize("cannot", [UnsupportedParameter("tools: no", "tools"), ContextLengthExceeded(9, 8)])
+@pytest.mark.parametrize(
+    "cannot",
+    [UnsupportedParameter("tools: no", "tools"), ContextLengthExceeded(9, 8), AdapterNotFound("none", "adapters")],
+)
 async def test_stand_in_that_cannot_do_what_is_asked_is_passed_over(cannot: EnginehouseError) -> None:
     models = Models({"main": EngineDead("gone"), "spare": cannot, "other": Answer(says("o"))})
     ended = await models.run(*map(Attempt, ("main", "spare", "other")), named="main")

@@ -47,7 +47,7 @@ class TinyBackend:
     name = "tiny"
     api_version = API_VERSION
     options: type[Any] = TinyOptions
-    opens: Literal["runner", "engine"] = "engine"
+    opens: Literal["model", "engine"] = "engine"
     open_bytes: int = 0
     most_bytes: int = 0
     num_opened: dict[str, int] = field(factory=dict)

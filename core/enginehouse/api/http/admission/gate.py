@@ -25,8 +25,8 @@ from limits.aio.strategies import SlidingWindowCounterRateLimiter
 from enginehouse.api.http.admission.memory import MemoryAccount
 from enginehouse.contract.errors import RateLimited, ServerOverloaded
 from enginehouse.contract.identity import Identity
-from enginehouse.engine.throughput import Throughput
 from enginehouse.settings.config import LimitsSettings
+from enginehouse.workers.request_queue import Throughput
 
 _WINDOW_S = 60
 _MARGIN_S = 0.001

@@ -1,4 +1,4 @@
-"""Values that have begun: when they cannot become right any more, and what may follow them.
+"""Partial values: when they cannot become right any more, and what may follow them.
 
 For constants that the grammar does not say, bounds beyond its numbers, and expressions that take a search. All else is
 left to the check of complete values. Called by :mod:`enginehouse_llguidance.following`.
