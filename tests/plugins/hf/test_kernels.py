@@ -198,6 +198,7 @@ def test_products_for_one_token_and_for_a_few_add_updates_of_adapters(
     activation: str | None,
     num_adapters: int,
     rank: int,
+    *,
     is_apart: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
