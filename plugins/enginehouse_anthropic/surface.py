@@ -9,11 +9,11 @@ from attrs import evolve
 from enginehouse.contract.calls import Call
 from enginehouse.contract.surface import (
     Answer,
-    AnswerRoute,
     ErrorAnswer,
     Frame,
     GenerationRoute,
     Reply,
+    ReplyRoute,
     Route,
     new_id,
 )
@@ -61,14 +61,14 @@ class AnthropicSurface:
                 assemble=self._assemble,
                 frame=EVENTS,
             ),
-            AnswerRoute(
+            ReplyRoute(
                 path="/v1/messages/count_tokens",
                 name="count_message_tokens",
                 summary="Number of tokens of a conversation (Anthropic)",
                 body=CountTokensBody,
                 handle=self._count_tokens,
             ),
-            AnswerRoute(
+            ReplyRoute(
                 method="GET",
                 path="/v1/models",
                 header=_VERSION,
@@ -77,7 +77,7 @@ class AnthropicSurface:
                 handle=list_models,
                 limits=None,
             ),
-            AnswerRoute(
+            ReplyRoute(
                 method="GET",
                 path="/v1/models/{model_id:path}",
                 header=_VERSION,
@@ -86,7 +86,7 @@ class AnthropicSurface:
                 handle=show_model,
                 limits=None,
             ),
-            AnswerRoute(
+            ReplyRoute(
                 method="HEAD", path="/", name="probe", summary="Probe of Claude Code", handle=_probe, limits=None
             ),
         )

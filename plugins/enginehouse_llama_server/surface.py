@@ -10,7 +10,7 @@ from attrs import evolve
 from enginehouse.contract.calls import Call
 from enginehouse.contract.errors import InvalidRequest, quoted
 from enginehouse.contract.hookspecs import API_VERSION
-from enginehouse.contract.surface import SSE, Answer, AnswerRoute, ErrorAnswer, GenerationRoute, Reply, Route
+from enginehouse.contract.surface import SSE, Answer, ErrorAnswer, GenerationRoute, Reply, ReplyRoute, Route
 from enginehouse.contract.types import GenerateRequest
 from enginehouse_llama_server.answers import CompletionAssembler, error_body
 from enginehouse_llama_server.bodies import CompletionBody, ControlBody, InfillBody
@@ -126,7 +126,7 @@ def _generation(
 
 
 def _routes() -> list[Route]:
-    get = AnswerRoute(
+    get = ReplyRoute(
         method="GET", path="/props", name="llama_props", summary="Properties of a model", limits=None, handle=_props
     )
     return [
@@ -135,7 +135,7 @@ def _routes() -> list[Route]:
         get,
         evolve(get, path="/lora-adapters", name="llama_adapters", summary="Adapters of a model", handle=_adapters),
         evolve(get, path="/slots", name="llama_slots", summary="The caller's running requests", handle=_slots),
-        AnswerRoute(
+        ReplyRoute(
             path="/v1/chat/completions/control",
             name="llama_control",
             summary="End the reasoning of a running request",

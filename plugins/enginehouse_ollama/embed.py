@@ -12,7 +12,7 @@ from attrs import evolve
 
 from enginehouse.contract.calls import Call
 from enginehouse.contract.errors import InvalidRequest
-from enginehouse.contract.surface import AnswerRoute, Chunk, Reply, new_id
+from enginehouse.contract.surface import Chunk, Reply, ReplyRoute, new_id
 from enginehouse.contract.types import PoolingRequest, PoolText
 from enginehouse.contract.vectors import write_vectors
 from enginehouse_ollama.bodies import EmbedBody, EmbeddingsBody
@@ -98,9 +98,9 @@ async def _vectors(call: Call, texts: tuple[str, ...], path: str, began_ns: int,
     }
 
 
-def embed_routes() -> list[AnswerRoute]:
+def embed_routes() -> list[ReplyRoute]:
     """Return the routes."""
-    route = AnswerRoute(
+    route = ReplyRoute(
         path="/api/embed",
         name="ollama_embed",
         summary="Embeddings of texts, as in Ollama",

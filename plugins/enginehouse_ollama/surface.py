@@ -15,11 +15,11 @@ from enginehouse.contract.hookspecs import API_VERSION
 from enginehouse.contract.surface import (
     NDJSON,
     Answer,
-    AnswerRoute,
     Chunk,
     ErrorAnswer,
     GenerationRoute,
     Reply,
+    ReplyRoute,
     Route,
 )
 from enginehouse.contract.types import GenerateRequest
@@ -141,8 +141,8 @@ async def _told(steps: AsyncGenerator[tuple[float, str]], name: str, *, is_serve
 
 
 def _routes() -> list[Route]:
-    get = AnswerRoute(method="GET", path="/", name="ollama", summary="Whether a server runs", limits=None, handle=_root)
-    post = AnswerRoute(
+    get = ReplyRoute(method="GET", path="/", name="ollama", summary="Whether a server runs", limits=None, handle=_root)
+    post = ReplyRoute(
         path="/api/show", name="ollama_show", summary="One model", body=ModelBody, limits=None, handle=show_model
     )
     return [
@@ -160,7 +160,7 @@ def _routes() -> list[Route]:
     ]
 
 
-def _refused(route: AnswerRoute, method: Literal["POST", "DELETE"], path: str, reason: str) -> AnswerRoute:
+def _refused(route: ReplyRoute, method: Literal["POST", "DELETE"], path: str, reason: str) -> ReplyRoute:
     async def refuse(call: Call) -> Reply:
         return Reply({"error": f"{path}: not supported; {reason}"}, status=501)
 
@@ -168,7 +168,7 @@ def _refused(route: AnswerRoute, method: Literal["POST", "DELETE"], path: str, r
     return evolve(route, method=method, path=path, name=name, summary="Not supported", body=None, handle=refuse)
 
 
-def _missing(route: AnswerRoute, method: Literal["GET", "POST", "DELETE"]) -> AnswerRoute:
+def _missing(route: ReplyRoute, method: Literal["GET", "POST", "DELETE"]) -> ReplyRoute:
     """Return the route of all other addresses below ``/api``, so that they have Ollama's errors."""
 
     async def answer(call: Call) -> Reply:

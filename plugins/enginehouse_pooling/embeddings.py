@@ -15,7 +15,7 @@ from attrs import NOTHING, evolve, frozen
 from enginehouse.contract.calls import Call
 from enginehouse.contract.errors import InvalidRequest
 from enginehouse.contract.rows import row
-from enginehouse.contract.surface import AnswerRoute, Reply, new_id
+from enginehouse.contract.surface import Reply, ReplyRoute, new_id
 from enginehouse.contract.types import PoolingRequest, PoolingResult, PoolText
 from enginehouse.contract.vectors import VectorFormat, write_vectors
 from enginehouse_pooling.inputs import (
@@ -225,9 +225,9 @@ async def _cohere(call: Call) -> Reply:
     )
 
 
-def embedding_routes() -> list[AnswerRoute]:
+def embedding_routes() -> list[ReplyRoute]:
     """Return the routes that answer with vectors."""
-    openai = AnswerRoute(
+    openai = ReplyRoute(
         path="/v1/embeddings",
         name="create_embeddings",
         summary="Embeddings of texts",
@@ -241,7 +241,7 @@ def embedding_routes() -> list[AnswerRoute]:
         openai,
         evolve(openai, path="/embeddings", name="llama_embeddings", response_schema=either),
         evolve(openai, path="/embedding", name="llama_embedding", response_schema=either),
-        AnswerRoute(
+        ReplyRoute(
             path="/embed",
             name="tei_embed",
             summary="Embeddings of texts, as in Text Embeddings Inference",
@@ -250,7 +250,7 @@ def embedding_routes() -> list[AnswerRoute]:
             response_schema={"type": "array", "items": _ROW},
             handle=_tei,
         ),
-        AnswerRoute(
+        ReplyRoute(
             path="/v2/embed",
             name="cohere_embed",
             summary="Embeddings of texts, as in Cohere's API",

@@ -15,7 +15,7 @@ from attrs import NOTHING, evolve, frozen
 from enginehouse.contract.calls import Call
 from enginehouse.contract.errors import InvalidRequest
 from enginehouse.contract.rows import row
-from enginehouse.contract.surface import AnswerRoute, Chunk, Reply, new_id
+from enginehouse.contract.surface import Chunk, Reply, ReplyRoute, new_id
 from enginehouse.contract.types import PoolingRequest, PoolingResult, PoolText
 from enginehouse_pooling.inputs import USAGE, Cut, PoolingBody, cut_of, model_of, read_texts, usage_of
 
@@ -157,9 +157,9 @@ _TEI_ANSWER = {
 }
 
 
-def rerank_routes() -> list[AnswerRoute]:
+def rerank_routes() -> list[ReplyRoute]:
     """Return the routes. Cohere's API shortens long documents, the others refuse them."""
-    route = AnswerRoute(
+    route = ReplyRoute(
         path="/v1/rerank",
         name="rerank",
         summary="Documents by their relevance to a query",

@@ -16,7 +16,7 @@ from attrs import NOTHING, evolve, frozen
 from enginehouse.contract.calls import Call
 from enginehouse.contract.errors import InvalidRequest
 from enginehouse.contract.rows import row
-from enginehouse.contract.surface import AnswerRoute, Chunk, Reply, new_id
+from enginehouse.contract.surface import Chunk, Reply, ReplyRoute, new_id
 from enginehouse.contract.types import PoolingRequest, PoolingResult, PoolTask, PoolText
 from enginehouse_pooling.inputs import (
     FORMS,
@@ -228,9 +228,9 @@ _CLASSES = {
 }
 
 
-def score_routes() -> list[AnswerRoute]:
+def score_routes() -> list[ReplyRoute]:
     """Return the routes."""
-    score = AnswerRoute(
+    score = ReplyRoute(
         path="/v1/score",
         name="score",
         summary="Scores of pairs of texts",
@@ -239,7 +239,7 @@ def score_routes() -> list[AnswerRoute]:
         response_schema=_list_of(_SCORE),
         handle=_score,
     )
-    classify = AnswerRoute(
+    classify = ReplyRoute(
         path="/v1/classify",
         name="classify",
         summary="Classes of texts",
@@ -253,7 +253,7 @@ def score_routes() -> list[AnswerRoute]:
         evolve(score, path="/score"),
         classify,
         evolve(classify, path="/classify"),
-        AnswerRoute(
+        ReplyRoute(
             path="/predict",
             name="tei_predict",
             summary="Classes of texts, as in Text Embeddings Inference",

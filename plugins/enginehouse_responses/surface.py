@@ -16,12 +16,12 @@ from enginehouse.contract.hookspecs import API_VERSION
 from enginehouse.contract.surface import (
     SSE,
     Answer,
-    AnswerRoute,
     Assembler,
     Chunk,
     ErrorAnswer,
     GenerationRoute,
     Reply,
+    ReplyRoute,
     Route,
     new_id,
 )
@@ -91,14 +91,14 @@ class ResponsesSurface:
                 detached=self._is_detached,
                 frame=_FRAME,
             ),
-            AnswerRoute(
+            ReplyRoute(
                 path=f"{path}/input_tokens",
                 name="count_response_input_tokens",
                 summary="Count the input tokens of a response",
                 body=InputTokensBody,
                 handle=self._count,
             ),
-            AnswerRoute(
+            ReplyRoute(
                 method="GET",
                 path=one,
                 name="get_response",
@@ -106,7 +106,7 @@ class ResponsesSurface:
                 limits=None,
                 handle=self._get,
             ),
-            AnswerRoute(
+            ReplyRoute(
                 method="DELETE",
                 path=one,
                 name="delete_response",
@@ -114,14 +114,14 @@ class ResponsesSurface:
                 limits=None,
                 handle=self._delete,
             ),
-            AnswerRoute(
+            ReplyRoute(
                 path=f"{one}/cancel",
                 name="cancel_response",
                 summary="Cancel a response in the background",
                 limits=None,
                 handle=self._cancel,
             ),
-            AnswerRoute(
+            ReplyRoute(
                 method="GET",
                 path=f"{one}/input_items",
                 name="list_response_input_items",

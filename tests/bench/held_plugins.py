@@ -42,7 +42,7 @@ from attrs import frozen
 from enginehouse.contract.backend import Match, MemoryEstimate, Probe
 from enginehouse.contract.parsers import AnswerText, PreparedChat
 from enginehouse.contract.router import Attempt, RoutingDecision
-from enginehouse.contract.surface import AnswerRoute, Reply
+from enginehouse.contract.surface import ReplyRoute, Reply
 from enginehouse.contract.types import Constraint
 
 class Parser:
@@ -77,7 +77,7 @@ async def handle(call):
 
 class Surface:
     name, api_version, request_id_header, takes_any_type = "sleeper", 1, None, False
-    routes = (AnswerRoute(method="GET", path="/sleep", name="sleep", summary="Sleep", handle=handle),)
+    routes = (ReplyRoute(method="GET", path="/sleep", name="sleep", summary="Sleep", handle=handle),)
     def error(self, error):
         return Reply({"error": error.message})
 

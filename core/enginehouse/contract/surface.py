@@ -23,7 +23,6 @@ __all__ = [
     "NDJSON",
     "SSE",
     "Answer",
-    "AnswerRoute",
     "Assembler",
     "CallPiece",
     "Chunk",
@@ -34,6 +33,7 @@ __all__ = [
     "Limit",
     "Piece",
     "Reply",
+    "ReplyRoute",
     "Route",
     "Surface",
     "new_id",
@@ -324,8 +324,8 @@ class GenerationRoute(Route):
 
 
 @frozen(kw_only=True)
-class AnswerRoute(Route):
-    """An address that is answered without generating.
+class ReplyRoute(Route):
+    """An address that is answered with a :class:`Reply`, without generating.
 
     Attributes:
         handle: returns the response; called on an event loop of the plugin. It may raise errors of

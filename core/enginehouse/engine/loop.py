@@ -40,7 +40,7 @@ from enginehouse.contract.types import (
 from enginehouse.engine.constraints import Masks
 from enginehouse.engine.disk import DiskTier
 from enginehouse.engine.forward import Computed, encode, forward
-from enginehouse.engine.media import PlacedChunk, Preparers, preparers_of
+from enginehouse.engine.media import ChunkMakers, PlacedChunk, chunk_makers_of
 from enginehouse.engine.outputs import (
     StepCounts,
     prompt_progress,
@@ -341,9 +341,9 @@ class StepEngine:
         return msgspec.structs.replace(info, metadata={**info.metadata, "truncation": truncate})
 
     @property
-    def preparers(self) -> Preparers:
-        """See :func:`enginehouse.engine.media.preparers_of`."""
-        return preparers_of(self._runner)
+    def chunk_makers(self) -> ChunkMakers:
+        """See :func:`enginehouse.engine.media.chunk_makers_of`."""
+        return chunk_makers_of(self._runner)
 
     def check(self, request: EngineRequest, num_prompt_tokens: int, chunks: tuple[PlacedChunk, ...] = ()) -> None:
         """Reject a request that cannot be served; see :meth:`SequenceFactory.check`. Any thread."""

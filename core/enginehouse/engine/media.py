@@ -28,18 +28,18 @@ from enginehouse.contract.types import DecodedAudio, DecodedImage, DecodedMedia,
 from enginehouse.engine.text.segments import encode_segments
 from enginehouse.plugins import Guard
 
-Prepare = Callable[[Any], Sequence[Sequence[int] | MediaChunk]]
+ChunkMaker = Callable[[Any], Sequence[Sequence[int] | MediaChunk]]
 """Makes tokens and chunks of an image or a recording, see :class:`enginehouse.contract.media.MediaRunner`."""
 
-Preparers = Mapping[MediaKind, Prepare]
+ChunkMakers = Mapping[MediaKind, ChunkMaker]
 """The methods of a runner, by the kinds of media that it takes."""
 
 _NAMES: Mapping[MediaKind, str] = {"image": "images", "audio": "recordings"}
 
 
-def preparers_of(runner: Runner) -> Preparers:
+def chunk_makers_of(runner: Runner) -> ChunkMakers:
     """Return the methods that make parts of a prompt of media, for any thread; empty for a model of text."""
-    kinds, found = runner.capabilities.media, dict[MediaKind, Prepare]()
+    kinds, found = runner.capabilities.media, dict[MediaKind, ChunkMaker]()
     if "image" in kinds and isinstance(runner, MediaRunner):
         found["image"] = runner.prepare_image
     if "audio" in kinds and isinstance(runner, AudioRunner):
@@ -84,7 +84,7 @@ def without_media(token_ids: NDArray[np.int32]) -> NDArray[np.int32]:
 
 
 def encode_prompt(
-    tokenizer: Tokenizer, segments: Sequence[Segment], add_special: bool, prepare: Preparers, guard: Guard
+    tokenizer: Tokenizer, segments: Sequence[Segment], add_special: bool, chunk_makers: ChunkMakers, guard: Guard
 ) -> EncodedPrompt:
     """Return the ids and chunks of a prompt.
 
@@ -92,7 +92,7 @@ def encode_prompt(
         tokenizer: tokenizer of the model.
         segments: the rendered prompt.
         add_special: as for :func:`enginehouse.engine.text.segments.encode_segments`.
-        prepare: see :func:`preparers_of`.
+        chunk_makers: see :func:`chunk_makers_of`.
         guard: guard of the backend.
 
     Raises:
@@ -107,7 +107,7 @@ def encode_prompt(
         if not isinstance(run, DecodedImage | DecodedAudio):
             token_ids += encode_segments(tokenizer, run, add_special and number == 0)
             continue
-        for part in _prepared(run, prepare, tokenizer.vocab_size, guard):
+        for part in _prepared(run, chunk_makers, tokenizer.vocab_size, guard):
             if isinstance(part, MediaChunk):
                 chunks.append(PlacedChunk(len(token_ids), part))
                 token_ids += chunks[-1].token_ids.tolist()
@@ -129,11 +129,13 @@ def _runs(segments: Sequence[Segment]) -> Iterator[Sequence[Segment] | DecodedMe
     yield text
 
 
-def _prepared(media: DecodedMedia, preparers: Preparers, vocab_size: int, guard: Guard) -> list[list[int] | MediaChunk]:
+def _prepared(
+    media: DecodedMedia, chunk_makers: ChunkMakers, vocab_size: int, guard: Guard
+) -> list[list[int] | MediaChunk]:
     """Return the tokens and chunks of an image or a recording, the chunks with their keys."""
-    prepare, param = preparers.get(media.kind), media.param
+    prepare, param = chunk_makers.get(media.kind), media.param
     if prepare is None:
-        taken = " and ".join(("text", *(_NAMES[kind] for kind in preparers))) if preparers else "text only"
+        taken = " and ".join(("text", *(_NAMES[kind] for kind in chunk_makers))) if chunk_makers else "text only"
         raise InvalidRequest(f"{param}: this model takes {taken}, not {_NAMES[media.kind]}", param)
     try:
         parts = prepare(media)

@@ -21,7 +21,7 @@ from enginehouse.contract.structured import BacktrackingMatcher, Grammar, Struct
 from enginehouse.contract.types import EngineCapabilities, EngineRequest, Resume, ResumedChoice
 from enginehouse.engine.checkpoints import choose_places
 from enginehouse.engine.constraints import Constraints, ConstraintState, ReasoningGate
-from enginehouse.engine.media import PlacedChunk, preparers_of, without_media
+from enginehouse.engine.media import PlacedChunk, chunk_makers_of, without_media
 from enginehouse.engine.sampling.device_draws import can_draw
 from enginehouse.engine.sampling.plugin_steps import build_steps
 from enginehouse.engine.sampling.sampler import SequenceSampler
@@ -84,7 +84,7 @@ class SequenceFactory:
     def capabilities(self) -> EngineCapabilities:
         """Supported request features: sampling fields of the runner, sampler plugins, constraint kinds."""
         runner: Any = self._runner
-        media = tuple(preparers_of(self._runner))
+        media = tuple(chunk_makers_of(self._runner))
         return EngineCapabilities(
             native=tuple(sorted(self._runner.capabilities.sampling)),
             samplers=tuple(sorted(self._samplers)),

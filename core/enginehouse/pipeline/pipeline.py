@@ -178,8 +178,8 @@ class Pipeline:
         """
         request, plan, unsupported = await self._route(request)
         if plan is None:
-            return await self._start_on(request, request.model)
-        attempts = Attempts(plan, request, self._start_on, self._planner.circuit_breaker, on_discarded)
+            return await self._lease_and_start(request, request.model)
+        attempts = Attempts(plan, request, self._lease_and_start, self._planner.circuit_breaker, on_discarded)
         running, routed = await attempts.run()
         return evolve(running, routed=routed, unsupported=(*unsupported, *running.unsupported))
 
@@ -263,7 +263,9 @@ class Pipeline:
         prompt = await self._prompts.make(request, model)
         return len(await prompt.tokenize(self.recovery, request.caller))
 
-    async def _start_on(self, request: GenerateRequest, name: str | None, may_drop: bool = True) -> RunningRequest:
+    async def _lease_and_start(
+        self, request: GenerateRequest, name: str | None, may_drop: bool = True
+    ) -> RunningRequest:
         """Start the request on the model of that name, which stays leased until the generation has ended."""
         began = time.perf_counter()
         lease = await self._manager.lease(name)
@@ -271,12 +273,12 @@ class Pipeline:
         with contextlib.ExitStack() as undo:
             undo.callback(lease.release)
             with lease.explaining():
-                running = await self._start_leased(lease.model, request, may_drop=may_drop)
+                running = await self._queue_and_start(lease.model, request, may_drop=may_drop)
             undo.pop_all()
         running.generation.keep(lease)
         return evolve(running, load_s=load_s)
 
-    async def _start_leased(self, model: LoadedModel, request: GenerateRequest, *, may_drop: bool) -> RunningRequest:
+    async def _queue_and_start(self, model: LoadedModel, request: GenerateRequest, *, may_drop: bool) -> RunningRequest:
         """Start the request if the model's queue has a place for it."""
         if model.name not in self._settings.models:
             raise ModelNotFound(model.name)  # it was added after this request arrived
@@ -293,14 +295,14 @@ class Pipeline:
                 undo.callback(request_queue.leave, request.request_id)
             prepared = await self.prepare(request, model, may_drop=may_drop)
             try:
-                running = await self._start(prepared)
+                running = await self._submit(prepared)
             except ContextLengthExceeded as error:
                 if request_queue is not None:  # the worker has refused it, so it has left
                     request_queue.enter(request.request_id, request.caller, request.priority)
                 shorter = await self._shorten(prepared, error)
                 if shorter is None:
                     raise
-                running = await self._start(shorter)
+                running = await self._submit(shorter)
             undo.pop_all()
         return running
 
@@ -382,7 +384,7 @@ class Pipeline:
         prompt = await self._prompts.make(rendered, prepared.model)
         return evolve(prepared, request=rendered, prompt=prompt, reports=reports)
 
-    async def _start(self, prepared: Prepared) -> RunningRequest:
+    async def _submit(self, prepared: Prepared) -> RunningRequest:
         began, request, prompt = time.perf_counter(), prepared.request, prepared.prompt
         queue_s = self._settings.timeouts(prepared.model.settings).queue_s
         try:

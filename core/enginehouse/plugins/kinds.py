@@ -30,7 +30,7 @@ from enginehouse.contract.preparer import Preparer
 from enginehouse.contract.router import Router
 from enginehouse.contract.sampler import CORE_ORDER, SamplerPlugin, role_of
 from enginehouse.contract.structured import StructuredDecoder
-from enginehouse.contract.surface import AnswerRoute, GenerationRoute, Surface
+from enginehouse.contract.surface import GenerationRoute, ReplyRoute, Surface
 from enginehouse.contract.types import ConstraintKind
 from enginehouse.plugins.authenticator import Authenticator
 from enginehouse.plugins.processors import ProcessorSampler
@@ -123,8 +123,8 @@ def _check_routes(surface: Surface, taken: Collection[str]) -> None:
         if isinstance(route, GenerationRoute):
             if not attrs.has(route.body) or "stream" not in attrs.fields_dict(route.body):
                 raise PluginError(f"{where}, whose body must be an attrs class with the attribute 'stream'")
-        elif not isinstance(route, AnswerRoute):
-            raise PluginError(f"{where}, which is neither a GenerationRoute nor an AnswerRoute")
+        elif not isinstance(route, ReplyRoute):
+            raise PluginError(f"{where}, which is neither a GenerationRoute nor an ReplyRoute")
         elif route.body is not None and not attrs.has(route.body):
             raise PluginError(f"{where}, whose body must be an attrs class or None")
 

@@ -122,7 +122,7 @@ class FleetWork(ModelWork):
         if isinstance(model.engine, FleetEngine):
             self._fleet = model.engine
 
-    async def admission(self, work: Work) -> WorkerEngine:
+    async def worker_for(self, work: Work) -> WorkerEngine:
         """Wait until a work item may enter a worker, as in :class:`ModelWork`."""
         while True:
             if work.refusal is not None:

@@ -35,7 +35,7 @@ from enginehouse.recovery.model_work import ModelWork
 from enginehouse.recovery.work import Work
 from enginehouse.serving import LoadedModel
 from enginehouse.serving.leases import Lease
-from enginehouse.workers.requests import WorkerStream
+from enginehouse.workers.request_table import WorkerStream
 
 
 @define(eq=False)
@@ -181,7 +181,7 @@ class RecoverableRequest(Work):
 
     # -- reader's side -----------------------------------------------------------------------------
 
-    async def begin(self) -> WorkerStream:
+    async def submit(self) -> WorkerStream:
         """Submit the request for the first time; return the first attempt when a worker has accepted it.
 
         Raises:
@@ -192,7 +192,7 @@ class RecoverableRequest(Work):
         """
         with contextlib.ExitStack() as undo:
             undo.callback(self.cancel)
-            await self._enter(is_returning=False)
+            await self._submit_to_worker(is_returning=False)
             undo.pop_all()
         return self._unread.popleft()
 
@@ -239,7 +239,7 @@ class RecoverableRequest(Work):
 
     # -- entering and leaving a worker -------------------------------------------------------------
 
-    async def _enter(self, *, is_returning: bool) -> None:
+    async def _submit_to_worker(self, *, is_returning: bool) -> None:
         """Submit the request to a worker, again if that dies, until one has accepted it.
 
         Args:
@@ -247,7 +247,7 @@ class RecoverableRequest(Work):
         """
         async with self.bounded(from_now=is_returning):
             while True:
-                engine = await self._model_work.admission(self)
+                engine = await self._model_work.worker_for(self)
                 try:
                     attempt = await engine.submit(self.request, resume=self._transcript.begin_stay(), observer=self)
                 except WorkerDied:
@@ -285,7 +285,7 @@ class RecoverableRequest(Work):
 
     async def _come_back(self) -> None:
         try:
-            await self._enter(is_returning=True)
+            await self._submit_to_worker(is_returning=True)
         except EnginehouseError as error:
             self._error = error
             self._model_work.over(self)
@@ -298,25 +298,25 @@ class RecoverableRequest(Work):
         return self._transcript.num_tokens
 
     def left(self) -> None:
-        """See :class:`enginehouse.workers.requests.WorkObserver`."""
+        """See :class:`enginehouse.workers.request_table.WorkObserver`."""
         self._model_work.left(self)
 
     def accepted(self) -> None:
-        """See :class:`enginehouse.workers.requests.WorkObserver`."""
+        """See :class:`enginehouse.workers.request_table.WorkObserver`."""
         self.stage = "waiting"
         self._transcript.accepted()
 
     def entered(self) -> None:
-        """See :class:`enginehouse.workers.requests.WorkObserver`."""
+        """See :class:`enginehouse.workers.request_table.WorkObserver`."""
         self.stage = "waiting"
 
     def started(self, usage: Usage, cache_miss: CacheMiss | None) -> None:
-        """See :class:`enginehouse.workers.requests.WorkObserver`."""
+        """See :class:`enginehouse.workers.request_table.WorkObserver`."""
         self.stage, self.has_started = "request", True
         self._transcript.started(usage, cache_miss)
 
     def record(self, event: Event) -> Event:
-        """See :class:`enginehouse.workers.requests.WorkObserver`."""
+        """See :class:`enginehouse.workers.request_table.WorkObserver`."""
         recorded = self._transcript.record(event)
         if self._transcript.is_finished:
             self._model_work.answered(self)
@@ -325,12 +325,12 @@ class RecoverableRequest(Work):
         return recorded
 
     def failed(self, error: EnginehouseError) -> None:
-        """See :class:`enginehouse.workers.requests.WorkObserver`."""
+        """See :class:`enginehouse.workers.request_table.WorkObserver`."""
         if not isinstance(error, WorkerDied):
             self._model_work.answered(self)
 
     def thinking_stopped(self) -> None:
-        """See :class:`enginehouse.workers.requests.WorkObserver`."""
+        """See :class:`enginehouse.workers.request_table.WorkObserver`."""
         self._transcript.thinking_stopped()
 
 

@@ -1,4 +1,4 @@
-"""Work items of one model, across all its workers: admission to a worker, and recovery after its death."""
+"""Work items of one model, across all its workers: who may enter a worker, and recovery after its death."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class ModelWork:
         return next(self._arrivals)
 
     def add(self, model: LoadedModel, work: Work) -> None:
-        """Add a new work item, which will then request its admission.
+        """Add a new work item, which will then ask for its worker.
 
         Raises:
             RequestKillsWorker: workers died of it before.
@@ -100,7 +100,7 @@ class ModelWork:
         """True if there are quarantined items."""
         return self._quarantine.is_active
 
-    async def admission(self, work: Work) -> WorkerEngine:
+    async def worker_for(self, work: Work) -> WorkerEngine:
         """Wait until a work item may enter the worker; returns the worker, which is alive and now holds the item.
 
         Raises:

@@ -1,6 +1,7 @@
-"""Entry point for requests and calls that survive the death of a worker; called by the pipeline.
+"""Entry point for requests and questions that survive the death of a worker; called by the pipeline.
 
-Calls other than generations (tokenize, snapshots) are work items, too: repeated if the worker dies before its answer.
+Questions (everything but generations: pooling, tokenize, snapshots) are work items, too: asked again if the worker dies
+before its answer.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _T = TypeVar("_T")
 
 
 class Question(Work):
-    """One call.
+    """A work item that is not a generation: one call to a worker.
 
     Args:
         model_work: the work of the called model.
@@ -53,7 +54,7 @@ class Question(Work):
         try:
             async with self.bounded(from_now=False):
                 while True:
-                    engine = await self._model_work.admission(self)
+                    engine = await self._model_work.worker_for(self)
                     try:
                         return await method(engine, *args, observer=self)
                     except WorkerDied:
@@ -112,7 +113,7 @@ class Recovery:
             return Generation(stream, guard=guard_of(model.engine, "backend"))
         recoverable = RecoverableRequest(request, model_work, model.settings.replay_timeout_s, written)
         model_work.add(model, recoverable)
-        return Generation(await recoverable.begin(), recoverable)
+        return Generation(await recoverable.submit(), recoverable)
 
     async def tokenize(
         self,

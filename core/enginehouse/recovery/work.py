@@ -35,7 +35,7 @@ from enginehouse.contract.errors import PluginFailed, RequestKillsWorker, Worker
 from enginehouse.contract.types import EngineRequest
 from enginehouse.workers.client import WorkerEngine
 from enginehouse.workers.messages import Stage
-from enginehouse.workers.requests import WorkObserver
+from enginehouse.workers.request_table import WorkObserver
 
 Refusal = RequestKillsWorker | PluginFailed
 

@@ -81,7 +81,7 @@ from enginehouse.workers.pool_calls import PoolCalls
 from enginehouse.workers.process import Connection, ExitStatus
 from enginehouse.workers.remote import RemoteWorker
 from enginehouse.workers.request_queue import RequestQueue
-from enginehouse.workers.requests import NO_CALL, Calls, RequestTable, WorkerStream, WorkObserver, settle
+from enginehouse.workers.request_table import NO_CALL, Calls, RequestTable, WorkerStream, WorkObserver, settle
 
 # Maximum time for a worker to close its model before it is killed; nothing is lost if it is killed.
 _CLOSE_S = 2.0

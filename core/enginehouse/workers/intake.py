@@ -46,7 +46,7 @@ from enginehouse.workers.messages import (
     Tokenized,
     failure_of,
 )
-from enginehouse.workers.requests import NO_CALL
+from enginehouse.workers.request_table import NO_CALL
 
 # Tokenized in about 30 ms, even by a tokenizer that needs a microsecond per character.
 _LONG_CHARACTERS = 32_768
@@ -221,8 +221,8 @@ class Intake:
 
     def _encode(self, segments: Sequence[Segment], add_special: bool) -> EncodedPrompt:
         layout = self._engine.layout if isinstance(self._engine, PoolEngine) else None
-        prepare = self._engine.preparers if isinstance(self._engine, StepEngine) else {}
-        prompt = encode_prompt(self._tokenizer, segments, add_special and layout is None, prepare, self._guard)
+        chunk_makers = self._engine.chunk_makers if isinstance(self._engine, StepEngine) else {}
+        prompt = encode_prompt(self._tokenizer, segments, add_special and layout is None, chunk_makers, self._guard)
         token_ids = prompt.token_ids
         if add_special and layout is not None:
             prompt = EncodedPrompt([*layout.before, *token_ids, *layout.after])

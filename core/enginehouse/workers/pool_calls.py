@@ -9,7 +9,7 @@ from enginehouse.contract.errors import InvalidRequest, Overloaded
 from enginehouse.contract.types import PoolingRequest, PoolingResult
 from enginehouse.workers.messages import CallFailed, CancelCall, Pool, PoolAccepted, Pooled, StageBegan, ToWorker
 from enginehouse.workers.request_queue import RequestQueue
-from enginehouse.workers.requests import Answer, Calls, WorkObserver
+from enginehouse.workers.request_table import CallMessage, Calls, WorkObserver
 
 
 class PoolCalls:
@@ -65,7 +65,7 @@ class PoolCalls:
         except Overloaded as error:
             self._calls.refuse(message.call, error)
 
-    def note(self, message: Answer) -> None:
+    def note(self, message: CallMessage) -> None:
         """Note the start or the answer of a call, which may be another one."""
         if isinstance(message, StageBegan) and message.stage == "request":
             self._request_queue.start(self._request_ids.get(int(message.work), ""))

@@ -1,10 +1,10 @@
-"""Queue of a model, kept in the server process: waiting and running requests, and the pace of completion.
+"""Count of a model's waiting and running requests, kept in the server process, and the pace of completion.
 
-It alone decides which requests are too many: of one caller or of all, in number, in tokens, or in the time that they
-would have to wait. It outlives the model's workers and counts everything that needs one: requests that wait for a load
-or a restart, those whose prompts are rendered, those in the worker, and work that waits outside because the last worker
-died. So a request that cannot be served soon is refused at once, with the time after which to try again; the worker
-refuses none for load.
+It holds and orders no requests: their order is that of the scheduler in the worker. It alone decides which are too
+many: of one caller or of all, in number, in tokens, or in the time to wait. It outlives the model's
+workers and counts everything that needs one: requests that wait for a load or a restart, those whose prompts are
+rendered, those in the worker, and those that wait for the next worker because the last one died. So a request that
+cannot be served soon is refused at once, with the time after which to try again; the worker refuses none for load.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 import pytest
 
-from enginehouse.api.generation.open_answers import estimate_tokens
+from enginehouse.api.generation.running_answers import estimate_tokens
 from enginehouse.contract.types import GenerateRequest, Message, Tool, ToolUse
 
 

@@ -20,7 +20,7 @@ from attrs import evolve, field, frozen
 
 from enginehouse.contract.calls import Call
 from enginehouse.contract.errors import InvalidRequest
-from enginehouse.contract.surface import AnswerRoute, ErrorAnswer, Reply
+from enginehouse.contract.surface import ErrorAnswer, Reply, ReplyRoute
 from enginehouse.contract.types import PoolingRequest, PoolingResult, PoolText
 from enginehouse.plugins import PluginRegistry
 from enginehouse.settings.auth import AuthSettings, KeySettings
@@ -54,7 +54,7 @@ class PoolSurface:
     takes_any_type = False
 
     def __init__(self) -> None:
-        self.routes = [AnswerRoute(path="/pool", name="pool", summary="", body=Body, handle=answer, limits="all")]
+        self.routes = [ReplyRoute(path="/pool", name="pool", summary="", body=Body, handle=answer, limits="all")]
 
     def error(self, error: ErrorAnswer) -> Reply:
         return Reply({"code": error.code, "param": error.param, "message": error.message})

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from enginehouse.api.generation.open_answers import check_request_sizes
+from enginehouse.api.generation.running_answers import check_request_sizes
 from enginehouse.contract.errors import InvalidRequest
 from enginehouse.contract.types import Constraint, GenerateRequest, Message
 from enginehouse.settings.config import LimitsSettings

@@ -19,8 +19,8 @@ from enginehouse.api.generation.server_access import ServerAccess
 from enginehouse.api.http.app import build_app
 from enginehouse.api.http.callers import Caller
 from enginehouse.api.http.errors import http_error
+from enginehouse.api.http.frames import write_chunks
 from enginehouse.api.http.security import error_at_once
-from enginehouse.api.http.sse import write_chunks
 from enginehouse.api.http.surfaces import Surfaces
 from enginehouse.api.openapi.document import build_document
 from enginehouse.contract.errors import ConfigError, PluginError
@@ -267,7 +267,7 @@ def test_the_openapi_document_describes_it(client: httpx.Client) -> None:
         ({"path": "say"}, "must begin with /"),
         ({"body": dict}, "must be an attrs class with the attribute 'stream'"),
         ({"body": Named}, "must be an attrs class with the attribute 'stream'"),
-        (None, "is neither a GenerationRoute nor an AnswerRoute"),
+        (None, "is neither a GenerationRoute nor an ReplyRoute"),
     ],
 )
 def test_routes_that_core_cannot_serve_are_load_errors(

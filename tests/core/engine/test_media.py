@@ -53,7 +53,7 @@ def engine_over(settings: EngineSettings | None = None, **options: object) -> tu
 def prompt_with(engine: StepEngine, *parts: str | DecodedImage) -> EncodedPrompt:
     segments = [Segment(part, True) if isinstance(part, str) else Segment("", True, part) for part in parts]
     runner = FakeRunner(FakeOptions(image_tokens=_TOKENS))
-    return encode_prompt(runner.tokenizer, segments, False, engine.preparers, guard_of(runner, "backend"))
+    return encode_prompt(runner.tokenizer, segments, False, engine.chunk_makers, guard_of(runner, "backend"))
 
 
 def ask(

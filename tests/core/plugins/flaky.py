@@ -21,7 +21,7 @@ from enginehouse.contract.identity import Identity
 from enginehouse.contract.parsers import AnswerText, PreparedChat
 from enginehouse.contract.preparer import Preparation, Report
 from enginehouse.contract.router import Attempt, RoutingDecision
-from enginehouse.contract.surface import NDJSON, AnswerRoute, GenerationRoute, Reply, new_id
+from enginehouse.contract.surface import NDJSON, GenerationRoute, Reply, ReplyRoute, new_id
 from enginehouse.contract.types import Constraint, GenerateRequest, Message
 from enginehouse_testkit.fake_runner import FakeBackend, FakeOptions, FakeRunner
 from enginehouse_testkit.inline_engine import InlineEngine
@@ -358,8 +358,8 @@ class Surface(Flaky):
         GenerationRoute(
             path="/say", name="say", summary="Say", body=Body, requests=requests, assemble=assemble, frame=NDJSON
         ),
-        AnswerRoute(path="/flaky", name="flaky", summary="Answer", method="GET", handle=handle),
-        AnswerRoute(path="/stream", name="stream", summary="Stream", method="GET", handle=stream),
+        ReplyRoute(path="/flaky", name="flaky", summary="Answer", method="GET", handle=handle),
+        ReplyRoute(path="/stream", name="stream", summary="Stream", method="GET", handle=stream),
     )
 
     @breaks("surface.error")

@@ -31,7 +31,7 @@ from enginehouse.contract.backend import Match, MemoryEstimate, Probe
 from enginehouse.contract.parsers import AnswerText, PreparedChat
 from enginehouse.contract.preparer import Preparation, Report
 from enginehouse.contract.router import Acceptance, Attempt, RoutingDecision
-from enginehouse.contract.surface import AnswerRoute, GenerationRoute, NDJSON, Reply, new_id
+from enginehouse.contract.surface import ReplyRoute, GenerationRoute, NDJSON, Reply, new_id
 from enginehouse.contract.types import Constraint, GenerateRequest, Message
 
 FOLDER = Path(os.environ["HELD_FOLDER"])
@@ -176,7 +176,7 @@ class Surface:
     routes = (
         GenerationRoute(path="/held", name="held", summary="Held", body=Body, requests=requests, assemble=assemble,
                         frame=NDJSON),
-        AnswerRoute(path="/plain", name="plain", summary="Plain", body=Body, handle=handle),
+        ReplyRoute(path="/plain", name="plain", summary="Plain", body=Body, handle=handle),
     )
     def error(self, error):
         if "failed in handle" in error.message:

@@ -34,7 +34,7 @@ from enginehouse.recovery.work import _MAX_PAUSE_S
 from enginehouse.settings.limits import LimitsSettings
 from enginehouse.workers.client import WorkerEngine
 from enginehouse.workers.request_queue import RequestQueue
-from enginehouse.workers.requests import WorkerStream, WorkObserver
+from enginehouse.workers.request_table import WorkerStream, WorkObserver
 
 _RESTART_S = 2.0
 _STEP_S = 0.05
@@ -241,7 +241,7 @@ class Client:
         request = attrs.evolve(request, stopping=stopping, constraint=self.constraint)
         recoverable = RecoverableRequest(request, place, 3600.0, (self.text,))
         place.add(model, recoverable)  # type: ignore[arg-type]
-        generation = Generation(await recoverable.begin(), recoverable)
+        generation = Generation(await recoverable.submit(), recoverable)
         async with contextlib.aclosing(aiter(generation)) as batches:
             async for batch in batches:
                 for event in batch:

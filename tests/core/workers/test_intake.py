@@ -28,7 +28,7 @@ from enginehouse.workers.messages import (
     Tokenize,
     Tokenized,
 )
-from enginehouse.workers.requests import NO_CALL
+from enginehouse.workers.request_table import NO_CALL
 from enginehouse_testkit.fake_media import fake_image
 from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
 from enginehouse_testkit.fake_tokenizer import FakeTokenizer

@@ -11,7 +11,7 @@ from litestar import get
 from litestar.handlers import HTTPRouteHandler
 from litestar.types import ASGIApp, Receive, Scope, Send
 
-from enginehouse.api.http.sse import stream_headers, write_chunks
+from enginehouse.api.http.frames import stream_headers, write_chunks
 from enginehouse.api.http.state import ApiState
 from enginehouse.contract.surface import SSE
 from enginehouse.serving.lifecycle import Subscription

@@ -14,7 +14,7 @@ from litestar import Request, get, post
 from litestar.handlers import HTTPRouteHandler
 
 from enginehouse.api.generation.assembly import Choice
-from enginehouse.api.generation.open_answers import OpenAnswer, find_answer, list_answers
+from enginehouse.api.generation.running_answers import RunningAnswer, find_answer, list_answers
 from enginehouse.api.http.body import read_empty_body
 from enginehouse.api.http.callers import caller_of
 from enginehouse.api.http.state import ApiState
@@ -144,7 +144,7 @@ _ORDER: tuple[Phase, ...] = ("decode", "prefill", "paused", "queued")
 """Precedence of phases: a request's phase is the first of these that one of its choices is in."""
 
 
-def describe_answer(answer: OpenAnswer, views: Mapping[str, EngineView], restarting: Set[str]) -> dict[str, Any]:
+def describe_answer(answer: RunningAnswer, views: Mapping[str, EngineView], restarting: Set[str]) -> dict[str, Any]:
     """Return the description of one running request.
 
     Args:
@@ -175,18 +175,18 @@ def describe_answer(answer: OpenAnswer, views: Mapping[str, EngineView], restart
     }
 
 
-def describe_partial(answer: OpenAnswer) -> dict[str, Any]:
+def describe_partial(answer: RunningAnswer) -> dict[str, Any]:
     """Return the output that a request has generated so far."""
     choices = answer.assembly.choices if answer.assembly is not None else []
     return {"id": answer.id, "choices": [_partial(choice) for choice in choices]}
 
 
-def _model_of(answer: OpenAnswer) -> str | None:
+def _model_of(answer: RunningAnswer) -> str | None:
     """Return the model that generates; None until a worker has accepted every prompt."""
     return answer.assembly.running[0].model.name if answer.assembly is not None else None
 
 
-def prompts_of(answer: OpenAnswer) -> list[Any]:
+def prompts_of(answer: RunningAnswer) -> list[Any]:
     """Return the prompts as the client sent them: messages, text or token ids; the inputs of a pooling request."""
     if answer.pooling is not None:
         return [msgspec.to_builtins(one) for one in answer.pooling.inputs]
@@ -209,7 +209,7 @@ def _partial(choice: Choice) -> dict[str, Any]:
     }
 
 
-def _views_of(answer: OpenAnswer, views: Mapping[str, EngineView]) -> dict[int, RequestView]:
+def _views_of(answer: RunningAnswer, views: Mapping[str, EngineView]) -> dict[int, RequestView]:
     """Return the snapshot of each prompt's request, by prompt index."""
     if answer.assembly is None:
         return {}
@@ -222,13 +222,13 @@ def _views_of(answer: OpenAnswer, views: Mapping[str, EngineView]) -> dict[int, 
     return by_prompt
 
 
-def _num_prompt_tokens(answer: OpenAnswer) -> int | None:
+def _num_prompt_tokens(answer: RunningAnswer) -> int | None:
     if answer.assembly is None:
         return None
     return sum(running.generation.num_prompt_tokens for running in answer.assembly.running)
 
 
-def _choices(answer: OpenAnswer, requests: Mapping[int, RequestView]) -> list[dict[str, Any]]:
+def _choices(answer: RunningAnswer, requests: Mapping[int, RequestView]) -> list[dict[str, Any]]:
     """Return one entry per choice of every prompt."""
     num_choices = answer.requests[0].num_choices
     shown = []
@@ -240,7 +240,7 @@ def _choices(answer: OpenAnswer, requests: Mapping[int, RequestView]) -> list[di
     return shown
 
 
-def _choice(answer: OpenAnswer, index: int, sequence: SequenceView | None) -> dict[str, Any]:
+def _choice(answer: RunningAnswer, index: int, sequence: SequenceView | None) -> dict[str, Any]:
     assembly = answer.assembly
     ended = assembly.ended.get(index) if assembly is not None else None
     if ended is not None:
@@ -272,7 +272,7 @@ def request_routes(state: ApiState) -> list[HTTPRouteHandler]:
     engines, exchanges = Engines(state.manager, state.pipeline.recovery), state.exchanges
     limit = state.settings.limits.max_body_bytes
 
-    async def describe(answers: list[OpenAnswer], request: Request[Any, Any, Any]) -> list[dict[str, Any]]:
+    async def describe(answers: list[RunningAnswer], request: Request[Any, Any, Any]) -> list[dict[str, Any]]:
         models = {answer.record.model for answer in answers}
         views = await engines.views(caller_of(request.scope).name, models.__contains__)
         return [describe_answer(answer, views, engines.restarting()) for answer in answers]

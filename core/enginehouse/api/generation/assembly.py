@@ -115,6 +115,8 @@ class PromptWriter(Protocol):
 class Assembly:
     """Output of all prompts of one API call; choice ``n`` of prompt ``p`` has index ``p * num_choices + n``.
 
+    Implements :class:`enginehouse.contract.surface.Answer`.
+
     Attributes:
         id: that of the first request, and of the response.
         running: one accepted request per prompt.

@@ -22,7 +22,7 @@ from litestar.types import Scope
 from enginehouse.api.generation.server_access import ServerAccess
 from enginehouse.api.http.body import check_depth, parse_object, without_nulls
 from enginehouse.api.http.callers import Caller
-from enginehouse.api.http.sse import encode_json
+from enginehouse.api.http.frames import encode_json
 from enginehouse.contract.errors import InvalidRequest, UnsupportedParameter
 from enginehouse.contract.fields import ParameterFields
 from enginehouse.contract.refusals import REFUSED, Refusal, refuse
@@ -85,7 +85,7 @@ class _Headers(Mapping[str, str]):
 
 
 @frozen(kw_only=True)
-class Decoded(Generic[_B_co]):
+class DecodedCall(Generic[_B_co]):
     """A request with its decoded body: a :class:`enginehouse.contract.calls.Call`.
 
     Attributes:
@@ -241,14 +241,14 @@ class BodyDecoder(Generic[_B_co]):
         self._keeping_nulls = frozenset(a.name for a in attrs.fields(body_class) if row_of(a).keeps_nulls)
         self._declared = {name: details_class(declared.attribute.type) for name, declared in plugin_fields.items()}
 
-    async def read(self, body: bytes, server: ServerAccess) -> Decoded[_B_co]:
+    async def read(self, body: bytes, server: ServerAccess) -> DecodedCall[_B_co]:
         """Run :meth:`decode`, off the event loop for a large body and for one that names fields of other plugins."""
         for name, guard in self._foreign.items():
             if name in body:
                 return await guard.run(_FIELDS, lambda: self.decode(body, server))
         return await run_in_thread(len(body) >= _LARGE_BYTES, lambda: self.decode(body, server))
 
-    def decode(self, body: bytes, server: ServerAccess) -> Decoded[_B_co]:
+    def decode(self, body: bytes, server: ServerAccess) -> DecodedCall[_B_co]:
         """Decode and check the body of a request.
 
         Raises:
@@ -281,7 +281,7 @@ class BodyDecoder(Generic[_B_co]):
             raise InvalidRequest(f"{path}: {digits} does not fit 64 bits", path)
         structured, extensions = self._structure(known, unsupported)
         inner = self._body_class.find_ignored(known) if issubclass(self._body_class, RequestBody) else ()
-        return Decoded(
+        return DecodedCall(
             body=structured,
             extensions=extensions,
             given=frozenset(known),

@@ -9,7 +9,7 @@ import attrs
 from attrs import frozen
 
 from enginehouse.api.generation.assembly import Assembly
-from enginehouse.api.generation.decoding import Decoded
+from enginehouse.api.generation.decoding import DecodedCall
 from enginehouse.api.generation.reports import shown_reports
 from enginehouse.contract.engine import Placement
 from enginehouse.contract.errors import InvalidRequest, quoted
@@ -90,7 +90,7 @@ def shown_parameters(parameters: Parameters, plugin_fields: Iterable[RequestFiel
     return shown
 
 
-def shown_fields(decoded: Decoded[Any]) -> dict[str, dict[str, Any]]:
+def shown_fields(decoded: DecodedCall[Any]) -> dict[str, dict[str, Any]]:
     """Return the other fields of a body and of plugins, except those without value and default.
 
     Structures and longer texts are the client's own: only their origin is shown.
@@ -151,7 +151,7 @@ class AnswerDetails:
         shows_kept_text: True if the caller may see text of other requests in the prefix cache.
     """
 
-    decoded: Decoded[Any]
+    decoded: DecodedCall[Any]
     assembly: Assembly
     plugin_fields: Mapping[str, RequestField]
     shows_kept_text: bool = False

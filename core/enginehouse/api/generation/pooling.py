@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from litestar.types import Scope
 
-from enginehouse.api.generation.open_answers import OpenAnswer, num_tokens_of
+from enginehouse.api.generation.running_answers import RunningAnswer, num_tokens_of
 from enginehouse.api.http.access import AccessRecord, record_of
 from enginehouse.api.http.callers import Caller, check_model, check_priority, ticket_of
 from enginehouse.api.http.errors import ClientLeft
@@ -49,7 +49,7 @@ async def pool(state: ApiState, scope: Scope, receive: Receive, caller: Caller, 
     num_used = 0
     timeouts = state.settings.timeouts(state.manager.find(request.model).settings)
     async with state.exchanges.open(receive, state.settings.server.ping_s) as exchange:
-        exchange.begin(OpenAnswer(exchange, record, (), pooling=request))
+        exchange.begin(RunningAnswer(exchange, record, (), pooling=request))
         try:
             with deadlines(exchange, timeouts, record.began, lambda: False):
                 result: PoolingResult | None = await exchange.until_ended(

@@ -14,7 +14,7 @@ from attrs import evolve, frozen
 from litestar.types import Receive, Scope, Send
 
 from enginehouse.api.generation.assembly import Assembly, event_batches
-from enginehouse.api.generation.decoding import Decoded
+from enginehouse.api.generation.decoding import DecodedCall
 from enginehouse.api.generation.details import (
     AnswerDetails,
     asks_for_details,
@@ -22,24 +22,24 @@ from enginehouse.api.generation.details import (
     replica_headers,
     routed_headers,
 )
-from enginehouse.api.generation.open_answers import (
+from enginehouse.api.generation.prediction_count import PredictionCount
+from enginehouse.api.generation.reports import report_headers
+from enginehouse.api.generation.running_answers import (
     MediaMemory,
-    OpenAnswer,
+    RunningAnswer,
     check_request_sizes,
     estimate_tokens,
     used_tokens,
 )
-from enginehouse.api.generation.prediction_count import PredictionCount
-from enginehouse.api.generation.reports import report_headers
 from enginehouse.api.generation.stream import ReplyResponse, ResponseStream
 from enginehouse.api.generation.surface_calls import SurfaceCalls
 from enginehouse.api.http.access import AccessRecord, record_of
 from enginehouse.api.http.admission import Ticket
 from enginehouse.api.http.callers import check_model, check_priority, may_see_prompts, ticket_of
 from enginehouse.api.http.exchange import Exchange, deadlines
+from enginehouse.api.http.frames import encode_json, encode_line, send_body
 from enginehouse.api.http.origins import foreign_sign
 from enginehouse.api.http.security import connection_of, memory_of
-from enginehouse.api.http.sse import encode_json, encode_line, send_body
 from enginehouse.api.http.state import ApiState
 from enginehouse.contract.schema_keywords import find_unknown_keywords
 from enginehouse.contract.surface import Assembler, DetachedAssembler, GenerationRoute, Reply
@@ -65,12 +65,12 @@ class GenerationResponse:
     state: ApiState
     route: GenerationRoute
     surface: SurfaceCalls
-    call: Decoded[Any]
+    call: DecodedCall[Any]
     requests: Sequence[GenerateRequest]
 
     @classmethod
     async def make(
-        cls, state: ApiState, route: GenerationRoute, surface: SurfaceCalls, call: Decoded[Any]
+        cls, state: ApiState, route: GenerationRoute, surface: SurfaceCalls, call: DecodedCall[Any]
     ) -> GenerationResponse | ReplyResponse:
         """Return the response to a call; prepares the requests of a large one off the event loop.
 
@@ -95,9 +95,9 @@ class GenerationResponse:
         record = self._begin_record(scope)
         ticket = ticket_of(scope)
         assert ticket is not None, "every route that generates is metered"
-        await self._admit(ticket)
+        await self._reserve_tokens(ticket)
         async with self.state.exchanges.open(receive, self.state.settings.server.ping_s) as exchange:
-            answer = OpenAnswer(exchange, record, self.requests)
+            answer = RunningAnswer(exchange, record, self.requests)
             exchange.begin(answer)
             try:
                 with (
@@ -110,7 +110,7 @@ class GenerationResponse:
                 if answer.assembly is not None and not answer.assembly.is_complete:
                     answer.assembly.break_off()
 
-    async def _admit(self, ticket: Ticket) -> None:
+    async def _reserve_tokens(self, ticket: Ticket) -> None:
         """Check the caller's permissions and reserve the tokens.
 
         Raises:
@@ -128,7 +128,7 @@ class GenerationResponse:
         model = self.state.manager.find(self.state.pipeline.usual_model(self.requests[0].model))
         return self.state.settings.timeouts(model.settings)
 
-    async def _answer(self, answer: OpenAnswer, scope: Scope, send: Send) -> None:
+    async def _answer(self, answer: RunningAnswer, scope: Scope, send: Send) -> None:
         """Start the request and write the response."""
         exchange, record, server = answer.exchange, answer.record, self.state.settings.server
         has_details = asks_for_details(scope["headers"], server.details)
@@ -209,7 +209,7 @@ class GenerationResponse:
         shows_kept_text = may_see_prompts(self.call.caller, server, is_local=foreign_sign(scope) is None)
         return AnswerDetails(self.call, assembly, self.state.registry.request_fields, shows_kept_text)
 
-    async def _start(self, answer: OpenAnswer, scope: Scope) -> list[RunningRequest] | None:
+    async def _start(self, answer: RunningAnswer, scope: Scope) -> list[RunningRequest] | None:
         """Start every prompt on its model; returns None if the exchange ended meanwhile.
 
         Raises:
@@ -243,7 +243,7 @@ def _is_long(assembly: Assembly) -> bool:
     return num_scored + sum(map(len, assembly.prompt_logprobs)) > _MANY_LOGPROBS
 
 
-def _num_waiting_bytes(answer: OpenAnswer) -> int:
+def _num_waiting_bytes(answer: RunningAnswer) -> int:
     """Estimate the bytes of received events that are not written yet because the client does not read."""
     if answer.assembly is None:
         return 0
@@ -253,7 +253,7 @@ def _num_waiting_bytes(answer: OpenAnswer) -> int:
 
 
 @contextmanager
-def _counted(scope: Scope, answer: OpenAnswer) -> Iterator[None]:
+def _counted(scope: Scope, answer: RunningAnswer) -> Iterator[None]:
     """Let the connection count what waits until the client reads; the next request may already be answered there."""
     connection = connection_of(scope)
     count = partial(_num_waiting_bytes, answer)
@@ -270,7 +270,7 @@ async def _to_nobody(message: Any) -> None:
     """Drop a message to a client that has its response already."""
 
 
-def _has_begun(answer: OpenAnswer) -> bool:
+def _has_begun(answer: RunningAnswer) -> bool:
     return answer.assembly is not None and answer.assembly.has_begun
 
 
@@ -288,7 +288,7 @@ def _give_up(exchange: Exchange, record: AccessRecord) -> None:
     record.outcome = "cancelled"
 
 
-def _note_annotations(call: Decoded[Any], constraint: Constraint) -> None:
+def _note_annotations(call: DecodedCall[Any], constraint: Constraint) -> None:
     """List the unknown members and formats of a schema as ignored."""
     with suppress(ValueError, RecursionError):  # not JSON: the compiler refuses it
         for path in find_unknown_keywords(json.loads(constraint.text), constraint.param):

@@ -11,8 +11,8 @@ from attrs import evolve, frozen
 from litestar.types import Scope
 
 from enginehouse.api.admin.requests import Engines, describe_answer
-from enginehouse.api.generation.open_answers import MediaMemory, OpenAnswer, find_answer, list_answers
 from enginehouse.api.generation.pooling import pool
+from enginehouse.api.generation.running_answers import MediaMemory, RunningAnswer, find_answer, list_answers
 from enginehouse.api.http.access import record_of
 from enginehouse.api.http.callers import Caller, caller_of, check_model, may_manage, shown_as
 from enginehouse.api.http.errors import MissingScope, NotLocal, RequestNotRunning
@@ -231,7 +231,7 @@ class ServerAccess:
 
     # -- running requests --------------------------------------------------------------------------
 
-    def _own(self) -> list[OpenAnswer]:
+    def _own(self) -> list[RunningAnswer]:
         """Return the caller's running requests; all of them for those who manage the server."""
         answers = list_answers(self.state.exchanges)
         if may_manage(self.scope):
@@ -246,7 +246,7 @@ class ServerAccess:
         views = await engines.views(self.caller.name, {answer.record.model for answer in answers}.__contains__)
         return [describe_answer(answer, views, engines.restarting()) for answer in answers]
 
-    def _find_request(self, request_id: str) -> OpenAnswer:
+    def _find_request(self, request_id: str) -> RunningAnswer:
         answer = find_answer(self.state.exchanges, request_id)
         # Without keys, the id is what its caller alone knows.
         if self.caller.key is not None and answer not in self._own():

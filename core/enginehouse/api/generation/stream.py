@@ -15,14 +15,14 @@ from attrs import frozen
 from litestar.types import Receive, Scope, Send
 
 from enginehouse.api.generation.assembly import Assembly
-from enginehouse.api.generation.decoding import Decoded
+from enginehouse.api.generation.decoding import DecodedCall
 from enginehouse.api.generation.details import AnswerDetails
 from enginehouse.api.generation.surface_calls import SurfaceCalls
 from enginehouse.api.http.access import record_of
 from enginehouse.api.http.errors import describe, error_body, for_client
 from enginehouse.api.http.exchange import Exchange
+from enginehouse.api.http.frames import FrameWriter, chunk_writer, encode_json, send_body, write_chunks
 from enginehouse.api.http.security import written_error
-from enginehouse.api.http.sse import FrameWriter, chunk_writer, encode_json, send_body, write_chunks
 from enginehouse.api.http.state import ApiState
 from enginehouse.contract.errors import EnginehouseError, PluginFailed
 from enginehouse.contract.surface import Assembler, Chunk, Frame, Reply
@@ -129,7 +129,7 @@ class ReplyResponse:
     """An ASGI response; a stream ends when its chunks do, its client disconnects or the server stops."""
 
     state: ApiState
-    call: Decoded[Any]
+    call: DecodedCall[Any]
     reply: Reply
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

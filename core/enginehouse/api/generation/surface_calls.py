@@ -12,19 +12,19 @@ from typing import Any, TypeVar, cast
 import msgspec
 from attrs import evolve, field, frozen
 
-from enginehouse.api.generation.decoding import BodyDecoder, Decoded
+from enginehouse.api.generation.decoding import BodyDecoder, DecodedCall
 from enginehouse.api.generation.server_access import ServerAccess
-from enginehouse.api.http.sse import encode_json
+from enginehouse.api.http.frames import encode_json
 from enginehouse.contract.errors import PluginFailed
 from enginehouse.contract.surface import (
     Answer,
-    AnswerRoute,
     Assembler,
     Chunk,
     DetachedAssembler,
     GenerationRoute,
     Piece,
     Reply,
+    ReplyRoute,
     Surface,
 )
 from enginehouse.contract.types import GenerateRequest
@@ -63,13 +63,13 @@ class SurfaceCalls:
         """Return the calls of a registered surface, or of core's own."""
         return cls(guard_of(surface, "surface"))
 
-    async def decode(self, decoder: BodyDecoder[Any], body: bytes, server: ServerAccess) -> Decoded[Any]:
+    async def decode(self, decoder: BodyDecoder[Any], body: bytes, server: ServerAccess) -> DecodedCall[Any]:
         """Decode the body of a request, which runs the validators of its class."""
         if not self.is_foreign:
             return await decoder.read(body, server)
         return await self.guard.run("reading of a body", lambda: decoder.decode(body, server))
 
-    async def requests(self, route: GenerationRoute, call: Decoded[Any]) -> Sequence[GenerateRequest] | Reply:
+    async def requests(self, route: GenerationRoute, call: DecodedCall[Any]) -> Sequence[GenerateRequest] | Reply:
         """Return the requests of a call, or the response to it."""
         if self.guard.loops is None:
             if call.are_foreign:
@@ -91,13 +91,13 @@ class SurfaceCalls:
             raise self.guard.mistake("requests", what, route.requests)
         return found
 
-    async def assemble(self, route: GenerationRoute, call: Decoded[Any], answer: Answer) -> Assembler:
+    async def assemble(self, route: GenerationRoute, call: DecodedCall[Any], answer: Answer) -> Assembler:
         """Return the writer of a response."""
         seen = _from_elsewhere(call) if self.is_foreign else call
         assembler = await self.guard.run_async("assemble", lambda: route.assemble(seen, answer))
         return self.checked(_ASSEMBLER, assembler, "assemble", route.assemble)
 
-    async def is_detached(self, route: GenerationRoute, call: Decoded[Any]) -> bool:
+    async def is_detached(self, route: GenerationRoute, call: DecodedCall[Any]) -> bool:
         """Return True if the response goes on when its client disconnects."""
         detached = route.detached
         if detached is None:
@@ -127,7 +127,7 @@ class SurfaceCalls:
         """Return the first response to a client of a detached one; called by the work of :meth:`ask`."""
         return self.checked(_EARLY, assembler.early(), "early", assembler.early)
 
-    async def handle(self, route: AnswerRoute, call: Decoded[Any]) -> Reply:
+    async def handle(self, route: ReplyRoute, call: DecodedCall[Any]) -> Reply:
         """Return the response of a route that does not generate."""
         if self.guard.loops is None:
             return await route.handle(call)
@@ -194,6 +194,6 @@ class _ForeignChunks(AsyncIterator[Chunk | msgspec.Raw]):
             pass
 
 
-def _from_elsewhere(call: Decoded[Any]) -> Decoded[Any]:
+def _from_elsewhere(call: DecodedCall[Any]) -> DecodedCall[Any]:
     """Return a call whose server may be asked from any thread."""
     return evolve(call, server=cast(ServerAccess, OnCoreLoop(call.server, CoreLoop())))

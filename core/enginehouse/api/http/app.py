@@ -21,10 +21,10 @@ from enginehouse.api.admin.requests import request_routes, slot_route
 from enginehouse.api.http.access import AccessRecord, record_of
 from enginehouse.api.http.callers import Callers, caller_of, check_permissions, may_manage, shown_as
 from enginehouse.api.http.errors import describe
+from enginehouse.api.http.frames import send_body
 from enginehouse.api.http.listeners import request_ended
 from enginehouse.api.http.pages import Pages
-from enginehouse.api.http.security import Guard, note_outcome, written_error
-from enginehouse.api.http.sse import send_body
+from enginehouse.api.http.security import HttpGuard, note_outcome, written_error
 from enginehouse.api.http.state import ApiState
 from enginehouse.api.http.surfaces import ScopedRouter, Surfaces
 from enginehouse.api.metrics.server_metrics import metrics_route
@@ -77,7 +77,7 @@ def _can_be_asked(status: ModelStatus) -> bool:
     return status.state in ("ready", "draining", "unloaded") or (status.state == "loading" and status.on_demand)
 
 
-def build_app(state: ApiState) -> Guard:
+def build_app(state: ApiState) -> HttpGuard:
     """Return the ASGI application of one server.
 
     Raises:
@@ -110,7 +110,7 @@ def build_app(state: ApiState) -> Guard:
     authenticators = [state.registry.authenticators[name] for name in state.settings.auth.authenticators]
     pages = Pages(registry.pages.values(), state.settings.server)
     callers = Callers(state.keys, authenticators, state.settings.auth.timeout_s)
-    return Guard(
+    return HttpGuard(
         litestar,
         state.settings,
         callers,

@@ -21,7 +21,7 @@ from enginehouse.api.http.access import AccessRecord
 from enginehouse.api.http.admission import MemoryAccount
 from enginehouse.api.http.app import build_app
 from enginehouse.api.http.origins import Headers
-from enginehouse.api.http.security import Guard
+from enginehouse.api.http.security import HttpGuard
 from enginehouse.api.http.state import ApiState, ReloadReport
 from enginehouse.contract.errors import (
     ConfigError,
@@ -83,11 +83,11 @@ class ConfigSnapshots:
         await self._app(scope, receive, send)
 
     def check_long_head(self, headers: Headers) -> ErrorAnswer | None:
-        """See :meth:`enginehouse.api.http.security.Guard.check_long_head`."""
+        """See :meth:`enginehouse.api.http.security.HttpGuard.check_long_head`."""
         return self._app.check_long_head(headers)
 
     def end(self, record: AccessRecord) -> None:
-        """See :meth:`enginehouse.api.http.security.Guard.end`."""
+        """See :meth:`enginehouse.api.http.security.HttpGuard.end`."""
         self._app.end(record)
 
     @property
@@ -189,7 +189,7 @@ class ConfigSnapshots:
             else:
                 _log.info("%s", report.sentence())
 
-    def _make(self, settings: Settings) -> tuple[ApiState, Guard]:
+    def _make(self, settings: Settings) -> tuple[ApiState, HttpGuard]:
         """Build a snapshot. May block, so reloading does it off the event loop."""
         former = self._state
         recovery = former.pipeline.recovery

@@ -14,7 +14,7 @@ from enginehouse.recovery import Generation
 from enginehouse.settings.limits import Timeouts
 
 if TYPE_CHECKING:
-    from enginehouse.api.generation.open_answers import OpenAnswer
+    from enginehouse.api.generation.running_answers import RunningAnswer
 
 
 _T = TypeVar("_T")
@@ -37,7 +37,7 @@ class Exchange:
         self._events = events
         self.disconnected = False
         self.error: EnginehouseError | None = None
-        self.answer: OpenAnswer | None = None
+        self.answer: RunningAnswer | None = None
         self.on_idle: Callable[[], Awaitable[None]] | None = None
         self._receive = receive
         self._ping_s = ping_s
@@ -53,7 +53,7 @@ class Exchange:
         """True if the response is no longer wanted."""
         return self.disconnected or self.error is not None
 
-    def begin(self, answer: OpenAnswer) -> None:
+    def begin(self, answer: RunningAnswer) -> None:
         """Record the response that is generated, and tell listeners that its request has started."""
         self.answer = answer
         if self._events is not None:

@@ -113,7 +113,7 @@ def _told(answer: ErrorAnswer, scope: Any) -> ErrorAnswer:
     return evolve(answer, request_id=record_of(scope).identify()) if RECORD_KEY in scope else answer
 
 
-class Guard:
+class HttpGuard:
     """Passes requests to ``app`` or answers them itself.
 
     Args:

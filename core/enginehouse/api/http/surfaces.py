@@ -12,7 +12,7 @@ from litestar.exceptions import NotFoundException
 from litestar.handlers import HTTPRouteHandler
 from litestar.types import ASGIApp
 
-from enginehouse.api.generation.decoding import BodyDecoder, Decoded
+from enginehouse.api.generation.decoding import BodyDecoder, DecodedCall
 from enginehouse.api.generation.response import GenerationResponse
 from enginehouse.api.generation.server_access import ServerAccess
 from enginehouse.api.generation.stream import ReplyResponse
@@ -21,7 +21,7 @@ from enginehouse.api.http.body import read_body
 from enginehouse.api.http.origins import Headers
 from enginehouse.api.http.state import ApiState
 from enginehouse.contract.errors import ConfigError
-from enginehouse.contract.surface import AnswerRoute, GenerationRoute, Route, Surface
+from enginehouse.contract.surface import GenerationRoute, ReplyRoute, Route, Surface
 from enginehouse.settings.structuring import closest
 
 _Request = Request[Any, Any, Any]
@@ -152,10 +152,10 @@ def _handle(route: Route, surface: SurfaceCalls, state: ApiState) -> _Handle:
             foreign=state.registry.foreign_fields,
         )
 
-    async def call_of(request: _Request) -> Decoded[Any]:
+    async def call_of(request: _Request) -> DecodedCall[Any]:
         access = ServerAccess.of(state, request.scope, request.receive)
         if decoder is None:
-            return Decoded(body=None, server=access)
+            return DecodedCall(body=None, server=access)
         return await surface.decode(decoder, await read_body(request.receive, limits.max_body_bytes), access)
 
     if isinstance(route, GenerationRoute):
@@ -164,7 +164,7 @@ def _handle(route: Route, surface: SurfaceCalls, state: ApiState) -> _Handle:
             return await GenerationResponse.make(state, route, surface, await call_of(request))
 
         return generate
-    assert isinstance(route, AnswerRoute), "plugins register routes of these two classes"
+    assert isinstance(route, ReplyRoute), "plugins register routes of these two classes"
 
     async def answer(request: _Request) -> ASGIApp:
         call = await call_of(request)

@@ -18,7 +18,7 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from enginehouse.api.generation.open_answers import list_answers
+from enginehouse.api.generation.running_answers import list_answers
 from enginehouse.api.http.access import AccessRecord
 from enginehouse.api.http.admission import MemoryAccount
 from enginehouse.api.http.exchange import OpenExchanges

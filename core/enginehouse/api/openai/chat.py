@@ -8,10 +8,10 @@ from typing import Any
 from attrs import frozen
 
 from enginehouse.api.generation.assembly import Assembly
-from enginehouse.api.generation.decoding import Decoded
+from enginehouse.api.generation.decoding import DecodedCall
 from enginehouse.api.http.state import ApiState
 from enginehouse.api.openai.bodies import GenerationBody
-from enginehouse.api.openai.chat_dialect import ChatDialect, ChatOptions
+from enginehouse.api.openai.chat_assembler import ChatAssembler, ChatOptions
 from enginehouse.api.openai.prompt_scores import score_prompts
 from enginehouse.api.openai.prompts import (
     TEMPLATE_FIELDS,
@@ -141,14 +141,14 @@ def chat_route(state: ApiState) -> GenerationRoute:
     """Return the route, without a prefix."""
     reasoning_field = state.settings.server.reasoning_field
 
-    def requests(call: Decoded[ChatBody]) -> list[GenerateRequest]:
+    def requests(call: DecodedCall[ChatBody]) -> list[GenerateRequest]:
         return [call.body.request(new_id(call.caller.profile.chat_id), **call.body.chat())]
 
-    async def assemble(call: Decoded[ChatBody], assembly: Assembly) -> ChatDialect:
+    async def assemble(call: DecodedCall[ChatBody], assembly: Assembly) -> ChatAssembler:
         profile = call.caller.profile
         usage = profile.usage_in_streams if call.body.include_usage else None
         score_prompts(assembly, call.body)
-        return ChatDialect(
+        return ChatAssembler(
             assembly,
             ChatOptions(
                 usage=usage,

@@ -8,10 +8,10 @@ from typing import Any
 from attrs import evolve, frozen
 
 from enginehouse.api.generation.assembly import Assembly
-from enginehouse.api.generation.decoding import Decoded
+from enginehouse.api.generation.decoding import DecodedCall
 from enginehouse.api.http.state import ApiState
 from enginehouse.api.openai.bodies import GenerationBody
-from enginehouse.api.openai.completion_dialect import CompletionDialect
+from enginehouse.api.openai.completion_assembler import CompletionAssembler
 from enginehouse.api.openai.prompt_scores import Echo, read_echo, score_prompts
 from enginehouse.api.openai.prompts import read_prompts
 from enginehouse.api.openapi.answers import reference
@@ -88,18 +88,18 @@ def completion_route(state: ApiState) -> GenerationRoute:
     """Return the route, without a prefix."""
     max_prompts = state.settings.limits.max_prompts
 
-    def requests(call: Decoded[CompletionBody]) -> list[GenerateRequest]:
+    def requests(call: DecodedCall[CompletionBody]) -> list[GenerateRequest]:
         changing = [name for name in state.registry.preparers if any(call.extensions.get(name, {}).values())]
         if call.body.echo and changing:
             raise InvalidRequest(f"echo: not allowed together with {changing[0]}", "echo")
         return _requests(call, new_id("cmpl-"), max_prompts)
 
-    async def assemble(call: Decoded[CompletionBody], assembly: Assembly) -> CompletionDialect:
+    async def assemble(call: DecodedCall[CompletionBody], assembly: Assembly) -> CompletionAssembler:
         echoes: list[Echo] = []
         if call.body.echo:
             echoes = await asyncio.gather(*(read_echo(state.pipeline, one) for one in assembly.running))
         score_prompts(assembly, call.body)
-        return CompletionDialect(assembly, call.body, echoes)
+        return CompletionAssembler(assembly, call.body, echoes)
 
     return GenerationRoute(
         path="/completions",
@@ -114,7 +114,7 @@ def completion_route(state: ApiState) -> GenerationRoute:
     )
 
 
-def _requests(decoded: Decoded[CompletionBody], request_id: str, max_prompts: int) -> list[GenerateRequest]:
+def _requests(decoded: DecodedCall[CompletionBody], request_id: str, max_prompts: int) -> list[GenerateRequest]:
     """Return one request per prompt, each with its own id.
 
     Raises:

@@ -10,8 +10,8 @@ from typing import Any
 
 from attrs import evolve
 
-from enginehouse.api.generation.decoding import Decoded
-from enginehouse.api.generation.open_answers import MediaMemory, OpenAnswer, estimate_tokens
+from enginehouse.api.generation.decoding import DecodedCall
+from enginehouse.api.generation.running_answers import MediaMemory, RunningAnswer, estimate_tokens
 from enginehouse.api.generation.server_access import ServerAccess
 from enginehouse.api.http.access import record_of
 from enginehouse.api.http.callers import check_priority, ticket_of
@@ -21,7 +21,7 @@ from enginehouse.api.http.security import memory_of
 from enginehouse.api.http.state import ApiState
 from enginehouse.api.openai.chat import ChatBody
 from enginehouse.api.openapi.answers import reference
-from enginehouse.contract.surface import AnswerRoute, Reply, Route, new_id
+from enginehouse.contract.surface import Reply, ReplyRoute, Route, new_id
 from enginehouse.contract.types import GenerateRequest, Message
 from enginehouse.pipeline.preparing import Prepared
 from enginehouse.serving.background import run_in_thread
@@ -33,7 +33,7 @@ _PREPARER = "compression"
 def compress_route(state: ApiState) -> Route:
     """Return the route, without a prefix. Its body is that of a chat, or of a raw prompt."""
 
-    async def explain_compression(call: Decoded[ChatBody]) -> Reply:
+    async def explain_compression(call: DecodedCall[ChatBody]) -> Reply:
         body = call.body
         check_priority(call.caller, body.priority)
         asked = await run_in_thread(
@@ -44,7 +44,7 @@ def compress_route(state: ApiState) -> Route:
         call.unsupported.extend(prepared.unsupported)
         return Reply(_shown(asked, prepared))
 
-    return AnswerRoute(
+    return ReplyRoute(
         path="/compress",
         name="explain_compression",
         summary="Which parts of a chat or a prompt compression would keep, and why",
@@ -65,7 +65,7 @@ async def _preview(state: ApiState, server: ServerAccess, request: GenerateReque
         ticket.used = 0
     timeouts = state.settings.timeouts(state.manager.find(request.model).settings)
     async with state.exchanges.open(server.receive, state.settings.server.ping_s) as exchange:
-        exchange.begin(OpenAnswer(exchange, record, (request,)))
+        exchange.begin(RunningAnswer(exchange, record, (request,)))
         with deadlines(exchange, timeouts, record.began, lambda: False):
             counted = evolve(request, hold=MediaMemory(memory_of(server.scope)))
             prepared: Prepared | None = await exchange.until_ended(state.pipeline.preview(counted))

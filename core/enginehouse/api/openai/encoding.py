@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import asdict
 
-from enginehouse.api.http.sse import encode_json
+from enginehouse.api.http.frames import encode_json
 from enginehouse.contract.backend import LOWEST_LOGPROB
 from enginehouse.contract.surface import Chunk, Piece
 from enginehouse.contract.timings import usage_times

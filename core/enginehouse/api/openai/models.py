@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from attrs import evolve
 
-from enginehouse.api.generation.decoding import Decoded
+from enginehouse.api.generation.decoding import DecodedCall
 from enginehouse.api.generation.details import shown_parameters
 from enginehouse.api.generation.server_access import ServerAccess
 from enginehouse.api.http.callers import check_model, check_priority, may_use, shown_as
@@ -25,7 +25,7 @@ from enginehouse.api.openapi.answers import reference
 from enginehouse.contract.errors import InvalidRequest, ModelNotFound, quoted
 from enginehouse.contract.refusals import refused_fields
 from enginehouse.contract.router import Candidate
-from enginehouse.contract.surface import AnswerRoute, Reply, Route
+from enginehouse.contract.surface import Reply, ReplyRoute, Route
 from enginehouse.pipeline.capabilities import Capability
 from enginehouse.pipeline.model_profile import ModelProfile
 from enginehouse.pipeline.routing import AUTO, Plan
@@ -36,14 +36,14 @@ from enginehouse.serving.background import run_in_thread
 def model_routes(state: ApiState) -> list[Route]:
     """Return the routes, without a prefix."""
 
-    async def list_models(call: Decoded[Any]) -> Reply:
+    async def list_models(call: DecodedCall[Any]) -> Reply:
         is_long = _asks_for_details(call)
         models = _models(state, call.server, is_long=is_long)
         behind_auto = _behind_auto(state, models)
         routed = [_routed(behind_auto, is_long=is_long)] if behind_auto else []
         return Reply({"object": "list", "data": models + routed})
 
-    async def show_model(call: Decoded[Any]) -> Reply:
+    async def show_model(call: DecodedCall[Any]) -> Reply:
         name = call.path["model_id"]
         if state.pipeline.is_routed(name):
             if behind_auto := _behind_auto(state, _models(state, call.server)):
@@ -55,7 +55,7 @@ def model_routes(state: ApiState) -> list[Route]:
         return Reply(_model(status, names, call.server) | _details(state, status, name, call.server))
 
     return [
-        AnswerRoute(
+        ReplyRoute(
             method="GET",
             path="/models",
             name="list_models",
@@ -64,7 +64,7 @@ def model_routes(state: ApiState) -> list[Route]:
             limits=None,
             response_schema=reference("ModelList"),
         ),
-        AnswerRoute(
+        ReplyRoute(
             method="GET",
             path="/models/{model_id:path}",
             name="show_model",
@@ -86,7 +86,7 @@ def all_capabilities(model_profile: ModelProfile) -> dict[str, Capability]:
     return dict(sorted(everything.items()))
 
 
-def _asks_for_details(call: Decoded[Any]) -> bool:
+def _asks_for_details(call: DecodedCall[Any]) -> bool:
     """Return True for ``?details=true``. Raises InvalidRequest for a value that is neither true nor false."""
     value = call.query.get("details", "false")
     if value not in ("true", "false"):
@@ -220,7 +220,7 @@ def _details(state: ApiState, status: ModelStatus, asked: str, server: ServerAcc
 def route_route(state: ApiState) -> Route:
     """Return the route, without a prefix. Its body is that of a chat; ``model`` is optional."""
 
-    async def explain_route(call: Decoded[ChatBody]) -> Reply:
+    async def explain_route(call: DecodedCall[ChatBody]) -> Reply:
         asked = call.body.model or (AUTO if state.pipeline.is_routed(AUTO) else None)
         if not state.pipeline.is_routed(asked):
             check_model(call.caller, asked, state.manager)
@@ -231,7 +231,7 @@ def route_route(state: ApiState) -> Route:
         call.unsupported.extend(left_out)
         return Reply(shown)
 
-    return AnswerRoute(
+    return ReplyRoute(
         path="/route",
         name="explain_route",
         summary="Which models a chat would be tried on, and why",

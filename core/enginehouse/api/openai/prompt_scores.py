@@ -10,7 +10,7 @@ import msgspec
 from attrs import frozen
 
 from enginehouse.api.generation.assembly import Assembly
-from enginehouse.api.http.sse import encode_json
+from enginehouse.api.http.frames import encode_json
 from enginehouse.api.openai.encoding import (
     chat_logprobs,
     finite_logprob,

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 from attrs import NOTHING, evolve, frozen
 
-from enginehouse.api.generation.decoding import MAX_TOKEN_IDS, Decoded, RequestBody
+from enginehouse.api.generation.decoding import MAX_TOKEN_IDS, DecodedCall, RequestBody
 from enginehouse.api.generation.server_access import text_prompt
-from enginehouse.api.http.sse import encode_json
+from enginehouse.api.http.frames import encode_json
 from enginehouse.api.http.state import ApiState
 from enginehouse.api.openai.chat import ChatBody
 from enginehouse.api.openai.encoding import token_text
@@ -26,7 +26,7 @@ from enginehouse.contract.fields import FIELDS
 from enginehouse.contract.media import find_chunks
 from enginehouse.contract.rows import row
 from enginehouse.contract.shapes import TOKEN_ID, MessageBody
-from enginehouse.contract.surface import AnswerRoute, Reply, Route, new_id
+from enginehouse.contract.surface import Reply, ReplyRoute, Route, new_id
 from enginehouse.contract.types import GenerateRequest
 from enginehouse.pipeline.prompting import Prompt
 from enginehouse.serving import LoadedModel
@@ -137,7 +137,7 @@ def token_routes(state: ApiState) -> list[Route]:
     """Return the routes, without a prefix."""
     tokens = _Tokens(state)
     return [
-        AnswerRoute(
+        ReplyRoute(
             path="/tokenize",
             name="tokenize",
             summary="Token ids of a text or a chat",
@@ -146,7 +146,7 @@ def token_routes(state: ApiState) -> list[Route]:
             request_schema=reference("TokenizeRequest"),
             response_schema=reference("Tokens"),
         ),
-        AnswerRoute(
+        ReplyRoute(
             path="/detokenize",
             name="detokenize",
             summary="The text of token ids",
@@ -155,7 +155,7 @@ def token_routes(state: ApiState) -> list[Route]:
             request_schema=reference("DetokenizeRequest"),
             response_schema=reference("DetokenizedText"),
         ),
-        AnswerRoute(
+        ReplyRoute(
             path="/apply-template",
             name="apply_template",
             summary="The prompt that a chat makes",
@@ -164,7 +164,7 @@ def token_routes(state: ApiState) -> list[Route]:
             request_schema=reference("ApplyTemplateRequest"),
             response_schema=reference("RenderedPrompt"),
         ),
-        AnswerRoute(
+        ReplyRoute(
             path="/chat/completions/input_tokens",
             name="count_chat_tokens",
             summary="The number of prompt tokens of a chat",
@@ -182,7 +182,7 @@ class _Tokens:
 
     state: ApiState
 
-    async def tokenize(self, call: Decoded[TokenizeBody]) -> Reply:
+    async def tokenize(self, call: DecodedCall[TokenizeBody]) -> Reply:
         """Return the token ids of a text or a chat."""
         body, state, caller = call.body, self.state, call.caller
         async with call.server.use(body.model) as model:
@@ -201,7 +201,7 @@ class _Tokens:
         call.unsupported.extend(prompt.unsupported)
         return Reply(written)
 
-    async def detokenize(self, call: Decoded[DetokenizeBody]) -> Reply:
+    async def detokenize(self, call: DecodedCall[DetokenizeBody]) -> Reply:
         """Return the text of token ids, with control tokens by name."""
         token_ids = await run_in_thread(
             call.is_large, lambda: read_token_ids(call.body.tokens, "tokens", may_be_empty=True)
@@ -209,14 +209,14 @@ class _Tokens:
         text = await call.server.detokenize(token_ids, call.body.model)
         return Reply({"content": text, "prompt": text})
 
-    async def apply_template(self, call: Decoded[ApplyTemplateBody]) -> Reply:
+    async def apply_template(self, call: DecodedCall[ApplyTemplateBody]) -> Reply:
         """Return the prompt that a chat request produces."""
         async with call.server.use(call.body.model) as model:
             prompt = await call.server.prompt(await _chat(call), model)
         call.unsupported.extend(prompt.unsupported)
         return Reply({"prompt": "".join(segment.text for segment in prompt.segments)})
 
-    async def count(self, call: Decoded[ApplyTemplateBody]) -> Reply:
+    async def count(self, call: DecodedCall[ApplyTemplateBody]) -> Reply:
         """Return the number of prompt tokens of a chat request."""
         async with call.server.use(call.body.model) as model:
             prompt = await call.server.prompt(await _chat(call), model)
@@ -225,7 +225,7 @@ class _Tokens:
         return Reply({"input_tokens": len(token_ids)})
 
 
-async def _tokenized_prompt(decoded: Decoded[TokenizeBody], model: LoadedModel) -> Prompt:
+async def _tokenized_prompt(decoded: DecodedCall[TokenizeBody], model: LoadedModel) -> Prompt:
     """Return the prompt for ``model`` to tokenize."""
     body = decoded.body
     if body.messages is not None:
@@ -236,7 +236,7 @@ async def _tokenized_prompt(decoded: Decoded[TokenizeBody], model: LoadedModel) 
 
 
 async def _details(
-    state: ApiState, decoded: Decoded[TokenizeBody], prompt: Prompt, token_ids: Sequence[int]
+    state: ApiState, decoded: DecodedCall[TokenizeBody], prompt: Prompt, token_ids: Sequence[int]
 ) -> dict[str, Any]:
     """Return the member ``details``. Only the caller's own namespace is searched."""
     caller, body = decoded.caller, decoded.body
@@ -248,7 +248,7 @@ async def _details(
     return {"details": {"cached_tokens": cached, "segments": segments}}
 
 
-async def _chat(decoded: Decoded[_C]) -> GenerateRequest:
+async def _chat(decoded: DecodedCall[_C]) -> GenerateRequest:
     """Return the body's chat as a request."""
     return await run_in_thread(
         decoded.is_large, lambda: decoded.identify(decoded.body.request(new_id("prompt-"), **decoded.body.chat()))

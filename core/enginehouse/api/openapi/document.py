@@ -17,7 +17,7 @@ from litestar import Response, get
 from litestar.handlers import HTTPRouteHandler
 
 from enginehouse.api.http.access import RATE_HEADERS
-from enginehouse.api.http.sse import encode_json
+from enginehouse.api.http.frames import encode_json
 from enginehouse.api.http.state import ApiState
 from enginehouse.api.openai.chat import ChatBody
 from enginehouse.api.openai.completions import CompletionBody

@@ -12,8 +12,8 @@ import pytest
 from enginehouse.api.generation.assembly import Choice
 from enginehouse.api.openai import tokens
 from enginehouse.api.openai.chat import ChatBody
-from enginehouse.api.openai.chat_dialect import ChatDialect
-from enginehouse.api.openai.completion_dialect import CompletionDialect
+from enginehouse.api.openai.chat_assembler import ChatAssembler
+from enginehouse.api.openai.completion_assembler import CompletionAssembler
 from enginehouse.api.openai.completions import CompletionBody
 from enginehouse.contract.surface import Piece
 from enginehouse.contract.types import TokenLogprob
@@ -50,8 +50,8 @@ def places(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[bool]]:
         (ChatBody, "chat"),
         (CompletionBody, "prompts"),
         (tokens, "read_token_ids"),
-        (ChatDialect, "whole"),
-        (CompletionDialect, "whole"),
+        (ChatAssembler, "whole"),
+        (CompletionAssembler, "whole"),
         (prompting, "plan_chat"),
     ):
         monkeypatch.setattr(owner, name, spy(name, getattr(owner, name)))

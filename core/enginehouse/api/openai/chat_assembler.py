@@ -49,7 +49,7 @@ class ChatOptions:
     has_timings: bool = False
 
 
-class ChatDialect:
+class ChatAssembler:
     """Writes ``chat.completion`` and ``chat.completion.chunk`` objects."""
 
     def __init__(self, assembly: Assembly, options: ChatOptions) -> None:

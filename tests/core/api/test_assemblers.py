@@ -14,8 +14,8 @@ from hypothesis import given
 
 from enginehouse.api.generation.assembly import Assembly
 from enginehouse.api.http.access import AccessRecord
-from enginehouse.api.openai.chat_dialect import ChatDialect, ChatOptions
-from enginehouse.api.openai.completion_dialect import CompletionDialect
+from enginehouse.api.openai.chat_assembler import ChatAssembler, ChatOptions
+from enginehouse.api.openai.completion_assembler import CompletionAssembler
 from enginehouse.contract.types import CallDelta, ChoiceFinished, Event, ReasoningDelta, TextDelta, TokenLogprob
 from enginehouse.contract.usage import Usage
 from enginehouse.settings.profiles import PROFILES, Profile
@@ -64,27 +64,27 @@ def assembled(*, is_streamed: bool, has_ids: bool = False) -> Assembly:
     return Assembly("answer-1", [running], NUM_CHOICES, AccessRecord(method="POST", path="/", began=0.0), is_streamed)
 
 
-def streamed(assembly: Assembly, dialect: Any, events: Sequence[Event]) -> list[dict[str, Any]]:
+def streamed(assembly: Assembly, assembler: Any, events: Sequence[Event]) -> list[dict[str, Any]]:
     """The chunks of a stream."""
-    chunks = [*dialect.opening()]
+    chunks = [*assembler.opening()]
     for event in events:
         pieces: list[Any] = []
         assembly.push(0, event, pieces)
         for piece in pieces:
-            chunks += dialect.push(piece)
-    chunks += dialect.close(USAGE, None)
+            chunks += assembler.push(piece)
+    chunks += assembler.close(USAGE, None)
     plain: list[dict[str, Any]] = msgspec.json.decode(msgspec.json.encode(chunks))  # some are prepared JSON
     return plain
 
 
-def whole(assembly: Assembly, dialect: Any, events: Sequence[Event]) -> dict[str, Any]:
+def whole(assembly: Assembly, assembler: Any, events: Sequence[Event]) -> dict[str, Any]:
     """The response that is not streamed."""
 
     async def batches() -> AsyncIterator[tuple[int, Sequence[Event]]]:
         yield 0, events
 
-    asyncio.run(assembly.fold(batches(), dialect))
-    response: dict[str, Any] = dialect.whole(USAGE, None)
+    asyncio.run(assembly.fold(batches(), assembler))
+    response: dict[str, Any] = assembler.whole(USAGE, None)
     return response
 
 
@@ -136,8 +136,8 @@ def test_the_chunks_of_a_chat_add_up(
     usage = profile.usage_in_streams if has_usage else None
     options = ChatOptions(usage=usage, profile=profile, reasoning_field=field)
     stream, one = (assembled(is_streamed=is_streamed, has_ids=has_ids) for is_streamed in (True, False))
-    chunks = streamed(stream, ChatDialect(stream, options), events)
-    response = whole(one, ChatDialect(one, options), events)
+    chunks = streamed(stream, ChatAssembler(stream, options), events)
+    response = whole(one, ChatAssembler(one, options), events)
 
     assert folded(chunks) == folded([response])
     assert counts(chunks) == counts([response]) * has_usage
@@ -148,8 +148,8 @@ def test_the_chunks_of_a_chat_add_up(
 def test_the_chunks_of_a_completion_add_up(events: list[Event], has_usage: bool, has_ids: bool) -> None:
     options = SimpleNamespace(n=NUM_CHOICES, logprobs=0, include_usage=has_usage, timings_per_token=False)
     stream, one = (assembled(is_streamed=is_streamed, has_ids=has_ids) for is_streamed in (True, False))
-    chunks = streamed(stream, CompletionDialect(stream, options), events)
-    response = whole(one, CompletionDialect(one, options), events)
+    chunks = streamed(stream, CompletionAssembler(stream, options), events)
+    response = whole(one, CompletionAssembler(one, options), events)
 
     assert folded(chunks) == folded([response])
     assert counts(chunks) == counts([response]) * has_usage

@@ -23,7 +23,7 @@ from enginehouse.settings.config import LimitsSettings
 
 
 @define(eq=False)
-class OpenAnswer:
+class RunningAnswer:
     """One request, from its decoded body to the end of its response.
 
     Attributes:
@@ -72,13 +72,13 @@ class OpenAnswer:
         return num_stopped
 
 
-def list_answers(exchanges: Iterable[Exchange]) -> list[OpenAnswer]:
+def list_answers(exchanges: Iterable[Exchange]) -> list[RunningAnswer]:
     """Return every response in progress, the oldest first."""
     answers = [exchange.answer for exchange in exchanges if exchange.answer is not None]
     return sorted(answers, key=lambda answer: answer.record.began)
 
 
-def find_answer(exchanges: Iterable[Exchange], asked: str) -> OpenAnswer:
+def find_answer(exchanges: Iterable[Exchange], asked: str) -> RunningAnswer:
     """Return the response with that id, or that of the request to which its client gave that id.
 
     Raises:
@@ -116,7 +116,7 @@ def num_tokens_of(request: PoolingRequest) -> int:
     )
 
 
-def used_tokens(answer: OpenAnswer) -> int:
+def used_tokens(answer: RunningAnswer) -> int:
     """Return the tokens of prompts and completions, plus discarded tokens and those read to prepare requests."""
     assembly = answer.assembly
     if assembly is None:

@@ -34,7 +34,7 @@ from enginehouse.workers.messages import (
 )
 from enginehouse.workers.request_queue import RequestQueue
 
-Answer = StageBegan | Cached | CallFailed | Detokenized | Pooled | Stats | ThinkingStopped | Tokenized | View
+CallMessage = StageBegan | Cached | CallFailed | Detokenized | Pooled | Stats | ThinkingStopped | Tokenized | View
 
 NO_CALL = -1
 """Call number of pings, whose answer is not delivered; its arrival is enough."""
@@ -61,7 +61,7 @@ class Calls:
         self._open[number] = answer, observer
         return await answer
 
-    def handle(self, message: Answer) -> None:
+    def handle(self, message: CallMessage) -> None:
         """Handle the start or the answer of a call; an answer that is no longer awaited is dropped."""
         if isinstance(message, StageBegan):
             self._note_stage(message)

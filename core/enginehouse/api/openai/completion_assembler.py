@@ -27,7 +27,7 @@ from enginehouse.settings.profiles import PROFILES
 
 
 class CompletionOptions(Protocol):
-    """Options that the dialect reads from the request body."""
+    """Options that the assembler reads from the request body."""
 
     @property
     def n(self) -> int:
@@ -50,7 +50,7 @@ class CompletionOptions(Protocol):
         ...
 
 
-class CompletionDialect:
+class CompletionAssembler:
     """Writes ``text_completion`` objects, whole and as events.
 
     Args:

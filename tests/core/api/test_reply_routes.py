@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from attrs import evolve, frozen
 
-from enginehouse.api.http.sse import write_chunks
+from enginehouse.api.http.frames import write_chunks
 from enginehouse.api.http.surfaces import Surfaces
 from enginehouse.contract.calls import Call
 from enginehouse.contract.errors import ConfigError, PluginError
@@ -22,13 +22,13 @@ from enginehouse.contract.surface import (
     NDJSON,
     SSE,
     Answer,
-    AnswerRoute,
     Chunk,
     ErrorAnswer,
     Frame,
     GenerationRoute,
     Piece,
     Reply,
+    ReplyRoute,
     Route,
     new_id,
 )
@@ -174,8 +174,8 @@ async def teller(call: Call, answer: Answer) -> Teller:
     return Teller(answer)
 
 
-def route(path: str, handle: Any = echo, **more: Any) -> AnswerRoute:
-    return AnswerRoute(path=path, name=path.strip("/") or "root", summary="Note", handle=handle, limits=None, **more)
+def route(path: str, handle: Any = echo, **more: Any) -> ReplyRoute:
+    return ReplyRoute(path=path, name=path.strip("/") or "root", summary="Note", handle=handle, limits=None, **more)
 
 
 class EndlessHub:

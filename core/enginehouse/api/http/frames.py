@@ -1,4 +1,4 @@
-"""The writers of streamed responses, in the frame of a surface: server-sent events, or lines of JSON.
+"""Frames of surfaces: the bytes of streamed responses as server-sent events or lines of JSON, and JSON as bytes.
 
 An error after the first byte becomes a chunk and ends the body without the frame's last bytes, so that clients do not
 mistake a truncated response for a complete one. While nothing is generated (queue, prefill), pings keep proxies from
