@@ -78,7 +78,7 @@ def _read(app: Sphinx, page: str, source: list[str]) -> None:
         pages, after = after.split("\n## ", 1)
         source[0] = _inside(f"{before}\n## {after}") + "\n".join(map(_contents, pages.split("\n- ")[1:]))
     source[0] = source[0].replace("](../README.md", "](index.md")
-    source[0] = re.sub(r"\[([^]]*)\]\((\.\./[^)#]+)\)", r"{download}`\1 <\2>`", source[0])
+    source[0] = re.sub(r"\[([^]]*)\]\((\.\./[^)#]+)(?:#[^)]*)?\)", r"{download}`\1 <\2>`", source[0])
 
 
 def _inside(readme: str) -> str:

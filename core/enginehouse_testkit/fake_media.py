@@ -2,7 +2,7 @@
 
 An image of up to 64 pixels on each side is one chunk, a larger one two, with a token between them, as models have that
 divide large images. :func:`fake_image` makes one, and :func:`fake_image_file` its file, without an image library. Each
-begun second of a recording is a chunk; :func:`fake_audio_file` makes one.
+started second of a recording is a chunk; :func:`fake_audio_file` makes one.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def fake_audio_file(number: int, num_samples: int = 100) -> bytes:
 
 
 def prepare_fake_audio(audio: DecodedAudio, num_tokens: int) -> Sequence[list[int] | MediaChunk]:
-    """Return a recording between ``(`` and ``)``, a chunk of ``num_tokens`` for each begun second."""
+    """Return a recording between ``(`` and ``)``, a chunk of ``num_tokens`` for each started second."""
     if audio.rate != AUDIO_RATE or not audio.samples or len(audio.samples) % 4:
         raise InvalidRequest(f"it has {len(audio.samples)} bytes of samples at {audio.rate} Hz, not at {AUDIO_RATE} Hz")
     runs: list[list[int] | MediaChunk] = [[ord("(")]]

@@ -85,7 +85,7 @@ class StructuredDecoderContract(FormContract):
         assert not heavy, f"the plugin imports {', '.join(sorted(heavy))}"
 
     @_every_kind
-    def test_texts_are_told_apart(self, grammars: GrammarCompiler, example: ConstraintExample, kind: str) -> None:
+    def test_texts_are_distinguished(self, grammars: GrammarCompiler, example: ConstraintExample, kind: str) -> None:
         """Allowed texts are accepted token by token to their end, forbidden ones are not."""
         for text in example.allowed:
             assert _follows(grammars, example.constraint, text), f"{text!r} is refused"

@@ -346,7 +346,6 @@ class HfRunner:
         step, token_ids, rows = self._pack(spans)
         verified = (span for span in spans if span.outputs == "all" and 1 < span.num_tokens <= self._max_verified)
         self._mixers.begin(step, frozenset(span.sequence for span in verified))
-        self._adapters.begin([(span.adapter, span.num_tokens) for span in spans])
         if way == "early":
             assert self._exits is not None
             exited = self._exits.run(step, token_ids)
@@ -396,17 +395,24 @@ class HfRunner:
         self._checkpoints.clear()
 
     def _pack(self, spans: Sequence[Span]) -> tuple[Step, torch.Tensor, list[int]]:
-        segments: list[Segment] = []
-        rows: list[int] = []
+        """Place spans side by side, in the order that suits their adapters; rows are in the order of ``spans``."""
+        segments: dict[int, Segment] = {}
         inputs: list[NDArray[np.int32]] = []
+        adapters = [(span.adapter, span.num_tokens) for span in spans]
+        order = self._adapters.order(adapters)
+        self._adapters.begin([adapters[index] for index in order])
         end = 0
-        for span in spans:
+        for index in order:
+            span = spans[index]
             if not isinstance(span.input, np.ndarray):
                 raise InvalidSpan("this runner needs token ids")
             begin, end = end, end + len(span.input)
-            segments.append(Segment(span.sequence, span.start, begin, end))
+            segments[index] = Segment(span.sequence, span.start, begin, end)
             inputs.append(span.input)
+        rows: list[int] = []
+        for index, span in enumerate(spans):
+            begin, end = segments[index].begin, segments[index].end
             rows += {"none": [], "last": [end - 1], "all": list(range(begin, end))}[span.outputs]
         token_ids = torch.from_numpy(np.concatenate(inputs).astype(np.int64)).to(self._device)
-        step = Step(self._memory, segments, self._aborted)
+        step = Step(self._memory, list(segments.values()), self._aborted)
         return step, token_ids, rows

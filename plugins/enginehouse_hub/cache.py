@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import threading
 from pathlib import Path
 
 import msgspec
@@ -120,6 +121,8 @@ class ModelCache:
         file.unlink(missing_ok=True)  # a broken link
         try:
             file.symlink_to(os.path.relpath(blob, file.parent))
+        except FileExistsError:  # another download of the model, which had the blob, too, was faster
+            return
         except (OSError, NotImplementedError):
             os.replace(blob, file)
 
@@ -129,6 +132,7 @@ class ModelCache:
             return
         file = self.folder / "refs" / revision
         file.parent.mkdir(parents=True, exist_ok=True)
-        scratch = file.with_name(f".{file.name}.new")
+        # Several downloads of the model may end at once.
+        scratch = file.with_name(f".{file.name}.{os.getpid()}-{threading.get_ident()}.new")
         scratch.write_text(commit, encoding="utf-8")
         os.replace(scratch, file)

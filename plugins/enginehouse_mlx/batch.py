@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from functools import cached_property
 
 import mlx.core as mx
-from attrs import frozen
+import numpy as np
+from attrs import field, frozen
+from numpy.typing import NDArray
 
 __all__ = ["Batch"]
 
@@ -24,6 +26,7 @@ class Batch:
     starts: tuple[int, ...]
     num_tokens: int
     reach: int = 0
+    _rows: dict[tuple[int, int], mx.array] = field(init=False, factory=dict, eq=False, repr=False)
 
     @property
     def max_length(self) -> int:
@@ -41,7 +44,23 @@ class Batch:
         return self.starts[0] if len(self.starts) == 1 else mx.array(self.starts, mx.int32)
 
     @cached_property
-    def columns(self) -> tuple[mx.array, mx.array]:
-        """Slots (B, 1) and positions (B, N) of the new tokens."""
-        starts = mx.array(self.starts, mx.int32)[:, None]
-        return mx.array(self.slots, mx.int32)[:, None], starts + mx.arange(self.num_tokens, dtype=mx.int32)
+    def positions(self) -> mx.array:
+        """Positions of the new tokens, (B, N) int32."""
+        return mx.array(self._positions.astype(np.int32))
+
+    def rows(self, num_heads: int, capacity: int) -> mx.array:
+        """Return the rows of the new tokens, (B * num_heads * N,) uint32, in order of slot, head and position.
+
+        They are rows of a memory of (slots, num_heads, capacity, head_dim) whose first three axes are joined. Layers of
+        the same shape share the result.
+        """
+        shape = num_heads, capacity
+        if shape not in self._rows:
+            heads = np.array(self.slots, np.int64)[:, None] * num_heads + np.arange(num_heads)
+            rows = heads[:, :, None] * capacity + self._positions[:, None]
+            self._rows[shape] = mx.array(rows.reshape(-1).astype(np.uint32))
+        return self._rows[shape]
+
+    @property
+    def _positions(self) -> NDArray[np.int64]:
+        return np.array(self.starts, np.int64)[:, None] + np.arange(self.num_tokens)

@@ -67,7 +67,7 @@ class LayerCache:
         ends_together = len(batch.slots) == 1 and batch.max_length == batch.starts[0] + N
         if window is None and ends_together and not return_array:
             return None if N == 1 else "causal"
-        queries = batch.columns[1][:, None, :, None]
+        queries = batch.positions[:, None, :, None]
         keys = mx.arange(batch.max_length)
         mask = keys <= queries
         return mask if window is None else mask & (keys > queries - window)
@@ -94,13 +94,13 @@ class LayerCache:
         if memory is None:
             memory = mx.zeros((0, new.shape[1], 0, new.shape[3]), new.dtype)
         memory = _grown(memory, max(batch.slots) + 1, batch.max_length)
-        if len(batch.slots) == 1:
-            start = batch.starts[0]
-            memory[batch.slots[0], :, start : start + batch.num_tokens] = new[0]
-        else:
-            slots, positions = batch.columns
-            memory[slots, :, positions] = new.transpose(0, 2, 1, 3)
-        return memory
+        if len(batch.slots) == 1:  # slices only: an index instead of one would copy ``new``
+            slot, start = batch.slots[0], batch.starts[0]
+            memory[slot : slot + 1, :, start : start + batch.num_tokens] = new
+            return memory
+        rows = memory.flatten(0, 2)  # a view; with one index MLX has the fewest operations
+        rows[batch.rows(*memory.shape[1:3])] = new.flatten(0, 2)
+        return rows.reshape(memory.shape)
 
     def _rows(self, memory: mx.array) -> mx.array:
         slots, length = self._batch.slots, self._batch.max_length

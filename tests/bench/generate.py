@@ -1,6 +1,7 @@
 """Decoding by the hf and mlx backends beside their libraries' own ``generate``, engine included.
 
-All decode greedily from the same float32 weights and the same prompts, in one process, in turn. Only steps count: of
+All decode greedily from the same float32 weights and the same prompts, in one process, in turn. mlx and mlx-lm run one
+model object: of two copies of the weights the one loaded first was 4 % slower, whoever loaded it. Only steps count: of
 ours calls of ``StepEngine.step``, of transformers the times between two calls of its stopping criteria, of mlx-lm
 those between two tokens of ``generate_step`` (one sequence) or two results of ``BatchGenerator`` (several), on which
 its ``generate`` and ``batch_generate`` rest.
@@ -66,12 +67,16 @@ class _Subject:
         return num_sequences / wall_s, num_sequences / cpu_s
 
 
-def _engine(backend_name: str, folder: Path, **options: Any) -> Decode:
-    """Ours: the engine, without a prefix cache."""
+def _open(backend_name: str, folder: Path, **options: Any) -> Runner:
     backend = PluginRegistry.load(PluginsSettings()).backends[backend_name]
     chosen = backend.options(context=1024, slots=max(_SCENARIOS), **options)
     runner = backend.open(ModelSource(str(folder), folder), chosen, lambda share, what: None)
     assert isinstance(runner, Runner)
+    return runner
+
+
+def _engine(runner: Runner) -> Decode:
+    """Ours: the engine, without a prefix cache."""
     engine = StepEngine(runner, EngineSettings(slots=max(_SCENARIOS), prefix_cache=False), {})
 
     def decode(prompts: Prompts, num_steps: int, note: Callable[[], None]) -> None:
@@ -122,13 +127,10 @@ def _transformers(folder: Path) -> Decode:
     return decode
 
 
-def _mlx_lm(folder: Path) -> Decode:
+def _mlx_lm(model: Any) -> Decode:
     """``mlx_lm.generate`` and ``mlx_lm.batch_generate``, by what they iterate over."""
     import mlx.core as mx
-    from mlx_lm import load
     from mlx_lm.generate import BatchGenerator, generate_step
-
-    model = load(str(folder))[0]
 
     def decode(prompts: Prompts, num_steps: int, note: Callable[[], None]) -> None:
         if len(prompts) == 1:
@@ -166,10 +168,14 @@ def _write_weights(model_file: Path, folder: Path) -> Path:
 
 
 def _subjects(folder: Path) -> Iterator[_Subject]:
-    yield _Subject("hf", _engine("hf", folder, threads=len(usable_cores()), device="cpu"))
+    from enginehouse_mlx.runner import MlxRunner
+
+    yield _Subject("hf", _engine(_open("hf", folder, threads=len(usable_cores()), device="cpu")))
     yield _Subject("transformers", _transformers(folder))
-    yield _Subject("mlx", _engine("mlx", folder))
-    yield _Subject("mlx-lm", _mlx_lm(folder))
+    runner = _open("mlx", folder)
+    assert isinstance(runner, MlxRunner)
+    yield _Subject("mlx", _engine(runner))
+    yield _Subject("mlx-lm", _mlx_lm(runner.model.model))
 
 
 def measure_generate(plan: Plan, console: Console) -> tuple[Record, list[Comparison]]:
@@ -179,6 +185,8 @@ def measure_generate(plan: Plan, console: Console) -> tuple[Record, list[Compari
         subjects = list(_subjects(_write_weights(plan.model_file, Path(folder))))
         for round_number, subject in plan.interleave(subjects):
             for num_sequences, scenario in _SCENARIOS.items():
+                # computing the prompts takes minutes with MLX's own BLAS, in one call
+                console.print(f"round {round_number + 1}/{plan.num_rounds}  {subject.name}, {scenario}: started")
                 figures = subject.measure(round_number, num_sequences, num_steps)
                 for metric, figure in zip((_METRIC, _CPU_METRIC), figures, strict=True):
                     record.add(Key(scenario, subject.name, metric), figure)

@@ -47,7 +47,7 @@ def check_wheel(names: Iterable[str]) -> None:
 
 
 def path_root(path: Path) -> Path:
-    """The folder that a source file's package stands in."""
+    """The folder of a source file's package."""
     return ROOT / path.relative_to(ROOT).parts[0]
 
 

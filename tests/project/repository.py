@@ -69,7 +69,7 @@ def syntax_of(path: Path) -> ast.Module:
 
 
 def imported_modules(tree: ast.Module) -> Iterator[str]:
-    """Names of all modules that the tree imports absolutely, wherever the import stands."""
+    """Names of all modules that the tree imports absolutely, wherever the import is."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

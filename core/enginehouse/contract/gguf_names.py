@@ -110,9 +110,8 @@ def choose_name(names: Iterable[PurePath], wanted: str | None, text: str) -> Pur
     if not matching:
         raise ModelLoadError(f"{text!r}: no GGUF file there is {wanted}; there are: {_listed(files)}")
     if wanted is None:
-        raise ModelLoadError(
-            f"{text!r} holds several models; name one, as in {text}:Q4_K_M. There are: {_listed(files)}"
-        )
+        how = f"name one, as in {text}:Q4_K_M" if any(map(quantization_of, files)) else "give the path of one"
+        raise ModelLoadError(f"{text!r} holds several models; {how}. There are: {_listed(files)}")
     raise ModelLoadError(f"{text!r}: several files are {wanted} ({_names(matching)}); give the path of one")
 
 
@@ -188,7 +187,7 @@ def stem_of(file: PurePath) -> str:
 
 
 def _listed(files: Iterable[PurePath]) -> str:
-    return ", ".join(quantization_of(file) or file.name for file in files)
+    return ", ".join(dict.fromkeys(quantization_of(file) or file.as_posix() for file in files))
 
 
 def _names(files: Iterable[PurePath]) -> str:

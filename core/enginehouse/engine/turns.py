@@ -1,4 +1,4 @@
-"""Whose turn is next: of the callers that wait, and of adapter sets where a forward pass has one of them.
+"""Turns of the callers that wait, and of adapter sets where a forward pass has one of them.
 
 Used by the scheduler of generations; the queue of pooling requests uses the first part. Does not know sequences.
 """

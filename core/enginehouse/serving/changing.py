@@ -25,6 +25,7 @@ from enginehouse.serving.manager import ModelManager, budget_of
 from enginehouse.serving.memory import footprint_in_thread
 from enginehouse.serving.opening import ModelPlan, plan_in_thread
 from enginehouse.serving.served import ServedModel
+from enginehouse.serving.sources import UnknownBackend
 from enginehouse.settings.config import ModelSettings, Settings
 from enginehouse.settings.reload import LIVE, WORKER, names_with
 
@@ -145,11 +146,12 @@ async def check_addable(manager: ModelManager, name: str, settings: ModelSetting
 
 
 def _naming_setting(error: ModelLoadError, name: str) -> ConfigError:
-    """Return the error of a model's plan as one of its settings: that which the message names, else the source."""
+    """Return the error of a model's plan as one of its settings: the one that it names, else its backend or source."""
     path, colon, _ = error.message.partition(": ")
     if colon and path.startswith(f"models.{name}."):
         return ConfigError(error.message, path)
-    return ConfigError(f"models.{name}.source: {error.message}", f"models.{name}.source")
+    setting = f"models.{name}.{'backend' if isinstance(error, UnknownBackend) else 'source'}"
+    return ConfigError(f"{setting}: {error.message}", setting)
 
 
 @frozen(kw_only=True)

@@ -161,15 +161,19 @@ class Verdict:
         return self.score, bool(self.accelerator)
 
 
+class UnknownBackend(ModelLoadError):
+    """The settings name a backend that is not installed, excluded, or has an error."""
+
+
 def check_backend(wanted: str | None, registry: PluginRegistry) -> None:
     """Check that the backend that the settings name exists.
 
     Raises:
-        ModelLoadError: it does not; says whether its plugin is excluded or has an error.
+        UnknownBackend: it does not; says whether its plugin is excluded or has an error.
     """
     if wanted is not None and wanted not in registry.backends:
         known = ", ".join(sorted(registry.backends)) or "none"
-        raise ModelLoadError(f"{registry.missing('backend', wanted, registry.backends)}; installed backends: {known}")
+        raise UnknownBackend(f"{registry.missing('backend', wanted, registry.backends)}; installed backends: {known}")
 
 
 def choose_backend(

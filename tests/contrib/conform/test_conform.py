@@ -128,7 +128,7 @@ def test_bad_server_fails_and_every_failure_says_why(bad: str) -> None:
 
 
 @pytest.mark.parametrize("bad", [_Cut], indirect=True)
-def test_answers_that_were_cut_must_have_begun_in_their_form(bad: str) -> None:
+def test_answers_that_were_cut_must_have_started_in_their_form(bad: str) -> None:
     checks = [check for check in CHECKS if check.behaviour == "H18" or "cannot be enforced" in check.sentence]
     results = list(run_checks(connect(bad), checks, timeout_s=10))
 

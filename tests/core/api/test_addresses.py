@@ -94,7 +94,7 @@ def refusal(folder: Path, *arguments: str) -> str:
     with serve(folder, *arguments, wait=False) as server:
         assert server.process.stderr is not None
         said = server.process.stderr.read()
-        assert server.process.wait(20) == 2, said
+        assert server.process.wait(60) == 2, said
     assert "Traceback" not in said
     return " ".join(said.split())
 

@@ -1,4 +1,4 @@
-"""Limits of callers: rates per minute, requests at once, tokens that are set aside and settled. Time is ours."""
+"""Limits of callers: rates per minute, requests at once, tokens that are reserved and settled. Time is ours."""
 
 import math
 import time
@@ -101,7 +101,7 @@ async def test_no_sixty_seconds_hold_twice_the_limit(clock: Clock) -> None:
     assert taken <= 66
 
 
-async def test_what_was_set_aside_and_not_used_comes_back(clock: Clock) -> None:
+async def test_what_was_reserved_and_not_used_comes_back(clock: Clock) -> None:
     rates, rate = Rates(), Rate(owner="a", unit="tokens", per_minute=1000)
     taken = await rates.take(rate, 900)
     assert (await rates.state(rate)).remaining == 100
@@ -215,7 +215,7 @@ async def test_when_to_come_again_follows_how_fast_requests_end(clock: Clock) ->
     assert refused.value.retry_after_s == pytest.approx(4.0, rel=0.3)
 
 
-async def test_tokens_are_set_aside_and_settled(clock: Clock) -> None:
+async def test_tokens_are_reserved_and_settled(clock: Clock) -> None:
     admission = Admission(LimitsSettings(key_tokens_per_minute=1000))
     ticket = await enter(admission, ALICE)
     await admission.reserve(ticket, 800)

@@ -147,7 +147,7 @@ def test_bombs_at_once_leave_the_worker_alive(process: ServerProcess, client: ht
     assert max(child.memory_info().rss for child in server.children(recursive=True)) < MAX_BYTES
 
 
-def test_what_is_too_large_is_not_even_begun(client: httpx.Client, tmp_path: Path) -> None:
+def test_what_is_too_large_is_not_even_started(client: httpx.Client, tmp_path: Path) -> None:
     response = client.post("/v1/chat/completions", json=chat(guided_choice=["x" * 300_000]))
 
     assert response.status_code == 400 and response.json()["error"]["param"] == "guided_choice"

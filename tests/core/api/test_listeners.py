@@ -155,7 +155,7 @@ def test_events_that_come_too_fast_are_dropped_but_never_the_last() -> None:
 
     listeners = Listeners({"slow": slow}, max_waiting=3)
     listeners.start("1")
-    assert begun.wait(10)
+    assert begun.wait(60)
     for n in range(10):
         listeners.publish(ModelChanged(model="m", kind=str(n)))
     assert listeners.dropped["slow", "queue_full"] == 7

@@ -200,7 +200,7 @@ def test_clients_that_leave_are_counted(client: httpx.Client) -> None:
     wait_for(client, 0, "open_requests", model="ticks")
 
 
-def test_keys_are_told_apart_only_where_the_settings_say_so(settings: Settings) -> None:
+def test_keys_are_distinguished_only_where_the_settings_say_so(settings: Settings) -> None:
     for by_key in (False, True):
         for client in connect(evolve(settings, server=ServerSettings(key_metrics=by_key))):
             client.post("/v1/chat/completions", json=chat(), headers=USER)

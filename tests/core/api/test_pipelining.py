@@ -85,6 +85,7 @@ def test_every_request_is_answered_in_order_however_it_is_cut(url: httpx.URL, si
         (GET, 404),
         (post(body), 200),
         (post(in_chunks(body, 5), b"transfer-encoding: chunked"), 200),
+        (post(in_chunks(body, 5), b"transfer-encoding: gzip, chunked"), 415),
         (post(in_chunks(b'{"x":\r\n\r\n1}', 2), b"transfer-encoding: chunked"), 400),
         (
             post(in_chunks(body, 9, b"0\r\nX-Trailer: a\r\nhost: evil.example\r\n\r\n"), b"transfer-encoding: chunked"),

@@ -86,7 +86,7 @@ def test_too_many_requests_are_told_when_to_come_back(connect, stream: bool) -> 
 
 
 def test_tokens_are_counted_as_they_were_used(connect) -> None:
-    """What was set aside for a long answer comes back when the answer was short."""
+    """What was reserved for a long answer comes back when the answer was short."""
     client = connect(key("alice", tokens_per_minute=1000))
     for _ in range(5):
         response = client.post("/v1/chat/completions", json=chat(max_tokens=900), headers=bearer("alice"))

@@ -306,7 +306,7 @@ def test_a_download_ends_with_its_client(client: httpx.Client) -> None:
         assert json.loads(next(lines)) == {"share": 0.5, "activity": "half of it"}
         assert not HUB.stopped.is_set()
 
-    assert HUB.stopped.wait(20)
+    assert HUB.stopped.wait(60)
 
 
 @pytest.mark.parametrize(("text", "headers", "status"), [("endless/x", BOB, 403), ("other", ALICE, 400)], ids=str)

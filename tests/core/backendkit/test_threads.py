@@ -113,7 +113,7 @@ def test_growing_contexts_are_followed() -> None:
     assert used.count(1) < 0.02 * len(used)
 
 
-def test_each_class_of_sizes_is_measured_apart() -> None:
+def test_each_class_of_sizes_is_measured_separately() -> None:
     """Eight sequences may want two threads while one sequence wants one."""
     machine = Machine((2, 1), lambda threads, num_tokens: 0.01 * (threads if num_tokens == 1 else 3 - threads))
     for _ in range(20):

@@ -25,7 +25,7 @@ def test_h34_a_beginning_longer_than_the_window_is_shared(model_server: Server) 
 
 
 def test_a_text_much_longer_than_the_window_is_remembered(model_server: Server) -> None:
-    """Layers with windows see 512 tokens; the others see the whole prompt, in which a name stands far away."""
+    """Layers with windows see 512 tokens; the others see the whole prompt, in which a name is far away."""
     filler = "The weather was mild, and the road went on between fields of barley. " * 45
     prompt = f"The captain of the ship was called Zebulon Quark. {filler}The captain of the ship was called Zebulon"
     answer = model_server.complete(prompt=prompt, max_tokens=3)

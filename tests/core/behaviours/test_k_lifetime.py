@@ -36,7 +36,7 @@ def token_of(server: Server, text: str) -> int:
 
 
 @and_gemma("model_server")
-def test_h32_requests_do_not_mix_told_apart_by_bias(model_server: Server) -> None:
+def test_h32_requests_do_not_mix_distinguished_by_bias(model_server: Server) -> None:
     letters = [token_of(model_server, letter) for letter in "abcdefghijklmnop"]
     bodies = [
         {"prompt": f"Request {number}. " * (1 + number), "logit_bias": {str(token_id): 100}, "max_tokens": 6}
@@ -47,7 +47,7 @@ def test_h32_requests_do_not_mix_told_apart_by_bias(model_server: Server) -> Non
 
 
 @and_gemma("model_server", need_equal_text=True)
-def test_h32_requests_do_not_mix_told_apart_by_seed(model_server: Server) -> None:
+def test_h32_requests_do_not_mix_distinguished_by_seed(model_server: Server) -> None:
     bodies = [
         {
             "prompt": f"Request {number}. " * (1 + number),
@@ -63,7 +63,7 @@ def test_h32_requests_do_not_mix_told_apart_by_seed(model_server: Server) -> Non
 
 @and_gemma("model_server")
 @pytest.mark.llguidance
-def test_h32_requests_do_not_mix_told_apart_by_forced_text(model_server: Server) -> None:
+def test_h32_requests_do_not_mix_distinguished_by_forced_text(model_server: Server) -> None:
     """Prompts of 5 to 155 words, each with an answer of its own."""
 
     def form(number: int) -> dict:

@@ -106,7 +106,7 @@ def test_the_prefix_cache_is_shown_with_its_hits() -> None:
     assert next(prefix.namespace for prefix in engine.view().prefixes) == "b", "the last used comes first"
 
 
-def test_pictures_and_figures_cross_the_link() -> None:
+def test_snapshots_and_metrics_cross_the_link() -> None:
     engine = make_engine()
     add(engine, request(num_choices=2))
     engine.step()

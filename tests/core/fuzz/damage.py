@@ -130,7 +130,7 @@ def _write(random: Random, data: bytearray) -> None:
 
 
 def _number(random: Random, data: bytearray) -> None:
-    """A number of four or eight bytes in place of what stands there: a length, a count or an offset."""
+    """A number of four or eight bytes in place of what is there: a length, a count or an offset."""
     size = random.choice([4, 8])
     value = random.choice([0, 1, 2, 3, 255, 2**16, 2**20, 2**24, 2**30, 2**31, 2**32 - 1, 2**40, 2**62, 2**64 - 1])
     begin = random.randrange(len(data))

@@ -1,4 +1,4 @@
-"""A plugin that is excluded, or has an error, is told apart from one that is not installed, in every message."""
+"""A plugin that is excluded, or has an error, is distinguished from one that is not installed, in every message."""
 
 from __future__ import annotations
 

@@ -433,7 +433,7 @@ def test_requests_keep_their_places_in_the_queue_until_they_end():
     simulate(scene())
 
 
-def test_answers_that_have_begun_do_not_wait_for_the_pause_of_their_caller():
+def test_answers_that_have_started_do_not_wait_for_the_pause_of_their_caller():
     """A server without keys has one caller: its streams go on as soon as there is a worker."""
 
     async def scene() -> None:

@@ -168,6 +168,13 @@ def test_colon_picks_the_quantisation_in_a_folder(tmp_path: Path) -> None:
         find_source(str(folder), NO_PLUGINS)
 
 
+def test_files_without_a_quantisation_are_listed_by_their_paths(tmp_path: Path) -> None:
+    folder = gguf(tmp_path / "many", "a/model.gguf", "b/model.gguf")
+
+    with pytest.raises(ModelLoadError, match=r"give the path of one\. There are: a/model\.gguf, b/model\.gguf"):
+        find_source(str(folder), NO_PLUGINS)
+
+
 def test_folder_with_one_gguf_file_means_that_file(tmp_path: Path) -> None:
     folder = gguf(tmp_path / "one", "m-Q4_0.gguf", "mmproj-f16.gguf")
 

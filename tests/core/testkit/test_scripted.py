@@ -95,7 +95,7 @@ async def test_tokens_per_step_changes_batches_not_text(open_engine, tokens_per_
     assert len(batches) <= -(-6 // tokens_per_step) + 1  # steps that show nothing give none
 
 
-async def test_choices_stop_together_and_count_apart(open_engine) -> None:
+async def test_choices_stop_together_and_count_separately(open_engine) -> None:
     events = await events_of(open_engine(["a", "b", "c"]), request(num_choices=3, stopping=StopParams(max_tokens=2)))
 
     assert [text_of(events, choice) for choice in range(3)] == ["ab"] * 3

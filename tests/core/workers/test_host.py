@@ -61,7 +61,7 @@ class Gate:
         def slow_encode(tokenizer: FakeTokenizer, text: str, special: bool) -> list[int]:
             if "slow" in text:
                 self.is_reached.set()
-                assert self.is_open.wait(20)
+                assert self.is_open.wait(60)
                 self.found_closed.append(self.is_model_closed.is_set())
             return encode_(tokenizer, text, special)
 
@@ -177,5 +177,5 @@ def test_only_the_objects_of_a_process_are_exempt_from_garbage_collection(is_pro
     finally:
         gc.unfreeze()
         server.send(encode(Close()))
-        thread.join(20)
+        thread.join(60)
         server.close()

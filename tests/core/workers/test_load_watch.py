@@ -1,4 +1,4 @@
-"""A load that does not get on is noticed, and whoever looks sees for how long there has been no news."""
+"""A load that does not get on is noticed, and its progress says for how long there has been no news."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def test_the_share_of_a_caller_is_a_setting() -> None:
     line.request_queue.check("carol", 0, None)
 
 
-def test_callers_that_are_not_told_apart_may_fill_it() -> None:
+def test_callers_that_are_not_distinguished_may_fill_it() -> None:
     line = Line(slots=2, max_queue=8)
     line.enter(9)
     line.request_queue.check("", 0, None)

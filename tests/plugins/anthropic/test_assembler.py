@@ -177,7 +177,7 @@ def test_stop_reasons(end: Piece, expected: tuple[str, str | None]) -> None:
 
 
 @pytest.mark.parametrize(("counts_kept", "fresh", "kept"), [(False, 7, 0), (True, 1, 6)])
-def test_usage_counts_reused_and_kept_tokens_apart(counts_kept: bool, fresh: int, kept: int) -> None:
+def test_usage_counts_reused_and_kept_tokens_separately(counts_kept: bool, fresh: int, kept: int) -> None:
     options = MessageOptions(thinking="shown", signatures=SIGNATURES, counts_kept=counts_kept)
     usage = MessageAssembler(Answered(), options).whole(USAGE, None)["usage"]
 

@@ -280,7 +280,7 @@ def test_a_last_turn_of_the_assistant_is_continued(client: httpx.Client) -> None
 
 
 @pytest.mark.parametrize("mark", [{}, {"cache_control": {"type": "ephemeral"}}])
-def test_reused_and_kept_tokens_are_counted_apart(client: httpx.Client, mark: dict[str, Any]) -> None:
+def test_reused_and_kept_tokens_are_counted_separately(client: httpx.Client, mark: dict[str, Any]) -> None:
     """The billing block of Claude Code, different in every request, does not defeat the prefix cache."""
     turns = [user("Tell me a story about a ship. " * 20)]
     usages = []

@@ -18,7 +18,7 @@ from enginehouse.contract.backend import ModelSource, Runner, Span
 from enginehouse.contract.errors import AdapterRefused
 from enginehouse.contract.types import EngineRequest, EngineSettings, SamplingParams, StopParams, TextDelta
 from enginehouse.engine.loop import StepEngine
-from enginehouse_hf.adapters import LayerForm, read_peft_folder
+from enginehouse_hf.adapters import Adapters, LayerForm, read_peft_folder
 from enginehouse_hf.backend import HfBackend, HfOptions
 from enginehouse_testkit.adapter_contract import AdaptedModel, AdapterContract
 from enginehouse_testkit.contract.opening import ModelUnderTest
@@ -145,7 +145,7 @@ def test_numbers_that_a_type_cannot_hold_are_refused(llama: Path, layers: dict[s
         read_peft_folder(folder, halves)
 
 
-@pytest.mark.parametrize("num_tokens", [(2, 2, 2), (1, 3, 2), (40, 1, 3)], ids=["equal", "filled up", "apart"])
+@pytest.mark.parametrize("num_tokens", [(2, 2, 2), (1, 3, 2), (40, 1, 3)], ids=["equal", "unequal", "long"])
 def test_adapters_of_other_layers_and_ranks_share_a_pass(
     llama: Path, tmp_path: Path, num_tokens: tuple[int, int, int]
 ) -> None:
@@ -176,6 +176,49 @@ def test_adapters_of_other_layers_and_ranks_share_a_pass(
         assert np.abs(logits - alone[list(order)]).max() < 2e-3
     assert np.abs(left - alone[[1, 3]]).max() < 2e-3
     assert np.abs(alone[0] - alone[2]).max() > 0.1
+
+
+def test_order_makes_tokens_of_an_adapter_neighbours_and_adapters_with_equally_many_tokens(
+    llama: Path, tmp_path: Path
+) -> None:
+    adapters = Adapters(AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32))
+    one, two, three = (adapters.load(write_adapter(tmp_path / str(n), lora_tensors(llama, n))) for n in (1, 2, 3))
+    spans: list[tuple[AdapterSet, int]] = [
+        (((two, 1.0),), 1),
+        (((three, 0.5),), 2),
+        ((), 4),
+        (((one, 1.0),), 1),
+        (((two, 0.5),), 1),
+        (((one, 0.0),), 3),
+    ]
+
+    assert adapters.order(spans) == [2, 5, 3, 0, 4, 1]
+    assert adapters.order([((), 3), ((), 1), ((), 2)]) == [0, 1, 2]
+
+
+def test_adapters_are_copied_together_only_when_one_is_not_among_those_of_before(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapters = Adapters(AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32))
+    handles = [adapters.load(write_adapter(tmp_path / str(n), lora_tensors(llama, n))) for n in range(4)]
+    made: list[tuple[int, ...]] = []
+    zeros = torch.Tensor.new_zeros
+
+    def counted(tensor: torch.Tensor, *shape: int) -> torch.Tensor:
+        made.append(shape)
+        return zeros(tensor, *shape)
+
+    monkeypatch.setattr(torch.Tensor, "new_zeros", counted)
+
+    def copied_by(*sizes: int) -> int:
+        made.clear()
+        adapters.begin([(((handle, 1.0),), size) for handle, size in zip(handles, sizes, strict=False) if size])
+        return len(made)
+
+    assert copied_by(2) == copied_by(1, 2, 3) == 0
+    assert copied_by(1, 1, 1) > 0
+    assert copied_by(1, 1) == copied_by(0, 3, 3) == copied_by(1, 0, 1) == copied_by(1, 1, 2, 3) == 0
+    assert copied_by(0, 0, 1, 1) > 0
 
 
 @pytest.mark.slow

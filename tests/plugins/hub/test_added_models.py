@@ -78,7 +78,7 @@ def say(client: httpx.Client, name: str = ID) -> httpx.Response:
 
 
 def settle(client: httpx.Client, name: str = ID) -> dict[str, Any]:
-    wait_until(lambda: model(client, name)["state"] != "loading", f"the end of the download of {name}", 30)
+    wait_until(lambda: model(client, name)["state"] != "loading", f"the end of the download of {name}")
     return model(client, name)
 
 
@@ -90,7 +90,7 @@ def test_a_download_shows_its_progress_is_cancelled_and_continues(
     added = add(client)
     assert (added.status_code, added.json()["state"], added.json()["downloading"]) == (201, "loading", True), added.text
     assert hub.held.wait(30)
-    wait_until(lambda: model(client)["progress"] > 0, "progress of the download", 30)
+    wait_until(lambda: model(client)["progress"] > 0, "progress of the download")
     refused = client.post(f"{path}/unload", json={"force": True}).json()["error"]
     assert (refused["code"], "cancel-download" in refused["message"]) == ("conflict", True), refused
     assert client.post(f"{path}/download", json={}).json()["downloading"]  # joins it

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -149,3 +150,29 @@ def test_an_index_that_is_none_is_no_model(text: str, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(text, encoding="latin-1")
 
     assert not is_complete(tmp_path, None)
+
+
+def test_two_downloads_of_a_model_may_end_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The links and the recorded commit of the other one are kept, and the blob stays where other commits find it."""
+    cache, link, replace = ModelCache(tmp_path), Path.symlink_to, os.replace
+    cache.blob("digest").parent.mkdir()
+    cache.blob("digest").write_bytes(b"content")
+
+    def link_later(path: Path, target: str) -> None:
+        link(path, target)  # as the other download does now
+        link(path, target)
+
+    def replace_later(scratch: Path, file: Path) -> None:
+        monkeypatch.setattr(os, "replace", replace)
+        other = threading.Thread(target=cache.record, args=("main", "0123"))
+        other.start()
+        other.join()
+        replace(scratch, file)
+
+    monkeypatch.setattr(Path, "symlink_to", link_later)
+    cache.link("0123", "folder/file", "digest")
+    monkeypatch.setattr(os, "replace", replace_later)
+    cache.record("main", "0123")
+
+    assert cache.blob("digest").is_file() and (cache.snapshot("0123") / "folder" / "file").read_bytes() == b"content"
+    assert cache.commit_of("main") == "0123" and [file.name for file in (tmp_path / "refs").iterdir()] == ["main"]

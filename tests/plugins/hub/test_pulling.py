@@ -240,7 +240,7 @@ def test_refusals_say_what_to_do(hub: StandIn, text: str, token: str | None, mes
 
 
 @pytest.mark.parametrize("model", ["owner/gated", "owner/private"])
-def test_right_token_opens_the_door_and_goes_to_the_hub_only(hub: StandIn, model: str) -> None:
+def test_right_token_is_accepted_and_goes_to_the_hub_only(hub: StandIn, model: str) -> None:
     fetch(hub, model, token="hf_right")
     by_host = {asked.host: asked.token for asked in hub.asked}
 

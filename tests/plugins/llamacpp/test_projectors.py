@@ -151,7 +151,7 @@ async def test_a_projector_that_ends_the_worker_is_named(tmp_path: Path) -> None
         await WorkerEngine.open(load, isolation="process", python=None, on_progress=lambda share, text: None)
 
 
-def test_a_projector_of_other_media_is_left_aside(tmp_path: Path) -> None:
+def test_a_projector_of_other_media_is_ignored(tmp_path: Path) -> None:
     """The model is served as one of text; the setting that names it is refused."""
     path = write_text_model(tmp_path / "tiny.gguf", IDEFICS3)
     write_projector(tmp_path / "mmproj.gguf", IDEFICS3, **{"clip.has_vision_encoder": False})

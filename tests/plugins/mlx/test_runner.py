@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
+import mlx.core as mx
 import numpy as np
 import pytest
+from mlx_lm.models.cache import BatchKVCache, make_prompt_cache
 
 from enginehouse.contract.backend import ModelSource, Span
 from enginehouse.settings.config import ModelSettings, PluginsSettings, Settings
 from enginehouse_mlx.backend import MlxBackend, MlxOptions
+from enginehouse_mlx.batch import Batch
 from enginehouse_mlx.runner import MlxRunner, groups_of
 from enginehouse_testkit.server_thread import server_thread
 
@@ -67,6 +71,30 @@ def test_logits_reach_the_host_without_a_copy(tiny_model: TinyModel) -> None:
     assert np.shares_memory(first, second)
     assert second[2, 3] == 1234.5
     runner.close()
+
+
+def _num_operations(output: mx.array) -> int:
+    """Number of operations that MLX runs for an array."""
+    graph = io.StringIO()
+    mx.export_to_dot(graph, output)
+    return graph.getvalue().count("shape=rectangle")
+
+
+@pytest.mark.parametrize(("starts", "extra_per_layer"), [((3,), 0), ((3, 2), 8)])
+def test_a_step_has_few_operations_beside_those_with_the_models_own_cache(
+    starts: tuple[int, ...], extra_per_layer: int, tiny_model: TinyModel
+) -> None:
+    """One sequence: none. Several: views for the scatter, which replaces mlx-lm's slice of padded rows."""
+    runner = _open(tiny_model("llama"))
+    model, memory = runner.model.model, runner.model.make_memory()
+    own = make_prompt_cache(model) if len(starts) == 1 else [BatchKVCache([0] * len(starts)) for _ in model.layers]
+    slots, prompt = tuple(range(len(starts))), mx.array([[1, 2, 3]] * len(starts))
+    last = mx.array([[4]] * len(starts))
+    mx.eval(model(prompt, memory.begin(Batch(slots, (0,) * len(starts), 3))), model(prompt, own))
+
+    ours, theirs = model(last, memory.begin(Batch(slots, starts, 1))), model(last, own)
+
+    assert _num_operations(ours) <= _num_operations(theirs) + extra_per_layer * len(model.layers)
 
 
 def test_spans_of_unequal_length_give_the_rows_that_each_gives_alone(tiny_model: TinyModel) -> None:

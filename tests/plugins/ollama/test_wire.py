@@ -94,7 +94,7 @@ def test_results_of_tools_find_their_calls(client: httpx.Client) -> None:
     assert answer.json()["prompt_eval_count"] == len(prompt)
 
 
-def test_thinking_is_apart(client: httpx.Client) -> None:
+def test_thinking_is_separate(client: httpx.Client) -> None:
     *chunks, _ = lines(chat(client, "thinker", think=True))
     whole = chat(client, "thinker", stream=False).json()["message"]
 

@@ -133,7 +133,7 @@ IN_DOUBT = {
 
 
 @pytest.mark.parametrize("deltas", IN_DOUBT.values(), ids=IN_DOUBT)
-def test_calls_that_cannot_be_told_apart_are_an_error(deltas: list[list[dict[str, Any]]]) -> None:
+def test_calls_that_cannot_be_distinguished_are_an_error(deltas: list[list[dict[str, Any]]]) -> None:
     with pytest.raises(GenerationFailed, match="remote server"):
         calls_of(*deltas)
 

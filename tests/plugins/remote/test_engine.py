@@ -40,6 +40,7 @@ from enginehouse.contract.types import (
 from enginehouse_remote.backend import RemoteBackend
 from enginehouse_remote.engine import RemoteEngine
 from enginehouse_remote.options import RemoteOptions, base_url
+from enginehouse_testkit.waiting import until
 
 pytestmark = pytest.mark.remote
 _ids = itertools.count()
@@ -170,13 +171,11 @@ async def test_requests_go_where_the_least_runs(small_server: Any) -> None:
     counts = [len(server.requests) for server in servers]
     for generation in running:
         generation.cancel()
-    await asyncio.sleep(0.1)
-    left = [server.num_left for server in servers]
+    await until(lambda: [server.num_left for server in servers] == [3, 3])
     stats = await engine.stats()
     await engine.close()
 
     assert counts == [3, 3]
-    assert left == [3, 3]
     assert stats.num_running == 0
 
 
@@ -198,10 +197,7 @@ async def test_server_that_is_gone_is_left_alone_until_it_is_back(small_server: 
     texts = [text_of(await read(engine, chat())) for _ in range(4)]
     states = [server.is_up for server in engine.servers.all]
     await gone.start()
-    for _ in range(250):
-        if engine.servers.all[0].is_up:
-            break
-        await asyncio.sleep(0.02)
+    await until(lambda: engine.servers.all[0].is_up)
     num_before = len(gone.requests)
     await read(engine, chat())
     await read(engine, chat())
@@ -301,9 +297,7 @@ async def test_closing_ends_what_runs(small_server: Any) -> None:
     with pytest.raises(EngineDead, match="closed"):
         async for _ in generation:
             pass
-    await asyncio.sleep(0.05)
-
-    assert server.num_left == 1
+    await until(lambda: server.num_left == 1)
 
 
 async def test_calls_reasoning_and_logprobs_are_read(small_server: Any) -> None:
@@ -516,17 +510,13 @@ async def test_client_that_leaves_before_the_answer_begins_is_gone_there_too(sma
     server = await small_server(waits)
     engine = await open_engine(server)
     submitting = asyncio.ensure_future(engine.submit(chat()))
-    for _ in range(100):
-        if server.requests:
-            break
-        await asyncio.sleep(0.02)
+    await until(lambda: server.requests)
     submitting.cancel()
     await asyncio.gather(submitting, return_exceptions=True)
-    await asyncio.sleep(0.1)
+    await until(lambda: server.num_left == 1)
     stats = await engine.stats()
     await engine.close()
 
-    assert server.num_left == 1
     assert stats.num_running == 0
 
 

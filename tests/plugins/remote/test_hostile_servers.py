@@ -23,6 +23,7 @@ from enginehouse_remote.backend import RemoteBackend
 from enginehouse_remote.engine import RemoteEngine
 from enginehouse_remote.options import RemoteOptions
 from enginehouse_testkit.served import served
+from enginehouse_testkit.waiting import until
 
 pytestmark = [pytest.mark.remote, pytest.mark.timeout(60)]
 
@@ -333,11 +334,7 @@ async def test_a_server_is_back_though_its_list_has_no_end(attacker: Attacker) -
     server = engine.servers.all[0]
     engine.servers.mark_down(server, "a test")
 
-    for _ in range(500):
-        if server.is_up:
-            break
-        await asyncio.sleep(0.01)
+    await until(lambda: server.is_up)
 
-    assert server.is_up
     assert attacker.num_bytes < MAX_BYTES
     await engine.close()

@@ -13,6 +13,7 @@ import pytest
 from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, Settings
 from enginehouse_testkit.served import wait_ready
 from enginehouse_testkit.server_thread import ServerThread, server_thread
+from enginehouse_testkit.waiting import wait_until
 
 pytestmark = pytest.mark.remote
 
@@ -198,11 +199,12 @@ def test_settings_about_templates_have_no_place_here(upstream: ServerThread, tmp
         source=upstream.url, backend="remote", options={"model": "short"}, chat_template=str(template)
     )
     with server_thread(Settings(models={"m": model}, plugins=PluginsSettings(allow=("remote",)))) as running:
-        for _ in range(200):
-            status = httpx.get(f"{running.url}/v1/models/m", timeout=60, trust_env=False).json()
-            if status["state"] != "loading":
-                break
-            time.sleep(0.02)
+
+        def shown() -> Any:
+            return httpx.get(f"{running.url}/v1/models/m", timeout=60, trust_env=False).json()
+
+        wait_until(lambda: shown()["state"] != "loading", "the end of the load")
+        status = shown()
 
     assert status["state"] == "failed"
     assert "models.m.chat_template" in status["error"]

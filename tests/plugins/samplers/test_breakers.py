@@ -46,7 +46,7 @@ def test_holds_one_says_which_tokens_hold_a_breaker(breakers):
     assert holds.tolist() == [any(breaker.encode() in token for breaker in breakers) for token in TOKENS]
 
 
-def test_cache_tells_vocabularies_apart():
+def test_cache_distinguishes_vocabularies():
     cache = BreakerCache()
     first = cache.of(TOKENS, ("a",))
 

@@ -124,7 +124,7 @@ def test_draws_are_distributed_as_the_reference_says(samplers, fields, order, se
     ],
     ids=str,
 )
-def test_comparison_tells_different_requests_apart(samplers, drawn, claimed):
+def test_comparison_distinguishes_different_requests(samplers, drawn, claimed):
     """Else the tests above could not fail."""
     row = row_of(1)
     context = {"prompt": PROMPT, "answer": ANSWER, "token_texts": TEXTS}

@@ -382,6 +382,8 @@ def _check_content_type(scope: HTTPScope, headers: Headers) -> ErrorAnswer | Non
     if headers.get(b"content-encoding", b"identity").strip().lower() not in (b"identity", b""):
         # Nothing is decompressed: a few kilobytes could become gigabytes.
         return http_error(415, "The request body must not be compressed: leave Content-Encoding out.")
+    if headers.get(b"transfer-encoding", b"chunked").strip().lower() != b"chunked":
+        return http_error(415, "The request body must not be compressed: Transfer-Encoding may only be 'chunked'.")
     return None
 
 

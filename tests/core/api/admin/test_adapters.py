@@ -328,7 +328,7 @@ def test_settings_with_a_damaged_adapter_name_it(serve: Serve, tmp_path: Path) -
     assert "sql.json" in server.models()["x"]["error"]
 
 
-def test_prompts_are_cached_for_each_adapter_apart(serve: Serve) -> None:
+def test_prompts_are_cached_for_each_adapter_separately(serve: Serve) -> None:
     """``/tokenize`` reports what the named adapters have cached; the base and other adapters have nothing."""
     server = serve()
     prompt = "one prompt that is long enough to be kept in the prefix cache " * 4

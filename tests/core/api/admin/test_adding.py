@@ -119,7 +119,7 @@ def test_adding_and_removing_leave_failed_models_alone(operate: Callable[..., An
     assert server.client.delete("/admin/models/added").status_code == 200
     assert server.models()["broken"]["state"] == "failed"
     server.reload(server.config.read_text("utf-8"))
-    wait_until(lambda: server.models()["broken"]["state"] == "ready", "the model that a reload tries again", 30)
+    wait_until(lambda: server.models()["broken"]["state"] == "ready", "the model that a reload tries again")
 
 
 def test_models_of_the_configuration_are_not_removed(server: Any) -> None:

@@ -77,12 +77,12 @@ def test_busy_model_conflicts_until_its_requests_are_drained_or_ended(operate: O
 
     reader = threading.Thread(target=read)
     reader.start()
-    assert began.wait(20)
+    assert began.wait(60)
     assert server.models()["endless"]["num_running"] == 1
     refused = server.order("endless", "unload")
     still = server.order("endless", "unload", drain=True, drain_s=0.05)
     ended = server.order("endless", "unload", force=True)
-    reader.join(20)
+    reader.join(60)
 
     assert (refused.status_code, error_of(refused)["code"]) == (409, "conflict")
     assert "use drain to let them finish, or force to end them" in error_of(refused)["message"]
@@ -230,7 +230,7 @@ def test_events_stream_what_happens_to_models(operate: Operate) -> None:
 
 
 def test_order_that_takes_long_is_told_of_the_end_of_the_server(operate: Operate, caplog) -> None:
-    """Orders wait for what they have begun; whoever gave one hears that it will not be done."""
+    """Operations wait for what they have started; who asked for one hears that it will not be done."""
     slow = "[models.slow]\nsource = 'fake'\nbackend = 'fake'\nload = 'lazy'\nopen_delay_s = 60\n"
     server = operate(f"{PLAIN}{slow}[server]\nshutdown_s = 1.0\n")
     with ThreadPoolExecutor() as threads:
@@ -257,8 +257,8 @@ def test_events_do_not_hold_up_the_end_of_the_server(operate: Operate) -> None:
     started = threading.Event()
     thread = threading.Thread(target=listen)
     thread.start()
-    assert started.wait(20)
+    assert started.wait(60)
     server.stop()
-    thread.join(20)
+    thread.join(60)
 
     assert ended.is_set(), "the stream has a proper end"

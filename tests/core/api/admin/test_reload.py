@@ -45,7 +45,7 @@ class Stream:
         self._began = threading.Event()
         self._thread = threading.Thread(target=self._read, args=(url, model))
         self._thread.start()
-        assert self._began.wait(20)
+        assert self._began.wait(60)
 
     def _read(self, url: str, model: str) -> None:
         body = {"model": model, "prompt": "x", "stream": True, "max_tokens": 20_000}
@@ -68,7 +68,7 @@ class Stream:
 
     def stop(self) -> list[str]:
         self._is_stopping = True
-        self._thread.join(20)
+        self._thread.join(60)
         return self.lines
 
 
@@ -264,7 +264,7 @@ def test_server_ends_with_its_terminal(tmp_path: Path) -> None:
             written += os.read(ours, 65536)
         os.close(ours)
         try:
-            assert process.wait(20) == 0
+            assert process.wait(60) == 0
         finally:
             process.kill()
 
@@ -395,14 +395,14 @@ def test_reload_that_never_ends_does_not_hold_up_the_end_of_the_server(
             pass
         backend.is_stuck = where == "planning"
         asked = threads.submit(httpx.post, f"{running.url}/admin/reload", json={}, timeout=60)
-        assert backend.is_asked.wait(20)
+        assert backend.is_asked.wait(60)
         body = {"model": "a", "prompt": "x", "max_tokens": 1}
         meanwhile = httpx.post(f"{running.url}/v1/completions", json=body, timeout=20)
         try:
             running.stop()
         finally:
             backend.may_go_on.set()
-        answer = asked.result(20)
+        answer = asked.result(60)
 
     assert meanwhile.status_code == 200
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "server_stopping")
@@ -416,7 +416,7 @@ def test_start_that_never_ends_does_not_hold_up_the_end_of_the_server(tmp_path: 
     backend = _Stuck(is_stuck=True)
     registry = evolve(PluginRegistry.for_settings(settings), backends={"scripted": backend})
     with server_thread(settings, registry) as running:
-        assert backend.is_asked.wait(20)
+        assert backend.is_asked.wait(60)
         try:
             running.stop()
         finally:

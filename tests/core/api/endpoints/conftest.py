@@ -47,7 +47,7 @@ class Endpoints:
         return self.answer("/tokenize", **body)["tokens"]
 
     def stream(self, path: str, **body: Any) -> list[str]:
-        """What stands behind ``data:``, event by event."""
+        """What follows ``data:``, event by event."""
         with self.client.stream("POST", path, json={**body, "stream": True}) as response:
             assert response.status_code == 200, response.read()
             lines = [line for line in response.iter_lines() if line.startswith("data: ")]

@@ -126,7 +126,7 @@ def test_draw_never_takes_an_impossible_token():
 
 @pytest.mark.parametrize("spread", [0.0, 0.5, 4.0])
 def test_draw_follows_the_probabilities_of_a_whole_row(spread):
-    """Also of a flat row, where the interesting token lies anywhere."""
+    """Also of a flat row, where the interesting token is anywhere."""
     logits = np.random.default_rng(3).normal(0, spread, 5000).astype(np.float32)
     numbers = np.random.default_rng(4).random(6000)
     row = row_of(logits)

@@ -43,7 +43,7 @@ def test_uniform_is_uniform_and_uncorrelated_in_each_argument(numbers):
     assert abs(chi_square_z(counts, np.full(counts.size, 1 / counts.size))) < 4
 
 
-def test_uniform_tells_equal_sums_of_arguments_apart():
+def test_uniform_distinguishes_equal_sums_of_arguments():
     numbers = {uniform(seed, choice, 10 - seed - choice) for seed in range(5) for choice in range(5)}
 
     assert len(numbers) == 25

@@ -50,7 +50,7 @@ def sampler_with(*plugins, fields=None, **params):
 
 
 def test_plugin_step_sees_what_earlier_steps_left():
-    """Order 20 stands between top-k (10) and top-p (30)."""
+    """Order 20 is between top-k (10) and top-p (30)."""
     plugin = Recorder(order=20)
     sampler_with(plugin, top_k=7, top_p=0.01).sample(ROW.copy(), 0)
 

@@ -35,7 +35,7 @@ def test_malformed_addresses_are_refused(url: str) -> None:
         read_url(url)
 
 
-def test_addresses_are_taken_apart() -> None:
+def test_addresses_are_parsed() -> None:
     target = read_url("HTTPS://Images.Example:8443/a/b.png?size=1&x=2#part")
 
     assert (target.scheme, target.host, target.port) == ("https", "images.example", 8443)

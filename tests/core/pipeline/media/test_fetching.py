@@ -118,7 +118,7 @@ async def test_chunks_are_put_together(files: Files) -> None:
 
 @pytest.fixture
 def certificate(tmp_path: Path) -> Path:
-    """For a.example, signed by itself; the key lies beside it."""
+    """For a.example, signed by itself; the key is beside it."""
     if shutil.which("openssl") is None:
         pytest.skip("needs openssl to make a certificate")
     file = tmp_path / "certificate.pem"

@@ -192,7 +192,7 @@ async def test_an_answer_of_the_last_one_closes_its_circuit() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "begun"])
-async def test_the_last_one_fails_where_it_has_not_begun(text: str) -> None:
+async def test_the_last_one_fails_where_it_has_not_started(text: str) -> None:
     models = Models({"only": Answer(says(text) if text else (), GenerationFailed("boom"))})
     with pytest.raises(GenerationFailed):
         await models.run(Attempt("only"))
@@ -222,7 +222,7 @@ async def test_a_probe_that_breaks_off_is_a_failure() -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-async def test_only_what_the_model_is_to_blame_for_leaves_it_aside(error: EnginehouseError, has_failed: bool) -> None:
+async def test_only_what_the_model_is_to_blame_for_opens_its_circuit(error: EnginehouseError, has_failed: bool) -> None:
     """Each is passed over. What says so at once costs nothing; what made the request wait for nothing counts."""
     models = Models({"main": error, "spare": Answer(says("s"))})
     ended = await models.run(Attempt("main"), Attempt("spare"), strategy="fallback")

@@ -8,7 +8,7 @@ from enginehouse.pipeline.routing.circuit_breaker import CircuitBreaker
 from enginehouse.settings.optimisations import RouterSettings
 
 
-def test_model_is_left_aside_after_failures_in_a_row_and_tried_again_later() -> None:
+def test_circuit_opens_after_failures_in_a_row_and_closes_later() -> None:
     now = [0.0]
     circuit_breaker = CircuitBreaker(RouterSettings(max_failures=2, pause_s=10), lambda: now[0])
     circuit_breaker.failed("m")
@@ -86,7 +86,7 @@ def test_test_that_never_ends_is_waited_for_no_longer_than_a_pause(
     assert not circuit_breaker.has_failed("m")
 
 
-def test_without_a_pause_nothing_is_left_aside() -> None:
+def test_without_a_pause_no_circuit_opens() -> None:
     circuit_breaker = CircuitBreaker(RouterSettings(max_failures=1, pause_s=0), lambda: 0.0)
     circuit_breaker.failed("m")
     circuit_breaker.begin("m")

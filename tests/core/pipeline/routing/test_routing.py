@@ -346,7 +346,7 @@ def test_last_model_of_a_request_answers_without_what_it_does_not_support(serve:
     assert answer.headers["x-enginehouse-unsupported"] == "response_format"
 
 
-def test_nothing_switches_once_an_answer_has_begun(serve: Serve) -> None:
+def test_nothing_switches_once_an_answer_has_started(serve: Serve) -> None:
     settings = RouterSettings(fallbacks={"main": ("spare",)})
     with serve({"main": ["begun", {"delay_s": 0.05}, {"error": "boom"}], "spare": ["spare"]}, settings) as client:
         streamed, whole = client.chat("main", stream=True), client.chat("main")
@@ -391,7 +391,7 @@ def test_request_that_kills_workers_reaches_no_other_model(serve: Serve) -> None
     assert spare.status_code == 200
 
 
-def test_circuit_breaker_leaves_a_failing_model_aside(serve: Serve) -> None:
+def test_circuit_of_a_failing_model_opens(serve: Serve) -> None:
     settings = RouterSettings(fallbacks={"main": ("spare",)}, max_failures=2, pause_s=1000)
     with serve({"main": [{"error": "boom"}], "spare": ["spare"]}, settings) as client:
         tried = [len(client.chat("main").json()["enginehouse"]["routed"]["tried"]) for _ in range(4)]
@@ -474,7 +474,7 @@ def test_cascade_takes_a_weak_answer_where_no_stronger_model_can_answer(serve: S
     assert [answer.headers["x-octomil-routed-model"] for answer in answers] == ["small"] * 3
     assert [[one["model"] for one in details["routed"]["tried"]] for details in told] == [["small", "big"]] * 2 + [[]]
     assert told[0]["routed"]["discarded_tokens"] >= 4
-    assert told[2]["routed"]["discarded_tokens"] == 0  # nothing is thrown away for a model that is left aside
+    assert told[2]["routed"]["discarded_tokens"] == 0  # nothing is thrown away for a model whose circuit is open
     assert all(chunks[-1]["choices"][0]["finish_reason"] == "length" for chunks in last)
 
 

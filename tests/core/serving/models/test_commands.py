@@ -123,11 +123,12 @@ async def test_failed_model_gets_another_chance() -> None:
 
 async def test_events_tell_the_life_of_a_model() -> None:
     async with open_tiny(settings_of({"a": tiny(2), "b": tiny(2)}, budget=3)) as manager:
-        with manager.events.subscribe() as subscription:
+        with manager.events.subscribe() as subscription, manager.events.subscribe() as drain:
             lease = await endless(manager, "a")
             other = asyncio.create_task(manager.lease("b"))
-            await until(lambda: states(manager)["a"] == "draining")
-            await asyncio.sleep(0.01)  # the event follows the state
+            async for event in drain:
+                if event.kind == "draining":
+                    break
             lease.end(ModelUnloaded("enough"))
             (await other).release()
         kinds = [(event.model, event.kind) for event in all_events(subscription.next)]

@@ -306,7 +306,7 @@ async def test_download_that_stops_in_an_unknown_way_fails_its_model(monkeypatch
         await manager._download(model, None)
 
         assert model.state == "failed"
-        assert model.status().error == "RuntimeError: a bug"
+        assert model.status().error == "Downloading the model d failed: RuntimeError: a bug"
 
 
 @pytest.mark.parametrize("load", ["eager", "lazy"])
@@ -370,7 +370,7 @@ async def test_force_that_stops_a_load_does_not_stop_what_it_waits_for() -> None
         assert not ended.done()
 
 
-async def test_nobody_waits_for_a_model_that_is_taken_out_before_it_was_begun() -> None:
+async def test_no_request_waits_for_a_model_that_is_removed_before_its_load_started() -> None:
     manager = ModelManager(settings_of({"m": tiny(load="eager")}), registry_of(TinyBackend()))
     settled = asyncio.create_task(manager.wait_settled(10))
     await asyncio.sleep(0.01)

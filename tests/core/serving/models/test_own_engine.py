@@ -1,4 +1,4 @@
-"""Settings about workers are refused where a backend opens an engine of its own: nobody would follow them."""
+"""Settings about workers are refused where a backend opens an engine of its own: they would have no effect."""
 
 from __future__ import annotations
 

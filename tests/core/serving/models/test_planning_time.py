@@ -25,12 +25,12 @@ class _Hanging(TinyBackend):
 
     def match(self, source: ModelSource) -> Match:
         if source.text == self.hangs_over:
-            self.may_go_on.wait(20)
+            self.may_go_on.wait(60)
         return super().match(source)
 
     def estimate(self, source: ModelSource, options: TinyOptions) -> MemoryEstimate:
         if source.path is not None:
-            self.may_go_on.wait(20)
+            self.may_go_on.wait(60)
         return super().estimate(source, options)
 
 

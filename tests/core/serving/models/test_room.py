@@ -56,7 +56,9 @@ _residents = st.dictionaries(
 
 @given(needed=st.integers(1, 30), residents=_residents)
 @settings(max_examples=300, deadline=None)
-def test_leavers_suffice_are_all_needed_and_never_pinned(needed: int, residents: dict[_Resident, int]) -> None:
+def test_candidates_for_eviction_suffice_are_all_needed_and_never_pinned(
+    needed: int, residents: dict[_Resident, int]
+) -> None:
     evictions = choose_evictions(needed, residents)
     movable = {resident: size for resident, size in residents.items() if not resident.is_pinned}
 

@@ -66,7 +66,7 @@ class TinyBackend:
     def open(self, source: ModelSource, options: TinyOptions, progress: Progress) -> ScriptedEngine:
         progress(0.5, "growing")
         if options.gate:
-            assert self.gates[options.gate].wait(20)
+            assert self.gates[options.gate].wait(60)
         if options.fails:
             raise ModelLoadError(options.fails)
         with self._lock:
