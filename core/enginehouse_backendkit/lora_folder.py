@@ -1,4 +1,5 @@
-"""Adapters (LoRA) in PEFT's folders: validation of their settings and tensors, for any tensor library.
+"""Adapters (LoRA) in PEFT's folders: validation of their settings and tensors, for any tensor library. What other
+formats share with them, such as refusals that name the file, is here, too.
 
 Called by runners of folders with safetensors. Reads ``adapter_config.json`` itself; a function of the caller reads the
 tensors, of which only names and shapes are known here. peft is not needed.
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +20,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from attrs import frozen
 
-from enginehouse.contract.errors import AdapterRefused
+from enginehouse.contract.errors import AdapterRefused, ModelLoadError
 
 __all__ = [
     "LoraHalves",
@@ -124,14 +126,16 @@ def _matched(patterns: Mapping[str, Any], module: str, usual: Any) -> Any:
 
 
 @contextmanager
-def refusing(folder: Path) -> Iterator[None]:
-    """Raise AdapterRefused, with the name of the folder, for what is wrong with its files."""
+def refusing(path: Path) -> Iterator[None]:
+    """Raise AdapterRefused, with the name of the file or folder, for what is wrong with it."""
     try:
         yield
+    except ModelLoadError as error:
+        raise AdapterRefused(f"{path.name}: {error.message.removeprefix(f'{path}: ')}", "adapters") from error
     except OSError as error:
-        raise AdapterRefused(f"{folder.name}: cannot be read: {error.strerror}", "adapters") from error
-    except (ValueError, RecursionError, re.error) as error:
-        raise AdapterRefused(f"{folder.name}: {error}", "adapters") from error
+        raise AdapterRefused(f"{path.name}: cannot be read: {error.strerror}", "adapters") from error
+    except (ValueError, RecursionError, re.error, struct.error) as error:
+        raise AdapterRefused(f"{path.name}: {error}", "adapters") from error
 
 
 def read_lora_folder(

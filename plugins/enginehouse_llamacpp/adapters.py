@@ -9,17 +9,15 @@ import ctypes
 import math
 import re
 import struct
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
 from enginehouse.contract.adapters import AdapterSet
-from enginehouse.contract.errors import AdapterRefused, InvalidSpan, ModelLoadError
+from enginehouse.contract.errors import AdapterRefused, InvalidSpan
 from enginehouse.contract.regular_files import open_regular
 from enginehouse_backendkit.gguf_reader import ARRAY, Entry, GgufReader, TensorPlace, reading
-from enginehouse_backendkit.lora_folder import check_invocation
+from enginehouse_backendkit.lora_folder import check_invocation, refusing
 from enginehouse_llamacpp.library import Library
 
 __all__ = ["Adapters", "check_adapter_file", "read_invocation_tokens"]
@@ -43,7 +41,7 @@ def check_adapter_file(path: Path) -> None:
     Raises:
         AdapterRefused: names the file, and what is wrong.
     """
-    with _refusing(path):
+    with refusing(path):
         with reading(path) as file:
             reader = GgufReader(file)
             values = {entry.key: entry for entry in reader.entries()}
@@ -75,7 +73,7 @@ def read_invocation_tokens(path: Path) -> tuple[int, ...]:
     Raises:
         AdapterRefused: names the file, and what is wrong.
     """
-    with _refusing(path):
+    with refusing(path):
         with reading(path) as file:
             values = {entry.key: entry for entry in GgufReader(file).entries()}
         return _invocation_of(values)
@@ -88,17 +86,6 @@ def _invocation_of(values: dict[str, Entry]) -> tuple[int, ...]:
     if (entry.kind, entry.item_kind) != (ARRAY, _UINT32):  # llama.cpp refuses other types
         raise ValueError(f"{_INVOCATION} is not an array of uint32")
     return check_invocation(entry.value, _INVOCATION)
-
-
-@contextmanager
-def _refusing(path: Path) -> Iterator[None]:
-    """Raise AdapterRefused, with the name of the file, for what is wrong with it."""
-    try:
-        yield
-    except ModelLoadError as error:
-        raise AdapterRefused(f"{path.name}: {error.message.removeprefix(f'{path}: ')}", "adapters") from error
-    except (OSError, ValueError, struct.error) as error:
-        raise AdapterRefused(f"{path.name}: {error}", "adapters") from error
 
 
 def _check_tensors(path: Path, tensors: list[TensorPlace], data_begin: int) -> None:

@@ -217,4 +217,4 @@ def test_npm_ollama_errors_carry_status_and_message(drive: Drive) -> None:
     error = drive("ollama", "refused")
 
     assert (error["name"], error["status"]) == ("ResponseError", 501)
-    assert "/api/embed" in error["message"]
+    assert "/api/delete" in error["message"]

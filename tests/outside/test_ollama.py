@@ -71,10 +71,12 @@ def test_models_and_refusals(client: Any, served: Served) -> None:
     assert [model.model for model in client.list().models] == [served.starter, served.thinker, served.caller]
     assert client.show(served.starter).modelinfo["llama.context_length"] == 2048
     assert client.pull(served.starter).status == "success"
-    for refused in (lambda: client.embed(served.starter, "x"), lambda: client.delete(served.starter)):
-        with pytest.raises(ollama.ResponseError, match="not supported") as caught:
-            refused()
-        assert caught.value.status_code == 501
+    with pytest.raises(ollama.ResponseError, match="not supported") as caught:
+        client.delete(served.starter)
+    assert caught.value.status_code == 501
+    with pytest.raises(ollama.ResponseError, match="is for the task 'generate'") as caught:
+        client.embed(served.starter, "x")
+    assert caught.value.status_code == 400
     with pytest.raises(ollama.ResponseError, match="nothing") as caught:
         client.chat("nothing", ASKED)
     assert caught.value.status_code == 404

@@ -47,7 +47,7 @@ class LoadedAdapters:
             self._keeper = runner
         self._max = max_adapters
         self._loaded: dict[str, _Loaded] = {}  # least recently used first
-        self._invocations: dict[str, tuple[int, ...]] = {}  # by hash, of loaded adapters and others
+        self._invocations: dict[str, tuple[int, ...]] = {}  # of adapters that were loaded: files with the right hash
 
     def __len__(self) -> int:
         return len(self._loaded)
@@ -77,6 +77,7 @@ class LoadedAdapters:
                 reason = "its files have changed since it was added; remove it and add it again"
                 raise AdapterRefused(reason, "adapters")
             handle = self._keeper.load_adapter(path)
+            self._invocations[adapter.digest] = self._keeper.invocation_tokens(path)
         self._loaded[adapter.digest] = _Loaded(handle)
         _log.info("loaded the adapter %s", adapter.name)
         return True
@@ -100,9 +101,10 @@ class LoadedAdapters:
         return 0
 
     def _invocation(self, adapter: Adapter) -> tuple[int, ...]:
-        if adapter.digest not in self._invocations and self._keeper is not None:
-            self._invocations[adapter.digest] = self._keeper.invocation_tokens(Path(adapter.path))
-        return self._invocations.get(adapter.digest, ())
+        known = self._invocations.get(adapter.digest)
+        if known is None and self._keeper is not None:
+            return self._keeper.invocation_tokens(Path(adapter.path))
+        return known or ()
 
     def take(self, adapters: tuple[Adapter, ...]) -> AdapterSet | None:
         """Use adapters for a sequence, loading them if necessary; None if that needs places of adapters in use.
@@ -168,11 +170,11 @@ def _naming(adapter: Adapter) -> Iterator[None]:
 
 
 def _last_occurrence(prompt: NDArray[np.int32], invocation: tuple[int, ...]) -> int:
-    wanted = np.array(invocation, np.int64)
-    if len(wanted) <= len(prompt):
-        windows = np.lib.stride_tricks.sliding_window_view(prompt, len(wanted))
-        if len(places := np.flatnonzero((windows == wanted).all(axis=1))):
-            return int(places[-1])
+    places = np.arange(len(prompt) - len(invocation) + 1)
+    for offset, token_id in enumerate(invocation):
+        places = places[prompt[places + offset] == token_id]
+    if len(places):
+        return int(places[-1])
     shown = ", ".join(map(str, invocation[:8])) + (", ..." if len(invocation) > 8 else "")
     reason = f"it is an activated LoRA (aLoRA), and the prompt does not have its invocation tokens ({shown})"
     raise AdapterRefused(reason, "adapters")

@@ -282,3 +282,16 @@ def test_an_activated_adapter_is_refused_where_it_could_not_act(activated: Adapt
         engine.add(request_with(adapters[0], activated), prompt_with(20, 5))
 
     assert not engine.has_work()
+
+
+def test_invocation_tokens_of_a_file_that_has_changed_are_not_remembered(activated: Adapter) -> None:
+    """A request that was refused for the file must not change what the right file means later."""
+    engine, prompt = engine_over("mixed")[0], prompt_with(40, 30)
+    right = Path(activated.path).read_bytes()
+    write_fake_adapter(Path(activated.path), 50)
+    refused = run(engine, [(request_with(activated), prompt)])[0]
+    Path(activated.path).write_bytes(right)
+    result = run(engine, [(request_with(activated, ignore_eos=True), prompt)])[0]
+
+    assert isinstance(refused.error, AdapterRefused) and "changed" in refused.error.message
+    assert result.token_ids == {0: answer_of(prompt, 30, activated.path)}

@@ -38,7 +38,7 @@ const cases = {
   },
   async refused() {
     try {
-      await client.embed({ model, input: "x" });
+      await client.delete({ model });
     } catch (error) {
       return { name: error.name, message: error.message, status: error.status_code };
     }

@@ -221,6 +221,19 @@ def test_adapters_are_copied_together_only_when_one_is_not_among_those_of_before
     assert copied_by(0, 0, 1, 1) > 0
 
 
+def _saved_by_peft(model: Path, folder: Path, config: Any) -> Any:
+    """A model of PEFT with a random adapter of that configuration, which is saved to the folder."""
+    import peft
+
+    torch.manual_seed(0)
+    made = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), config).eval()
+    for name, weight in made.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.2)
+    made.save_pretrained(folder)
+    return made
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # PEFT's use of transformers
 @pytest.mark.parametrize("is_stabilised", [False, True])
@@ -235,12 +248,7 @@ def test_logits_are_those_of_peft_and_of_its_merged_model(llama: Path, tmp_path:
         alpha_pattern={"v_proj": 16},
         use_rslora=is_stabilised,
     )
-    torch.manual_seed(0)
-    model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32), config).eval()
-    for name, weight in model.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(weight, std=0.2)
-    model.save_pretrained(tmp_path)
+    model = _saved_by_peft(llama, tmp_path, config)
     runner: Any = HfBackend().open(ModelSource(str(llama), llama), _OPTIONS, lambda share, what: None)
     prompt = np.arange(5, 25, dtype=np.int32)
     rows = {}
@@ -266,12 +274,7 @@ def test_text_of_an_activated_adapter_is_that_of_peft(llama: Path, tmp_path: Pat
     config = peft.LoraConfig(
         task_type="CAUSAL_LM", r=4, lora_alpha=8, target_modules=list(TARGETS), alora_invocation_tokens=[30, 31]
     )
-    torch.manual_seed(0)
-    model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32), config).eval()
-    for name, weight in model.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(weight, std=0.2)
-    model.save_pretrained(tmp_path)
+    model = _saved_by_peft(llama, tmp_path, config)
     prompt = np.arange(5, 25)
     prompt[place : place + 2] = 30, 31
     with torch.inference_mode():

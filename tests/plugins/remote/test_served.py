@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from attrs import evolve
 
 from enginehouse.settings.config import LimitsSettings, ModelSettings, PluginsSettings, Settings
 from enginehouse_testkit.served import wait_ready
@@ -195,10 +196,9 @@ _ENDLESS = {"model": "endless", "messages": [{"role": "user", "content": "hi"}]}
 def test_settings_about_templates_have_no_place_here(upstream: ServerThread, tmp_path: Path) -> None:
     template = tmp_path / "chat.jinja"
     template.write_text("{{ messages }}")
-    model = ModelSettings(
-        source=upstream.url, backend="remote", options={"model": "short"}, chat_template=str(template)
-    )
-    with server_thread(Settings(models={"m": model}, plugins=PluginsSettings(allow=("remote",)))) as running:
+    right = ModelSettings(source=upstream.url, backend="remote", options={"model": "short"})
+    models = {"m": evolve(right, chat_template=str(template)), "right": right}  # without any, a server ends
+    with server_thread(Settings(models=models, plugins=PluginsSettings(allow=("remote",)))) as running:
 
         def shown() -> Any:
             return httpx.get(f"{running.url}/v1/models/m", timeout=60, trust_env=False).json()
