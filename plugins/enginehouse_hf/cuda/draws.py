@@ -31,7 +31,6 @@ _PART = 4096  # tokens of a row per program
 _TILE = 1024  # tokens that it collects at once
 _LIST_BLOCK = 2048
 _WARPS = 4
-_LAUNCH: dict[str, object] = {}  # or OVERLAPPING of ``overlap.py``, which is not measured
 
 _TOP_K, _TOP_P, _DRAW = 0, 1, 2
 _SHIFTS = {torch.float32: 0, torch.bfloat16: 16, torch.float16: 13}
@@ -69,9 +68,8 @@ def _launch(logits: Tensor, on_device: Tensor, last: Tensor, kinds: list[int], i
     arrivals = torch.zeros(7, -(-num_rows // 4) * 4, dtype=torch.int32, device=device)
     tokens = torch.empty(num_rows, dtype=torch.int32, device=device)
     survey[grid](
-        logits, stride, on_device, num_rows, records, sums, arrivals, width, shift, block, parts_wide,
-        num_warps=_WARPS, **_LAUNCH,
-    )  # fmt: skip
+        logits, stride, on_device, num_rows, records, sums, arrivals, width, shift, block, parts_wide, num_warps=_WARPS
+    )
     values, ids = logits, tokens  # buffers for collected tokens
     if is_weighted:
         values = torch.empty(num_rows, width, dtype=logits.dtype, device=device)
@@ -83,15 +81,15 @@ def _launch(logits: Tensor, on_device: Tensor, last: Tensor, kinds: list[int], i
             for turn in (0, 1):
                 refine[grid](
                     logits, stride, on_device, num_rows, records, sums, counts, offsets, arrivals[1 + 2 * kind + turn],
-                    width, kind, turn, shift, block, parts_wide, num_warps=_WARPS, **_LAUNCH,
+                    width, kind, turn, shift, block, parts_wide, num_warps=_WARPS,
                 )  # fmt: skip
             collect[grid](
                 logits, stride, on_device, records, offsets, values, ids, width,
-                kind, shift, block, min(_TILE, block), num_warps=_WARPS, **_LAUNCH,
+                kind, shift, block, min(_TILE, block), num_warps=_WARPS,
             )  # fmt: skip
         finish[(num_rows,)](
             on_device, num_rows, records, values, ids, tokens, last, width, kind, shift, min(_LIST_BLOCK, block),
-            num_warps=8, **_LAUNCH,
+            num_warps=8,
         )  # fmt: skip
     return tokens
 

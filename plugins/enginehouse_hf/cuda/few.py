@@ -34,9 +34,6 @@ MAX_FEW = 32
 _MANY_ROWS = 16_384
 """Output rows that need no split of the columns."""
 
-_SPLITS = 4
-"""Programs among which the columns of fewer rows are split."""
-
 _ROWS = 64
 """Height of a tile of the tensor cores."""
 
@@ -151,10 +148,8 @@ def project_few(
     num_tokens, width = x.shape
     num_rows = part.weight.shape[0] // (1 if activation is None else 2)
     tokens = max(8, triton.next_power_of_2(num_tokens))
-    splits = 1 if activation is not None or num_rows >= _MANY_ROWS else _SPLITS
+    splits = 1 if activation is not None or num_rows >= _MANY_ROWS else 4
     block = 128 if activation is None else 64  # measured on an H200
-    while splits > 4 and width % (block * splits):
-        splits //= 2
     if num_tokens > MAX_FEW or num_rows % _ROWS or width % (block * splits) or x.dtype == torch.float32:
         return None
     rank = columns = 0

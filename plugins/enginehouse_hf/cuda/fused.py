@@ -41,9 +41,6 @@ from enginehouse_hf.packed import Packed, rows_from
 
 __all__ = ["FusedNetwork"]
 
-_SPLITS_SINGLE = False
-"""Columns of packed queries, keys and values are split for one token, too; not measured."""
-
 
 class FusedNetwork:
     """Implements :class:`enginehouse_hf.cuda.networks.Network` and, by parts, ``LayeredNetwork``.
@@ -270,8 +267,7 @@ def _linear(x: Tensor, part: Projection) -> Tensor:
 
 def _parts(x: Tensor, part: Projection) -> Tensor:
     """(T, num_rows), or (T, n, num_rows) float32, whose n rows add up to the result."""
-    may_split = len(x) > 1 or (_SPLITS_SINGLE and isinstance(part, Packed))
-    return _update(x, part) if may_split else _linear(x, part)
+    return _linear(x, part) if len(x) == 1 else _update(x, part)
 
 
 def _update(x: Tensor, part: Projection) -> Tensor:

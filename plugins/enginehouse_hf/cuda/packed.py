@@ -14,7 +14,6 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import linear
 
-from enginehouse_hf.cuda import single_words
 from enginehouse_hf.cuda.four_bits import project_four_bits
 from enginehouse_hf.cuda.layers import activate, load_inside
 from enginehouse_hf.cuda.overlap import OVERLAPPING, await_previous
@@ -169,9 +168,7 @@ def _round_tokens(x, codes, scales, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(scales + row, scale)
 
 
-def project_packed(  # noqa: PLR0911 - until the kernels for one token are one
-    x: Tensor, part: Packed, activation: Activation | None = None, *, may_split: bool = False
-) -> Tensor:
+def project_packed(x: Tensor, part: Packed, activation: Activation | None = None, *, may_split: bool = False) -> Tensor:
     """Compute ``linear(x, weights, bias)`` of packed weights.
 
     Args:
@@ -183,8 +180,6 @@ def project_packed(  # noqa: PLR0911 - until the kernels for one token are one
     Returns:
         (T, num_rows), or with ``may_split`` (T, n, num_rows) float32, whose n rows add up to the result.
     """
-    if part.form in single_words.FORMS and single_words.has_words(x, part):
-        return single_words.project_words(x, part, activation, may_split)
     if part.form == "tiles":
         return project_four_bits(x, part, activation, may_split)
     num_tokens = len(x)
@@ -259,7 +254,7 @@ def _few(x: Tensor, token_scales: Tensor | None, part: Packed, dtype: torch.dtyp
     if token_scales is not None and tokens == _LEAST_TOKENS:
         rows, warps, stages = 128, 4, 6
     elif token_scales is not None and num_rows >= _MANY_ROWS:
-        rows, warps, stages = _MOST
+        rows, warps, stages = 128, 8, 3
     if num_rows < _MANY_ROWS and splits == 1:
         rows = rows // 2
     shape = (num_tokens, num_rows) if splits == 1 else (num_tokens, splits, num_rows)
@@ -276,9 +271,6 @@ def _few(x: Tensor, token_scales: Tensor | None, part: Packed, dtype: torch.dtyp
 _FEW = (64, 4, 4)
 """Rows, warps and stages. Measured on an H200."""
 
-_MOST = (128, 8, 3)
-"""The same for many tokens and rows."""
-
 
 def _split(x: Tensor, part: Packed, may_split: bool) -> Tensor:
     num_tokens, num_rows, block = len(x), part.num_rows, _group(part)
@@ -289,8 +281,8 @@ def _split(x: Tensor, part: Packed, may_split: bool) -> Tensor:
         codes, scales = states.codes, states.scales
     assert scales is not None
     tokens = max(8, min(64, triton.next_power_of_2(num_tokens)))
-    rows, warps, stages, programs = _SPLIT[tokens]
-    wanted = min(programs * rows // num_rows, part.width // block // 4) if may_split else 1
+    rows, warps, stages = 64, 4, 4
+    wanted = min(_PROGRAMS * rows // num_rows, part.width // block // 4) if may_split else 1
     splits = 1 << (max(1, wanted).bit_length() - 1)
     shape = (num_tokens, num_rows) if splits == 1 else (num_tokens, splits, num_rows)
     out = torch.empty(shape, dtype=x.dtype if splits == 1 else torch.float32, device=x.device)
@@ -302,9 +294,8 @@ def _split(x: Tensor, part: Packed, may_split: bool) -> Tensor:
     return out
 
 
-_SPLIT = {8: (64, 4, 4, 264), 16: (64, 4, 4, 264), 32: (64, 4, 4, 264), 64: (64, 4, 4, 264)}
-"""By tokens of a tile: rows, warps, stages, and programs that the columns are split for: two for each of an H200's 132
-multiprocessors."""
+_PROGRAMS = 264
+"""Programs that the columns are split for: two for each of an H200's 132 multiprocessors."""
 
 _LEAST_COLUMNS = 32
 """Depth of a tile of the tensor cores that multiply FP8."""

@@ -17,7 +17,6 @@ import triton.language as tl
 
 from enginehouse_hf.cuda.brackets import note, noted, reaches
 from enginehouse_hf.cuda.keys import even_cuts, first_cuts, key_of, least_key
-from enginehouse_hf.cuda.overlap import await_previous
 
 __all__ = ["collect", "refine", "survey"]
 
@@ -35,7 +34,6 @@ def survey(
     SHIFT: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """Find the ends of a row and its first best token, and initialise its record; NaN makes its largest logit +inf."""
-    await_previous()
     index, part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     row = logits + tl.load(rules + index).to(tl.int64) * stride
     columns = part * BLOCK + tl.arange(0, BLOCK)
@@ -86,7 +84,6 @@ def refine(
     TURN: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """Sum this part's tokens above each cut; the last part narrows the bracket to the interval between two cuts."""
-    await_previous()
     index, part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     record, column = records + index * 48, tl.arange(0, 8)
     if (tl.load(record + 1).to(tl.int32) >> kind) & 1 == 0:
@@ -163,7 +160,6 @@ def collect(
     SHIFT: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Collect this part's tokens inside the bracket, after those of the preceding parts."""
-    await_previous()
     index, part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     record = records + index * 48
     if (tl.load(record + 1).to(tl.int32) >> kind) & 1 == 0:

@@ -7,7 +7,6 @@ import triton.language as tl
 
 from enginehouse_hf.cuda.brackets import noted, reaches
 from enginehouse_hf.cuda.keys import key_of, three_cuts, weight_of
-from enginehouse_hf.cuda.overlap import await_previous
 
 __all__ = ["finish"]
 
@@ -88,7 +87,6 @@ def finish(
     KIND: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """End the search among the collected tokens: store the mass left by a truncation, or the token."""
-    await_previous()
     index = tl.program_id(0)
     record = records + index * 48
     token = tl.load(record + 3).to(tl.int32)

@@ -105,7 +105,7 @@ def _shrink(x, a, scales, low, first, num_adapters,
 def _project(
     x, weight, bias, out, a, b, scales, low, done, num_rows, rows0, rows1, num_shrinks, num_adapters, num_low,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, HAS_BIAS: tl.constexpr, KIND: tl.constexpr,
-    RANK: tl.constexpr, COLUMNS: tl.constexpr, IS_APART: tl.constexpr,
+    RANK: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     if RANK == 0:
@@ -115,89 +115,12 @@ def _project(
         )  # fmt: skip
     elif program < num_shrinks:
         _shrink(x, a, scales, low, program * ROWS, num_adapters, WIDTH, RANK, ROWS, BLOCK)
-        if not IS_APART:
-            publish(done)
-    elif IS_APART:
-        _product(
-            x, weight, bias, out, b, scales, low, done, program - num_shrinks, num_rows, 0, 0, 0, 0, WIDTH, ROWS, BLOCK,
-            HAS_BIAS, KIND, 0, COLUMNS,
-        )  # fmt: skip
+        publish(done)
     else:
         _product(
             x, weight, bias, out, b, scales, low, done, program - num_shrinks, num_rows, rows0, rows1, num_shrinks,
             num_adapters, WIDTH, ROWS, BLOCK, HAS_BIAS, KIND, RANK, COLUMNS,
         )  # fmt: skip
-
-
-@triton.jit
-def _add_update(
-    out, low, b, scales, result, num_rows, rows0, rows1,
-    ADAPTERS: tl.constexpr, RANK: tl.constexpr, ROWS: tl.constexpr, KIND: tl.constexpr,
-):  # fmt: skip
-    """Add the updates of one token's adapters to its product; B of the first of them is read before the wait."""
-    kind: tl.constexpr = out.dtype.element_ty
-    num_columns: tl.constexpr = ADAPTERS * RANK
-    row, column, adapter = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, RANK), tl.arange(0, ADAPTERS)
-    is_row = row < num_rows
-    is_used = tl.load(scales + adapter) != 0.0
-    first = tl.min(tl.where(is_used, adapter, ADAPTERS), 0)
-    after = tl.max(tl.where(is_used, adapter + 1, 0), 0)
-    inside = is_row[:, None] & (first < ADAPTERS)
-    at_b = b + row.to(tl.int64)[:, None] * num_columns + column[None, :]
-    at_up_b = at_b + num_rows.to(tl.int64) * num_columns
-    half = tl.load(at_b + first * RANK, mask=inside, other=0.0)
-    if KIND is not None:
-        up_half = tl.load(at_up_b + first * RANK, mask=inside, other=0.0)
-        at_low = low + tl.zeros([ROWS, 1], tl.int32) + column[None, :]
-    else:
-        part = (row >= rows0).to(tl.int32) + (row >= rows0 + rows1).to(tl.int32)
-        at_low = low + part[:, None] * num_columns + column[None, :]
-    await_previous()
-    sums = tl.load(out + row, mask=is_row, other=0.0).to(tl.float32) + _more(at_low + first * RANK, half, inside)
-    if KIND is not None:
-        ups = tl.load(out + num_rows + row, mask=is_row, other=0.0).to(tl.float32)
-        ups += _more(at_low + num_columns + first * RANK, up_half, inside)
-    for other in range(first + 1, after):
-        if tl.load(scales + other) != 0.0:
-            half = tl.load(at_b + other * RANK, mask=is_row[:, None], other=0.0)
-            sums += _more(at_low + other * RANK, half, is_row[:, None])
-            if KIND is not None:
-                half = tl.load(at_up_b + other * RANK, mask=is_row[:, None], other=0.0)
-                ups += _more(at_low + num_columns + other * RANK, half, is_row[:, None])
-    if KIND is not None:
-        active = activate(sums.to(kind).to(tl.float32), KIND).to(kind).to(tl.float32)
-        sums = active * ups.to(kind).to(tl.float32)
-    tl.store(result + row, sums.to(kind), mask=is_row)
-
-
-def _project_apart(x: Tensor, part: Linear, activation: Activation | None, update: Update) -> Tensor:
-    """Product and update in two kernels: the first multiplies by A, too; the second adds the results times B."""
-    num_rows, width = part.weight.shape
-    stack, out = update.stack, x.new_empty(1, num_rows)
-    rows, block, warps = _GATED if activation is not None else (2, 1024, 4) if width < 4096 else (2, 2048, 4)
-    tensors, numbers, num_shrinks = arguments(update, x, rows, 1)
-    _project[(num_shrinks + triton.cdiv(num_rows, rows),)](
-        x, part.weight, x if part.bias is None else part.bias, out, *tensors, num_rows, *numbers, width, rows,
-        min(block, triton.next_power_of_2(width)), part.bias is not None, None, stack.rank, 0, True, num_warps=warps,
-        **OVERLAPPING,
-    )  # fmt: skip
-    num_results = num_rows if activation is None else num_rows // 2
-    result = out if activation is None else x.new_empty(1, num_results)
-    _add_update[(triton.cdiv(num_results, _ADDED[0]),)](
-        out, tensors[3], stack.b, update.scales, result, num_results, *numbers[:2], stack.num_adapters, stack.rank,
-        _ADDED[0], activation, num_warps=_ADDED[1], **OVERLAPPING,
-    )  # fmt: skip
-    return result
-
-
-_APART = False
-"""Updates are added by a kernel of their own; not measured."""
-
-_GATED = (2, 2048, 4)
-"""Rows, columns per turn and warps of the product of a gated part then."""
-
-_ADDED = (64, 2)
-"""Rows and warps of that kernel."""
 
 
 def project(x: Tensor, part: Linear, activation: Activation | None = None, update: Update | None = None) -> Tensor:
@@ -212,8 +135,6 @@ def project(x: Tensor, part: Linear, activation: Activation | None = None, updat
     Returns:
         (1, num_rows), half as many if gated.
     """
-    if _APART and update is not None:
-        return _project_apart(x, part, activation, update)
     num_rows, width = part.weight.shape
     num_rows = num_rows // 2 if activation is not None else num_rows
     out = x.new_empty(1, num_rows)
@@ -225,6 +146,6 @@ def project(x: Tensor, part: Linear, activation: Activation | None = None, updat
     _project[(num_shrinks + triton.cdiv(num_rows, rows),)](
         x, part.weight, x if part.bias is None else part.bias, out, *tensors, num_rows, *numbers, width, rows,
         min(block, triton.next_power_of_2(width)), part.bias is not None, activation, rank,
-        min(MAX_COLUMNS, num_columns), False, num_warps=warps, **OVERLAPPING,
+        min(MAX_COLUMNS, num_columns), num_warps=warps, **OVERLAPPING,
     )  # fmt: skip
     return out

@@ -191,27 +191,16 @@ def test_updates_of_adapters_are_those_of_each_token_alone(
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize(("parts", "activation"), [((256, 64, 64), None), ((128,), None), ((192, 192), "silu")])
 @pytest.mark.parametrize(("num_adapters", "rank"), [(4, 16), (16, 16), (8, 64)])
-@pytest.mark.parametrize("is_apart", [False, True])
 def test_products_for_one_token_and_for_a_few_add_updates_of_adapters(
-    dtype: str,
-    parts: tuple[int, ...],
-    activation: str | None,
-    num_adapters: int,
-    rank: int,
-    *,
-    is_apart: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    dtype: str, parts: tuple[int, ...], activation: str | None, num_adapters: int, rank: int
 ) -> None:
     """Tokens with no adapter keep the product to the bit."""
-    from enginehouse_hf.cuda import vector
     from enginehouse_hf.cuda.few import project_few
     from enginehouse_hf.cuda.joined import Update
     from enginehouse_hf.cuda.layers import gated
     from enginehouse_hf.cuda.structure import Linear
     from enginehouse_hf.cuda.vector import project
 
-    monkeypatch.setattr(vector, "_APART", is_apart)
-    monkeypatch.setattr(vector, "_GATED", (2, 512, 2))  # sums in the order of the product without adapters
     width = 2560
     part = Linear(_random(dtype, sum(parts), width), None if activation else _random(dtype, sum(parts)))
     stack = _stack(dtype, parts, width, num_adapters, rank)
@@ -230,28 +219,6 @@ def test_products_for_one_token_and_for_a_few_add_updates_of_adapters(
 
         assert torch.equal(found[none], before[none])
         assert _difference(found.sum(1) if found.dim() == 3 else found, expected) < _NEAR[dtype]
-
-
-@pytest.mark.parametrize("kind", ["fp8", "int8", "int4"])
-@pytest.mark.parametrize("activation", [None, "silu"])
-@pytest.mark.parametrize("may_split", [False, True])
-def test_one_token_is_multiplied_by_words(kind: str, activation: str | None, may_split: bool) -> None:
-    """Also where columns and rows do not fill the last program."""
-    from enginehouse_hf.cuda.single_words import has_words, project_words
-    from enginehouse_hf.packed import quantized, quantized_head, tiled, unpacked
-
-    for num_rows, width in ((256, 4096), (72, 1440)):
-        weight, x = _random("float32", num_rows, width), _random("bfloat16", 1, width)
-        part = quantized_head(weight) if kind == "int8" else quantized(weight, "fp8" if kind == "fp8" else "int4")
-        part = tiled(part) if kind == "int4" else part
-        expected = x.float() @ unpacked(part, torch.float32).T
-        if activation is not None:
-            gate, up = expected.chunk(2, 1)
-            expected = torch.nn.functional.silu(gate) * up
-        found = project_words(x, part, activation, may_split)
-
-        assert has_words(x, part)
-        assert _difference(found.sum(1) if found.dim() == 3 else found, expected) < _NEAR["bfloat16"]
 
 
 @pytest.mark.parametrize("norm_width", [None, 32, 128])
