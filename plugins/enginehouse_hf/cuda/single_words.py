@@ -1,4 +1,4 @@
-"""Products of one token with weights of four and eight bits; all that a lane multiplies, it reads itself.
+"""Products of one token with weights of four and eight bits, called by ``packed.py``.
 
 A unit is four words of a row. The lane that reads a unit also reads the states of its columns, so that nothing is
 exchanged between lanes before the sum. FP8 is multiplied in float32; integers of four and eight bits as integers, four
@@ -17,10 +17,7 @@ from enginehouse_hf.cuda.overlap import OVERLAPPING, await_previous
 from enginehouse_hf.cuda.structure import Activation
 from enginehouse_hf.packed import Packed
 
-__all__ = ["FORMS", "SIZES", "has_words", "project_words"]
-
-FORMS: tuple[str, ...] = ()
-"""Forms of weights for which :func:`enginehouse_hf.cuda.packed.project_packed` uses this; none until it is measured."""
+__all__ = ["has_words", "project_words"]
 
 _HAS_ASSEMBLY = tl.constexpr(torch.cuda.is_available())
 
@@ -92,20 +89,31 @@ def _fourths(x, shape: tl.constexpr):
 
 
 @triton.jit
-def _floats(pair):
-    """The two bfloat16 numbers of a word, as float32."""
-    return (pair << 16).to(tl.float32, bitcast=True), (pair & -65536).to(tl.float32, bitcast=True)
+def _floats(pair, kind: tl.constexpr):
+    """The two numbers of 16 bits in a word, as float32."""
+    if kind == tl.bfloat16:
+        return (pair << 16).to(tl.float32, bitcast=True), (pair & -65536).to(tl.float32, bitcast=True)
+    else:
+        low, high = pair.to(tl.int16), (pair >> 16).to(tl.int16)
+        return low.to(kind, bitcast=True).to(tl.float32), high.to(kind, bitcast=True).to(tl.float32)
 
 
 @triton.jit
-def _four_states(at_x, mask, UNITS: tl.constexpr, IS_WHOLE: tl.constexpr):
-    """Eight states of each unit from ``at_x`` on, words of pairs: float32, (1, UNITS) each."""
-    pairs = load_inside(at_x, mask, IS_WHOLE, "")
-    p0, p1, p2, p3 = _fourths(pairs, [1, UNITS])
-    a, b = _floats(p0)
-    c, d = _floats(p1)
-    e, f = _floats(p2)
-    g, h = _floats(p3)
+def _eight_states(at_x, PART: tl.constexpr, mask, UNITS: tl.constexpr, kind: tl.constexpr, IS_WHOLE: tl.constexpr):
+    """The eight states ``PART`` of each unit, whose first words are at ``at_x``: float32, (1, UNITS) each."""
+    if kind == tl.float32:
+        w0, w1, w2, w3 = _fourths(load_inside(at_x + 8 * PART, mask, IS_WHOLE, ""), [1, UNITS])
+        w4, w5, w6, w7 = _fourths(load_inside(at_x + 8 * PART + 4, mask, IS_WHOLE, ""), [1, UNITS])
+        a, b = w0.to(tl.float32, bitcast=True), w1.to(tl.float32, bitcast=True)
+        c, d = w2.to(tl.float32, bitcast=True), w3.to(tl.float32, bitcast=True)
+        e, f = w4.to(tl.float32, bitcast=True), w5.to(tl.float32, bitcast=True)
+        g, h = w6.to(tl.float32, bitcast=True), w7.to(tl.float32, bitcast=True)
+    else:
+        w0, w1, w2, w3 = _fourths(load_inside(at_x + 4 * PART, mask, IS_WHOLE, ""), [1, UNITS])
+        a, b = _floats(w0, kind)
+        c, d = _floats(w1, kind)
+        e, f = _floats(w2, kind)
+        g, h = _floats(w3, kind)
     return a, b, c, d, e, f, g, h
 
 
@@ -201,11 +209,13 @@ def _sum_halves(w, a, b, c, d):
 def _project_words(  # noqa: PLR0915
     x, codes, factors, bias, out, num_rows,
     WIDTH: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr, SPLITS: tl.constexpr,
-    HAS_BIAS: tl.constexpr, KIND: tl.constexpr, FORM: tl.constexpr,
+    HAS_BIAS: tl.constexpr, KIND: tl.constexpr, FORM: tl.constexpr, kind: tl.constexpr,
 ):  # fmt: skip
     COLUMNS: tl.constexpr = 32 if FORM == "tiles" else 16  # of a unit
+    STATE_WORDS: tl.constexpr = COLUMNS if kind == tl.float32 else COLUMNS // 2
     OWN: tl.constexpr = WIDTH // COLUMNS // SPLITS
     IS_WHOLE: tl.constexpr = OWN % UNITS == 0
+    IS_GROUPED: tl.constexpr = GROUP < WIDTH or FORM == "tiles"
     PARTS: tl.constexpr = 1 if KIND is None else 2
     split, index = tl.program_id(1), tl.arange(0, PARTS * ROWS)
     first = tl.program_id(0) * ROWS + index % ROWS
@@ -220,16 +230,18 @@ def _project_words(  # noqa: PLR0915
         at_codes = codes + rows[:, None] * (WIDTH // COLUMNS * 4) + word[None, :]
         words = load_inside(at_codes, inside[None, :], IS_WHOLE, "evict_first")
         unit = start + tl.arange(0, UNITS)
-        if FORM == "tiles":
-            at_factors = factors + ((split * OWN + unit) * 32 // GROUP)[:, None] + rows[None, :] * (WIDTH // GROUP)
+        if IS_GROUPED:
+            at_factors = factors + ((split * OWN + unit) * COLUMNS // GROUP)[:, None] + rows[None, :] * (WIDTH // GROUP)
             given = tl.trans(load_inside(at_factors, (unit < OWN)[:, None], IS_WHOLE, ""))
         if start == 0:
             await_previous()
         w = _fourths(words, shape)
-        at_x = x + (split * OWN + start) * (COLUMNS // 2) + place // 4 * (COLUMNS // 2) + place % 4
-        s0 = _four_states(at_x, inside, UNITS, IS_WHOLE)
-        s1 = _four_states(at_x + 4, inside, UNITS, IS_WHOLE)
-        if FORM == "fp8":
+        at_x = x + (split * OWN + start + place // 4) * STATE_WORDS + place % 4
+        s0 = _eight_states(at_x, 0, inside, UNITS, kind, IS_WHOLE)
+        s1 = _eight_states(at_x, 1, inside, UNITS, kind, IS_WHOLE)
+        if FORM == "fp8" and IS_GROUPED:
+            sums += _sum_floats(w, s0, s1, tl.zeros(shape, tl.float32)) * given.to(tl.float32)
+        elif FORM == "fp8":
             sums = _sum_floats(w, s0, s1, sums)
         elif FORM == "bytes":
             largest = tl.maximum(tl.maximum(_largest(s0), _largest(s1)), 1e-30)
@@ -237,8 +249,8 @@ def _project_words(  # noqa: PLR0915
             a, b = _rounded_words(s0, inverse), _rounded_words(s1, inverse)
             sums += _sum_bytes(w, a, b).to(tl.float32) * (largest / 32767.0)
         else:
-            s2 = _four_states(at_x + 8, inside, UNITS, IS_WHOLE)
-            s3 = _four_states(at_x + 12, inside, UNITS, IS_WHOLE)
+            s2 = _eight_states(at_x, 2, inside, UNITS, kind, IS_WHOLE)
+            s3 = _eight_states(at_x, 3, inside, UNITS, kind, IS_WHOLE)
             largest = tl.maximum(tl.maximum(_largest(s0), _largest(s1)), tl.maximum(_largest(s2), _largest(s3)))
             largest = tl.maximum(largest, 1e-30)
             inverse = 32767.0 / largest
@@ -248,7 +260,7 @@ def _project_words(  # noqa: PLR0915
             part = _sum_halves(w, a, b, c, d).to(tl.float32) - (given & 255).to(tl.float32) * (total * 16.0)
             sums += part * (given & -256).to(tl.float32, bitcast=True) * (largest / (32767.0 * 16.0))
     result = tl.sum(sums, 1)
-    if FORM != "tiles":
+    if not IS_GROUPED:
         result *= tl.load(factors + rows).to(tl.float32)
     if KIND is None:
         if HAS_BIAS:
@@ -256,57 +268,58 @@ def _project_words(  # noqa: PLR0915
             result += tl.where(split == 0, added, 0.0)
         tl.store(out + split * num_rows + rows, result.to(out.dtype.element_ty), mask=is_row)
     else:
-        kind: tl.constexpr = out.dtype.element_ty
         gate, up = tl.split(tl.trans(tl.reshape(result, [2, ROWS])))
         active = activate(gate.to(kind).to(tl.float32), KIND).to(kind).to(tl.float32)
         row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
         tl.store(out + row, (active * up.to(kind).to(tl.float32)).to(kind), mask=row < num_rows)
 
 
-def has_words(x: Tensor, part: Packed) -> bool:
-    """True if :func:`project_words` computes this product."""
-    columns = 32 if part.form == "tiles" else 16
-    has_factors = part.form == "tiles" or (part.form in ("fp8", "int8") and part.scales.shape[1] == 1)
-    return len(x) == 1 and x.dtype == torch.bfloat16 and has_factors and part.width % columns == 0
+def has_words(part: Packed) -> bool:
+    """True if :func:`project_words` multiplies these weights: units are whole, and have one factor each."""
+    columns = _columns(part)
+    return part.width % columns == 0 and part.group % columns == 0 and (part.form != "int8" or part.group == part.width)
 
 
-def project_words(
-    x: Tensor,
-    part: Packed,
-    activation: Activation | None,
-    may_split: bool,
-    sizes: tuple[int, int, int, int] | None = None,
-) -> Tensor:
-    """See :func:`enginehouse_hf.cuda.packed.project_packed`; for one token in bfloat16.
-
-    Args:
-        sizes: rows, units, warps and splits instead of those of :data:`SIZES`.
-    """
+def project_words(x: Tensor, part: Packed, activation: Activation | None, may_split: bool) -> Tensor:
+    """See :func:`enginehouse_hf.cuda.packed.project_packed`; for one token. What is activated is never split."""
     num_rows = part.num_rows // (1 if activation is None else 2)
-    num_units = part.width // (32 if part.form == "tiles" else 16)
-    is_many = activation is not None or num_rows >= _MANY_ROWS
-    rows, units, warps, splits = sizes or SIZES[part.form]["many" if is_many else "few"]
-    units = min(units, triton.next_power_of_2(num_units))
-    splits = splits if may_split and not is_many and num_units % splits == 0 else 1
+    num_units = part.width // _columns(part)
+    size = "usual"
+    if may_split and activation is None and num_rows < _MANY_ROWS:
+        size = "wide" if part.width >= _WIDE else "split"
+    rows, units, warps, splits = _SIZES["tiles" if part.form == "tiles" else "bytes"][size]
+    splits = splits if num_units % splits == 0 else 1
     rows = rows // (1 if activation is None else 2)
     out = x.new_empty(1, num_rows)
     if splits > 1:
         out = torch.empty(1, splits, num_rows, dtype=torch.float32, device=x.device)
     _project_words[(triton.cdiv(num_rows, rows), splits)](
         x.view(torch.int32), part.codes.view(torch.int32), part.scales, x if part.bias is None else part.bias, out,
-        num_rows, part.width, part.group, rows, units, splits, part.bias is not None, activation,
-        "bytes" if part.form == "int8" else part.form,  # names of types are not strings for Triton's compiler
+        num_rows, part.width, part.group, rows, min(units, triton.next_power_of_2(num_units)), splits,
+        part.bias is not None, activation, "bytes" if part.form == "int8" else part.form, _TYPES[x.dtype],
         num_warps=warps, **OVERLAPPING,
     )  # fmt: skip
     return out
 
 
+def _columns(part: Packed) -> int:
+    """Columns of a unit."""
+    return 32 if part.form == "tiles" else 16
+
+
+_TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+
 _MANY_ROWS = 16_384
 """Output rows that need no split of the columns."""
 
-SIZES = {
-    "fp8": {"many": (8, 64, 2, 1), "few": (4, 64, 2, 2)},
-    "int8": {"many": (16, 64, 2, 1), "few": (16, 64, 2, 2)},
-    "tiles": {"many": (16, 32, 1, 1), "few": (16, 64, 2, 2)},
+_WIDE = 8192
+"""Columns from which on a split is worth more than more rows per program."""
+
+_SIZES = {
+    "bytes": {"usual": (4, 128, 4, 1), "split": (4, 128, 4, 1), "wide": (8, 64, 4, 2)},
+    "tiles": {"usual": (8, 64, 2, 1), "split": (16, 64, 2, 2), "wide": (8, 64, 2, 2)},
 }
-"""By form: rows, units per turn, warps and splits, for many rows and few."""
+"""Rows of a program, units per turn, warps and splits: in general, where the columns may be split, and for long rows.
+
+Measured on an H200 with the shapes of Llama-3.1-8B: those of the least time among seven of each.
+"""
