@@ -56,10 +56,11 @@ def _project_few(
     NUM_GROUPS: tl.constexpr = WIDTH // GROUP
     OWN: tl.constexpr = (NUM_GROUPS + SPLITS - 1) // SPLITS
     UNROLL: tl.constexpr = (256 if TOKENS * PARTS < 64 else 128) // GROUP
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    tile = tl.program_id(0)  # of tokens: those that read the same weights follow each other
+    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     is_row = rows < num_rows
-    split = tl.program_id(1)
-    column = tl.program_id(2) * TOKENS * PARTS + tl.arange(0, TOKENS * PARTS)  # the parts of each token in turn
+    split = tl.program_id(2)
+    column = tile * TOKENS * PARTS + tl.arange(0, TOKENS * PARTS)  # the parts of each token in turn
     row = tl.where(is_row, rows, 0)
     known = tl.where(column < num_tokens * PARTS, column, 0)
     await_previous()
@@ -79,7 +80,7 @@ def _project_few(
         value = tl.load(at_x + group * GROUP)
         scale = (tl.load(factors + group + row * NUM_GROUPS) & -256).to(tl.float32, bitcast=True)
         sums += tl.dot(_weights(byte, kind), value) * scale[:, None]
-    token = tl.program_id(2) * TOKENS + tl.arange(0, TOKENS)
+    token = tile * TOKENS + tl.arange(0, TOKENS)
     is_token = token < num_tokens
     sums = sums * (1.0 / UNIT)
     if PARTS == 2:
@@ -128,7 +129,7 @@ def _few(x: Tensor, part: Packed, may_split: bool) -> Tensor:
     splits = 1 << (max(1, min(programs * rows // num_rows, num_groups // 4) if may_split else 1).bit_length() - 1)
     padded = max(16, triton.next_power_of_2(triton.cdiv(num_groups, splits)))
     out = _empty(x, num_rows, splits)
-    _project_few[(triton.cdiv(num_rows, rows), splits, triton.cdiv(num_tokens, tokens))](
+    _project_few[(triton.cdiv(num_tokens, tokens), triton.cdiv(num_rows, rows), splits)](
         states.codes, states.sums, states.sums if states.scales is None else states.scales, part.codes, part.scales,
         x if part.bias is None else part.bias, out, num_tokens, num_rows, part.width, part.group,
         tokens, rows, splits, num_parts, padded, part.bias is not None, stages, num_warps=warps, num_stages=stages,
@@ -136,7 +137,7 @@ def _few(x: Tensor, part: Packed, may_split: bool) -> Tensor:
     return out
 
 
-_FEW = {16: (64, 4, 4, 264), 32: (64, 4, 4, 264), 64: (64, 4, 3, 264), 128: (64, 4, 3, 132)}
+_FEW = {16: (64, 4, 4, 264), 32: (64, 4, 4, 264), 64: (128, 4, 3, 264), 128: (64, 4, 4, 264)}
 """By columns of a tile, each a part of a state: rows, warps, stages, and programs that the columns of the weights are
 split for, multiples of the 132 multiprocessors of an H200. Measured on one."""
 
