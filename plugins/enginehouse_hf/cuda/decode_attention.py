@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from enginehouse_hf.cuda.overlap import OVERLAPPING, await_results, start_next
+from enginehouse_hf.cuda.overlap import OVERLAPPING, await_results, fetch, start_next
 
 __all__ = ["decode_attention", "num_parts"]
 
@@ -85,13 +85,21 @@ def _scores(
 
 
 @triton.jit
-def _attend(
+def _fetch_rows(rows, cell, DIM: tl.constexpr):
+    """Let rows of ``DIM`` numbers be read into the cache; of a DIM that is no power of two, the first half or more."""
+    BITS: tl.constexpr = rows.dtype.element_ty.primitive_bitwidth
+    LINES: tl.constexpr = 1 if DIM * BITS < 2048 else 2 if DIM * BITS < 4096 else 4
+    fetch(rows + cell[:, None] * DIM + (tl.arange(0, LINES) * (1024 // BITS))[None, :])
+
+
+@triton.jit
+def _attend(  # noqa: PLR0915
     query, keys, values, key_scales, value_scales, table, slots, lengths, sinks, out, part_out, part_lse, scale,
     softcap, window, table_stride,
     NUM_QUERY: tl.constexpr, NUM_KV: tl.constexpr, DIM: tl.constexpr, DIM_V: tl.constexpr, COLUMNS: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
     HAS_KEY_SCALES: tl.constexpr, HAS_VALUE_SCALES: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
-    STAGES: tl.constexpr,
+    STAGES: tl.constexpr, FETCHES: tl.constexpr,
 ):  # fmt: skip
     start_next()
     kv_head, sequence, part = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
@@ -103,6 +111,10 @@ def _attend(
     places = table + tl.load(slots + sequence).to(tl.int64) * table_stride
     # Values of 8 bits are read in pairs, of even and odd columns: the units in which tensor cores can be fed.
     EACH: tl.constexpr = 2 if HAS_VALUE_SCALES else 1
+    if FETCHES:
+        first = tl.load(places + begin + offsets, mask=begin + offsets < end, other=0).to(tl.int64) * NUM_KV + kv_head
+        _fetch_rows(keys, first, DIM)
+        _fetch_rows(values, first, DIM_V // EACH)
     await_results()
     is_head, heads = group < GROUP, sequence * NUM_QUERY + kv_head * GROUP + group
     is_query = is_head[None, :] & (column < DIM)[:, None]
@@ -193,6 +205,8 @@ def _part_results(query: Tensor, parts: int, dim_v: int) -> tuple[Tensor, Tensor
     return query.new_empty(*shape, dim_v, dtype=torch.float32), query.new_empty(shape, dtype=torch.float32)
 
 
+_FETCHES = True
+
 _JOINING = {"num_warps": 4, **OVERLAPPING}
 
 
@@ -250,7 +264,7 @@ def decode_attention(
         query, keys, packed_values, *scales, table, slots, lengths, given_sinks, out, part_out, part_lse, scale,
         softcap or 1.0, window or 0, table.stride(0), num_query, num_kv, dim, dim_v, columns, rows, block, parts,
         softcap is not None, sinks is not None, key_scales is not None, value_scales is not None,
-        tl.float32 if is_exact else tl.float16, "ieee" if is_exact else "tf32", stages, num_warps=warps,
+        tl.float32 if is_exact else tl.float16, "ieee" if is_exact else "tf32", stages, _FETCHES, num_warps=warps,
         **OVERLAPPING,
     )  # fmt: skip
     if parts > 1:

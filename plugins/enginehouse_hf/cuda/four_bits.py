@@ -125,11 +125,12 @@ def _few(x: Tensor, part: Packed, may_split: bool) -> Tensor:
     num_tokens, num_rows, num_parts = len(x), part.num_rows, states.num_parts
     tokens = max(16 // num_parts, min(128 // num_parts, triton.next_power_of_2(num_tokens)))
     rows, warps, stages, programs = _FEW[tokens * num_parts]
-    num_groups = part.width // part.group
-    splits = 1 << (max(1, min(programs * rows // num_rows, num_groups // 4) if may_split else 1).bit_length() - 1)
+    num_groups, num_tiles = part.width // part.group, triton.cdiv(num_tokens, tokens)
+    wanted = min(programs * rows // (num_rows * num_tiles), num_groups // 4) if may_split else 1
+    splits = 1 << (max(1, wanted).bit_length() - 1)
     padded = max(16, triton.next_power_of_2(triton.cdiv(num_groups, splits)))
     out = _empty(x, num_rows, splits)
-    _project_few[(triton.cdiv(num_tokens, tokens), triton.cdiv(num_rows, rows), splits)](
+    _project_few[(num_tiles, triton.cdiv(num_rows, rows), splits)](
         states.codes, states.sums, states.sums if states.scales is None else states.scales, part.codes, part.scales,
         x if part.bias is None else part.bias, out, num_tokens, num_rows, part.width, part.group,
         tokens, rows, splits, num_parts, padded, part.bias is not None, stages, num_warps=warps, num_stages=stages,

@@ -31,6 +31,7 @@ from enginehouse_hf.cuda.structure import (
     Attention,
     Experts,
     Gated,
+    Layer,
     Linear,
     Projection,
     Recurrent,
@@ -154,21 +155,23 @@ class FusedNetwork:
                 self._writer.note(index - 1, hidden.clone())
             if before is not None and index == layers[-1]:
                 before.copy_(hidden)
-            update, after, factor = self._mix(step, index, layer.attention, normed), layer.after_attention, layer.factor
+            update, after, factor = self._mix(step, index, layer, normed), layer.after_attention, layer.factor
             normed = add_norm(hidden, update, layer.before_mlp, after=after, factor=factor)
             update = self._feed_forward(step, normed, layer.mlp)
             after = layer.after_mlp
         assert update is not None
         return update
 
-    def _mix(self, step: Step, index: int, part: Attention | Recurrent, normed: Tensor) -> Tensor:
+    def _mix(self, step: Step, index: int, layer: Layer, normed: Tensor) -> Tensor:
         """Return the update of the attention, or of the recurrent module in its place."""
+        part, mlp = layer.attention, layer.mlp
         if isinstance(part, Recurrent):
             assert self._mixers is not None
             return self._mixers.run(part.index, normed)
         project = _linear if part.is_gated else _parts
         attended = self._attend(step, index, part, self._adapted(project, normed, part.qkv, step))
-        return self._adapted(_update, attended, part.output, step)
+        ahead = mlp.gate_up if isinstance(mlp, Gated) and isinstance(mlp.gate_up, Packed) else None
+        return self._adapted(partial(_update, ahead=ahead), attended, part.output, step)
 
     def _feed_forward(self, step: Step, normed: Tensor, mlp: Gated | Experts) -> Tensor:
         if isinstance(mlp, Experts):
@@ -270,10 +273,10 @@ def _parts(x: Tensor, part: Projection) -> Tensor:
     return _linear(x, part) if len(x) == 1 else _update(x, part)
 
 
-def _update(x: Tensor, part: Projection) -> Tensor:
-    """(T, width), or (T, n, width), whose n rows add up to the result."""
+def _update(x: Tensor, part: Projection, ahead: Packed | None = None) -> Tensor:
+    """(T, width), or (T, n, width), whose n rows add up to the result; ``ahead`` are weights that follow."""
     if isinstance(part, Packed):
-        return project_packed(x, part, may_split=True)
+        return project_packed(x, part, may_split=True, ahead=ahead)
     few = project_few(x, part) if len(x) > 1 else None
     return _linear(x, part) if few is None else few
 
