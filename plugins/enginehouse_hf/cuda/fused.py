@@ -20,11 +20,12 @@ from enginehouse_hf.cuda.features import FeatureWriter
 from enginehouse_hf.cuda.few import MAX_FEW, project_few
 from enginehouse_hf.cuda.joined import Update
 from enginehouse_hf.cuda.layered import States
-from enginehouse_hf.cuda.layers import add_norm, gate_heads, gated, rotate_and_store
+from enginehouse_hf.cuda.layers import add_norm, gate_heads, gated
 from enginehouse_hf.cuda.lora import Stack, expand, expand_gated, shrink
 from enginehouse_hf.cuda.mixers import PooledMixers
 from enginehouse_hf.cuda.networks import Adaptable
 from enginehouse_hf.cuda.packed import project_packed
+from enginehouse_hf.cuda.rotation import rotate_and_store, rotation_of
 from enginehouse_hf.cuda.step import Step
 from enginehouse_hf.cuda.structure import (
     Activation,
@@ -229,9 +230,9 @@ class FusedNetwork:
         keys, values = step.state.layers[index]
         dtype = self.structure.embeddings.dtype
         turned, positions = _turned(part, step)
-        query = rotate_and_store(
-            qkv, keys, values, positions, step.places, turned, dtype, has_own_tables=turned is not part
-        )
+        # Several tokens may be of one sequence, and see the keys of each other.
+        rotate = rotation_of if step.num_tokens == step.num_decodes == 1 else rotate_and_store
+        query = rotate(qkv, keys, values, positions, step.places, turned, dtype, has_own_tables=turned is not part)
         attended = self._attention.attend(
             step, index, query, scaling=part.scale, window=part.window, softcap=part.softcap, sinks=part.sinks
         )

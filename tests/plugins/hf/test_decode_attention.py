@@ -111,3 +111,48 @@ def test_single_tokens_attend_to_keys_and_values_in_8_bits(
 
     error = (found.cpu().double() - expected).norm() / expected.norm()
     assert error < (1e-5 if dtype == "float32" else 0.01)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("parts", [1, 4])
+@pytest.mark.parametrize("kind", [None, "fp8"])
+@pytest.mark.parametrize("form", ["plain", "norms", "interleaved", "gates"])
+def test_one_token_is_rotated_and_stored_by_its_attention(dtype: str, parts: int, kind: Any, form: str) -> None:
+    """As by the kernel for any number of tokens; from a result of three summands, and with a window."""
+    from enginehouse_hf.cuda.decode_attention import decode_attention
+    from enginehouse_hf.cuda.kv_tensor import KvTensor
+    from enginehouse_hf.cuda.rotation import rotate_and_store, rotation_of
+    from enginehouse_hf.cuda.structure import Attention, Linear, Norm, Rotary
+
+    torch.manual_seed(1)
+    model, dim, length = getattr(torch, dtype), 24, 100
+    num_heads = _NUM_QUERY * (2 if form == "gates" else 1) + 2 * _NUM_KV
+    qkv = torch.randn(1, 3, num_heads * dim, device=_DEVICE) if form != "gates" else None
+    given = torch.randn(1, num_heads * dim, device=_DEVICE).to(model) if qkv is None else qkv
+    cos, sin = (torch.rand(128, 8, device=_DEVICE) for _ in range(2))
+    weights = [torch.rand(dim, device=_DEVICE).to(model) + 0.5 for _ in range(2)]
+    nothing = Linear(cos)
+    part = Attention(
+        qkv=nothing, output=nothing, head_dim=dim, scale=_SCALE, window=None, softcap=None, is_gated=form == "gates",
+        norms=(Norm(weights[0], 1e-6, False), Norm(weights[1], 1e-5, False)) if form == "norms" else None,
+        rotary=Rotary(cos, sin, form == "interleaved"),
+    )  # fmt: skip
+    table = torch.randperm(128, device=_DEVICE).to(torch.int32).view(1, -1)
+    old = torch.randn(128, _NUM_KV, dim, device=_DEVICE).to(model)
+    slot, lengths = (torch.tensor([number], dtype=torch.int32, device=_DEVICE) for number in (0, length))
+    results = []
+    for rotate in (rotate_and_store, rotation_of):
+        pool = [KvTensor.allocate(128, (_NUM_KV, dim), model, old.device, kind) for _ in range(2)]
+        for tensor in pool:
+            tensor.write(torch.arange(128, device=_DEVICE), old)
+        query = rotate(given, *pool, lengths - 1, table[0, length - 1 : length], part, model)
+        found = decode_attention(
+            query, *(tensor.numbers for tensor in pool), table, slot, lengths, scale=_SCALE, window=70, parts=parts,
+            key_scales=pool[0].scales, value_scales=pool[1].scales,
+        )  # fmt: skip
+        results.append((found, *(tensor for one in pool for tensor in one.tensors)))
+
+    assert results[1][0].dtype == model
+    assert not torch.equal(results[0][1], pool[0].tensors[0].new_zeros(results[0][1].shape))
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one.float(), other.float(), rtol=0.02 if dtype == "bfloat16" else 1e-5, atol=1e-3)
