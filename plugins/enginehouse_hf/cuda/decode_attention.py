@@ -94,51 +94,16 @@ def _fetch_rows(rows, cell, DIM: tl.constexpr):
 
 
 @triton.jit
-def _attend(  # noqa: PLR0915
-    query, keys, values, key_scales, value_scales, table, slots, lengths, sinks, out, part_out, part_lse, scale,
-    softcap, window, table_stride,
-    qkv, raw_keys, raw_values, raw_key_scales, raw_value_scales, positions, targets, cos, sin, query_weight, key_weight,
-    query_eps, key_eps,
-    NUM_QUERY: tl.constexpr, NUM_KV: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr,
-    HAS_NORM: tl.constexpr, ROUNDS_FIRST: tl.constexpr, NUM_GATES: tl.constexpr, PACKS_KEYS: tl.constexpr,
-    PACKS_VALUES: tl.constexpr, SUMMANDS: tl.constexpr, HAS_OWN_TABLES: tl.constexpr,
-    ROTATES: tl.constexpr, DIM_V: tl.constexpr, COLUMNS: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
-    HAS_KEY_SCALES: tl.constexpr, HAS_VALUE_SCALES: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
-    STAGES: tl.constexpr, FETCHES: tl.constexpr,
+def _attend_part(
+    q, keys, values, key_scales, value_scales, places, kv_head, begin, end, scale, softcap,
+    NUM_KV: tl.constexpr, DIM: tl.constexpr, DIM_V: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_KEY_SCALES: tl.constexpr, HAS_VALUE_SCALES: tl.constexpr,
+    WIDE: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    start_next()
-    kv_head, sequence, part = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
-    length = tl.load(lengths + sequence)
-    begin, end = _bounds(length, window, part, PARTS, BLOCK)
-    if begin >= end:
-        return
-    GROUP: tl.constexpr = NUM_QUERY // NUM_KV
-    group, column, offsets = tl.arange(0, ROWS), tl.arange(0, COLUMNS), tl.arange(0, BLOCK)
-    places = table + tl.load(slots + sequence).to(tl.int64) * table_stride
+    """Largest scores, sums of weights, and weighted sums of (even and odd) columns of values, of a part."""
     # Values of 8 bits are read in pairs, of even and odd columns: the units in which tensor cores can be fed.
     EACH: tl.constexpr = 2 if HAS_VALUE_SCALES else 1
-    if FETCHES:
-        first = tl.load(places + begin + offsets, mask=begin + offsets < end, other=0).to(tl.int64) * NUM_KV + kv_head
-        _fetch_rows(keys, first, DIM)
-        _fetch_rows(values, first, DIM_V // EACH)
-    is_head, heads = group < GROUP, sequence * NUM_QUERY + kv_head * GROUP + group
-    if ROTATES:
-        new = tl.where(is_head, heads, NUM_QUERY + kv_head + (group - GROUP) * NUM_KV)  # then the key, and the value
-        turned = rotate_heads(
-            qkv, raw_keys, raw_values, raw_key_scales, raw_value_scales, positions, targets, cos, sin, query_weight,
-            key_weight, query_eps, key_eps, sequence, new, column, end == length, NUM_QUERY, NUM_KV, DIM, HALF,
-            INTERLEAVED, HAS_NORM, ROUNDS_FIRST, NUM_GATES, PACKS_KEYS, PACKS_VALUES, SUMMANDS, HAS_OWN_TABLES,
-            out.dtype.element_ty,
-        )  # fmt: skip
-        tl.debug_barrier()  # the part with the new token reads what it stored
-        q = tl.trans(turned)
-    else:
-        await_results()
-        is_query = is_head[None, :] & (column < DIM)[:, None]
-        q = tl.load(query + heads[None, :] * DIM + column[:, None], mask=is_query, other=0.0)
-    if HAS_KEY_SCALES:
-        q = q.to(WIDE)
+    column, offsets = tl.arange(0, COLUMNS), tl.arange(0, BLOCK)
     unit = tl.arange(0, COLUMNS // EACH)
     best, total = tl.full([ROWS], float("-inf"), tl.float32), tl.zeros([ROWS], tl.float32)
     sums = tl.zeros([COLUMNS // EACH, ROWS], tl.float32)
@@ -164,6 +129,58 @@ def _attend(  # noqa: PLR0915
         else:
             sums = sums * shrink[None, :] + tl.dot(v, weights.to(v.dtype), input_precision=PRECISION)
         best = higher
+    return best, total, sums, odd_sums
+
+
+@triton.jit
+def _attend(
+    query, keys, values, key_scales, value_scales, table, slots, lengths, sinks, out, part_out, part_lse, scale,
+    softcap, window, table_stride,
+    qkv, raw_keys, raw_values, raw_key_scales, raw_value_scales, positions, targets, cos, sin, query_weight, key_weight,
+    query_eps, key_eps,
+    NUM_QUERY: tl.constexpr, NUM_KV: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr,
+    HAS_NORM: tl.constexpr, ROUNDS_FIRST: tl.constexpr, NUM_GATES: tl.constexpr, PACKS_KEYS: tl.constexpr,
+    PACKS_VALUES: tl.constexpr, SUMMANDS: tl.constexpr, HAS_OWN_TABLES: tl.constexpr, ROTATES: tl.constexpr,
+    DIM_V: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_KEY_SCALES: tl.constexpr, HAS_VALUE_SCALES: tl.constexpr,
+    WIDE: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, FETCHES: tl.constexpr,
+):  # fmt: skip
+    start_next()
+    kv_head, sequence, part = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
+    length = tl.load(lengths + sequence)
+    begin, end = _bounds(length, window, part, PARTS, BLOCK)
+    if begin >= end:
+        return
+    GROUP: tl.constexpr = NUM_QUERY // NUM_KV
+    group, column, offsets = tl.arange(0, ROWS), tl.arange(0, COLUMNS), tl.arange(0, BLOCK)
+    places = table + tl.load(slots + sequence).to(tl.int64) * table_stride
+    EACH: tl.constexpr = 2 if HAS_VALUE_SCALES else 1
+    if FETCHES:
+        first = tl.load(places + begin + offsets, mask=begin + offsets < end, other=0).to(tl.int64) * NUM_KV + kv_head
+        _fetch_rows(keys, first, DIM)
+        _fetch_rows(values, first, DIM_V // EACH)
+    is_head, heads = group < GROUP, sequence * NUM_QUERY + kv_head * GROUP + group
+    if ROTATES:  # its queries, key and value
+        new = tl.where(is_head, kv_head * GROUP + group, NUM_QUERY + kv_head + (group - GROUP) * NUM_KV)
+        turned = rotate_heads(
+            qkv, raw_keys, raw_values, raw_key_scales, raw_value_scales, positions, targets, cos, sin, query_weight,
+            key_weight, query_eps, key_eps, sequence, new, column, end == length, NUM_QUERY, NUM_KV, DIM, HALF,
+            INTERLEAVED, HAS_NORM, ROUNDS_FIRST, NUM_GATES, PACKS_KEYS, PACKS_VALUES, SUMMANDS, HAS_OWN_TABLES,
+            out.dtype.element_ty,
+        )  # fmt: skip
+        tl.debug_barrier()  # the part with the new token reads what it stored
+        q = tl.trans(turned)
+    else:
+        await_results()
+        is_query = is_head[None, :] & (column < DIM)[:, None]
+        q = tl.load(query + heads[None, :] * DIM + column[:, None], mask=is_query, other=0.0)
+    if HAS_KEY_SCALES:
+        q = q.to(WIDE)
+    best, total, sums, odd_sums = _attend_part(
+        q, keys, values, key_scales, value_scales, places, kv_head, begin, end, scale, softcap, NUM_KV, DIM, DIM_V,
+        COLUMNS, ROWS, BLOCK, HAS_SOFTCAP, HAS_KEY_SCALES, HAS_VALUE_SCALES, WIDE, PRECISION, STAGES,
+    )  # fmt: skip
+    unit = tl.arange(0, COLUMNS // EACH)
     if PARTS > 1:
         heads = heads * PARTS + part
         tl.store(part_lse + heads, best + tl.log2(total), mask=is_head)

@@ -29,6 +29,18 @@ def _norm_factors(query_weight, key_weight, column, is_dim, is_query):
 
 
 @triton.jit
+def _partners(column, HALF: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """If columns are turned, if they are the first of their pair, the other of the pair, and its number."""
+    is_turned = column < 2 * HALF
+    if INTERLEAVED:
+        return is_turned, column % 2 == 0, tl.where(is_turned, column ^ 1, column), column // 2
+    else:
+        is_left = column < HALF
+        partner = tl.where(is_turned, tl.where(is_left, column + HALF, column - HALF), column)
+        return is_turned, is_left, partner, tl.where(is_left, column, column - HALF)
+
+
+@triton.jit
 def rotate_heads(
     qkv, keys, values, key_scales, value_scales, positions, targets, cos, sin, query_weight, key_weight, query_eps,
     key_eps, token, heads, column, stores,
@@ -51,16 +63,7 @@ def rotate_heads(
     WIDTH: tl.constexpr = (NUM_QUERY + NUM_GATES + 2 * NUM_KV) * DIM
     place = heads + tl.minimum(heads, NUM_GATES)  # a gate follows each query, if there are gates
     source = qkv + token * PARTS * WIDTH + place[:, None] * DIM
-    # The other dimension of the pair that is turned together, and the number of the pair.
-    is_turned = column < 2 * HALF
-    if INTERLEAVED:
-        partner = tl.where(is_turned, column ^ 1, column)
-        pair = column // 2
-        is_left = column % 2 == 0
-    else:
-        is_left = column < HALF
-        partner = tl.where(is_turned, tl.where(is_left, column + HALF, column - HALF), column)
-        pair = tl.where(is_left, column, column - HALF)
+    is_turned, is_left, partner, pair = _partners(column, HALF, INTERLEAVED)
     if HAS_OWN_TABLES:
         await_results()
     target = tl.load(targets + token).to(tl.int64)
