@@ -10,7 +10,6 @@ from torch import Tensor
 
 from enginehouse_hf.cuda.decode_attention import decode_attention
 from enginehouse_hf.cuda.long_spans import Kernel, fits, span_by_span
-from enginehouse_hf.cuda.rotation import Rotation
 from enginehouse_hf.cuda.step import Step
 
 __all__ = ["PoolAttention"]
@@ -26,7 +25,7 @@ class PoolAttention:
         self,
         step: Step,
         layer: int,
-        query: Tensor | Rotation,
+        query: Tensor,
         *,
         scaling: float,
         window: int | None,
@@ -36,7 +35,7 @@ class PoolAttention:
         """Attend with all new tokens, whose keys and values are already in the pool.
 
         Args:
-            query: (T, num_query, head_dim), contiguous; of one token that decodes, the rotation that gives them.
+            query: (T, num_query, head_dim), contiguous.
             layer: index of the layer.
             sinks: (num_query,), for each head the score of a further key whose value is zero.
 
@@ -48,14 +47,12 @@ class PoolAttention:
         decoded = None
         if num_decodes:
             decoded = decode_attention(
-                query if isinstance(query, Rotation) else query[:num_decodes],
-                keys.numbers, values.numbers, step.state.table, step.slots, step.lengths,
+                query[:num_decodes], keys.numbers, values.numbers, step.state.table, step.slots, step.lengths,
                 key_scales=keys.scales, value_scales=values.scales,
                 scale=scaling, window=window, softcap=softcap, sinks=sinks,
             )  # fmt: skip
             if num_decodes == step.num_tokens:
                 return decoded
-        assert isinstance(query, Tensor)
         rest = query[num_decodes:]
         seen_keys, seen_values = (part.gather(step.gather, query.dtype) for part in (keys, values))
         sees_ahead = any(segment.sees_ahead for segment in step.segments)

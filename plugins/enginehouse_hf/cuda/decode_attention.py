@@ -16,8 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from enginehouse_hf.cuda.overlap import OVERLAPPING, await_results, fetch, start_next
-from enginehouse_hf.cuda.rotation import Rotation, rotate_heads
+from enginehouse_hf.cuda.overlap import OVERLAPPING, await_results, start_next
 
 __all__ = ["decode_attention", "num_parts"]
 
@@ -86,24 +85,30 @@ def _scores(
 
 
 @triton.jit
-def _fetch_rows(rows, cell, DIM: tl.constexpr):
-    """Let rows of ``DIM`` numbers be read into the cache; of a DIM that is no power of two, the first half or more."""
-    BITS: tl.constexpr = rows.dtype.element_ty.primitive_bitwidth
-    LINES: tl.constexpr = 1 if DIM * BITS < 2048 else 2 if DIM * BITS < 4096 else 4
-    fetch(rows + cell[:, None] * DIM + (tl.arange(0, LINES) * (1024 // BITS))[None, :])
-
-
-@triton.jit
-def _attend_part(
-    q, keys, values, key_scales, value_scales, places, kv_head, begin, end, scale, softcap,
-    NUM_KV: tl.constexpr, DIM: tl.constexpr, DIM_V: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_KEY_SCALES: tl.constexpr, HAS_VALUE_SCALES: tl.constexpr,
-    WIDE: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+def _attend(
+    query, keys, values, key_scales, value_scales, table, slots, lengths, sinks, out, part_out, part_lse, scale,
+    softcap, window, table_stride,
+    NUM_QUERY: tl.constexpr, NUM_KV: tl.constexpr, DIM: tl.constexpr, DIM_V: tl.constexpr, COLUMNS: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
+    HAS_KEY_SCALES: tl.constexpr, HAS_VALUE_SCALES: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Largest scores, sums of weights, and weighted sums of (even and odd) columns of values, of a part."""
+    start_next()
+    kv_head, sequence, part = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
+    begin, end = _bounds(tl.load(lengths + sequence), window, part, PARTS, BLOCK)
+    if begin >= end:
+        return
+    GROUP: tl.constexpr = NUM_QUERY // NUM_KV
+    group, column, offsets = tl.arange(0, ROWS), tl.arange(0, COLUMNS), tl.arange(0, BLOCK)
+    places = table + tl.load(slots + sequence).to(tl.int64) * table_stride
     # Values of 8 bits are read in pairs, of even and odd columns: the units in which tensor cores can be fed.
     EACH: tl.constexpr = 2 if HAS_VALUE_SCALES else 1
-    column, offsets = tl.arange(0, COLUMNS), tl.arange(0, BLOCK)
+    await_results()
+    is_head, heads = group < GROUP, sequence * NUM_QUERY + kv_head * GROUP + group
+    is_query = is_head[None, :] & (column < DIM)[:, None]
+    q = tl.load(query + heads[None, :] * DIM + column[:, None], mask=is_query, other=0.0)
+    if HAS_KEY_SCALES:
+        q = q.to(WIDE)
     unit = tl.arange(0, COLUMNS // EACH)
     best, total = tl.full([ROWS], float("-inf"), tl.float32), tl.zeros([ROWS], tl.float32)
     sums = tl.zeros([COLUMNS // EACH, ROWS], tl.float32)
@@ -129,58 +134,6 @@ def _attend_part(
         else:
             sums = sums * shrink[None, :] + tl.dot(v, weights.to(v.dtype), input_precision=PRECISION)
         best = higher
-    return best, total, sums, odd_sums
-
-
-@triton.jit
-def _attend(
-    query, keys, values, key_scales, value_scales, table, slots, lengths, sinks, out, part_out, part_lse, scale,
-    softcap, window, table_stride,
-    qkv, raw_keys, raw_values, raw_key_scales, raw_value_scales, positions, targets, cos, sin, query_weight, key_weight,
-    query_eps, key_eps,
-    NUM_QUERY: tl.constexpr, NUM_KV: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, INTERLEAVED: tl.constexpr,
-    HAS_NORM: tl.constexpr, ROUNDS_FIRST: tl.constexpr, NUM_GATES: tl.constexpr, PACKS_KEYS: tl.constexpr,
-    PACKS_VALUES: tl.constexpr, SUMMANDS: tl.constexpr, HAS_OWN_TABLES: tl.constexpr, ROTATES: tl.constexpr,
-    DIM_V: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_KEY_SCALES: tl.constexpr, HAS_VALUE_SCALES: tl.constexpr,
-    WIDE: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, FETCHES: tl.constexpr,
-):  # fmt: skip
-    start_next()
-    kv_head, sequence, part = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
-    length = tl.load(lengths + sequence)
-    begin, end = _bounds(length, window, part, PARTS, BLOCK)
-    if begin >= end:
-        return
-    GROUP: tl.constexpr = NUM_QUERY // NUM_KV
-    group, column, offsets = tl.arange(0, ROWS), tl.arange(0, COLUMNS), tl.arange(0, BLOCK)
-    places = table + tl.load(slots + sequence).to(tl.int64) * table_stride
-    EACH: tl.constexpr = 2 if HAS_VALUE_SCALES else 1
-    if FETCHES:
-        first = tl.load(places + begin + offsets, mask=begin + offsets < end, other=0).to(tl.int64) * NUM_KV + kv_head
-        _fetch_rows(keys, first, DIM)
-        _fetch_rows(values, first, DIM_V // EACH)
-    is_head, heads = group < GROUP, sequence * NUM_QUERY + kv_head * GROUP + group
-    if ROTATES:  # its queries, key and value
-        new = tl.where(is_head, kv_head * GROUP + group, NUM_QUERY + kv_head + (group - GROUP) * NUM_KV)
-        turned = rotate_heads(
-            qkv, raw_keys, raw_values, raw_key_scales, raw_value_scales, positions, targets, cos, sin, query_weight,
-            key_weight, query_eps, key_eps, sequence, new, column, end == length, NUM_QUERY, NUM_KV, DIM, HALF,
-            INTERLEAVED, HAS_NORM, ROUNDS_FIRST, NUM_GATES, PACKS_KEYS, PACKS_VALUES, SUMMANDS, HAS_OWN_TABLES,
-            out.dtype.element_ty,
-        )  # fmt: skip
-        tl.debug_barrier()  # the part with the new token reads what it stored
-        q = tl.trans(turned)
-    else:
-        await_results()
-        is_query = is_head[None, :] & (column < DIM)[:, None]
-        q = tl.load(query + heads[None, :] * DIM + column[:, None], mask=is_query, other=0.0)
-    if HAS_KEY_SCALES:
-        q = q.to(WIDE)
-    best, total, sums, odd_sums = _attend_part(
-        q, keys, values, key_scales, value_scales, places, kv_head, begin, end, scale, softcap, NUM_KV, DIM, DIM_V,
-        COLUMNS, ROWS, BLOCK, HAS_SOFTCAP, HAS_KEY_SCALES, HAS_VALUE_SCALES, WIDE, PRECISION, STAGES,
-    )  # fmt: skip
-    unit = tl.arange(0, COLUMNS // EACH)
     if PARTS > 1:
         heads = heads * PARTS + part
         tl.store(part_lse + heads, best + tl.log2(total), mask=is_head)
@@ -234,23 +187,17 @@ def _usual_sizes(is_exact: bool, columns: int, parts: int, is_packed: bool) -> t
     return (32, 1, 3) if parts == 1 else (32, 1, 5) if parts == 8 else (64, 2 if parts > 8 else 4, 3)
 
 
-def _part_results(out: Tensor, parts: int) -> tuple[Tensor, Tensor]:
+def _part_results(query: Tensor, parts: int, dim_v: int) -> tuple[Tensor, Tensor]:
     """Memory of the results of all parts, and of the logarithms of their sums to base 2."""
-    shape = *out.shape[:2], parts
-    return out.new_empty(*shape, out.shape[2], dtype=torch.float32), out.new_empty(shape, dtype=torch.float32)
+    shape = *query.shape[:2], parts
+    return query.new_empty(*shape, dim_v, dtype=torch.float32), query.new_empty(shape, dtype=torch.float32)
 
-
-_NOT_ROTATED = (0, False, False, False, 0, False, False, 1, False)
-"""Further constants of a kernel that is given queries."""
-
-
-_FETCHES = True
 
 _JOINING = {"num_warps": 4, **OVERLAPPING}
 
 
 def decode_attention(
-    query: Tensor | Rotation,
+    query: Tensor,
     keys: Tensor,
     values: Tensor,
     table: Tensor,
@@ -271,8 +218,7 @@ def decode_attention(
     """Attend with one query token per sequence.
 
     Args:
-        query: (num_sequences, num_query, head_dim), contiguous. Or the rotation that gives them, of one token: its key
-            and value are stored by this kernel.
+        query: (num_sequences, num_query, head_dim), contiguous.
         keys: one layer of the pool, (num_positions, num_kv, head_dim), with scales float8_e4m3fn; ``values`` alike.
         table: (num_slots, max_context) int32, the index in the pool of every position.
         slots: (num_sequences,) int32, rows of ``table``.
@@ -287,30 +233,27 @@ def decode_attention(
     Returns:
         (num_sequences, num_query, head_dim of the values).
     """
-    rotation = query if isinstance(query, Rotation) else None
     num_sequences, num_query, dim = query.shape
     num_kv, dim_v, is_exact = keys.shape[1], values.shape[2], query.dtype == torch.float32
-    out = torch.empty(num_sequences, num_query, dim_v, dtype=query.dtype, device=table.device)
-    rows = max(8, triton.next_power_of_2(num_query // num_kv + (0 if rotation is None else 2)))
+    out = query.new_empty(num_sequences, num_query, dim_v)
+    rows = max(8, triton.next_power_of_2(num_query // num_kv))
     columns = max(32, triton.next_power_of_2(max(dim, dim_v)))
     is_wide = columns > 128 and not is_exact and value_scales is None
     parts = num_parts(num_sequences, num_kv, table.shape[1], is_wide) if parts is None else parts
-    part_out, part_lse = (out, out) if parts == 1 else _part_results(out, parts)
+    part_out, part_lse = (out, out) if parts == 1 else _part_results(query, parts, dim_v)
     usual = _usual_sizes(is_exact, columns, parts, value_scales is not None)
     block, warps, stages = (given or own for given, own in zip((block, warps, stages), usual, strict=True))
     packed_values = values if value_scales is None else values.view(torch.int16)
-    scales = [out if one is None else one for one in (key_scales, value_scales)]
-    given_sinks = out if sinks is None else sinks
-    numbers = (out,) * 11 + (0.0, 0.0) if rotation is None else rotation.numbers
-    constants = (num_query, num_kv, dim, *_NOT_ROTATED) if rotation is None else rotation.constants
+    scales = [query if one is None else one for one in (key_scales, value_scales)]
+    given_sinks = query if sinks is None else sinks
     _attend[(num_kv, num_sequences, parts)](
-        query if isinstance(query, Tensor) else out, keys, packed_values, *scales, table, slots, lengths, given_sinks,
-        out, part_out, part_lse, scale, softcap or 1.0, window or 0, table.stride(0), *numbers, *constants,
-        rotation is not None, dim_v, columns, rows, block, parts, softcap is not None, sinks is not None,
-        key_scales is not None, value_scales is not None, tl.float32 if is_exact else tl.float16,
-        "ieee" if is_exact else "tf32", stages, _FETCHES, num_warps=warps, **OVERLAPPING,
+        query, keys, packed_values, *scales, table, slots, lengths, given_sinks, out, part_out, part_lse, scale,
+        softcap or 1.0, window or 0, table.stride(0), num_query, num_kv, dim, dim_v, columns, rows, block, parts,
+        softcap is not None, sinks is not None, key_scales is not None, value_scales is not None,
+        tl.float32 if is_exact else tl.float16, "ieee" if is_exact else "tf32", stages, num_warps=warps,
+        **OVERLAPPING,
     )  # fmt: skip
     if parts > 1:
         sizes = num_query, dim_v, columns, block, parts, sinks is not None
-        _join[out.shape[:2]](part_out, part_lse, lengths, given_sinks, out, window or 0, *sizes, **_JOINING)
+        _join[query.shape[:2]](part_out, part_lse, lengths, given_sinks, out, window or 0, *sizes, **_JOINING)
     return out

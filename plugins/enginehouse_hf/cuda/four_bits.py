@@ -126,7 +126,7 @@ def _few(x: Tensor, part: Packed, may_split: bool) -> Tensor:
     tokens = max(16 // num_parts, min(128 // num_parts, triton.next_power_of_2(num_tokens)))
     rows, warps, stages, programs = _FEW[tokens * num_parts]
     num_groups, num_tiles = part.width // part.group, triton.cdiv(num_tokens, tokens)
-    wanted = min(programs * rows // (num_rows * num_tiles), num_groups // 4) if may_split else 1
+    wanted = min(programs * rows // num_rows, num_groups // 4) if may_split else 1
     splits = 1 << (max(1, wanted).bit_length() - 1)
     padded = max(16, triton.next_power_of_2(triton.cdiv(num_groups, splits)))
     out = _empty(x, num_rows, splits)

@@ -20,19 +20,17 @@ from enginehouse_hf.cuda.features import FeatureWriter
 from enginehouse_hf.cuda.few import MAX_FEW, project_few
 from enginehouse_hf.cuda.joined import Update
 from enginehouse_hf.cuda.layered import States
-from enginehouse_hf.cuda.layers import add_norm, gate_heads, gated
+from enginehouse_hf.cuda.layers import add_norm, gate_heads, gated, rotate_and_store
 from enginehouse_hf.cuda.lora import Stack, expand, expand_gated, shrink
 from enginehouse_hf.cuda.mixers import PooledMixers
 from enginehouse_hf.cuda.networks import Adaptable
 from enginehouse_hf.cuda.packed import project_packed
-from enginehouse_hf.cuda.rotation import rotate_and_store, rotation_of
 from enginehouse_hf.cuda.step import Step
 from enginehouse_hf.cuda.structure import (
     Activation,
     Attention,
     Experts,
     Gated,
-    Layer,
     Linear,
     Projection,
     Recurrent,
@@ -156,23 +154,21 @@ class FusedNetwork:
                 self._writer.note(index - 1, hidden.clone())
             if before is not None and index == layers[-1]:
                 before.copy_(hidden)
-            update, after, factor = self._mix(step, index, layer, normed), layer.after_attention, layer.factor
+            update, after, factor = self._mix(step, index, layer.attention, normed), layer.after_attention, layer.factor
             normed = add_norm(hidden, update, layer.before_mlp, after=after, factor=factor)
             update = self._feed_forward(step, normed, layer.mlp)
             after = layer.after_mlp
         assert update is not None
         return update
 
-    def _mix(self, step: Step, index: int, layer: Layer, normed: Tensor) -> Tensor:
+    def _mix(self, step: Step, index: int, part: Attention | Recurrent, normed: Tensor) -> Tensor:
         """Return the update of the attention, or of the recurrent module in its place."""
-        part, mlp = layer.attention, layer.mlp
         if isinstance(part, Recurrent):
             assert self._mixers is not None
             return self._mixers.run(part.index, normed)
         project = _linear if part.is_gated else _parts
         attended = self._attend(step, index, part, self._adapted(project, normed, part.qkv, step))
-        ahead = mlp.gate_up if isinstance(mlp, Gated) and isinstance(mlp.gate_up, Packed) else None
-        return self._adapted(partial(_update, ahead=ahead), attended, part.output, step)
+        return self._adapted(_update, attended, part.output, step)
 
     def _feed_forward(self, step: Step, normed: Tensor, mlp: Gated | Experts) -> Tensor:
         if isinstance(mlp, Experts):
@@ -230,9 +226,9 @@ class FusedNetwork:
         keys, values = step.state.layers[index]
         dtype = self.structure.embeddings.dtype
         turned, positions = _turned(part, step)
-        # Several tokens may be of one sequence, and see the keys of each other.
-        rotate = rotation_of if step.num_tokens == step.num_decodes == 1 else rotate_and_store
-        query = rotate(qkv, keys, values, positions, step.places, turned, dtype, has_own_tables=turned is not part)
+        query = rotate_and_store(
+            qkv, keys, values, positions, step.places, turned, dtype, has_own_tables=turned is not part
+        )
         attended = self._attention.attend(
             step, index, query, scaling=part.scale, window=part.window, softcap=part.softcap, sinks=part.sinks
         )
@@ -274,10 +270,10 @@ def _parts(x: Tensor, part: Projection) -> Tensor:
     return _linear(x, part) if len(x) == 1 else _update(x, part)
 
 
-def _update(x: Tensor, part: Projection, ahead: Packed | None = None) -> Tensor:
-    """(T, width), or (T, n, width), whose n rows add up to the result; ``ahead`` are weights that follow."""
+def _update(x: Tensor, part: Projection) -> Tensor:
+    """(T, width), or (T, n, width), whose n rows add up to the result."""
     if isinstance(part, Packed):
-        return project_packed(x, part, may_split=True, ahead=ahead)
+        return project_packed(x, part, may_split=True)
     few = project_few(x, part) if len(x) > 1 else None
     return _linear(x, part) if few is None else few
 

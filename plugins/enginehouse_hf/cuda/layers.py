@@ -11,8 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from enginehouse_hf.cuda.kv_tensor import KvTensor, store_heads
 from enginehouse_hf.cuda.overlap import OVERLAPPING, await_previous, await_results, start_next
-from enginehouse_hf.cuda.structure import Activation, Norm
+from enginehouse_hf.cuda.structure import Activation, Attention, Norm
 
 __all__ = [
     "activate",
@@ -22,6 +23,7 @@ __all__ = [
     "gated",
     "load_inside",
     "normed",
+    "rotate_and_store",
     "sum_of_parts",
 ]
 
@@ -144,6 +146,132 @@ def add_norm(
         **OVERLAPPING,
     )
     return out
+
+
+@triton.jit
+def _norm_factors(query_weight, key_weight, column, is_dim, is_query):
+    """(HEADS, COLUMNS) factors of the norms of queries and keys, float32."""
+    of_query = tl.load(query_weight + column[None, :], mask=is_dim, other=0.0).to(tl.float32)
+    of_key = tl.load(key_weight + column[None, :], mask=is_dim, other=0.0).to(tl.float32)
+    return tl.where(is_query, of_query, of_key)
+
+
+@triton.jit
+def _rotate_and_store(
+    qkv, query, keys, values, key_scales, value_scales, positions, targets, cos, sin, query_weight, key_weight,
+    query_eps, key_eps,
+    NUM_QUERY: tl.constexpr, NUM_KV: tl.constexpr, DIM: tl.constexpr, COLUMNS: tl.constexpr, HALF: tl.constexpr,
+    INTERLEAVED: tl.constexpr, HAS_NORM: tl.constexpr, ROUNDS_FIRST: tl.constexpr, NUM_GATES: tl.constexpr,
+    BLOCK: tl.constexpr, PACKS_KEYS: tl.constexpr, PACKS_VALUES: tl.constexpr, PARTS: tl.constexpr,
+    HAS_OWN_TABLES: tl.constexpr,
+):  # fmt: skip
+    start_next()
+    token, heads = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    column = tl.arange(0, COLUMNS)
+    is_query = (heads < NUM_QUERY)[:, None]
+    is_dim = (column < DIM)[None, :]
+    inside = (heads < NUM_QUERY + 2 * NUM_KV)[:, None] & is_dim
+    WIDTH: tl.constexpr = (NUM_QUERY + NUM_GATES + 2 * NUM_KV) * DIM
+    place = heads + tl.minimum(heads, NUM_GATES)  # a gate follows each query, if there are gates
+    source = qkv + token * PARTS * WIDTH + place[:, None] * DIM
+    kind: tl.constexpr = query.dtype.element_ty
+    # The other dimension of the pair that is turned together, and the number of the pair.
+    is_turned = column < 2 * HALF
+    if INTERLEAVED:
+        partner = tl.where(is_turned, column ^ 1, column)
+        pair = column // 2
+        is_left = column % 2 == 0
+    else:
+        is_left = column < HALF
+        partner = tl.where(is_turned, tl.where(is_left, column + HALF, column - HALF), column)
+        pair = tl.where(is_left, column, column - HALF)
+    if HAS_OWN_TABLES:
+        await_results()
+    target = tl.load(targets + token).to(tl.int64)
+    if HALF > 0:
+        angle = tl.load(positions + token).to(tl.int64) * HALF + pair
+        cosine = tl.load(cos + angle, mask=is_turned, other=1.0).to(tl.float32)
+        sine = tl.load(sin + angle, mask=is_turned, other=0.0).to(tl.float32)
+    if HAS_NORM:
+        own_factor = _norm_factors(query_weight, key_weight, column, is_dim, is_query)
+        other_factor = _norm_factors(query_weight, key_weight, partner, is_dim, is_query)
+    await_results()
+    raw = sum_of_parts(source + column[None, :], inside, WIDTH, PARTS, kind)
+    own = raw.to(tl.float32)
+    other = sum_of_parts(source + partner[None, :], inside, WIDTH, PARTS, kind).to(tl.float32)
+    if HAS_NORM:
+        eps = tl.where(is_query, query_eps, key_eps)
+        scale = tl.rsqrt(tl.sum(own * own, 1)[:, None] / DIM + eps)
+        own, other = own * scale, other * scale
+        if ROUNDS_FIRST:
+            own, other = own.to(kind).to(tl.float32), other.to(kind).to(tl.float32)
+        own = (own * own_factor).to(kind).to(tl.float32)
+        other = (other * other_factor).to(kind).to(tl.float32)
+    if HALF > 0:
+        own = own * cosine[None, :] + other * tl.where(is_left, -sine, sine)[None, :]
+    turned, key_head = own.to(kind), heads - NUM_QUERY
+    is_key = (key_head >= 0) & (key_head < NUM_KV)
+    is_value = (key_head >= NUM_KV) & (key_head < 2 * NUM_KV)
+    cell = target * NUM_KV + key_head
+    tl.store(query + (token * NUM_QUERY + heads)[:, None] * DIM + column[None, :], turned, mask=is_query & is_dim)
+    store_heads(turned, keys, key_scales, cell, is_key, column, DIM, PACKS_KEYS)
+    store_heads(raw, values, value_scales, cell - NUM_KV, is_value, column, DIM, PACKS_VALUES)
+
+
+def rotate_and_store(
+    qkv: Tensor,
+    keys: KvTensor,
+    values: KvTensor,
+    positions: Tensor,
+    targets: Tensor,
+    part: Attention,
+    dtype: torch.dtype | None = None,
+    *,
+    has_own_tables: bool = False,
+) -> Tensor:
+    """Apply norms and rotary positions to queries and keys, store keys and values in the pool; returns the queries.
+
+    Args:
+        qkv: (T, (num_query + 2 num_kv) * head_dim), result of the joint projection; changed if norms are as wide as it.
+            With gates (T, 2 (num_query + num_kv) * head_dim). Or (T, n, ...) float32, whose n rows add up to it.
+        keys, values: one layer of the pool.
+        positions: (T,) int32, positions in their sequences.
+        targets: (T,) int32, places in the pool.
+        dtype: type of the result, if it is not that of ``qkv``.
+        has_own_tables: the positions or rotary tables were computed in this step.
+
+    Returns:
+        (T, num_query, head_dim).
+    """
+    num_kv, head_dim = keys.numbers.shape[1:]
+    num_heads = qkv.shape[-1] // head_dim
+    num_query = num_heads - 2 * num_kv
+    num_gates = num_query // 2 if part.is_gated else 0
+    num_query -= num_gates
+    num_heads -= num_gates
+    query = torch.empty(len(qkv), num_query, head_dim, dtype=dtype or qkv.dtype, device=qkv.device)
+    norms, rotary = part.norms, part.rotary
+    if norms is not None and len(norms[0].weight) != head_dim:
+        qkv = qkv if qkv.dim() == 2 else qkv.sum(1).to(query.dtype)
+        ends = num_query * head_dim, (num_query + num_kv) * head_dim
+        for norm, columns in zip(norms, (qkv[:, : ends[0]], qkv[:, ends[0] : ends[1]]), strict=True):
+            if columns.shape[1]:  # none if only keys and values are computed
+                add_norm(columns, None, norm, out=columns)
+        norms = None
+    block, columns = 8, max(16, triton.next_power_of_2(head_dim))
+    _rotate_and_store[(len(qkv), triton.cdiv(num_heads, block))](
+        qkv, query, keys.numbers, values.numbers, qkv if keys.scales is None else keys.scales,
+        qkv if values.scales is None else values.scales, positions, targets,
+        qkv if rotary is None else rotary.cos, qkv if rotary is None else rotary.sin,
+        qkv if norms is None else norms[0].weight, qkv if norms is None else norms[1].weight,
+        0.0 if norms is None else norms[0].eps, 0.0 if norms is None else norms[1].eps,
+        num_query, num_kv, head_dim, columns, 0 if rotary is None else rotary.cos.shape[1],
+        rotary is not None and rotary.interleaved, norms is not None, norms is not None and norms[0].rounds_first,
+        num_gates, block, keys.scales is not None, values.scales is not None, 1 if qkv.dim() == 2 else qkv.shape[1],
+        has_own_tables,
+        num_warps=4 if columns > 64 else 2, **OVERLAPPING,
+    )  # fmt: skip
+    return query
 
 
 @triton.jit

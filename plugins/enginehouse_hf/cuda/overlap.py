@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["OVERLAPPING", "OVERLAPS", "await_previous", "await_results", "fetch", "start_next"]
+__all__ = ["OVERLAPPING", "OVERLAPS", "await_previous", "await_results", "start_next"]
 
 
 def _is_supported() -> bool:
@@ -24,8 +24,6 @@ def _is_supported() -> bool:
     has_waits = hasattr(getattr(tl.extra, "cuda", None), "gdc_wait")
     return has_waits and bool(capabilities) and min(capabilities) >= (9, 0)
 
-
-_HAS_ASSEMBLY = tl.constexpr(torch.cuda.is_available())
 
 OVERLAPS = tl.constexpr(_is_supported())
 """Kernels overlap: all GPUs are Hopper's kind or later."""
@@ -39,15 +37,6 @@ def start_next():
     """Let the next kernel start, once all programs of this one have called this or ended."""
     if OVERLAPS:
         tl.extra.cuda.gdc_launch_dependents()
-
-
-@triton.jit
-def fetch(at):
-    """Let the lines of memory at some addresses be read into the cache, for loads to come; waits for nothing."""
-    if _HAS_ASSEMBLY:
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1
-        )
 
 
 @triton.jit

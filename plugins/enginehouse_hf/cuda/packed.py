@@ -121,14 +121,7 @@ def _round_tokens(x, codes, scales, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(scales + row, scale)
 
 
-def project_packed(
-    x: Tensor,
-    part: Packed,
-    activation: Activation | None = None,
-    *,
-    may_split: bool = False,
-    ahead: Packed | None = None,
-) -> Tensor:
+def project_packed(x: Tensor, part: Packed, activation: Activation | None = None, *, may_split: bool = False) -> Tensor:
     """Compute ``linear(x, weights, bias)`` of packed weights.
 
     Args:
@@ -137,13 +130,12 @@ def project_packed(
             is ``activation(gate) * up``, half as many rows.
         may_split: the columns may be split among programs, which leaves the sum to the caller; not of what is
             activated.
-        ahead: weights that are needed next: some are read into the cache while this waits for ``x``.
 
     Returns:
         (T, num_rows), or with ``may_split`` (T, n, num_rows) float32, whose n rows add up to the result.
     """
     if len(x) == 1 and has_words(part):
-        return project_words(x, part, activation, may_split, ahead)
+        return project_words(x, part, activation, may_split)
     if activation is not None:
         return gated(project_packed(x, part, may_split=True), activation, x.dtype)
     return (project_four_bits if part.form == "tiles" else _project_eight_bits)(x, part, may_split)

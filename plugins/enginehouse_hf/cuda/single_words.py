@@ -7,15 +7,13 @@ products per instruction, by states that are rounded to 16 bits relative to the 
 
 from __future__ import annotations
 
-import math
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from enginehouse_hf.cuda.layers import activate, load_inside
-from enginehouse_hf.cuda.overlap import OVERLAPPING, await_results, fetch, start_next
+from enginehouse_hf.cuda.overlap import OVERLAPPING, await_previous
 from enginehouse_hf.cuda.structure import Activation
 from enginehouse_hf.packed import Packed
 
@@ -239,10 +237,9 @@ def _add_units(
 
 @triton.jit
 def _project_words(
-    x, codes, factors, bias, out, ahead, num_rows,
+    x, codes, factors, bias, out, num_rows,
     WIDTH: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr, SPLITS: tl.constexpr,
-    HAS_BIAS: tl.constexpr, KIND: tl.constexpr, FORM: tl.constexpr, kind: tl.constexpr, AHEAD: tl.constexpr,
-    FETCHES: tl.constexpr,
+    HAS_BIAS: tl.constexpr, KIND: tl.constexpr, FORM: tl.constexpr, kind: tl.constexpr,
 ):  # fmt: skip
     COLUMNS: tl.constexpr = 32 if FORM == "tiles" else 16  # of a unit
     STATE_WORDS: tl.constexpr = COLUMNS if kind == tl.float32 else COLUMNS // 2
@@ -265,13 +262,7 @@ def _project_words(
             at_factors = factors + ((split * OWN + unit) * COLUMNS // GROUP)[:, None] + rows[None, :] * (WIDTH // GROUP)
             given = tl.trans(load_inside(at_factors, (unit < OWN)[:, None], IS_WHOLE, ""))
         if start == 0:
-            start_next()
-            if FETCHES and OWN == 2 * UNITS:  # the other turn's; of longer rows, memory is busy anyway
-                line = tl.arange(0, UNITS // 8)
-                fetch(codes + rows[:, None] * (WIDTH // COLUMNS * 4) + (split * OWN + UNITS) * 4 + line[None, :] * 32)
-            if AHEAD > 0:
-                fetch(ahead + ((tl.program_id(0) * SPLITS + split) * AHEAD + tl.arange(0, AHEAD)) * 32)
-            await_results()
+            await_previous()
         w = _fourths(words, [PARTS * ROWS, UNITS])
         at_x = x + (split * OWN + start + place // 4) * STATE_WORDS + place % 4
         sums = _add_units(sums, w, at_x, inside, given, UNITS, IS_WHOLE, FORM, IS_GROUPED, kind)
@@ -295,29 +286,25 @@ def has_words(part: Packed) -> bool:
     return part.width % columns == 0 and part.group % columns == 0 and (part.form != "int8" or part.group == part.width)
 
 
-def project_words(
-    x: Tensor, part: Packed, activation: Activation | None, may_split: bool, ahead: Packed | None = None
-) -> Tensor:
+def project_words(x: Tensor, part: Packed, activation: Activation | None, may_split: bool) -> Tensor:
     """See :func:`enginehouse_hf.cuda.packed.project_packed`; for one token. What is activated is never split."""
     num_rows = part.num_rows // (1 if activation is None else 2)
     num_units = part.width // _columns(part)
     size = "usual"
     if may_split and activation is None and num_rows < _MANY_ROWS:
         size = "wide" if part.width >= _WIDE else "split"
-    rows, units, warps, splits = _SIZES["tiles" if part.form == "tiles" else "bytes"][size]
+    kind = "tiles" if part.form == "tiles" else "bytes"
+    rows, units, warps, splits = _SIZES[kind][size]
     splits = splits if num_units % splits == 0 else 1
     rows = rows // (1 if activation is None else 2)
     out = x.new_empty(1, num_rows)
     if splits > 1:
         out = torch.empty(1, splits, num_rows, dtype=torch.float32, device=x.device)
-    grid = triton.cdiv(num_rows, rows), splits
-    num_lines = 0 if ahead is None else min(ahead.codes.nbytes, _AHEAD_BYTES) // (_LINE_BYTES * math.prod(grid))
-    _project_words[grid](
+    _project_words[(triton.cdiv(num_rows, rows), splits)](
         x.view(torch.int32), part.codes.view(torch.int32), part.scales, x if part.bias is None else part.bias, out,
-        (part if ahead is None else ahead).codes.view(torch.int32), num_rows, part.width, part.group, rows,
-        min(units, triton.next_power_of_2(num_units)), splits, part.bias is not None, activation,
-        "bytes" if part.form == "int8" else part.form, _TYPES[x.dtype],
-        1 << (num_lines.bit_length() - 1) if num_lines else 0, _FETCHES, num_warps=warps, **OVERLAPPING,
+        num_rows, part.width, part.group, rows, min(units, triton.next_power_of_2(num_units)), splits,
+        part.bias is not None, activation, "bytes" if part.form == "int8" else part.form, _TYPES[x.dtype],
+        num_warps=warps, maxnreg=_MAX_REGISTERS[kind], **OVERLAPPING,
     )  # fmt: skip
     return out
 
@@ -327,9 +314,8 @@ def _columns(part: Packed) -> int:
     return 32 if part.form == "tiles" else 16
 
 
-_AHEAD_BYTES = 16 << 20
-_FETCHES = True
-_LINE_BYTES = 128
+_MAX_REGISTERS = {"bytes": None, "tiles": 128}
+"""Of a lane: with four bits eight programs of two warps then fit into a multiprocessor, with eight bits anyway."""
 
 _TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 

@@ -225,8 +225,7 @@ def test_products_for_one_token_and_for_a_few_add_updates_of_adapters(
 def test_parts_of_a_product_are_summed_by_rotation_and_gate(norm_width: int | None) -> None:
     """As if they had been summed and rounded before; with norms of heads, of all together, and without."""
     from enginehouse_hf.cuda.kv_tensor import KvTensor
-    from enginehouse_hf.cuda.layers import gated
-    from enginehouse_hf.cuda.rotation import rotate_and_store
+    from enginehouse_hf.cuda.layers import gated, rotate_and_store
     from enginehouse_hf.cuda.structure import Attention, Linear, Norm, Rotary
 
     num_tokens, num_query, num_kv, dim = 3, 4, 4, 32

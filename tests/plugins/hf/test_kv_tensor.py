@@ -42,7 +42,7 @@ def _is_near(found: Any, expected: Any) -> Any:
 def test_what_is_stored_is_read_back(dtype: str, kinds: tuple[Any, Any]) -> None:
     """By the kernel of the fused layers, and by that of transformers' layers: the same bytes but for ties."""
     from enginehouse_hf.cuda.kv_tensor import KvTensor
-    from enginehouse_hf.cuda.rotation import rotate_and_store
+    from enginehouse_hf.cuda.layers import rotate_and_store
     from enginehouse_hf.cuda.structure import Attention, Linear
 
     keys = _tokens(dtype)
