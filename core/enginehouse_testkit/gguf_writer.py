@@ -50,7 +50,8 @@ def write_gguf(
         blob += bytes(-len(blob) % _ALIGNMENT)
     keys = b"".join(_text(key) + _value(item) for key, item in values.items())
     head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(values)) + keys + infos
-    path.write_bytes(head + bytes(-len(head) % _ALIGNMENT) + blob)
+    with path.open("wb") as file:
+        file.writelines((head, bytes(-len(head) % _ALIGNMENT), blob))
     return path
 
 

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
+from functools import lru_cache
+from itertools import islice, takewhile
 
 from enginehouse_llguidance.schemas.validation import Bounds, Rules
 
@@ -56,7 +59,7 @@ def _following(written: bytes, places: Iterable[str], rules: Rules) -> list[byte
 
 def _of_place(written: bytes, place: str, rules: Rules) -> Iterator[list[bytes] | None]:
     kind = _kind(written)
-    if place in rules.literals and (literals := [one for one in rules.literals[place] if _kind(one) == kind]):
+    if place in rules.literals and (literals := _of_kind(rules.literals[place], kind)):
         yield _of_literals(written, literals)  # where there are none, the grammar says all
     if place in rules.bounds and kind == b"0":
         yield _of_number(written, rules.bounds[place])
@@ -79,15 +82,24 @@ def _is_excluded(place: str, kind: bytes, rules: Rules) -> bool:
     named = schema.get("type", [])
     types = {named} if isinstance(named, str) else set(named)
     is_other = bool(types) and types.isdisjoint(_TYPES.get(kind, types))
-    return is_other or (place in rules.literals and not any(_kind(one) == kind for one in rules.literals[place]))
+    return is_other or (place in rules.literals and not _of_kind(rules.literals[place], kind))
 
 
 def _kind(text: bytes | bytearray) -> bytes:
     return b"0" if text[:1] in _NUMBER else bytes(text[:1])
 
 
+@lru_cache(maxsize=256)
+def _of_kind(literals: frozenset[bytes], kind: bytes) -> list[bytes]:
+    """Return the literals of a kind, in order; asked for at each token, of up to a thousand literals."""
+    return sorted(one for one in literals if _kind(one) == kind)
+
+
 def _of_literals(written: bytes, literals: list[bytes]) -> list[bytes]:
-    return [one[len(written) :] for one in literals if one.startswith(written)]
+    begin = bisect_left(literals, written)
+    return [
+        one[len(written) :] for one in takewhile(lambda one: one.startswith(written), islice(literals, begin, None))
+    ]
 
 
 def _of_number(written: bytes, bounds: Bounds) -> list[bytes] | None:

@@ -56,6 +56,7 @@ _SOAK = "soak"
     help="Of overload; of a load of embeddings at most 15.",
 )
 @click.option("--quick", is_flag=True, help="Two short rounds that show whether all works; not to be quoted.")
+@click.option("--wide", is_flag=True, help="Of adapters: on the shape of Llama-3.2-1B with random weights.")
 @click.option("--model", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="A GGUF file.")
 @click.option("--minutes", default=30.0, show_default=True, type=click.FloatRange(0.1), help="How long soak goes on.")
 @click.option(
@@ -65,7 +66,9 @@ _SOAK = "soak"
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder for results and the servers' logs.",
 )
-def main(*, name: str, rounds: int, seconds: float, quick: bool, model: Path | None, minutes: float, out: Path) -> None:
+def main(
+    *, name: str, rounds: int, seconds: float, quick: bool, wide: bool, model: Path | None, minutes: float, out: Path
+) -> None:
     """Measure NAME and report medians, 95 % intervals and ratios; docs/performance.md explains them.
 
     soak measures nothing: it passes or fails, see docs/metrics.md.
@@ -74,12 +77,20 @@ def main(*, name: str, rounds: int, seconds: float, quick: bool, model: Path | N
     console = Console()
     if name == _SOAK:
         sys.exit(_soak(minutes, console, out.resolve()))
+    if wide and (name != "adapters" or model is not None):
+        raise click.UsageError("--wide is an option of adapters, without --model.")
     machine = describe_machine()
     measured = find_embedding_folder() if name == "embeddings" else find_model_file(model)
-    plan = Plan(measured.resolve(), min(rounds, 2) if quick else rounds, quick, out.resolve(), seconds)
+    plan = Plan(measured.resolve(), min(rounds, 2) if quick else rounds, quick, out.resolve(), seconds, wide)
     record, comparisons = _load(_BENCHMARKS[name])(plan, console)
     notes = ["A quick trial: do not quote."] if quick else []
-    report = Report(name, machine, record, comparisons, [f"Model: {plan.model_file.name}.", *notes])
+    report = Report(
+        name,
+        machine,
+        record,
+        comparisons,
+        [f"Model: {'Llama-3.2-1B, random weights' if wide else plan.model_file.name}.", *notes],
+    )
     report.show(console)
     for path in report.write(plan.folder):
         console.print(f"written: {path}")

@@ -4,6 +4,8 @@ Four sequences get one token each per step. With ``k`` adapters, sequence ``i`` 
 compute them in one pass, llama.cpp in one pass for each, in the order of the scheduler. Its passes are also measured
 group after group, where the context keeps its set: their sum is what the turns are compared with. One thread, so that
 no time is spent waiting. The first pass of each measurement is not counted: it joins the weights of the adapters.
+
+``--wide`` takes the shape of Llama-3.2-1B with random weights: on llama.cpp in ``Q8_0``, on hf in bfloat16.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from enginehouse_backendkit.gguf_reader import GgufReader, reading
 from enginehouse_testkit.gguf_writer import write_gguf
 
 from .cuda_models import SHAPES, write_shape
+from .gguf_models import write_gguf_model
 from .plan import Plan
 from .record import Comparison, Key, Record
 
@@ -37,7 +40,7 @@ __all__ = ["measure_adapters"]
 _METRIC = "step, ms of CPU"
 _NUM_SEQUENCES, _RANK, _PROMPT_TOKENS = 4, 16, 32
 _NUMBERS = (1, 2, 4)
-_HF_SHAPE = "smollm2-135m"
+_SHAPE, _WIDE_SHAPE = "smollm2-135m", "llama-3.2-1b"
 _HF, _MLX, _LLAMA, _ALONE = "hf", "mlx", "llamacpp", "llamacpp, group after group"
 
 Shapes = dict[str, tuple[int, int]]
@@ -122,6 +125,15 @@ def _shapes(width: int, inner: int, heads: int, kv_heads: int) -> Shapes:
     }
 
 
+def _shapes_of(config: dict[str, Any]) -> Shapes:
+    return _shapes(
+        config["hidden_size"],
+        config["intermediate_size"],
+        config["num_attention_heads"],
+        config["num_key_value_heads"],
+    )
+
+
 def _write_gguf(path: Path, model_file: Path, seed: int) -> Path:
     """An adapter of all projections of a GGUF file."""
     with reading(model_file) as file:
@@ -139,17 +151,11 @@ def _write_gguf(path: Path, model_file: Path, seed: int) -> Path:
     return write_gguf(path, {**about, "adapter.lora.alpha": float(_RANK)}, tensors)
 
 
-def _write_peft(folder: Path, seed: int) -> Path:
+def _write_peft(folder: Path, config: dict[str, Any], seed: int) -> Path:
     """An adapter of all projections of the model of hf and mlx."""
     from safetensors.numpy import save_file
 
-    config = SHAPES[_HF_SHAPE]
-    shapes = _shapes(
-        config["hidden_size"],
-        config["intermediate_size"],
-        config["num_attention_heads"],
-        config["num_key_value_heads"],
-    )
+    shapes = _shapes_of(config)
     folder.mkdir()
     tensors: dict[str, NDArray[np.float32]] = {}
     for layer in range(config["num_hidden_layers"]):
@@ -165,24 +171,26 @@ def _write_peft(folder: Path, seed: int) -> Path:
 
 
 def _subjects(plan: Plan, folder: Path) -> Iterator[_Subject]:
-    seeds = range(max(_NUMBERS))
-    adapters = [_write_gguf(folder / f"{seed}.gguf", plan.model_file, seed) for seed in seeds]
-    yield _open("llamacpp", plan.model_file, adapters, threads=1)
-    adapters = [_write_peft(folder / f"peft-{seed}", seed) for seed in seeds]
-    model = write_shape(_HF_SHAPE, folder / "model")
-    yield _open("hf", model, adapters, threads=1, random_weights=True, device="cpu")
-    yield _open("mlx", _with_weights(model), adapters)
+    name, seeds = _WIDE_SHAPE if plan.wide else _SHAPE, range(max(_NUMBERS))
+    config = SHAPES[name]
+    model_file = write_gguf_model(config, folder / "model.gguf") if plan.wide else plan.model_file
+    adapters = [_write_gguf(folder / f"{seed}.gguf", model_file, seed) for seed in seeds]
+    yield _open(_LLAMA, model_file, adapters, threads=1)
+    adapters = [_write_peft(folder / f"peft-{seed}", config, seed) for seed in seeds]
+    model = write_shape(name, folder / "model")
+    yield _open(_HF, model, adapters, threads=1, random_weights=True, device="cpu")
+    if not plan.wide:
+        yield _open(_MLX, _with_weights(model, config), adapters)
 
 
-def _with_weights(folder: Path) -> Path:
+def _with_weights(folder: Path, config: dict[str, Any]) -> Path:
     """Write random weights, which mlx does not draw by itself."""
     from safetensors.numpy import save_file
 
-    config, rng = SHAPES[_HF_SHAPE], np.random.default_rng(0)
-    width, inner = config["hidden_size"], config["intermediate_size"]
+    rng, width = np.random.default_rng(0), config["hidden_size"]
     shapes = {"model.embed_tokens": (config["vocab_size"], width)}
     for layer in range(config["num_hidden_layers"]):
-        for name, shape in _shapes(width, inner, config["num_attention_heads"], config["num_key_value_heads"]).items():
+        for name, shape in _shapes_of(config).items():
             block = "self_attn" if len(name) == 1 else "mlp"
             shapes[f"model.layers.{layer}.{block}.{name}_proj"] = shape
     weights = {name: rng.standard_normal(shape).astype(np.float32) / 100 for name, shape in shapes.items()}
@@ -211,7 +219,7 @@ def measure_adapters(plan: Plan, console: Console) -> tuple[Record, list[Compari
             subject.runner.close()
     over = [
         Comparison(Key(_scenario(number), name, _METRIC), Key(_scenario(0), name, _METRIC), 1.15, target_is_upper=True)
-        for name in (_HF, _MLX)
+        for name in (_HF, *(() if plan.wide else (_MLX,)))
         for number in _NUMBERS
     ]
     turns = [

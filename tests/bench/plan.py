@@ -23,6 +23,7 @@ class Plan:
         quick: a trial that shows whether everything works; its figures are not to be quoted.
         folder: results and logs.
         seconds: how long a load without end lasts.
+        wide: adapters on a model of 1.2 billion random weights.
     """
 
     model_file: Path
@@ -30,6 +31,7 @@ class Plan:
     quick: bool
     folder: Path
     seconds: float = 120.0
+    wide: bool = False
 
     def interleave(self, subjects: Sequence[Subject]) -> Iterator[tuple[int, Subject]]:
         """Round by round all subjects, each round beginning with another one, so that none is always first."""

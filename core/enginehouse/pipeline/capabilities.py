@@ -84,6 +84,11 @@ def find_unsupported(request: GenerateRequest, capabilities: Mapping[str, Capabi
 
 _NOTHING = GenerateRequest(request_id="", model=None)
 _OF_TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
+_NAMES: dict[str, str] = {}
+"""By member of a request, the first field that sets it."""
+for _name, _row in FIELDS.items():
+    if _row.member:
+        _NAMES.setdefault(_row.member, _name)
 
 
 @frozen
@@ -108,11 +113,9 @@ class _Given:
 
 def _given(request: GenerateRequest) -> Iterator[_Given]:
     """Yield the parameters that some models cannot honour, once for each use; of two names of a value, the first."""
-    named: set[str] = set()
-    for name, row in FIELDS.items():
-        if row.member and row.member not in named and _is_given(request, row.member):
-            named.add(row.member)
-            yield _Given(name, path=request.adapters_param if row.by == "adapters" else "")
+    for member, name in _NAMES.items():  # for every request
+        if _is_given(request, member):
+            yield _Given(name, path=request.adapters_param if member == "adapters" else "")
     for fields in request.extensions.values():
         yield from (_Given(name) for name, value in fields.items() if value is not False)
     uses_tools = request.tool_use is not None and bool(request.tool_use.callable)
@@ -145,13 +148,21 @@ def _is_given(request: GenerateRequest, member: str) -> bool:
     holder, name = _held(request, member)
     if isinstance(holder, Mapping):
         return name in holder
-    return bool(getattr(holder, name) != getattr(_held(_NOTHING, member)[0], name))
+    return bool(getattr(holder, name) != _DEFAULTS[member])
 
 
 def _held(request: GenerateRequest, member: str) -> tuple[Any, str]:
     """Return the object that holds a member, and the member's name there."""
     outer, _, name = member.rpartition(".")
     return (getattr(request, outer) if outer else request), name
+
+
+_DEFAULTS = {
+    member: getattr(holder, name)
+    for member in _NAMES
+    for holder, name in [_held(_NOTHING, member)]
+    if not isinstance(holder, Mapping)
+}
 
 
 def without_parameters(request: GenerateRequest, params: Iterable[str]) -> tuple[GenerateRequest, tuple[str, ...]]:

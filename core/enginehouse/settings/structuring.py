@@ -7,6 +7,7 @@ Used for settings, plugin options and request fields; knows none of them.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -142,17 +143,26 @@ def find_wide_integer(value: Any, path: str) -> tuple[str, str] | None:
 
     Frames between processes cannot carry such integers.
     """
+    if (found := _find_wide(value)) is None:
+        return None
+    steps, number = found
+    digits = str(number)
+    return functools.reduce(_join, steps, path), digits if len(digits) <= 40 else f"{digits[:37]}..."
+
+
+def _find_wide(value: Any) -> tuple[tuple[Any, ...], int] | None:
+    """Return the steps to that integer, and it; for every request, so that no path is made before it is needed."""
     if isinstance(value, int):
-        if -(2**63) <= value < 2**64:
-            return None
-        digits = str(value)
-        return path, digits if len(digits) <= 40 else f"{digits[:37]}..."
+        return None if -(2**63) <= value < 2**64 else ((), value)
     members: Iterable[tuple[Any, Any]] = ()
     if isinstance(value, Mapping):
         members = value.items()
     elif isinstance(value, list | tuple):
         members = enumerate(value)
-    return next((found for step, item in members if (found := find_wide_integer(item, _join(path, step)))), None)
+    for step, item in members:
+        if not isinstance(item, str) and (found := _find_wide(item)) is not None:
+            return (step, *found[0]), found[1]
+    return None
 
 
 def _join(path: str, step: Any) -> str:

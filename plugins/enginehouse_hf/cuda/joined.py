@@ -4,7 +4,7 @@ The first programs of such a kernel multiply the inputs by the halves A and coun
 the product, wait for this count, and add the results times the halves B, whose first columns they read before the
 product. Programs start in the order of their numbers, so that those that are awaited run when another waits.
 
-The kernels are in ``vector.py`` and ``few.py``; ``lora.py`` has updates of all other products.
+The kernel is in ``few.py``; ``vector.py`` has that for one token, ``lora.py`` updates of all other products.
 
 Source: the counted wait is that of decoupled look-back (Merrill and Garland, 2016, "Single-pass Parallel Prefix Scan").
 """

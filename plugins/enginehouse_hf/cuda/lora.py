@@ -3,7 +3,7 @@
 :func:`shrink` multiplies the inputs by the halves A of all adapters, stacked along their ranks (``stacks.py``). A
 kernel multiplies what each token uses of this by the halves B and adds it to the projection's own result; of a gated
 part it also computes the activation. The addresses are fixed and the sizes those of the stacks: all can be recorded.
-``joined.py`` has updates within the kernels of products for a few tokens.
+``vector.py`` adds them for one token, ``joined.py`` within the kernels of products for a few.
 
 Source: SGMV of Punica (Chen et al., 2023, arXiv:2310.18547) and S-LoRA (Sheng et al., 2023, arXiv:2311.03285), which
 gather an adapter's tokens; here all tokens of a tile are multiplied, and those of others are zero.

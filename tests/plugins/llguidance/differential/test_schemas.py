@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, note, settings
+from hypothesis import HealthCheck, example, given, note, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
@@ -58,6 +58,15 @@ unhurried = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.fi
 
 
 @settings(unhurried, max_examples=400)
+@example(  # a thousand literals, of which few begin with what is written
+    schema={
+        "type": "integer",
+        "multipleOf": 2**63 - 1,
+        "$ref": "#/$defs/one",
+        "$defs": {"one": {"type": "integer", "multipleOf": 1}},
+    },
+    seed=0,
+)
 @given(schema=schemas(), seed=st.integers(0, 2**32))
 def test_every_finished_walk_validates(
     compiler: GrammarCompiler, tokenizer: FakeTokenizer, schema: Any, seed: int
