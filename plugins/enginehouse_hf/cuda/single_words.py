@@ -206,37 +206,25 @@ def _sum_halves(w, a, b, c, d):
 
 
 @triton.jit
-def _add_units(
-    sums, w, at_x, inside, given,
-    UNITS: tl.constexpr, IS_WHOLE: tl.constexpr, FORM: tl.constexpr, IS_GROUPED: tl.constexpr, kind: tl.constexpr,
+def _store_rows(
+    result, rows, is_row, split, bias, out, num_rows,
+    ROWS: tl.constexpr, HAS_BIAS: tl.constexpr, KIND: tl.constexpr, kind: tl.constexpr,
 ):  # fmt: skip
-    """``sums`` plus products of units, four words ``w`` each, with the states whose words are at ``at_x``."""
-    s0 = _eight_states(at_x, 0, inside, UNITS, kind, IS_WHOLE)
-    s1 = _eight_states(at_x, 1, inside, UNITS, kind, IS_WHOLE)
-    if FORM == "fp8" and IS_GROUPED:
-        return sums + _sum_floats(w, s0, s1, tl.zeros_like(sums)) * given.to(tl.float32)
-    elif FORM == "fp8":
-        return _sum_floats(w, s0, s1, sums)
-    elif FORM == "bytes":
-        largest = tl.maximum(tl.maximum(_largest(s0), _largest(s1)), 1e-30)
-        inverse = 32767.0 / largest
-        a, b = _rounded_words(s0, inverse), _rounded_words(s1, inverse)
-        return sums + _sum_bytes(w, a, b).to(tl.float32) * (largest / 32767.0)
+    """Store rows of a product; or those of a gate, activated, times those of the other factor, which follow them."""
+    if KIND is None:
+        if HAS_BIAS:
+            added = tl.load(bias + rows, mask=is_row, other=0.0).to(tl.float32)
+            result += tl.where(split == 0, added, 0.0)
+        tl.store(out + split * num_rows + rows, result.to(out.dtype.element_ty), mask=is_row)
     else:
-        s2 = _eight_states(at_x, 2, inside, UNITS, kind, IS_WHOLE)
-        s3 = _eight_states(at_x, 3, inside, UNITS, kind, IS_WHOLE)
-        largest = tl.maximum(tl.maximum(_largest(s0), _largest(s1)), tl.maximum(_largest(s2), _largest(s3)))
-        largest = tl.maximum(largest, 1e-30)
-        inverse = 32767.0 / largest
-        a, b = _rounded_words(s0, inverse), _rounded_words(s1, inverse)
-        c, d = _rounded_words(s2, inverse), _rounded_words(s3, inverse)
-        total = (a[4] + b[4] + c[4] + d[4] - 0x68000000).to(tl.float32)  # 32 times 0x4B400000, modulo 2**32
-        part = _sum_halves(w, a, b, c, d).to(tl.float32) - (given & 255).to(tl.float32) * (total * 16.0)
-        return sums + part * (given & -256).to(tl.float32, bitcast=True) * (largest / (32767.0 * 16.0))
+        gate, up = tl.split(tl.trans(tl.reshape(result, [2, ROWS])))
+        active = activate(gate.to(kind).to(tl.float32), KIND).to(kind).to(tl.float32)
+        row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+        tl.store(out + row, (active * up.to(kind).to(tl.float32)).to(kind), mask=row < num_rows)
 
 
 @triton.jit
-def _project_words(
+def _project_words(  # noqa: PLR0915
     x, codes, factors, bias, out, num_rows,
     WIDTH: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, UNITS: tl.constexpr, SPLITS: tl.constexpr,
     HAS_BIAS: tl.constexpr, KIND: tl.constexpr, FORM: tl.constexpr, kind: tl.constexpr,
@@ -251,33 +239,48 @@ def _project_words(
     first = tl.program_id(0) * ROWS + index % ROWS
     is_row = first < num_rows
     rows = tl.where(is_row, first + index // ROWS * num_rows, 0).to(tl.int64)  # of the gate, then of the other factor
-    sums = tl.zeros([PARTS * ROWS, UNITS], tl.float32)
+    shape: tl.constexpr = [PARTS * ROWS, UNITS]
+    sums = tl.zeros(shape, tl.float32)
     for start in tl.static_range(0, OWN, UNITS):
         place = tl.arange(0, UNITS * 4)
+        word = split * OWN * 4 + start * 4 + place
         inside = start * 4 + place < OWN * 4
-        at_codes = codes + rows[:, None] * (WIDTH // COLUMNS * 4) + (split * OWN * 4 + start * 4 + place)[None, :]
+        at_codes = codes + rows[:, None] * (WIDTH // COLUMNS * 4) + word[None, :]
         words = load_inside(at_codes, inside[None, :], IS_WHOLE, "evict_first")
-        unit, given = start + tl.arange(0, UNITS), rows
+        unit = start + tl.arange(0, UNITS)
         if IS_GROUPED:
             at_factors = factors + ((split * OWN + unit) * COLUMNS // GROUP)[:, None] + rows[None, :] * (WIDTH // GROUP)
             given = tl.trans(load_inside(at_factors, (unit < OWN)[:, None], IS_WHOLE, ""))
         if start == 0:
             await_previous()
-        w = _fourths(words, [PARTS * ROWS, UNITS])
+        w = _fourths(words, shape)
         at_x = x + (split * OWN + start + place // 4) * STATE_WORDS + place % 4
-        sums = _add_units(sums, w, at_x, inside, given, UNITS, IS_WHOLE, FORM, IS_GROUPED, kind)
+        s0 = _eight_states(at_x, 0, inside, UNITS, kind, IS_WHOLE)
+        s1 = _eight_states(at_x, 1, inside, UNITS, kind, IS_WHOLE)
+        if FORM == "fp8" and IS_GROUPED:
+            sums += _sum_floats(w, s0, s1, tl.zeros(shape, tl.float32)) * given.to(tl.float32)
+        elif FORM == "fp8":
+            sums = _sum_floats(w, s0, s1, sums)
+        elif FORM == "bytes":
+            largest = tl.maximum(tl.maximum(_largest(s0), _largest(s1)), 1e-30)
+            inverse = 32767.0 / largest
+            a, b = _rounded_words(s0, inverse), _rounded_words(s1, inverse)
+            sums += _sum_bytes(w, a, b).to(tl.float32) * (largest / 32767.0)
+        else:
+            s2 = _eight_states(at_x, 2, inside, UNITS, kind, IS_WHOLE)
+            s3 = _eight_states(at_x, 3, inside, UNITS, kind, IS_WHOLE)
+            largest = tl.maximum(tl.maximum(_largest(s0), _largest(s1)), tl.maximum(_largest(s2), _largest(s3)))
+            largest = tl.maximum(largest, 1e-30)
+            inverse = 32767.0 / largest
+            a, b = _rounded_words(s0, inverse), _rounded_words(s1, inverse)
+            c, d = _rounded_words(s2, inverse), _rounded_words(s3, inverse)
+            total = (a[4] + b[4] + c[4] + d[4] - 0x68000000).to(tl.float32)  # 32 times 0x4B400000, modulo 2**32
+            part = _sum_halves(w, a, b, c, d).to(tl.float32) - (given & 255).to(tl.float32) * (total * 16.0)
+            sums += part * (given & -256).to(tl.float32, bitcast=True) * (largest / (32767.0 * 16.0))
     result = tl.sum(sums, 1)
     if not IS_GROUPED:
         result *= tl.load(factors + rows).to(tl.float32)
-    if HAS_BIAS:
-        result += tl.where(split == 0, tl.load(bias + rows, mask=is_row, other=0.0).to(tl.float32), 0.0)
-    at_out = out + split * num_rows + tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    is_out = tl.program_id(0) * ROWS + tl.arange(0, ROWS) < num_rows
-    if KIND is not None:
-        gate, up = tl.split(tl.trans(tl.reshape(result, [2, ROWS])))
-        active = activate(gate.to(kind).to(tl.float32), KIND).to(kind).to(tl.float32)
-        result = active * up.to(kind).to(tl.float32)
-    tl.store(at_out, result.to(out.dtype.element_ty), mask=is_out)
+    _store_rows(result, rows, is_row, split, bias, out, num_rows, ROWS, HAS_BIAS, KIND, kind)
 
 
 def has_words(part: Packed) -> bool:
@@ -293,8 +296,7 @@ def project_words(x: Tensor, part: Packed, activation: Activation | None, may_sp
     size = "usual"
     if may_split and activation is None and num_rows < _MANY_ROWS:
         size = "wide" if part.width >= _WIDE else "split"
-    kind = "tiles" if part.form == "tiles" else "bytes"
-    rows, units, warps, splits = _SIZES[kind][size]
+    rows, units, warps, splits = _SIZES["tiles" if part.form == "tiles" else "bytes"][size]
     splits = splits if num_units % splits == 0 else 1
     rows = rows // (1 if activation is None else 2)
     out = x.new_empty(1, num_rows)
@@ -304,7 +306,7 @@ def project_words(x: Tensor, part: Packed, activation: Activation | None, may_sp
         x.view(torch.int32), part.codes.view(torch.int32), part.scales, x if part.bias is None else part.bias, out,
         num_rows, part.width, part.group, rows, min(units, triton.next_power_of_2(num_units)), splits,
         part.bias is not None, activation, "bytes" if part.form == "int8" else part.form, _TYPES[x.dtype],
-        num_warps=warps, maxnreg=_MAX_REGISTERS[kind], **OVERLAPPING,
+        num_warps=warps, **OVERLAPPING,
     )  # fmt: skip
     return out
 
@@ -313,9 +315,6 @@ def _columns(part: Packed) -> int:
     """Columns of a unit."""
     return 32 if part.form == "tiles" else 16
 
-
-_MAX_REGISTERS = {"bytes": None, "tiles": 128}
-"""Of a lane: with four bits eight programs of two warps then fit into a multiprocessor, with eight bits anyway."""
 
 _TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
