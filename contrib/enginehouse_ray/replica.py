@@ -10,7 +10,7 @@ import logging
 from collections.abc import AsyncIterator
 
 from enginehouse.contract.errors import EnginehouseError
-from enginehouse.workers.sharing import ServerLink, SharedWorker
+from enginehouse_backendkit.shared_worker import ServerLink, SharedWorker
 
 __all__ = ["EngineReplica"]
 

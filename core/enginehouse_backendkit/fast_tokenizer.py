@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
+from attrs import frozen
 
 from enginehouse.contract.errors import ModelLoadError
 from enginehouse.contract.regular_files import read_regular
 from enginehouse.engine.text.segments import bytes_per_token
 from enginehouse_backendkit.folder_files import read_object
 
-__all__ = ["BYTE_LEVEL", "BackendTokenizer", "FastTokenizer", "chat_templates", "check_tokenizer_file"]
+__all__ = ["BYTE_LEVEL", "BackendTokenizer", "FastTokenizer", "ModelText", "chat_templates", "check_tokenizer_file"]
 
 _TURN_ENDS = frozenset(
     {
@@ -197,6 +198,16 @@ class FastTokenizer:
             if whole[begin : begin + len(body)] == body:
                 return tuple(whole[:begin])
         return ()
+
+
+@frozen
+class ModelText:
+    """Tokenizer and special tokens of a model. ``bos_token`` and ``eos_token`` are "" if undefined."""
+
+    tokenizer: FastTokenizer
+    chat_templates: dict[str, str]
+    bos_token: str
+    eos_token: str
 
 
 def chat_templates(template: str | Mapping[str, str] | None, folder: Path) -> dict[str, str]:

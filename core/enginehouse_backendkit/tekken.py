@@ -10,7 +10,7 @@ Source: format of mistral-common 1.13 (Apache-2.0, https://github.com/mistralai/
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,10 @@ from attrs import frozen
 
 from enginehouse.contract.errors import ModelLoadError
 from enginehouse.contract.regular_files import read_regular
-from enginehouse_backendkit.fast_tokenizer import BYTE_LEVEL
+from enginehouse_backendkit.fast_tokenizer import BYTE_LEVEL, BackendTokenizer, FastTokenizer, ModelText
+from enginehouse_backendkit.template_files import read_templates
 
-__all__ = ["TEKKEN", "Tekken", "read_tekken"]
+__all__ = ["TEKKEN", "Tekken", "read_tekken", "tekken_text"]
 
 TEKKEN = "tekken.json"
 
@@ -92,6 +93,23 @@ def read_tekken(folder: Path) -> Tekken:
         return _converted(file)
     except ValueError as error:
         raise ModelLoadError(f"{path}: {error}") from error
+
+
+def tekken_text(
+    folder: Path, vocab_size: int, end_token_ids: Iterable[int], from_str: Callable[[str], BackendTokenizer]
+) -> ModelText:
+    """Return the tokenizer of a folder whose only tokenizer file is ``tekken.json``.
+
+    Args:
+        end_token_ids: end tokens from the model's files; that of the tokenizer is added.
+        from_str: ``tokenizers.Tokenizer.from_str``.
+
+    Raises:
+        ModelLoadError: the file or the chat template cannot be read.
+    """
+    read = read_tekken(folder)
+    tokenizer = FastTokenizer(from_str(read.text), vocab_size, [*end_token_ids, read.eos_token_id])
+    return ModelText(tokenizer, read_templates(folder), read.bos_token, read.eos_token)
 
 
 def _converted(file: _File) -> Tekken:

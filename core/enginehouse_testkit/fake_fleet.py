@@ -20,7 +20,7 @@ from enginehouse.contract.errors import ModelLoadError
 from enginehouse.contract.fleet import Fleet, WorkerLink
 from enginehouse.contract.hookspecs import API_VERSION
 from enginehouse.contract.types import EngineRequest
-from enginehouse.workers.sharing import ServerLink, SharedWorker
+from enginehouse_backendkit.shared_worker import ServerLink, SharedWorker
 
 __all__ = ["FakeFleetBackend", "FakeFleetOptions", "FakePlacement"]
 

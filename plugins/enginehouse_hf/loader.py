@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from enginehouse.contract.backend import ModelSource, Progress, Runner, RunnerCapabilities
 from enginehouse.contract.errors import ModelLoadError
 from enginehouse.contract.types import ModelInfo
+from enginehouse_backendkit.fast_tokenizer import ModelText
 from enginehouse_backendkit.folder_files import check_names
 from enginehouse_backendkit.gguf_reader import check_gguf
 from enginehouse_backendkit.model_folder import (
@@ -39,7 +40,7 @@ from enginehouse_hf.linears import prepare_linears, restore
 from enginehouse_hf.packed import PackedLinear, num_packed
 from enginehouse_hf.recurrent import Mixers, recurrent_layers
 from enginehouse_hf.runner import HfRunner, run_model
-from enginehouse_hf.tokenizer import ModelFiles, ModelText, load_text
+from enginehouse_hf.tokenizer import ModelFiles, load_text
 from enginehouse_hf.weights import load_weights, mapped_errors
 
 __all__ = ["find_files", "open_runner"]

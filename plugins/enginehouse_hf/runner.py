@@ -24,6 +24,7 @@ from enginehouse.contract.exit_policy import BoundExitPolicy
 from enginehouse.contract.media import MAX_IMAGE_PIXELS, DecodedImage, MediaChunk, MediaInput
 from enginehouse.contract.types import ModelInfo
 from enginehouse_backendkit.checkpoints import Checkpoints
+from enginehouse_backendkit.fast_tokenizer import ModelText
 from enginehouse_backendkit.lora_folder import read_invocation_tokens
 from enginehouse_backendkit.media_chunks import NO_CHUNKS, Chunks
 from enginehouse_backendkit.saved_states import check_head, state_body
@@ -40,7 +41,6 @@ from enginehouse_hf.images.reader import ImageReader
 from enginehouse_hf.pieces import copy_piece
 from enginehouse_hf.recurrent import Mixers, SequenceState
 from enginehouse_hf.states import check_state, pack_lengths, pack_pieces, read_lengths, unpack_pieces
-from enginehouse_hf.tokenizer import ModelText
 
 __all__ = ["ExitRows", "HfRunner", "LogitsRows", "run_model"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,11 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from enginehouse.contract.errors import ModelLoadError
-from enginehouse_backendkit.fast_tokenizer import FastTokenizer, chat_templates, check_tokenizer_file
+from enginehouse_backendkit.fast_tokenizer import FastTokenizer, ModelText, chat_templates, check_tokenizer_file
 from enginehouse_backendkit.folder_files import check_has_tokenizer, has_only_tekken
-from enginehouse_backendkit.tekken import read_tekken
-from enginehouse_backendkit.template_files import read_templates
+from enginehouse_backendkit.tekken import tekken_text
 
-__all__ = ["ModelFiles", "ModelText", "load_fast", "load_text"]
+__all__ = ["ModelFiles", "load_fast", "load_text"]
 
 
 @frozen
@@ -39,16 +38,6 @@ class ModelFiles:
         }
 
 
-@frozen
-class ModelText:
-    """Tokenizer and special tokens of a model. ``bos_token`` and ``eos_token`` are "" if undefined."""
-
-    tokenizer: FastTokenizer
-    chat_templates: dict[str, str]
-    bos_token: str
-    eos_token: str
-
-
 def load_text(files: ModelFiles, model: Any, vocab_size: int) -> ModelText:
     """Load the tokenizer of ``model`` (a transformers model, for its configured special ids).
 
@@ -61,7 +50,7 @@ def load_text(files: ModelFiles, model: Any, vocab_size: int) -> ModelText:
     # transformers 5.17 reads a GGUF tokenizer's own special ids wrongly; those in the configuration are right.
     configured = [i for c in (model.generation_config, model.config.get_text_config()) for i in _ids(c.eos_token_id)]
     if files.gguf_file is None and has_only_tekken(files.folder):
-        return _read_tekken(files.folder, vocab_size, configured)
+        return tekken_text(files.folder, vocab_size, configured, Tokenizer.from_str)
     loaded = _read(files)
     own = [] if files.gguf_file else list(_ids(loaded.eos_token_id))
     tokenizer = FastTokenizer(loaded.backend_tokenizer, vocab_size, [*configured, *own])
@@ -89,13 +78,6 @@ def _read(files: ModelFiles) -> Any:
     if getattr(loaded, "backend_tokenizer", None) is None:
         raise ModelLoadError(f"{files.folder}: {type(loaded).__name__} is not a fast tokenizer")
     return loaded
-
-
-def _read_tekken(folder: Path, vocab_size: int, end_token_ids: Sequence[int]) -> ModelText:
-    read = read_tekken(folder)
-    ends = [*end_token_ids, read.eos_token_id]
-    tokenizer = FastTokenizer(Tokenizer.from_str(read.text), vocab_size, ends)
-    return ModelText(tokenizer, read_templates(folder), read.bos_token, read.eos_token)
 
 
 def _ids(value: int | list[int] | None) -> Iterator[int]:

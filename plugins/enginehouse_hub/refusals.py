@@ -16,8 +16,6 @@ _RETRYABLE = (408, 425, 429, 500, 502, 503, 504)
 class HubUnreachable(DownloadError):
     """The hub did not answer, or is temporarily unavailable; ``retry_after_s`` is the delay that it asked for."""
 
-    retryable = True
-
     def __init__(self, message: str, retry_after_s: float = 0.0) -> None:
         super().__init__(message, retry_after_s=retry_after_s)
         self.retry_after_s = retry_after_s

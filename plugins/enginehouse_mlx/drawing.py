@@ -11,11 +11,11 @@ from attrs import evolve
 from enginehouse.contract.backend import Draw, ForwardOutput, LastSampled, RunnerCapabilities, Span
 from enginehouse.contract.errors import EngineError, InvalidSpan
 from enginehouse.contract.types import ModelInfo
+from enginehouse_backendkit.fast_tokenizer import ModelText
 from enginehouse_mlx.cache import SlotMemory
 from enginehouse_mlx.depth import LayeredModel
 from enginehouse_mlx.runner import LogitsRows, MlxRunner
 from enginehouse_mlx.sampling import MlxDrawn, sample
-from enginehouse_mlx.tokenizer import ModelText
 
 __all__ = ["DrawingRunner"]
 

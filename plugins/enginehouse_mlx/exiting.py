@@ -16,13 +16,13 @@ from enginehouse.contract.backend import RunnerCapabilities, Span
 from enginehouse.contract.errors import ModelLoadError
 from enginehouse.contract.exit_policy import BoundExitPolicy, ExitView
 from enginehouse.contract.types import ModelInfo
+from enginehouse_backendkit.fast_tokenizer import ModelText
 from enginehouse_mlx.batch import Batch
 from enginehouse_mlx.cache import SlotMemory
 from enginehouse_mlx.depth import LayeredModel
 from enginehouse_mlx.exits import EarlyExits, Exited
 from enginehouse_mlx.halves import PROBE, agrees, batch_tolerance
 from enginehouse_mlx.runner import LogitsRows, MlxRunner, num_rows
-from enginehouse_mlx.tokenizer import ModelText
 
 __all__ = ["ExitRows", "ExitingRunner"]
 

@@ -10,11 +10,12 @@ import mlx.core as mx
 import mlx_lm
 from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model
+from tokenizers import Tokenizer
 
 from enginehouse.contract.backend import ModelSource, Progress, RunnerCapabilities
 from enginehouse.contract.errors import EnginehouseError, MissingDependency, ModelLoadError
 from enginehouse.contract.types import ModelInfo
-from enginehouse_backendkit.fast_tokenizer import check_tokenizer_file
+from enginehouse_backendkit.fast_tokenizer import ModelText, check_tokenizer_file
 from enginehouse_backendkit.folder_files import check_has_tokenizer, check_names, has_only_tekken
 from enginehouse_backendkit.model_folder import (
     ModelFolder,
@@ -26,6 +27,7 @@ from enginehouse_backendkit.model_folder import (
     recommended_parameters,
     served_context,
 )
+from enginehouse_backendkit.tekken import tekken_text
 from enginehouse_mlx.backend import MlxOptions
 from enginehouse_mlx.cache import SlotMemory
 from enginehouse_mlx.config import older_keys
@@ -35,7 +37,7 @@ from enginehouse_mlx.exiting import ExitingRunner
 from enginehouse_mlx.halves import cut_model
 from enginehouse_mlx.runner import MlxRunner
 from enginehouse_mlx.sampling import SUPPORTED
-from enginehouse_mlx.tokenizer import ModelText, tekken_text, wrap_text
+from enginehouse_mlx.tokenizer import wrap_text
 
 __all__ = ["open_runner"]
 
@@ -85,7 +87,8 @@ def _load(folder: ModelFolder) -> tuple[Any, Callable[[int], ModelText]]:
     if has_only_tekken(folder.path):
         model, config = load_model(folder.path, model_config=older_keys(folder.config))
         ends = config.get("eos_token_id") or []
-        return model, partial(tekken_text, folder.path, end_token_ids=[ends] if isinstance(ends, int) else ends)
+        ends = [ends] if isinstance(ends, int) else ends
+        return model, partial(tekken_text, folder.path, end_token_ids=ends, from_str=Tokenizer.from_str)
     loaded: Any = mlx_lm.load(
         str(folder.path), tokenizer_config={"trust_remote_code": False}, model_config=older_keys(folder.config)
     )

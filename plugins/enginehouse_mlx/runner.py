@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from enginehouse.contract.backend import RunnerCapabilities, Span, Tokenizer
 from enginehouse.contract.errors import EngineError
 from enginehouse.contract.types import ModelInfo
+from enginehouse_backendkit.fast_tokenizer import ModelText
 from enginehouse_backendkit.lora_folder import read_invocation_tokens
 from enginehouse_backendkit.saved_states import check_head
 from enginehouse_backendkit.slot_table import SlotTable, checked_length, num_tokens
@@ -29,7 +30,6 @@ from enginehouse_mlx.cache import SlotMemory
 from enginehouse_mlx.depth import LayeredModel
 from enginehouse_mlx.history import History
 from enginehouse_mlx.states import pack_sequence, state_format, unpack_sequence
-from enginehouse_mlx.tokenizer import ModelText
 
 __all__ = ["LogitsRows", "MlxRunner", "groups_of", "num_rows"]
 

@@ -1,30 +1,14 @@
-"""Wraps the tokenizer that mlx-lm loads in core's Tokenizer contract, or one that it does not read."""
+"""Wraps the tokenizer that mlx-lm loads in core's Tokenizer contract."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from attrs import frozen
-from tokenizers import Tokenizer
-
 from enginehouse.contract.errors import ModelLoadError
-from enginehouse_backendkit.fast_tokenizer import FastTokenizer, chat_templates
-from enginehouse_backendkit.tekken import read_tekken
-from enginehouse_backendkit.template_files import read_templates
+from enginehouse_backendkit.fast_tokenizer import FastTokenizer, ModelText, chat_templates
 
-__all__ = ["ModelText", "tekken_text", "wrap_text"]
-
-
-@frozen
-class ModelText:
-    """Tokenizer and special tokens of a model. ``bos_token`` and ``eos_token`` are "" if undefined."""
-
-    tokenizer: FastTokenizer
-    chat_templates: dict[str, str]
-    bos_token: str
-    eos_token: str
+__all__ = ["wrap_text"]
 
 
 def wrap_text(loaded: Any, vocab_size: int, folder: Path) -> ModelText:
@@ -39,14 +23,3 @@ def wrap_text(loaded: Any, vocab_size: int, folder: Path) -> ModelText:
     tokenizer = FastTokenizer(backend_tokenizer, vocab_size, loaded.eos_token_ids)
     templates = chat_templates(loaded.chat_template, folder)
     return ModelText(tokenizer, templates, str(loaded.bos_token or ""), str(loaded.eos_token or ""))
-
-
-def tekken_text(folder: Path, vocab_size: int, end_token_ids: Sequence[int]) -> ModelText:
-    """Read Mistral's ``tekken.json``, of which mlx-lm makes an empty tokenizer.
-
-    Raises:
-        ModelLoadError: it cannot be read.
-    """
-    read = read_tekken(folder)
-    tokenizer = FastTokenizer(Tokenizer.from_str(read.text), vocab_size, [*end_token_ids, read.eos_token_id])
-    return ModelText(tokenizer, read_templates(folder), read.bos_token, read.eos_token)

@@ -130,7 +130,6 @@ def quoted(text: object, max_chars: int = 100) -> str:
 class EnginehouseError(Exception):
     """Base class of all errors. Keyword fields become attributes and are sent over the worker link."""
 
-    retryable: ClassVar[bool] = False
     generic: ClassVar[str | None] = None
     """Replaces the message for clients where the message may quote libraries, plugins or paths of the machine."""
 
@@ -278,8 +277,6 @@ class RequestCancelled(EnginehouseError):
 class Overloaded(EnginehouseError):
     """The queue is full. ``retry_after_s`` is the recommended delay before a retry, in seconds."""
 
-    retryable = True
-
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message, retry_after_s=retry_after_s)
         self.retry_after_s = retry_after_s
@@ -304,8 +301,6 @@ class ServerOverloaded(Overloaded):
 class RateLimited(EnginehouseError):
     """The caller has reached a limit. ``limit`` names it: ``requests``, ``tokens`` or ``concurrent``."""
 
-    retryable = True
-
     def __init__(self, message: str, limit: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message, limit=limit, retry_after_s=retry_after_s)
         self.limit, self.retry_after_s = limit, retry_after_s
@@ -313,8 +308,6 @@ class RateLimited(EnginehouseError):
 
 class TimedOut(EnginehouseError):
     """The request exceeded a configured time limit; it was ended and its slot is free."""
-
-    retryable = True
 
 
 class QueueTimeout(TimedOut):
@@ -335,8 +328,6 @@ class TotalTimeout(TimedOut):
 
 class ServerStopping(EnginehouseError):
     """The server is shutting down: new requests are refused, running ones end at its deadline."""
-
-    retryable = True
 
 
 class EngineError(EnginehouseError):
@@ -375,7 +366,6 @@ class ResourcesExhausted(ModelLoadError):
 class InsufficientMemory(EngineError):
     """Other models hold the memory that this one needs, and none of them could be evicted in time."""
 
-    retryable = True
     generic = None
 
     def __init__(self, message: str, retry_after_s: float = 5.0) -> None:
@@ -386,14 +376,12 @@ class InsufficientMemory(EngineError):
 class ModelUnloaded(EngineError):
     """The model was unloaded, by its operator or a new configuration, while it answered."""
 
-    retryable = True
     generic = None
 
 
 class ModelNotReady(EngineError):
     """The model is loading or restarting."""
 
-    retryable = True
     generic = None
 
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
@@ -404,7 +392,6 @@ class ModelNotReady(EngineError):
 class EngineDead(EngineError):
     """The worker process died while it processed the request."""
 
-    retryable = True
     generic: ClassVar[str | None] = "The model stopped working before the answer was complete."
 
 

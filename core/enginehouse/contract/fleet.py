@@ -3,7 +3,7 @@
 Such a backend (``opens = "workers"``) knows neither requests nor models. Core gives it the first message of a worker,
 which names the backend that opens the model there and all of its settings; it starts workers that get this message,
 connects each with the server, and says when one is gone. Links carry bytes only, in the frames of core's workers. The
-worker's end of a link is ``enginehouse.workers.sharing.SharedWorker``.
+worker's end of a link is ``enginehouse_backendkit.shared_worker.SharedWorker``.
 """
 
 from __future__ import annotations

@@ -65,8 +65,7 @@ def _product(
     at_weight = weight + rows[:, None] * WIDTH + column[None, :]
     at_up = at_weight + num_rows.to(tl.int64) * WIDTH
     at_x = x + tl.where(is_token, token, 0)[None, :] * WIDTH + column[:, None]
-    sums = tl.zeros([ROWS, TOKENS], tl.float32)
-    ups = tl.zeros([ROWS, TOKENS], tl.float32)
+    sums, ups = tl.zeros([ROWS, TOKENS], tl.float32), tl.zeros([ROWS, TOKENS], tl.float32)
     await_results()
     for start in tl.range(0, OWN, BLOCK, num_stages=STAGES):
         value = tl.load(at_x + start)
@@ -76,11 +75,12 @@ def _product(
     start_next()  # not earlier: programs that start while others still read are spread unevenly
     if RANK > 0:
         part = (first >= rows0).to(tl.int32) + (first >= rows0 + rows1).to(tl.int32)
+        up_part = (num_rows + first >= rows0).to(tl.int32)
         await_count(done, num_shrinks)
         sums = add_columns(sums, half, low, part, begin, num_tokens, num_columns, num_low, TOKENS, COLUMNS, LOW_SPLITS)
         if KIND is not None:
             ups = add_columns(
-                ups, up_half, low, 1, begin, num_tokens, num_columns, num_low, TOKENS, COLUMNS, LOW_SPLITS
+                ups, up_half, low, up_part, begin, num_tokens, num_columns, num_low, TOKENS, COLUMNS, LOW_SPLITS
             )
         for more in tl.range(begin + COLUMNS, begin + num_columns // SPLITS, COLUMNS, num_stages=1):
             is_used = used_columns(scales, token, num_tokens, more, RANK, COLUMNS)
@@ -91,7 +91,7 @@ def _product(
             if KIND is not None:
                 half = tl.load(at_up_b + more, mask=is_used, other=0.0)
                 ups = add_columns(
-                    ups, half, low, 1, more, num_tokens, num_columns, num_low, TOKENS, COLUMNS, LOW_SPLITS
+                    ups, half, low, up_part, more, num_tokens, num_columns, num_low, TOKENS, COLUMNS, LOW_SPLITS
                 )
     if HAS_BIAS:
         sums += tl.where(split == 0, tl.load(bias + rows).to(tl.float32), 0.0)[:, None]

@@ -28,6 +28,7 @@ from enginehouse.contract.errors import EngineError, ModelLoadError
 from enginehouse.contract.exit_policy import BoundExitPolicy
 from enginehouse.contract.media import MAX_IMAGE_PIXELS, DecodedImage, MediaChunk, MediaInput
 from enginehouse.contract.types import ModelInfo
+from enginehouse_backendkit.fast_tokenizer import ModelText
 from enginehouse_backendkit.lora_folder import read_invocation_tokens
 from enginehouse_backendkit.media_chunks import NO_CHUNKS, Chunks
 from enginehouse_backendkit.saved_states import check_head, state_body
@@ -50,7 +51,6 @@ from enginehouse_hf.heads.drafting import DraftHead, HeadDrafts, HeadLimits
 from enginehouse_hf.images.held import HeldImages
 from enginehouse_hf.images.reader import ImageReader
 from enginehouse_hf.states import check_state, pack_lengths, pack_pieces, read_lengths, unpack_pieces
-from enginehouse_hf.tokenizer import ModelText
 
 __all__ = ["CudaModel", "CudaRunner"]
 

@@ -104,22 +104,22 @@ def _add_update(
     half = tl.load(at_b + first * RANK, mask=inside, other=0.0)
     if KIND is not None:
         up_half = tl.load(at_up_b + first * RANK, mask=inside, other=0.0)
-        at_low = low + tl.zeros([ROWS, 1], tl.int32) + column[None, :]
-    else:
-        part = (row >= rows0).to(tl.int32) + (row >= rows0 + rows1).to(tl.int32)
-        at_low = low + part[:, None] * num_columns + column[None, :]
+    part = (row >= rows0).to(tl.int32) + (row >= rows0 + rows1).to(tl.int32)
+    at_low = low + part[:, None] * num_columns + column[None, :]
+    # The other factor's own A, unless one module has both.
+    at_up_low = low + tl.where(num_rows + row < rows0, 0, num_columns)[:, None] + column[None, :]
     await_previous()
     sums = tl.load(out + row, mask=is_row, other=0.0).to(tl.float32) + _times(half, at_low + first * RANK, inside)
     if KIND is not None:
         ups = tl.load(out + num_rows + row, mask=is_row, other=0.0).to(tl.float32)
-        ups += _times(up_half, at_low + num_columns + first * RANK, inside)
+        ups += _times(up_half, at_up_low + first * RANK, inside)
     for other in range(first + 1, after):
         if tl.load(scales + other) != 0.0:
             half = tl.load(at_b + other * RANK, mask=is_row[:, None], other=0.0)
             sums += _times(half, at_low + other * RANK, is_row[:, None])
             if KIND is not None:
                 half = tl.load(at_up_b + other * RANK, mask=is_row[:, None], other=0.0)
-                ups += _times(half, at_low + num_columns + other * RANK, is_row[:, None])
+                ups += _times(half, at_up_low + other * RANK, is_row[:, None])
     if KIND is not None:
         active = activate(sums.to(kind).to(tl.float32), KIND).to(kind).to(tl.float32)
         sums = active * ups.to(kind).to(tl.float32)

@@ -10,12 +10,13 @@ from attrs import frozen
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoImageProcessor
 
 from enginehouse.contract.errors import ModelLoadError
+from enginehouse_backendkit.fast_tokenizer import ModelText
 from enginehouse_backendkit.model_folder import describe_failure
 from enginehouse_hf.backend import HfOptions
 from enginehouse_hf.facts import ModelFacts
 from enginehouse_hf.images.families import FAMILIES, CannotRead, Family
 from enginehouse_hf.images.reader import ImageReader
-from enginehouse_hf.tokenizer import ModelFiles, ModelText
+from enginehouse_hf.tokenizer import ModelFiles
 
 __all__ = ["ImageSupport", "find_support"]
 

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from enginehouse.contract.errors import InvalidRequest, InvalidSpan, RunnerError
 from enginehouse.contract.media import DecodedImage, MediaChunk, MediaInput
+from enginehouse_backendkit.fast_tokenizer import ModelText
 from enginehouse_backendkit.model_folder import describe_failure
 from enginehouse_hf.attention import ForwardAborted
 from enginehouse_hf.images.families import CannotRead, Family, Part, Tile
 from enginehouse_hf.images.tiles import PreparedImage, TilePlace, WaitingTiles
-from enginehouse_hf.tokenizer import ModelText
 
 __all__ = ["ImageReader"]
 

@@ -17,7 +17,15 @@ pytestmark = pytest.mark.llamacpp
 
 SCHEMA = {
     "type": "object",
-    "properties": {"city": {"type": "string", "maxLength": 20}, "people": {"type": "integer", "maximum": 9999999}},
+    "properties": {
+        "city": {"type": "string", "maxLength": 20},
+        "people": {
+            "type": "array",
+            "items": {"type": "integer", "minimum": 1000000, "maximum": 9999999},
+            "minItems": 6,
+            "maxItems": 6,
+        },
+    },
     "required": ["city", "people"],
     "additionalProperties": False,
 }
@@ -29,7 +37,7 @@ CASES: dict[str, dict[str, Any]] = {
     "log-probabilities": {"prompt": STORY, "max_tokens": 40, "logprobs": 2},
     "a schema": {
         "prompt": "Paris in JSON: ",
-        "max_tokens": 60,
+        "max_tokens": 100,
         "structured_outputs": {"json": SCHEMA},
         "ignore_eos": False,
     },

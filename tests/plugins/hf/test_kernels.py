@@ -189,7 +189,9 @@ def test_updates_of_adapters_are_those_of_each_token_alone(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize(("parts", "activation"), [((256, 64, 64), None), ((128,), None), ((192, 192), "silu")])
+@pytest.mark.parametrize(
+    ("parts", "activation"), [((256, 64, 64), None), ((128,), None), ((192, 192), "silu"), ((384,), "silu")]
+)
 @pytest.mark.parametrize(("num_adapters", "rank"), [(4, 16), (16, 16), (8, 64)])
 def test_products_for_one_token_and_for_a_few_add_updates_of_adapters(
     dtype: str, parts: tuple[int, ...], activation: str | None, num_adapters: int, rank: int

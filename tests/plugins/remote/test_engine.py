@@ -220,7 +220,6 @@ async def test_broken_answer_ends_with_a_retryable_error_and_not_with_a_second_a
 
     assert text_of(seen) == "Hel"
     assert good.requests == []
-    assert EngineDead.retryable
 
 
 async def test_no_server_left_is_retryable_and_names_how_many_were_asked(small_server: Any) -> None:

@@ -57,8 +57,6 @@ from enginehouse.settings.profiles import Profile
 class AuthenticatorFailed(EnginehouseError):
     """A plugin that identifies callers failed or took too long; the same credentials may be accepted later."""
 
-    retryable = True
-
     def __init__(self, plugin: str) -> None:
         super().__init__(f"The plugin {plugin!r}, which identifies callers, cannot answer at the moment; try again.")
 

@@ -13,7 +13,7 @@ from enginehouse.contract.types import EngineSettings
 from enginehouse.settings.config import PluginsSettings
 from enginehouse.workers.ipc import FrameCutter, frame
 from enginehouse.workers.messages import Hello, Load, LoadFailed, MediaBytes, Ready, decode_from_worker, encode
-from enginehouse.workers.sharing import ServerLink, SharedWorker
+from enginehouse_backendkit.shared_worker import ServerLink, SharedWorker
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="worker processes need POSIX")
 
