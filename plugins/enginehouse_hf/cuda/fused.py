@@ -280,9 +280,7 @@ def _update(x: Tensor, part: Projection) -> Tensor:
 
 def _gated(x: Tensor, part: Gated) -> Tensor:
     if isinstance(part.gate_up, Packed):
-        if len(x) == 1:
-            return project_packed(x, part.gate_up, part.activation)
-        return gated(_parts(x, part.gate_up), part.activation, x.dtype)
+        return project_packed(x, part.gate_up, part.activation)
     if len(x) == 1:
         return project(x, part.gate_up, part.activation)
     few = project_few(x, part.gate_up, part.activation)

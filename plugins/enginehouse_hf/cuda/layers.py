@@ -142,7 +142,7 @@ def add_norm(
         norm is not None,
         norm is not None and norm.rounds_first,
         block,
-        num_warps=4 if block <= 2048 else 8,
+        num_warps=4 if block <= 2048 else 16 if num_tokens == 1 else 8,
         **OVERLAPPING,
     )
     return out

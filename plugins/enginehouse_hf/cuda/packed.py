@@ -1,9 +1,9 @@
 """Products with weights of few bits, which are unpacked in registers: what is read from memory is the packed form.
 
-Four bits: see ``four_bits.py``. FP8: for one token sums in float32 on the ordinary cores. For more with one factor per
-row FP8 is multiplied by FP8: by states that are split, see ``split_states.py``, for many tokens by rounded ones, with
-one factor per token found from its largest number. Other weights are unpacked in registers, as numbers of the model's
-type, for up to :data:`MAX_UNPACKED` tokens; for more in memory, for cuBLAS. Integers of 8 bits: by split states.
+One token: see ``single_words.py``. More, four bits: see ``four_bits.py``. FP8 with one factor per row is multiplied by
+FP8: by states that are split, see ``split_states.py``, for many tokens by rounded ones, with one factor per token found
+from its largest number. Other weights are unpacked in registers, as numbers of the model's type, for up to
+:data:`MAX_UNPACKED` tokens; for more in memory, for cuBLAS. Integers of 8 bits: by split states.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from enginehouse_hf.cuda.four_bits import project_four_bits
-from enginehouse_hf.cuda.layers import activate, load_inside
+from enginehouse_hf.cuda.layers import gated
 from enginehouse_hf.cuda.overlap import OVERLAPPING, await_previous
+from enginehouse_hf.cuda.single_words import has_words, project_words
 from enginehouse_hf.cuda.split_states import split_states, split_to_integers
 from enginehouse_hf.cuda.structure import Activation
 from enginehouse_hf.packed import Packed, has_tensor_cores_of_8_bits, rounds_states, unpacked
@@ -30,54 +31,6 @@ MAX_UNPACKED = 64
 """Most tokens for which FP8 is unpacked in registers where it cannot be multiplied by FP8."""
 
 _LARGEST_FP8 = tl.constexpr(448.0)
-
-
-@triton.jit
-def _project_single(
-    x, codes, scales, bias, out, num_rows,
-    WIDTH: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
-    IS_GROUPED: tl.constexpr, HAS_BIAS: tl.constexpr, KIND: tl.constexpr,
-):  # fmt: skip
-    kind = x.dtype.element_ty
-    OWN: tl.constexpr = WIDTH // SPLITS
-    PARTS: tl.constexpr = 1 if KIND is None else 2
-    split = tl.program_id(1)
-    index = tl.arange(0, PARTS * ROWS)
-    first = tl.program_id(0) * ROWS + index % ROWS
-    is_row = first < num_rows
-    rows = tl.where(is_row, first + index // ROWS * num_rows, 0).to(tl.int64)  # of the gate, then of the other factor
-    sums = tl.zeros([PARTS * ROWS, BLOCK], tl.float32)
-    for start in tl.static_range(0, OWN, BLOCK):
-        column = start + tl.arange(0, BLOCK)
-        inside = column < OWN
-        column += split * OWN
-        at_codes = codes + rows[:, None] * WIDTH + column[None, :]
-        code = load_inside(at_codes, inside[None, :], OWN % BLOCK == 0, "evict_first")
-        if IS_GROUPED:
-            group = start // GROUP + tl.arange(0, BLOCK // GROUP)
-            at_scale = scales + rows[:, None] * (WIDTH // GROUP) + (split * OWN // GROUP + group)[None, :]
-            scale = load_inside(at_scale, (group < OWN // GROUP)[None, :], OWN % BLOCK == 0, "")
-        if start == 0:
-            await_previous()
-        value = load_inside(x + column, inside, OWN % BLOCK == 0, "").to(tl.float32)
-        part = code.to(tl.float32) * value[None, :]
-        if IS_GROUPED:
-            parts = tl.reshape(part, [PARTS * ROWS, BLOCK // GROUP, GROUP]) * scale.to(tl.float32)[:, :, None]
-            part = tl.reshape(parts, [PARTS * ROWS, BLOCK])
-        sums += part
-    result = tl.sum(sums, 1)
-    if not IS_GROUPED:
-        result *= tl.load(scales + rows).to(tl.float32)
-    if KIND is None:
-        if HAS_BIAS:
-            added = tl.load(bias + rows, mask=is_row, other=0.0).to(tl.float32)
-            result += tl.where(split == 0, added, 0.0)
-        tl.store(out + split * num_rows + rows, result.to(out.dtype.element_ty), mask=is_row)
-    else:
-        gate, up = tl.split(tl.trans(tl.reshape(result, [2, ROWS])))
-        active = activate(gate.to(kind).to(tl.float32), KIND).to(kind).to(tl.float32)
-        row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-        tl.store(out + row, (active * up.to(kind).to(tl.float32)).to(kind), mask=row < num_rows)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -173,20 +126,24 @@ def project_packed(x: Tensor, part: Packed, activation: Activation | None = None
 
     Args:
         x: (T, width).
-        part: (num_rows, width); with ``activation``, for one token, the rows of the gate, then as many of the other
-            factor: the result is ``activation(gate) * up``, half as many rows.
-        may_split: the columns may be split among programs, which leaves the sum to the caller.
+        part: (num_rows, width); with ``activation`` the rows of the gate, then as many of the other factor: the result
+            is ``activation(gate) * up``, half as many rows.
+        may_split: the columns may be split among programs, which leaves the sum to the caller; not of what is
+            activated.
 
     Returns:
         (T, num_rows), or with ``may_split`` (T, n, num_rows) float32, whose n rows add up to the result.
     """
-    if part.form == "tiles":
-        return project_four_bits(x, part, activation, may_split)
+    if len(x) == 1 and has_words(part):
+        return project_words(x, part, activation, may_split)
+    if activation is not None:
+        return gated(project_packed(x, part, may_split=True), activation, x.dtype)
+    return (project_four_bits if part.form == "tiles" else _project_eight_bits)(x, part, may_split)
+
+
+def _project_eight_bits(x: Tensor, part: Packed, may_split: bool) -> Tensor:
     num_tokens = len(x)
     may_multiply_8_bits = num_tokens <= MAX_FP8 and part.width % _LEAST_COLUMNS == 0 and has_tensor_cores_of_8_bits(x)
-    if num_tokens == 1 and part.form == "fp8":
-        return _single(x, part, activation, may_split)
-    assert activation is None
     if rounds_states(x, part):
         return _round_and_multiply(x, part, may_split)
     if may_multiply_8_bits and part.scales.shape[1] == 1:
@@ -208,34 +165,6 @@ def _group(part: Packed) -> int:
     """Columns that are taken together: those with one factor; of rows with one factor as many as suit."""
     return part.group if part.group < part.width else min(128, part.width & -part.width)
 
-
-def _single(x: Tensor, part: Packed, activation: Activation | None, may_split: bool) -> Tensor:
-    num_rows = part.num_rows // (1 if activation is None else 2)
-    group, is_grouped = _group(part), part.group < part.width
-    if activation is not None or num_rows >= _MANY_ROWS:
-        rows, columns, warps, splits = _SINGLE["many"]
-    elif may_split and part.width % (2 * group) == 0:
-        rows, columns, warps, splits = _SINGLE["wide" if part.width >= _WIDE else "split"]
-    else:
-        rows, columns, warps, splits = _SINGLE["few"]
-    block = max(group if is_grouped else 16, min(columns, triton.next_power_of_2(part.width)))
-    rows = rows // (1 if activation is None else 2)
-    out = x.new_empty(1, num_rows)
-    if splits > 1:
-        out = torch.empty(1, splits, num_rows, dtype=torch.float32, device=x.device)
-    _project_single[(triton.cdiv(num_rows, rows), splits)](
-        x, part.codes, part.scales, x if part.bias is None else part.bias, out, num_rows, part.width, group, rows,
-        block, splits, is_grouped, part.bias is not None, activation, num_warps=warps, **OVERLAPPING,
-    )  # fmt: skip
-    return out
-
-
-_SINGLE = {"many": (4, 512, 2, 1), "few": (2, 2048, 4, 1), "split": (4, 512, 2, 2), "wide": (8, 512, 2, 2)}
-"""Rows, columns per turn, warps and splits: for many rows, few, and few whose columns may be split. Measured on an
-H200."""
-
-_WIDE = 8192
-"""Columns from which on a program takes more rows."""
 
 _LEAST_TOKENS = 64
 """Height of a tile of the tensor cores that multiply FP8."""

@@ -456,14 +456,17 @@ class _Positive:
 def test_tokens_are_drawn_where_they_left_as_on_the_cpu(
     random_model: Callable[[str], Path], options: dict[str, Any]
 ) -> None:
-    """Three sequences, some tokens of a step leave; the next pass is launched before they are read."""
+    """Three sequences, some tokens of a step leave; the next pass is launched before they are read.
+
+    At this temperature no random number is within 0.003 of the border between two tokens, which rounding moves.
+    """
     seen = []
     for device in ("cuda:0", "cpu"):
         runner = _open(random_model("qwen3"), context=256, device=device, cache_tokens=1024, **options)
         runner.use_exit_policy(_Positive())
         engine = StepEngine(runner, EngineSettings(slots=3, prefix_cache=False), {})
         for index, prompt in enumerate(prompts_of(runner)[:3]):
-            sampling = SamplingParams(temperature=0.7 if index else 0.0, seed=index)
+            sampling = SamplingParams(temperature=0.2 if index else 0.0, seed=index)
             stopping = StopParams(max_tokens=40, ignore_eos=True)
             engine.add(EngineRequest(request_id=str(index), sampling=sampling, stopping=stopping), prompt)
         answers: dict[str, list[int]] = {}

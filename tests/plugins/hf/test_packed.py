@@ -433,12 +433,13 @@ def test_states_are_the_sums_of_their_parts(num_parts: int) -> None:
 @needs_gpu
 @pytest.mark.parametrize("kind", ["fp8", "int4"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_product_of_gate_and_up_for_one_token(kind: Any, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("num_tokens", [1, 3])
+def test_the_product_of_gate_and_up(kind: Any, dtype: torch.dtype, num_tokens: int) -> None:
     from enginehouse_hf.cuda.packed import project_packed
 
     generator = torch.Generator("cuda").manual_seed(0)
     packed = PackedLinear(quantized(torch.randn(2 * 205, 512, generator=generator, device="cuda") * 0.1, kind)).packed
-    x = torch.randn(1, 512, generator=generator, device="cuda").to(dtype)
+    x = torch.randn(num_tokens, 512, generator=generator, device="cuda").to(dtype)
     gate, up = torch.nn.functional.linear(x.float(), unpacked(packed, torch.float32)).chunk(2, 1)
     expected = torch.nn.functional.silu(gate) * up
 
