@@ -14,7 +14,6 @@ import threading
 
 from enginehouse.contract.errors import ModelLoadError, ResourcesExhausted
 from enginehouse.plugins.call_notes import CallNotes
-from enginehouse.workers.host import WorkerHost
 from enginehouse.workers.ipc import Link, socket_pair
 from enginehouse.workers.messages import Hello, own_hello
 from enginehouse.workers.process import ChildProcess, ExitStatus
@@ -87,6 +86,8 @@ class WorkerThread:
         threading.Thread(target=self._run, name="engine", daemon=True).start()
 
     def _run(self) -> None:
+        from enginehouse.workers.host import WorkerHost  # noqa: PLC0415 - the engine, which a server rarely runs itself
+
         text = "thread crashed"
         try:
             WorkerHost(Link(self._theirs)).run()
