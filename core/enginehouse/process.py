@@ -1,4 +1,4 @@
-"""Process setup for commands: standard streams, termination signals, and the limit of open files.
+"""Process setup for commands: standard streams, termination signals, and the limit of open files; resident memory.
 
 Imports only the standard library, so that it is active before slow imports begin.
 """
@@ -126,6 +126,14 @@ def raise_file_limit() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):  # macOS allows less than its hard limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def rss_bytes() -> int:
+    """Resident memory of this process in bytes; 0 where the system does not report it cheaply."""
+    if sys.platform != "linux":
+        return 0
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 class EndSignals:

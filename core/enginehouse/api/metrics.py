@@ -30,8 +30,8 @@ from enginehouse.contract.errors import EnginehouseError
 from enginehouse.contract.inspection import BATCH_SIZES, EngineMetrics, Inspectable
 from enginehouse.contract.usage import USAGE_FIELDS, Usage
 from enginehouse.plugins import PluginFailures
+from enginehouse.process import rss_bytes
 from enginehouse.serving import ModelManager, ModelState, ModelStatus
-from enginehouse.workers.host import rss_bytes
 
 PREFIX = "enginehouse_"
 

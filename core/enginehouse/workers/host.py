@@ -13,8 +13,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
-import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -35,6 +33,7 @@ from enginehouse.engine.pooling.loop import PoolEngine, PoolOutput
 from enginehouse.engine.sequence import ActiveRequest
 from enginehouse.plugins import Contained, PluginFailures, PluginRegistry
 from enginehouse.plugins.call_notes import CallNotes
+from enginehouse.process import rss_bytes
 from enginehouse.workers.intake import Intake, left
 from enginehouse.workers.ipc import FrameTooLarge, Link
 from enginehouse.workers.media_bytes import ArrivedMedia
@@ -137,14 +136,6 @@ class MetricsReports:
         if self._is_process:
             metrics = msgspec.structs.replace(metrics, rss_bytes=rss_bytes())
         self._send(MetricsReport(metrics))
-
-
-def rss_bytes() -> int:
-    """Resident memory of this process in bytes; 0 where the system does not report it cheaply."""
-    if sys.platform != "linux":
-        return 0
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 _log = logging.getLogger(__name__)

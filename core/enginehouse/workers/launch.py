@@ -21,7 +21,6 @@ from typing import cast
 from enginehouse.contract.errors import ModelLoadError, PluginFailed, ResourcesExhausted
 from enginehouse.plugins import Guard
 from enginehouse.plugins.call_notes import CallNotes
-from enginehouse.workers.host import WorkerHost
 from enginehouse.workers.ipc import Link, socket_pair
 from enginehouse.workers.messages import Hello, own_hello
 from enginehouse.workers.process import ChildProcess, ExitStatus
@@ -187,6 +186,8 @@ class WorkerThread:
         threading.Thread(target=self._run, name="engine", daemon=True).start()
 
     def _run(self) -> None:
+        from enginehouse.workers.host import WorkerHost  # noqa: PLC0415 - the engine, which a server rarely runs itself
+
         text = "thread crashed"
         try:
             WorkerHost(Link(self._theirs)).run()

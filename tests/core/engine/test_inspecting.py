@@ -17,7 +17,8 @@ from enginehouse.contract.types import (
     TextDelta,
 )
 from enginehouse.engine.loop import StepEngine
-from enginehouse.workers.host import MetricsReports, rss_bytes
+from enginehouse.process import rss_bytes
+from enginehouse.workers.host import MetricsReports
 from enginehouse.workers.messages import MetricsReport, decode_from_worker, encode
 from enginehouse_testkit.fake_runner import FakeOptions, FakeRunner
 

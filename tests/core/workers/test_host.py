@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import gc
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -179,3 +181,11 @@ def test_only_the_objects_of_a_process_are_exempt_from_garbage_collection(is_pro
         server.send(encode(Close()))
         thread.join(60)
         server.close()
+
+
+def test_a_server_does_not_import_the_engine_of_its_workers() -> None:
+    """Its modules cost time and memory, and a server runs the engine itself only with ``isolation = "thread"``."""
+    code = "import sys, enginehouse.api.http.app, enginehouse.api.http.server; print(*sys.modules)"
+    loaded = subprocess.check_output([sys.executable, "-P", "-c", code], text=True).split()
+
+    assert {"enginehouse.workers.host", "enginehouse.engine.loop"} & set(loaded) == set()
