@@ -85,6 +85,14 @@ def forward(
     return Computed()
 
 
+def skip(scheduler: Scheduler) -> None:
+    """Do not run a scheduled pass, as if it had been aborted before it computed anything."""
+    if scheduler.has_pending:
+        scheduler.postpone(is_in_doubt=True)
+    else:
+        scheduler.resync()
+
+
 def encode(scheduler: Scheduler, sequence: Sequence) -> None:
     """Encode the image that is the next part of a prompt; aborted, it is encoded again unless it was cancelled."""
     placed, runner = sequence.next_chunk, scheduler.runner

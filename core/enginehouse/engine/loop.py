@@ -39,7 +39,7 @@ from enginehouse.contract.types import (
 )
 from enginehouse.engine.constraints import Masks
 from enginehouse.engine.disk import DiskTier
-from enginehouse.engine.forward import Computed, encode, forward
+from enginehouse.engine.forward import Computed, encode, forward, skip
 from enginehouse.engine.media import ChunkMakers, PlacedChunk, chunk_makers_of
 from enginehouse.engine.outputs import (
     StepCounts,
@@ -144,14 +144,19 @@ class StepEngine:
         if batch.encodes is not None:
             self._show_taken()  # encoding may take seconds
             self._computing = (batch.encodes,)
-            self._contained(batch.encodes, encode, self._scheduler, batch.encodes)
+            if not self._is_unwanted():
+                self._contained(batch.encodes, encode, self._scheduler, batch.encodes)
             self._computing = ()
         if not batch.spans:
             return Computed()
         self._steps.add(len(batch.sequences))
         masks = self._masks.begin([s.constraint for s in batch.sequences if s.constraint and not s.is_reasoning])
         self._computing = batch.sequences
-        computed = forward(self._scheduler, batch, self._fail, self._speculation.close, self.guard)
+        if self._is_unwanted():  # cancelled after the last messages were read, when no pass could be aborted
+            skip(self._scheduler)
+            computed = Computed()
+        else:
+            computed = forward(self._scheduler, batch, self._fail, self._speculation.close, self.guard)
         self._computing = ()
         if masks is not None:
             masks.result()
@@ -383,7 +388,7 @@ class StepEngine:
         owner = self._forget(request_id)
         if owner is not None:
             self._drop(owner, keep=True)
-        self._leaving.intersection_update(self._requests)
+        self._leaving.discard(request_id)
 
     def stop_thinking(self, request_id: str) -> int:
         """Force the reasoning of every choice that is inside it to close; return the number of such choices."""
@@ -399,15 +404,19 @@ class StepEngine:
     def interrupt(self, request_id: str) -> None:
         """Abort the running pass or encoding if it computes only requests that are being cancelled. Any thread.
 
-        One of a long prompt or an image may take seconds, and the next request would have to wait for it. Called when a
-        cancellation is due; :meth:`cancel` follows on the engine thread.
+        One of a long prompt or an image may take seconds, and the next request would have to wait for it. Such a pass
+        that is about to begin is skipped. Called when a cancellation is due; :meth:`cancel` follows on the engine
+        thread.
         """
-        if request_id in self._requests:
-            self._leaving.add(request_id)
-        computing = self._computing
-        if computing and all(s.owner.request.request_id in self._leaving for s in computing):
+        self._leaving.add(request_id)
+        if self._is_unwanted():
             with contextlib.suppress(PluginFailed):
                 self._runner.abort()
+
+    def _is_unwanted(self) -> bool:
+        """Return True if a pass runs, or is about to, that computes only requests that are being cancelled."""
+        computing = self._computing
+        return bool(computing) and all(s.owner.request.request_id in self._leaving for s in computing)
 
     def _forget(self, request_id: str) -> ActiveRequest | None:
         """Remove a request that has ended; None if it was removed before."""

@@ -328,6 +328,25 @@ def test_cancel_frees_everything_in_any_phase(num_steps: int) -> None:
     assert free_tokens(engine) == before
 
 
+@pytest.mark.parametrize("is_known", [False, True])
+def test_no_pass_begins_for_a_request_that_is_being_cancelled(is_known: bool) -> None:
+    """Its cancellation came when no pass could be aborted: before the request was added, or before its first pass."""
+    runner = FakeRunner()
+    engine = StepEngine(runner, EngineSettings(), {})
+    request = make_request(max_tokens=3, ignore_eos=True)
+    if not is_known:
+        engine.interrupt(request.request_id)
+    engine.add(request, prompt_of(0, 10))
+    if is_known:
+        engine.interrupt(request.request_id)
+    engine.step()
+
+    assert runner.num_steps == 0 and engine.has_work()
+    engine.cancel(request.request_id)
+    assert not engine.has_work()
+    assert run_each(engine, [prompt_of(0, 10)])[0].finished
+
+
 def test_a_stop_string_inside_a_token_keeps_the_text_before_it() -> None:
     request = make_request(max_tokens=60, ignore_eos=True)
     prompt = prompt_of(0, 12)

@@ -137,6 +137,8 @@ class PoolEngine:
             StepAborted: it was aborted.
             PluginFailed: the pooler raised an exception, or gave something else than rows.
         """
+        if self._leaving.issuperset(self._computing):  # cancelled when no pass could be aborted
+            raise StepAborted({})
         began_s = self._clock()
         rows = self._pooler.pool(chosen.inputs)
         self._queue.length.record(chosen.num_tokens, self._clock() - began_s)
@@ -229,8 +231,7 @@ class PoolEngine:
 
         Called when a cancellation is due; :meth:`cancel` follows on the engine thread.
         """
-        if call in self._queue:
-            self._leaving.add(call)
+        self._leaving.add(call)
         computing = self._computing
         if computing and self._leaving.issuperset(computing):
             with contextlib.suppress(PluginFailed):

@@ -11,7 +11,9 @@ from attrs import evolve
 from enginehouse.contract.pooler import PoolerCapabilities, PoolerInput
 from enginehouse.contract.types import PoolingRequest
 from enginehouse.engine.pooling.inputs import PoolInputs
+from enginehouse.engine.pooling.loop import PoolEngine
 from enginehouse.engine.pooling.queue import PassLength, PoolQueue, empty_rows
+from enginehouse_testkit.fake_pooler import FakePooler
 
 LIMITS = PoolerCapabilities(max_tokens=50, max_batch_tokens=60, max_batch_texts=4, pass_tokens=20, dimensions=1)
 
@@ -135,3 +137,21 @@ def test_an_adapted_length_bounds_the_next_pass() -> None:
 
     assert first.num_tokens == 256
     assert [len(one) for one in passes(found)] == [20, 4]
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_no_pass_begins_for_a_request_that_is_being_cancelled(is_known: bool) -> None:
+    """Its cancellation came when no pass could be aborted: before the request was added, or before its first pass."""
+    pooler = FakePooler()
+    engine = PoolEngine(pooler)
+    if not is_known:
+        engine.interrupt(1)
+    engine.add(1, made([3]))
+    if is_known:
+        engine.interrupt(1)
+
+    assert engine.step() == [] and pooler.num_passes == 0 and engine.has_work()
+    engine.cancel(1)
+    assert not engine.has_work()
+    engine.add(2, made([3]))
+    assert [call for call, _ in engine.step()] == [2] and pooler.num_passes == 1
