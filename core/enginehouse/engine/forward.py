@@ -85,12 +85,13 @@ def forward(
     return Computed()
 
 
-def skip(scheduler: Scheduler) -> None:
+def skip(scheduler: Scheduler) -> Computed:
     """Do not run a scheduled pass, as if it had been aborted before it computed anything."""
     if scheduler.has_pending:
         scheduler.postpone(is_in_doubt=True)
     else:
         scheduler.resync()
+    return Computed()
 
 
 def encode(scheduler: Scheduler, sequence: Sequence) -> None:

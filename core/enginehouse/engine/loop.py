@@ -153,8 +153,7 @@ class StepEngine:
         masks = self._masks.begin([s.constraint for s in batch.sequences if s.constraint and not s.is_reasoning])
         self._computing = batch.sequences
         if self._is_unwanted():  # cancelled after the last messages were read, when no pass could be aborted
-            skip(self._scheduler)
-            computed = Computed()
+            computed = skip(self._scheduler)
         else:
             computed = forward(self._scheduler, batch, self._fail, self._speculation.close, self.guard)
         self._computing = ()
@@ -404,9 +403,8 @@ class StepEngine:
     def interrupt(self, request_id: str) -> None:
         """Abort the running pass or encoding if it computes only requests that are being cancelled. Any thread.
 
-        One of a long prompt or an image may take seconds, and the next request would have to wait for it. Such a pass
-        that is about to begin is skipped. Called when a cancellation is due; :meth:`cancel` follows on the engine
-        thread.
+        One of a long prompt or an image may take seconds, for which the next request would wait; one that is about to
+        begin is skipped. Called when a cancellation is due; :meth:`cancel` follows on the engine thread.
         """
         self._leaving.add(request_id)
         if self._is_unwanted():
