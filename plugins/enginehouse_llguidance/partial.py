@@ -90,16 +90,14 @@ def _kind(text: bytes | bytearray) -> bytes:
 
 
 @lru_cache(maxsize=256)
-def _of_kind(literals: frozenset[bytes], kind: bytes) -> list[bytes]:
+def _of_kind(literals: frozenset[bytes], kind: bytes) -> tuple[bytes, ...]:
     """Return the literals of a kind, in order; asked for at each token, of up to a thousand literals."""
-    return sorted(one for one in literals if _kind(one) == kind)
+    return tuple(sorted(one for one in literals if _kind(one) == kind))
 
 
-def _of_literals(written: bytes, literals: list[bytes]) -> list[bytes]:
-    begin = bisect_left(literals, written)
-    return [
-        one[len(written) :] for one in takewhile(lambda one: one.startswith(written), islice(literals, begin, None))
-    ]
+def _of_literals(written: bytes, literals: tuple[bytes, ...]) -> list[bytes]:
+    later = islice(literals, bisect_left(literals, written), None)
+    return [one[len(written) :] for one in takewhile(lambda one: one.startswith(written), later)]
 
 
 def _of_number(written: bytes, bounds: Bounds) -> list[bytes] | None:

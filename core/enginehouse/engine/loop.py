@@ -404,7 +404,7 @@ class StepEngine:
         """Abort the running pass or encoding if it computes only requests that are being cancelled. Any thread.
 
         One of a long prompt or an image may take seconds, for which the next request would wait; one that is about to
-        begin is skipped. Called when a cancellation is due; :meth:`cancel` follows on the engine thread.
+        begin is skipped. Called before a cancellation: :meth:`cancel` follows on the engine thread, and forgets the id.
         """
         self._leaving.add(request_id)
         if self._is_unwanted():

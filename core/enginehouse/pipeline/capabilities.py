@@ -84,11 +84,9 @@ def find_unsupported(request: GenerateRequest, capabilities: Mapping[str, Capabi
 
 _NOTHING = GenerateRequest(request_id="", model=None)
 _OF_TOOLS = ("tools", "tool_choice", "parallel_tool_calls")
-_NAMES: dict[str, str] = {}
-"""By member of a request, the first field that sets it."""
-for _name, _row in FIELDS.items():
-    if _row.member:
-        _NAMES.setdefault(_row.member, _name)
+_MEMBERS = tuple(dict.fromkeys(row.member for row in FIELDS.values() if row.member))
+_NAMES = {member: next(name for name, row in FIELDS.items() if row.member == member) for member in _MEMBERS}
+"""By member of a request, the first field that sets it; in the order of the table."""
 
 
 @frozen
@@ -159,7 +157,7 @@ def _held(request: GenerateRequest, member: str) -> tuple[Any, str]:
 
 _DEFAULTS = {
     member: getattr(holder, name)
-    for member in _NAMES
+    for member in _MEMBERS
     for holder, name in [_held(_NOTHING, member)]
     if not isinstance(holder, Mapping)
 }

@@ -442,14 +442,14 @@ class WorkerHost:
                 self._inbox.put(message)
             case Cancel():
                 if intake is None or not intake.cancel(message.request_id):
-                    self._inbox.put(message)
                     if isinstance(self._engine, StepEngine):
                         self._engine.interrupt(message.request_id)
+                    self._inbox.put(message)
             case CancelCall():
                 if intake is None or not intake.cancel(message.call):
-                    self._inbox.put(message)
                     if isinstance(self._engine, PoolEngine):
                         self._engine.interrupt(message.call)
+                    self._inbox.put(message)
             case MediaBytes():
                 self._media.add(message)
             case Submit() | Pool() if intake is not None:

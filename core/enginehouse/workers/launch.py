@@ -27,6 +27,8 @@ from enginehouse.workers.process import ChildProcess, ExitStatus
 
 __all__ = ["RemoteWorker", "Worker", "WorkerThread", "check_hello", "explain", "start_worker", "worker_command"]
 
+_log = logging.getLogger("enginehouse.workers")
+
 
 class RemoteWorker(asyncio.Protocol):
     """Implements :class:`enginehouse.contract.fleet.WorkerLink`, and what ``client`` needs of a worker.
@@ -118,8 +120,6 @@ class RemoteWorker(asyncio.Protocol):
                 self.end(f"cannot be reached ({type(cause).__name__}: {cause})")
                 return
 
-
-_log = logging.getLogger("enginehouse.workers")
 
 # The GNU C library gives each thread a heap of its own, where freed memory stays in fragments. With at most two heaps,
 # more of it returns to the system after large constraints; one heap made decode steps slower in most measurements.

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -189,3 +190,29 @@ def test_a_server_does_not_import_the_engine_of_its_workers() -> None:
     loaded = subprocess.check_output([sys.executable, "-P", "-c", code], text=True).split()
 
     assert {"enginehouse.workers.host", "enginehouse.engine.loop"} & set(loaded) == set()
+
+
+async def test_a_cancellation_is_told_to_the_engine_before_it_is_queued(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine notes an id until its cancellation is read; the other way round it would keep it for ever."""
+    calls: list[str] = []
+    cancel, interrupt = StepEngine.cancel, StepEngine.interrupt
+
+    def slow_interrupt(self: StepEngine, request_id: str) -> None:
+        time.sleep(0.1)  # long enough for the engine thread to read what is queued
+        calls.append("interrupt")
+        interrupt(self, request_id)
+
+    def noted_cancel(self: StepEngine, request_id: str) -> None:
+        calls.append("cancel")
+        cancel(self, request_id)
+
+    monkeypatch.setattr(StepEngine, "interrupt", slow_interrupt)
+    monkeypatch.setattr(StepEngine, "cancel", noted_cancel)
+    async with open_thread(step_delay_s=0.005) as engine:
+        generation = await engine.submit(make_request("leaves", max_tokens=1000))
+        async for _ in generation:
+            generation.cancel()
+            break
+        await until(lambda: len(calls) > 1)
+
+    assert calls[:2] == ["interrupt", "cancel"]

@@ -10,8 +10,9 @@ from enginehouse.api.http.errors import error_body
 from enginehouse.api.http.state import ApiState
 from enginehouse.api.openai.chat import chat_route
 from enginehouse.api.openai.completions import completion_route
+from enginehouse.api.openai.compress import compress_route
 from enginehouse.api.openai.models import model_routes, route_route
-from enginehouse.api.openai.tokens import compress_route, token_routes
+from enginehouse.api.openai.tokens import token_routes
 from enginehouse.contract.hookspecs import API_VERSION
 from enginehouse.contract.surface import ErrorAnswer, Reply, Route
 

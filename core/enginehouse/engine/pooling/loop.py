@@ -227,9 +227,9 @@ class PoolEngine:
         self._leaving.discard(call)
 
     def interrupt(self, call: int) -> None:
-        """Abort the running pass if all of its requests are being cancelled. Any thread.
+        """Abort the pass that runs or is about to begin if all of its requests are being cancelled. Any thread.
 
-        Called when a cancellation is due; :meth:`cancel` follows on the engine thread.
+        Called before a cancellation: :meth:`cancel` follows on the engine thread, and forgets the call.
         """
         self._leaving.add(call)
         computing = self._computing
