@@ -30,11 +30,8 @@ MAX_PARTS = 3
 MAX_COLUMNS = 128
 """Most columns of B at once."""
 
-_LARGEST_TILE = 128
-"""Most tokens of a program in 16 bits; half as many in float32. Measured on an H200."""
-
-_EXPAND = (64, 8)
-"""Rows of a program, warps."""
+_EXPAND = (64, 64, 4)
+"""Most tokens of a program, its rows and warps. Measured on an H200."""
 
 
 @frozen(eq=False)
@@ -86,8 +83,8 @@ def _scale(low, scales, num_tokens, num_low, num_adapters, RANK: tl.constexpr, B
 @triton.jit(do_not_specialize=["num_tokens", "num_parts", "num_adapters"])
 def _expand(
     out, low, b, scales, result, num_tokens, out_stride, rows0, rows1, rows2, num_parts, num_adapters,
-    RANK: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, KIND: tl.constexpr,
-    PRECISION: tl.constexpr,
+    RANK: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SKIPS: tl.constexpr,
+    KIND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     kind: tl.constexpr = b.dtype.element_ty
     tile, token = tl.program_id(0), tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
@@ -103,34 +100,46 @@ def _expand(
         half = (rows0 + rows1) // 2
         part, row = 0, tile * ROWS + tl.arange(0, ROWS)
         is_row = row < half
-    column = tl.arange(0, COLUMNS)
-    at_b = b + row.to(tl.int64)[None, :] * num_columns + column[:, None]
-    at_low = low + token.to(tl.int64)[:, None] * (num_parts * num_columns) + part * num_columns + column[None, :]
-    sums, ups = tl.zeros([TOKENS, ROWS], tl.float32), tl.zeros([TOKENS, ROWS], tl.float32)
-    both = is_token & is_row[None, :]
     at_out = out + token.to(tl.int64)[:, None] * out_stride + row[None, :]
+    at_low = low + token.to(tl.int64)[:, None] * (num_parts * num_columns) + part * num_columns
+    at_b = b + row.to(tl.int64)[None, :] * num_columns
+    both = is_token & is_row[None, :]
     await_previous()  # not in the loop: the compiler moves the loads of its first turn before it
     before = tl.load(at_out, mask=both, other=0.0)
     if KIND is not None:
         up_before = tl.load(at_out + half, mask=both, other=0.0)
-    for first in range(0, num_columns, COLUMNS):
-        is_used = used_columns(scales, token, num_tokens, first, RANK, COLUMNS)
-        inside = tl.trans(is_used) & is_row[None, :]
-        value = tl.load(at_low + first, mask=is_token, other=0.0)
-        sums = tl.dot(value, tl.load(at_b + first, mask=inside, other=0.0), sums, input_precision=PRECISION)
-        if KIND is not None:
-            if num_parts > 1:
-                value = tl.load(at_low + num_columns + first, mask=is_token, other=0.0)
-            weight = tl.load(at_b + half.to(tl.int64) * num_columns + first, mask=inside, other=0.0)
-            ups = tl.dot(value, weight, ups, input_precision=PRECISION)
-    sums += before.to(tl.float32)
+    sums = before.to(tl.float32) + _update(
+        at_low, at_b, scales, token, is_row, num_tokens, num_columns, RANK, TOKENS, ROWS, COLUMNS, SKIPS, PRECISION
+    )
     if KIND is None:
         tl.store(at_out, sums.to(out.dtype.element_ty), mask=both)
     else:
-        ups += up_before.to(tl.float32)
-        active = activate(sums.to(kind).to(tl.float32), KIND).to(kind).to(tl.float32)
+        active = activate(sums.to(kind).to(tl.float32), KIND).to(kind)
+        ups = up_before.to(tl.float32) + _update(
+            at_low + tl.where(num_parts > 1, num_columns, 0), at_b + half.to(tl.int64) * num_columns, scales, token,
+            is_row, num_tokens, num_columns, RANK, TOKENS, ROWS, COLUMNS, SKIPS, PRECISION,
+        )  # fmt: skip
         at_result = result + token.to(tl.int64)[:, None] * half + row[None, :]
-        tl.store(at_result, (active * ups.to(kind).to(tl.float32)).to(kind), mask=both)
+        tl.store(at_result, (active.to(tl.float32) * ups.to(kind).to(tl.float32)).to(kind), mask=both)
+
+
+@triton.jit
+def _update(
+    at_low, at_b, scales, token, is_row, num_tokens, num_columns,
+    RANK: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SKIPS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """(TOKENS, ROWS) float32, results for A times B; with ``SKIPS`` without reading B of adapters that none uses."""
+    column = tl.arange(0, COLUMNS)
+    sums = tl.zeros([TOKENS, ROWS], tl.float32)
+    for first in range(0, num_columns, COLUMNS):
+        inside = is_row[None, :]
+        if SKIPS:
+            inside = inside & tl.trans(used_columns(scales, token, num_tokens, first, RANK, COLUMNS))
+        value = tl.load(at_low + first + column[None, :], mask=(token < num_tokens)[:, None], other=0.0)
+        weight = tl.load(at_b + first + column[:, None], mask=inside, other=0.0)
+        sums = tl.dot(value, weight, sums, input_precision=PRECISION)
+    return sums
 
 
 def shrink(x: Tensor, stack: Stack, scales: Tensor) -> Tensor:
@@ -161,7 +170,7 @@ def expand(out: Tensor, low: Tensor, stack: Stack, scales: Tensor) -> None:
         low: result of :func:`shrink`.
         stack, scales: as for it.
     """
-    tiles = sum(triton.cdiv(part, _EXPAND[0]) for part in stack.rows)
+    tiles = sum(triton.cdiv(part, _EXPAND[1]) for part in stack.rows)
     _launch(tiles, out, low, stack, scales, out, None)
 
 
@@ -177,19 +186,19 @@ def expand_gated(out: Tensor, low: Tensor, stack: Stack, scales: Tensor, activat
     """
     num_tokens, num_rows = out.shape
     result = out.new_empty(num_tokens, num_rows // 2)
-    _launch(triton.cdiv(num_rows // 2, _EXPAND[0]), out, low, stack, scales, result, activation)
+    _launch(triton.cdiv(num_rows // 2, _EXPAND[1]), out, low, stack, scales, result, activation)
     return result
 
 
 def _launch(
     tiles: int, out: Tensor, low: Tensor, stack: Stack, scales: Tensor, result: Tensor, activation: Activation | None
 ) -> None:
-    num_tokens, (rows, warps) = len(out), _EXPAND
-    most = _LARGEST_TILE // 2 if stack.b.dtype == torch.float32 else _LARGEST_TILE
+    num_tokens, (most, rows, warps) = len(out), _EXPAND
     tokens = max(16, min(most, triton.next_power_of_2(num_tokens)))
-    columns = min(MAX_COLUMNS, stack.num_adapters * stack.rank)
+    num_columns = stack.num_adapters * stack.rank
+    columns = min(MAX_COLUMNS, num_columns)
     _expand[(tiles, triton.cdiv(num_tokens, tokens))](
         out, low, stack.b, scales, result, num_tokens, out.stride(0), *(*stack.rows, 0, 0)[:MAX_PARTS], len(stack.rows),
-        stack.num_adapters, stack.rank, tokens, rows, columns, activation,
+        stack.num_adapters, stack.rank, tokens, rows, columns, num_columns > columns, activation,
         "ieee" if stack.b.dtype == torch.float32 else "tf32", num_warps=warps, num_stages=1, **OVERLAPPING,
     )  # fmt: skip
