@@ -162,6 +162,8 @@ class Watch:
     until: float
     gaps_s: list[float] = field(factory=list)
     healths_s: list[float] = field(factory=list)
+    late_s: list[float] = field(factory=list)
+    """How much longer than asked for this thread slept: the share of the machine in the other times."""
     rss_bytes: list[int] = field(factory=list)
 
     def read_stream(self) -> None:
@@ -181,8 +183,10 @@ class Watch:
                 self.rss_bytes.append(rss(self.server))
                 began = time.monotonic()
                 assert client.get("/health").status_code == 200
-                self.healths_s.append(time.monotonic() - began)
+                answered = time.monotonic()
+                self.healths_s.append(answered - began)
                 time.sleep(0.1)
+                self.late_s.append(time.monotonic() - answered - 0.1)
 
 
 def rss(server: ServerProcess) -> int:
@@ -218,7 +222,7 @@ def send_without_reading(server: ServerProcess, request: bytes, number: int, unt
 def test_requests_whose_answers_are_not_read_cost_little(
     tmp_path: Path, num_connections: int, seconds: float, share: float | None
 ) -> None:
-    """Times hold for that share of what is measured, in the long cases; the rest is left to whatever else runs."""
+    """Times hold for that share of what is measured, in the long cases, beside the delays of the machine itself."""
     source = write_script(tmp_path / "script.json", [" tick", {"delay_s": 0.01}], loop=True)
     config = tmp_path / "enginehouse.toml"
     config.write_text(f'[models.m]\nbackend = "scripted"\nsource = "{source}"\n', encoding="utf-8")
@@ -236,8 +240,9 @@ def test_requests_whose_answers_are_not_read_cost_little(
     assert max(watch.rss_bytes) - before < 64 * MIB
     assert watch.gaps_s and watch.healths_s
     if share is not None:
-        assert quantile(watch.gaps_s, share) < 0.2
-        assert quantile(watch.healths_s, share) < 0.1
+        late_s = quantile(watch.late_s, share)
+        assert quantile(watch.gaps_s, share) < 0.2 + late_s
+        assert quantile(watch.healths_s, share) < 0.1 + late_s
 
 
 def quantile(values: list[float], share: float) -> float:

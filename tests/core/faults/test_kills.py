@@ -280,7 +280,7 @@ def test_questions_are_asked_again(server, turn):
 
 
 def test_echo_outlives_a_worker(server, turn):
-    fields = {"echo": True, "logprobs": 1, "max_tokens": 30}
+    fields = {"echo": True, "logprobs": 1, "max_tokens": 30 + 3 * turn}
     expected = undisturbed(server, **fields)
     answer = server.ask(**fields)
     answer.wait_chunks(3 + turn)
