@@ -245,21 +245,28 @@ class Assembly:
         """Number of requests that must end."""
         return len(self.running)
 
-    def push(self, prompt: int, event: Event, pieces: list[Piece]) -> None:
-        """Append the pieces that ``event`` adds, possibly none."""
-        if type(event) is TextDelta:
-            self.has_begun = True
-            index = prompt * self.num_choices + event.choice
-            self.num_tokens += len(event.token_ids)
-            if event.text and self._parsers[index] is None and index not in self._unsent:  # the usual case
-                pieces.append(Piece(index, event.text, event.logprobs, token_ids=event.token_ids))
+    def pieces(self, prompt: int, events: Sequence[Event]) -> list[Piece]:
+        """Return the pieces that a batch of events adds."""
+        pieces: list[Piece] = []
+        for event in events:
+            if type(event) is TextDelta:
+                self.has_begun = True
+                index = prompt * self.num_choices + event.choice
+                self.num_tokens += len(event.token_ids)
+                if event.text and self._parsers[index] is None and index not in self._unsent:  # the usual case
+                    pieces.append(Piece(index, event.text, event.logprobs, token_ids=event.token_ids))
+                else:
+                    self._push_text(index, event, pieces)
+            elif isinstance(event, PromptProgress):
+                pieces.append(Piece(prompt * self.num_choices, progress=event))
             else:
-                self._push_text(index, event, pieces)
-        elif isinstance(event, PromptProgress):
-            pieces.append(Piece(prompt * self.num_choices, progress=event))
-        else:
-            self.has_begun = True
-            self._push_other(prompt, event, pieces)
+                self.has_begun = True
+                self._push_other(prompt, event, pieces)
+        return pieces
+
+    async def read(self, prompt: int, events: Sequence[Event]) -> list[Piece]:
+        """Return :meth:`pieces`, off the event loop if a parser is not our own."""
+        return await run_with_plugins(self.are_foreign, lambda: self.pieces(prompt, events))
 
     def _push_text(self, index: int, event: TextDelta, pieces: list[Piece]) -> None:
         """Append the pieces of a text that is parsed, empty, or comes after tokens without a piece."""
@@ -312,17 +319,6 @@ class Assembly:
             return None
         most = self.running[index // self.num_choices].parameters.stopping.max_tokens
         return "context" if most is None or event.usage.completion_tokens < most else "max_tokens"
-
-    async def read(self, prompt: int, events: Sequence[Event]) -> list[Piece]:
-        """Return :meth:`pieces`, off the event loop if a parser is not our own."""
-        return await run_with_plugins(self.are_foreign, lambda: self.pieces(prompt, events))
-
-    def pieces(self, prompt: int, events: Sequence[Event]) -> list[Piece]:
-        """Return the pieces that a batch of events adds."""
-        pieces: list[Piece] = []
-        for event in events:
-            self.push(prompt, event, pieces)
-        return pieces
 
     async def fold(
         self,
@@ -378,7 +374,9 @@ class Assembly:
         self.record.metrics |= report_metrics(self.running)
 
     def total(self) -> Usage:
-        """Return the usage of all prompts that have ended, with what the engines do not know."""
+        """Return the usage of all prompts that have ended, with what the engines do not know; fixed once complete."""
+        if self.record.is_complete and self.record.usage is not None:
+            return self.record.usage
         routed = [running.routed for running in self.running if running.routed is not None]
         predicted = self.prediction
         own = Usage(

@@ -6,11 +6,10 @@ Called by ``response`` and by the routes of surfaces. The bytes around each chun
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-import msgspec
 from attrs import frozen
 from litestar.types import Receive, Scope, Send
 
@@ -64,9 +63,12 @@ class ResponseStream:
         details: AnswerDetails | None,
     ) -> None:
         """Write everything; returns when the response is complete, has failed, or the client has disconnected."""
-        writer = self._writer
-        await writer.begin()
-        await writer.end(await _tail(self._write_pieces(assembly, batches, details), partial(self._failure, assembly)))
+        await self._writer.begin()
+        try:
+            tail = await self._write_pieces(assembly, batches, details)
+        except Exception as error:  # noqa: BLE001 - guard of a request: any error becomes a chunk, and ends this stream only
+            tail = await self._failure(assembly, error)
+        await self._writer.end(tail)
 
     async def _write_pieces(
         self,
@@ -103,9 +105,7 @@ class ResponseStream:
         usage, plain = assembly.usage(), None if details is None else details.to_plain()
         return await self._written("close", self._assembler.close, usage, plain) + self._frame.last
 
-    async def _written(
-        self, place: str, function: Callable[..., Iterable[Chunk | msgspec.Raw]], *arguments: Any
-    ) -> bytes:
+    async def _written(self, place: str, function: Callable[..., Iterable[Chunk | bytes]], *arguments: Any) -> bytes:
         """Return the chunks that a function of the assembler gives, as bytes."""
         chunks = partial(self._surface.chunks, place, function, *arguments)
         return await self._surface.ask(place, lambda: write_chunks(self._frame, chunks()))
@@ -142,9 +142,7 @@ class ReplyResponse:
         headers = [("content-type", reply.media_type), *reply.headers, *self.call.notices()]
         await send_body(send, body, headers, reply.status or 200)
 
-    async def _stream(
-        self, stream: AsyncIterator[Chunk | msgspec.Raw], scope: Scope, receive: Receive, send: Send
-    ) -> None:
+    async def _stream(self, stream: AsyncIterator[Chunk | bytes], scope: Scope, receive: Receive, send: Send) -> None:
         frame, headers = self.reply.frame, [*self.reply.headers, *self.call.notices()]
         async with self.state.exchanges.open(receive, self.state.settings.server.ping_s) as exchange:
             writer = FrameWriter(send, exchange, frame, headers)
@@ -165,19 +163,13 @@ class ReplyResponse:
                 answer = describe(error, record_of(scope).identify())
                 record_of(scope).outcome = answer.code
                 *_, body = await written_error(answer, scope)
-                return write_chunks(frame, [msgspec.Raw(body)])
+                return write_chunks(frame, [body])
 
             try:
-                tail = await _tail(write(), failure)
+                tail = await write()
+            except Exception as error:  # noqa: BLE001 - guard of a request, as above
+                tail = await failure(error)
             finally:
                 if (close := getattr(stream, "aclose", None)) is not None:
                     await close()
             await writer.end(tail)
-
-
-async def _tail(writing: Awaitable[bytes], failure: Callable[[Exception], Awaitable[bytes]]) -> bytes:
-    """Guard of a request whose status is sent: return the last bytes, those of ``failure`` if writing failed."""
-    try:
-        return await writing
-    except Exception as error:  # noqa: BLE001 - guard of a request: any error becomes a chunk, and ends this stream only
-        return await failure(error)

@@ -46,7 +46,7 @@ class Exchange:
         self._generations: list[Generation] = []
         self._is_cancelled = False
         self._is_detached = False
-        self._waiting: asyncio.Task[Any] | None = None
+        self._waiting: asyncio.Task[Any] | None = None  # the one in until_ended
 
     @property
     def is_ended(self) -> bool:
@@ -90,12 +90,13 @@ class Exchange:
         if self.is_ended:
             asyncio.ensure_future(work).cancel()
             return None
-        self._waiting = asyncio.ensure_future(work)
+        task = self._waiting = asyncio.current_task()  # the work gets no task of its own, whose start would cost more
+        assert task is not None
         try:
-            return await self._waiting
+            return await work
         except asyncio.CancelledError:
-            if not self.is_ended:
-                raise
+            if self._waiting is not None or task.uncancel():
+                raise  # cancelled from elsewhere
             return None
         finally:
             self._waiting = None
@@ -122,6 +123,7 @@ class Exchange:
         self.cancel()
         if self._waiting is not None:
             self._waiting.cancel()
+            self._waiting = None
 
 
 class OpenExchanges:
