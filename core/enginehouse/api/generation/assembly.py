@@ -12,6 +12,8 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from functools import reduce
+from operator import add
 from typing import Any, Protocol
 
 from attrs import define, field
@@ -379,7 +381,9 @@ class Assembly:
             return self.record.usage
         routed = [running.routed for running in self.running if running.routed is not None]
         predicted = self.prediction
-        own = Usage(
+        usages = [event.usage for event in self.finished]
+        return replace(
+            reduce(add, usages) if usages else Usage(),
             replays=sum(running.generation.num_replays for running in self.running),
             routed_requests=len(routed),
             routing_attempts=sum(1 + len(one.tried) for one in routed),
@@ -392,7 +396,6 @@ class Assembly:
             first_token_s=self.record.pace.first_s or 0.0,
             total_s=time.perf_counter() - self.record.began,
         )
-        return sum((event.usage for event in self.finished), own)
 
     def usage(self) -> Usage:
         """Return the usage so far; before the end, tokens and times are those that the server sees."""

@@ -63,39 +63,36 @@ class ResponseStream:
         details: AnswerDetails | None,
     ) -> None:
         """Write everything; returns when the response is complete, has failed, or the client has disconnected."""
-        await self._writer.begin()
+        writer, surface = self._writer, self._surface
+        await writer.begin()
         try:
-            tail = await self._write_pieces(assembly, batches, details)
-        except Exception as error:  # noqa: BLE001 - guard of a request: any error becomes a chunk, and ends this stream only
-            tail = await self._failure(assembly, error)
-        await self._writer.end(tail)
-
-    async def _write_pieces(
-        self,
-        assembly: Assembly,
-        batches: AsyncIterator[tuple[int, Sequence[Event]]],
-        details: AnswerDetails | None,
-    ) -> bytes:
-        """Write the pieces as they arrive; returns the last bytes of the body."""
-        opening = await self._written("opening", self._assembler.opening)
-        await self._writer.write(opening or self._frame.ping)
-        self._writer.ping_when_idle()
-        read, sent, chunks_of = assembly.pieces, assembly.sent, self._assembler.push
-        write, written_of, is_foreign = self._writer.write, chunk_writer(self._frame), self._surface.is_foreign
-        async for prompt, events in batches:
-            pieces = await assembly.read(prompt, events) if assembly.are_foreign else read(prompt, events)
-            if pieces:
+            opening = await self._written("opening", self._assembler.opening)
+            await writer.write(opening or self._frame.ping)
+            writer.ping_when_idle()
+            chunks_of, written_of = self._assembler.push, chunk_writer(self._frame)
+            async for prompt, events in batches:  # plain loops: this runs for every token
+                if assembly.are_foreign:
+                    pieces = await assembly.read(prompt, events)
+                else:
+                    pieces = assembly.pieces(prompt, events)
                 written = b""
-                for piece in pieces:  # plain loops: this runs for every token
-                    if is_foreign:
+                for piece in pieces:
+                    if surface.is_foreign:
                         written += await self._written("push", chunks_of, piece)
                         continue
                     for chunk in chunks_of(piece):
                         written += written_of(chunk)
                 if written:
-                    await write(written)
-                if pieces[-1].scores is None and pieces[-1].progress is None:
-                    sent(pieces)
+                    await writer.write(written)
+                if pieces and pieces[-1].scores is None and pieces[-1].progress is None:
+                    assembly.sent(pieces)
+            tail = await self._end(assembly, details)
+        except Exception as error:  # noqa: BLE001 - guard of a request: any error becomes a chunk, and ends this stream only
+            tail = await self._failure(assembly, error)
+        await writer.end(tail)
+
+    async def _end(self, assembly: Assembly, details: AnswerDetails | None) -> bytes:
+        """Return the last bytes of the body, after the last piece."""
         if self._exchange.error is not None:
             raise self._exchange.error
         if self._exchange.disconnected:
