@@ -212,6 +212,7 @@ def read_extensions(
         Exception: any exception of the converter; :func:`enginehouse.settings.structuring.find_problems` explains it.
     """
     extensions: dict[str, dict[str, Any]] = {}
+    fields_class: Any
     for name, fields_class in declared.items():
         if given := {key: data[key] for key in _names_of(fields_class) if key in data}:
             fields = converter.structure(given, fields_class)
@@ -222,7 +223,7 @@ def read_extensions(
 
 
 @functools.cache
-def _names_of(fields_class: type[Any]) -> tuple[str, ...]:
+def _names_of(fields_class: Any) -> tuple[str, ...]:
     return tuple(attribute.name for attribute in attrs.fields(fields_class))
 
 

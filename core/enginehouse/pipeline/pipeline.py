@@ -355,6 +355,8 @@ class Pipeline:
         if named is not None and model.info.engine.adapters == "none":
             raise UnsupportedParameter("model: this model takes no adapters", "model")
         asked = ((named, None),) if named is not None else request.adapters
+        if not asked:
+            return ()
         return model.served.adapters.resolve(model.name, asked, "model" if named is not None else param)
 
     def _check(

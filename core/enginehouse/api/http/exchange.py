@@ -206,10 +206,10 @@ def deadlines(exchange: Exchange, timeouts: Timeouts, began: float, has_begun: C
             exchange.end(error)
 
     timers = [
-        loop.call_later(max(0.0, seconds - passed_s), end, error, unless)
+        loop.call_later(max(0.0, seconds - passed_s), end, error(seconds), unless)
         for seconds, error, unless in (
-            (timeouts.first_token_s, _first_token(timeouts.first_token_s), has_begun),
-            (timeouts.total_s, _total(timeouts.total_s), lambda: False),
+            (timeouts.first_token_s, _first_token, has_begun),
+            (timeouts.total_s, _total, lambda: False),
         )
         if seconds is not None
     ]
@@ -220,9 +220,9 @@ def deadlines(exchange: Exchange, timeouts: Timeouts, began: float, has_begun: C
             timer.cancel()
 
 
-def _first_token(seconds: float | None) -> EnginehouseError:
-    return FirstTokenTimeout(f"The answer did not begin within {seconds or 0:g} s (first_token_timeout_s).")
+def _first_token(seconds: float) -> EnginehouseError:
+    return FirstTokenTimeout(f"The answer did not begin within {seconds:g} s (first_token_timeout_s).")
 
 
-def _total(seconds: float | None) -> EnginehouseError:
-    return TotalTimeout(f"The answer took longer than {seconds or 0:g} s (total_timeout_s).")
+def _total(seconds: float) -> EnginehouseError:
+    return TotalTimeout(f"The answer took longer than {seconds:g} s (total_timeout_s).")
