@@ -30,11 +30,8 @@ MAX_PARTS = 3
 MAX_COLUMNS = 128
 """Most columns of B at once."""
 
-_LARGEST_TILE = 128
-"""Most tokens of a program in 16 bits; half as many in float32. Measured on an H200."""
-
-_EXPAND = (64, 8)
-"""Rows of a program, warps."""
+_ROWS = 64
+"""Rows of a program that adds updates. Measured on an H200."""
 
 
 @frozen(eq=False)
@@ -86,8 +83,8 @@ def _scale(low, scales, num_tokens, num_low, num_adapters, RANK: tl.constexpr, B
 @triton.jit(do_not_specialize=["num_tokens", "num_parts", "num_adapters"])
 def _expand(
     out, low, b, scales, result, num_tokens, out_stride, rows0, rows1, rows2, num_parts, num_adapters,
-    RANK: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, KIND: tl.constexpr,
-    PRECISION: tl.constexpr,
+    RANK: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, IS_WHOLE: tl.constexpr,
+    KIND: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     kind: tl.constexpr = b.dtype.element_ty
     tile, token = tl.program_id(0), tl.program_id(1) * TOKENS + tl.arange(0, TOKENS)
@@ -103,34 +100,49 @@ def _expand(
         half = (rows0 + rows1) // 2
         part, row = 0, tile * ROWS + tl.arange(0, ROWS)
         is_row = row < half
-    column = tl.arange(0, COLUMNS)
-    at_b = b + row.to(tl.int64)[None, :] * num_columns + column[:, None]
-    at_low = low + token.to(tl.int64)[:, None] * (num_parts * num_columns) + part * num_columns + column[None, :]
-    sums, ups = tl.zeros([TOKENS, ROWS], tl.float32), tl.zeros([TOKENS, ROWS], tl.float32)
-    both = is_token & is_row[None, :]
     at_out = out + token.to(tl.int64)[:, None] * out_stride + row[None, :]
+    at_low = low + token.to(tl.int64)[:, None] * (num_parts * num_columns) + part * num_columns
+    at_b = b + row.to(tl.int64)[None, :] * num_columns
+    both = is_token & is_row[None, :]
     await_previous()  # not in the loop: the compiler moves the loads of its first turn before it
     before = tl.load(at_out, mask=both, other=0.0)
     if KIND is not None:
         up_before = tl.load(at_out + half, mask=both, other=0.0)
-    for first in range(0, num_columns, COLUMNS):
-        is_used = used_columns(scales, token, num_tokens, first, RANK, COLUMNS)
-        inside = tl.trans(is_used) & is_row[None, :]
-        value = tl.load(at_low + first, mask=is_token, other=0.0)
-        sums = tl.dot(value, tl.load(at_b + first, mask=inside, other=0.0), sums, input_precision=PRECISION)
-        if KIND is not None:
-            if num_parts > 1:
-                value = tl.load(at_low + num_columns + first, mask=is_token, other=0.0)
-            weight = tl.load(at_b + half.to(tl.int64) * num_columns + first, mask=inside, other=0.0)
-            ups = tl.dot(value, weight, ups, input_precision=PRECISION)
-    sums += before.to(tl.float32)
+    sums = before.to(tl.float32) + _update(
+        at_low, at_b, scales, token, is_row, num_tokens, num_columns, RANK, TOKENS, ROWS, COLUMNS, IS_WHOLE, PRECISION
+    )
     if KIND is None:
         tl.store(at_out, sums.to(out.dtype.element_ty), mask=both)
     else:
-        ups += up_before.to(tl.float32)
-        active = activate(sums.to(kind).to(tl.float32), KIND).to(kind).to(tl.float32)
+        active = activate(sums.to(kind).to(tl.float32), KIND).to(kind)
+        ups = up_before.to(tl.float32) + _update(
+            at_low + tl.where(num_parts > 1, num_columns, 0), at_b + half.to(tl.int64) * num_columns, scales, token,
+            is_row, num_tokens, num_columns, RANK, TOKENS, ROWS, COLUMNS, IS_WHOLE, PRECISION,
+        )  # fmt: skip
         at_result = result + token.to(tl.int64)[:, None] * half + row[None, :]
-        tl.store(at_result, (active * ups.to(kind).to(tl.float32)).to(kind), mask=both)
+        tl.store(at_result, (active.to(tl.float32) * ups.to(kind).to(tl.float32)).to(kind), mask=both)
+
+
+@triton.jit
+def _update(
+    at_low, at_b, scales, token, is_row, num_tokens, num_columns,
+    RANK: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, IS_WHOLE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """(TOKENS, ROWS) float32, results for A times B; if B is several blocks, unused adapters are not read."""
+    column = tl.arange(0, COLUMNS)
+    at_low, at_b = at_low + column[None, :], at_b + column[:, None]
+    is_token, inside = (token < num_tokens)[:, None], is_row[None, :]
+    if IS_WHOLE:
+        value = tl.load(at_low, mask=is_token, other=0.0)
+        return tl.dot(value, tl.load(at_b, mask=inside, other=0.0), input_precision=PRECISION)
+    sums = tl.zeros([TOKENS, ROWS], tl.float32)
+    for first in range(0, num_columns, COLUMNS):
+        is_used = tl.trans(used_columns(scales, token, num_tokens, first, RANK, COLUMNS))
+        value = tl.load(at_low + first, mask=is_token, other=0.0)
+        weight = tl.load(at_b + first, mask=is_used & inside, other=0.0)
+        sums = tl.dot(value, weight, sums, input_precision=PRECISION)
+    return sums
 
 
 def shrink(x: Tensor, stack: Stack, scales: Tensor) -> Tensor:
@@ -161,7 +173,7 @@ def expand(out: Tensor, low: Tensor, stack: Stack, scales: Tensor) -> None:
         low: result of :func:`shrink`.
         stack, scales: as for it.
     """
-    tiles = sum(triton.cdiv(part, _EXPAND[0]) for part in stack.rows)
+    tiles = sum(triton.cdiv(part, _ROWS) for part in stack.rows)
     _launch(tiles, out, low, stack, scales, out, None)
 
 
@@ -177,19 +189,20 @@ def expand_gated(out: Tensor, low: Tensor, stack: Stack, scales: Tensor, activat
     """
     num_tokens, num_rows = out.shape
     result = out.new_empty(num_tokens, num_rows // 2)
-    _launch(triton.cdiv(num_rows // 2, _EXPAND[0]), out, low, stack, scales, result, activation)
+    _launch(triton.cdiv(num_rows // 2, _ROWS), out, low, stack, scales, result, activation)
     return result
 
 
 def _launch(
     tiles: int, out: Tensor, low: Tensor, stack: Stack, scales: Tensor, result: Tensor, activation: Activation | None
 ) -> None:
-    num_tokens, (rows, warps) = len(out), _EXPAND
-    most = _LARGEST_TILE // 2 if stack.b.dtype == torch.float32 else _LARGEST_TILE
-    tokens = max(16, min(most, triton.next_power_of_2(num_tokens)))
-    columns = min(MAX_COLUMNS, stack.num_adapters * stack.rank)
+    num_tokens, num_columns = len(out), stack.num_adapters * stack.rank
+    is_wide = num_tokens > 64 and activation is not None and stack.b.dtype != torch.float32  # measured on an H200
+    tokens = 128 if is_wide else min(64, max(16, triton.next_power_of_2(num_tokens)))
+    columns = min(MAX_COLUMNS, num_columns)
     _expand[(tiles, triton.cdiv(num_tokens, tokens))](
         out, low, stack.b, scales, result, num_tokens, out.stride(0), *(*stack.rows, 0, 0)[:MAX_PARTS], len(stack.rows),
-        stack.num_adapters, stack.rank, tokens, rows, columns, activation,
-        "ieee" if stack.b.dtype == torch.float32 else "tf32", num_warps=warps, num_stages=1, **OVERLAPPING,
+        stack.num_adapters, stack.rank, tokens, _ROWS, columns, num_columns == columns, activation,
+        "ieee" if stack.b.dtype == torch.float32 else "tf32", num_warps=8 if is_wide else 4, num_stages=1,
+        **OVERLAPPING,
     )  # fmt: skip

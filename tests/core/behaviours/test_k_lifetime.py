@@ -8,25 +8,47 @@ import pytest
 from .client import Server
 from .conftest import and_gemma
 
+NEARLY_EQUAL = 1e-3
+"""Difference of log-probabilities, some thirty times what rounding changes in float32."""
+
+
+Drawn = list[tuple[str, float]]
+"""The tokens of an answer with their log-probabilities."""
+
 
 def check_not_mixed(server: Server, bodies: list[dict]) -> list[str]:
-    """Every body gets the same answer alone as among the others, half of them streamed; returns the texts."""
+    """Every body gets the same answer alone as among the others, half of them streamed; returns the texts.
 
-    def ask(number: int) -> tuple[str, list[float]]:
+    Tokens are drawn in the order of their probability. Where numbers are rounded differently in another batch, two
+    tokens that are nearly equally probable may swap places, and the other one is drawn: in few answers, if at all.
+    """
+
+    def ask(number: int) -> tuple[str, Drawn]:
         if number % 2:
             stream = server.stream_complete(**bodies[number])
             parts = [choice["logprobs"] for choice in stream.choices(0) if choice["logprobs"]]
-            return stream.text(), [value for part in parts for value in part["token_logprobs"]]
-        choice = server.complete(**bodies[number])["choices"][0]
-        return choice["text"], choice["logprobs"]["token_logprobs"]
+            text = stream.text()
+        else:
+            choice = server.complete(**bodies[number])["choices"][0]
+            text, parts = choice["text"], [choice["logprobs"]]
+        return text, [pair for part in parts for pair in zip(part["tokens"], part["token_logprobs"], strict=True)]
 
     alone = [ask(number) for number in range(len(bodies))]
     with ThreadPoolExecutor(len(bodies)) as pool:
         together = list(pool.map(ask, range(len(bodies))))
 
-    for (text, logprobs), (text_together, logprobs_together) in zip(alone, together, strict=True):
-        assert text_together == text
-        assert all(abs(a - b) < server.rounding for a, b in zip(logprobs, logprobs_together, strict=True))
+    num_swapped = 0
+    for (text, drawn), (text_together, drawn_together) in zip(alone, together, strict=True):
+        is_same = [one[0] == other[0] for one, other in zip(drawn, drawn_together, strict=False)]
+        place = is_same.index(False) if False in is_same else None
+        if place is not None and server.model in ("hf", "mlx"):
+            assert abs(drawn[place][1] - drawn_together[place][1]) < NEARLY_EQUAL
+            num_swapped += 1
+        else:
+            assert text_together == text and len(drawn) == len(drawn_together)
+        pairs = zip(drawn[:place], drawn_together[:place], strict=True)
+        assert all(abs(one[1] - other[1]) < server.rounding for one, other in pairs)
+    assert num_swapped <= 2
     return [text for text, _ in alone]
 
 
