@@ -76,7 +76,7 @@ class CompletionAssembler:
         """Return nothing: a stream begins with its first token."""
         return ()
 
-    def push(self, piece: Piece) -> Sequence[Chunk | msgspec.Raw]:
+    def push(self, piece: Piece) -> Sequence[Chunk | bytes]:
         """Return an event with the text and its tokens, or with the progress of the prompt."""
         if piece.progress is not None:
             return (self._event(piece.index, "", (), prompt_progress=progress_object(piece.progress)),)
@@ -104,11 +104,11 @@ class CompletionAssembler:
             more["timings"] = timings(self._answer.usage())
         return (self._event(piece.index, text, piece.token_ids, **more),)
 
-    def _text_event(self, choice: _Choice, index: int, text: str, token_ids: Sequence[int]) -> msgspec.Raw:
-        """Return the event of a text without further members, as prepared JSON."""
+    def _text_event(self, choice: _Choice, index: int, text: str, token_ids: Sequence[int]) -> bytes:
+        """Return the event of a text without further members, as JSON."""
         num_evaluated = self._num_evaluated(index, self._answer.num_prompt_tokens)
         members = (index, _encode(text), _encode(token_ids), len(choice.token_ids), num_evaluated)
-        return msgspec.Raw(_TEXT_EVENT % members)
+        return _TEXT_EVENT % members
 
     def _event(self, index: int, text: str, token_ids: Sequence[int], **more: Any) -> Chunk:
         return {

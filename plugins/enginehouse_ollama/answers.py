@@ -89,7 +89,7 @@ class OllamaAssembler:
         """Return nothing: the role is in every chunk."""
         return ()
 
-    def push(self, piece: Piece) -> Sequence[Chunk | msgspec.Raw]:
+    def push(self, piece: Piece) -> Sequence[Chunk | bytes]:
         """Return a chunk with what the piece completes."""
         if piece.finish_reason is not None:
             self._reason = "length" if piece.finish_reason == "length" else "stop"
@@ -101,7 +101,7 @@ class OllamaAssembler:
             return () if progress is None else (self._chunk("") | {"prompt_progress": progress_object(progress)},)
         self._texts.append(piece.text)
         if self._is_usual and not piece.reasoning and not piece.logprobs:  # the usual case, for every token
-            return (msgspec.Raw(self._text_chunk % (now().encode(), _encode(piece.text))),)
+            return (self._text_chunk % (now().encode(), _encode(piece.text)),)
         logprobs = [_logprob(entry) for entry in piece.logprobs or ()]
         self._thoughts.append(piece.reasoning)
         self._logprobs += logprobs

@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from enginehouse.contract.errors import RequestCancelled
 from enginehouse.contract.surface import Chunk, ErrorAnswer, Piece
 from enginehouse.contract.usage import Usage
@@ -96,7 +94,7 @@ class KeptWriter:
         if self._log is None:
             self._log = self._kept.begin(self)
 
-    def _add(self, events: Sequence[Chunk | msgspec.Raw]) -> Sequence[Any]:
+    def _add(self, events: Sequence[Chunk | bytes]) -> Sequence[Any]:
         return events if self._log is None else self._log.add(events)
 
     def _finish(self, events: Sequence[Chunk]) -> Sequence[Any]:

@@ -34,14 +34,14 @@ class EventLog:
         self._events: list[bytes] = []
         self._news: asyncio.Event | None = None  # if readers wait
 
-    def add(self, chunks: Iterable[Chunk | msgspec.Raw]) -> list[msgspec.Raw]:
+    def add(self, chunks: Iterable[Chunk | bytes]) -> list[bytes]:
         """Append events; returns them encoded."""
         added = []
         for chunk in chunks:  # one for each token
-            event = bytes(chunk) if isinstance(chunk, msgspec.Raw) else _encode(chunk)
+            event = chunk if isinstance(chunk, bytes) else _encode(chunk)
             self._events.append(event)
             self.num_bytes += len(event)
-            added.append(msgspec.Raw(event))
+            added.append(event)
         if self._news is not None:
             self._tell()
         return added
@@ -56,12 +56,12 @@ class EventLog:
         if news is not None:
             news.set()
 
-    async def read(self, after: int) -> AsyncIterator[msgspec.Raw]:
+    async def read(self, after: int) -> AsyncIterator[bytes]:
         """Yield the events whose number is greater than ``after``, until the response is complete."""
         at = max(0, after + 1)
         while True:
             while at < len(self._events):
-                yield msgspec.Raw(self._events[at])
+                yield self._events[at]
                 at += 1
             if self.is_complete:
                 return

@@ -87,7 +87,7 @@ class ResponseWriter:
         kinds = ("created", self.resource.status)
         return [self._event(f"response.{kind}", response=self.to_plain()) for kind in kinds]
 
-    def push(self, piece: Piece) -> Sequence[Chunk | msgspec.Raw]:
+    def push(self, piece: Piece) -> Sequence[Chunk | bytes]:
         """Return the events of a piece."""
         item = self._current
         is_text = piece.text and piece.logprobs is None and piece.finish_reason is None
@@ -201,12 +201,12 @@ class ResponseWriter:
             where = {"item_id": self._current.id, "output_index": len(self._items) - 1}
             yield self._event(f"response.{self._renamed.get(kind, kind)}", **where, **members)
 
-    def _text_event(self, item: MessageItem, text: str) -> msgspec.Raw:
-        """Return the event of a text without log-probabilities, as prepared JSON."""
+    def _text_event(self, item: MessageItem, text: str) -> bytes:
+        """Return the event of a text without log-probabilities, as JSON."""
         item.add(text)
         number = self._num_events
         self._num_events = number + 1
-        return msgspec.Raw(b'%b%b,"logprobs":[],"sequence_number":%d}' % (self._text_head, _encode(text), number))
+        return b'%b%b,"logprobs":[],"sequence_number":%d}' % (self._text_head, _encode(text), number)
 
     def _end(self) -> Chunk:
         return self._event(_ENDS[self.resource.status], response=self.to_plain())

@@ -154,7 +154,7 @@ class Reply:
         body: a JSON object or a list of them, encoded by core, or bytes of ``media_type``; None is an empty body.
         status: HTTP status; None is 200, and for an error the one that core has chosen.
         headers: further headers.
-        stream: the chunks of a stream, which may be prepared JSON, instead of a body. It is closed when the client
+        stream: the chunks of a stream, or the bytes of their JSON, instead of a body. It is closed when the client
             disconnects; an exception in it becomes a last chunk with the surface's error body.
         frame: format of the stream.
     """
@@ -163,7 +163,7 @@ class Reply:
     status: int | None = field(default=None, kw_only=True)
     headers: tuple[tuple[str, str], ...] = field(default=(), kw_only=True)
     media_type: str = field(default="application/json", kw_only=True)
-    stream: AsyncIterator[Chunk | msgspec.Raw] | None = field(default=None, kw_only=True)
+    stream: AsyncIterator[Chunk | bytes] | None = field(default=None, kw_only=True)
     frame: Frame = field(default=SSE, kw_only=True)
 
 
@@ -227,10 +227,10 @@ class Assembler(Protocol):
         """Return the chunks of a stream before the first piece."""
         ...
 
-    def push(self, piece: Piece) -> Iterable[Chunk | msgspec.Raw]:
+    def push(self, piece: Piece) -> Iterable[Chunk | bytes]:
         """Add a piece; returns the chunks that can be sent now, which are ignored if the response is not streamed.
 
-        This runs for every token; a chunk may be prepared JSON (``msgspec.Raw``).
+        This runs for every token; a chunk may be the bytes of a JSON object.
         """
         ...
 

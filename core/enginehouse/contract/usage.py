@@ -128,7 +128,7 @@ class UsageCounter(msgspec.Struct, array_like=True):
     def __add__(self, other: "UsageCounter") -> Self:
         """Return the sum; times are the longer ones."""
         values = zip(_SUMS, astuple(self), astuple(other), strict=True)
-        return type(self)(*(total(one, two) for total, one, two in values))
+        return type(self)(*[total(one, two) for total, one, two in values])
 
 
 class Usage(UsageCounter, frozen=True):  # type: ignore[misc]  # a struct, unlike a dataclass, may be frozen anew
@@ -140,8 +140,7 @@ class Usage(UsageCounter, frozen=True):  # type: ignore[misc]  # a struct, unlik
         Args:
             is_complete: False for a response that was broken off.
         """
-        for name, field in USAGE_FIELDS.items():
-            value = getattr(self, name)
+        for (name, field), value in zip(USAGE_FIELDS.items(), astuple(self), strict=True):
             if field.when == "always" or (
                 is_complete if field.when == "complete" else value and field.when == "nonzero"
             ):

@@ -142,25 +142,27 @@ def _of_tools(use: ToolUse, *, has_constraint: bool) -> Iterator[_Given]:
         yield _Given("tools", "strict" if is_alone else "composition", strict)
 
 
+_PLACES = {member: member.rpartition(".")[::2] for member in _MEMBERS}
+"""Names of the object that holds a member, empty for the request itself, and of the member there."""
+
+
 def _is_given(request: GenerateRequest, member: str) -> bool:
-    holder, name = _held(request, member)
-    if isinstance(holder, Mapping):
-        return name in holder
-    return bool(getattr(holder, name) != _DEFAULTS[member])
+    outer, name = _PLACES[member]
+    holder: Any = getattr(request, outer) if outer else request
+    if member in _DEFAULTS:
+        return bool(getattr(holder, name) != _DEFAULTS[member])
+    return name in holder
 
 
-def _held(request: GenerateRequest, member: str) -> tuple[Any, str]:
-    """Return the object that holds a member, and the member's name there."""
-    outer, _, name = member.rpartition(".")
-    return (getattr(request, outer) if outer else request), name
+def _defaults() -> Iterator[tuple[str, Any]]:
+    for member, (outer, name) in _PLACES.items():
+        holder = getattr(_NOTHING, outer) if outer else _NOTHING
+        if not isinstance(holder, Mapping):
+            yield member, getattr(holder, name)
 
 
-_DEFAULTS = {
-    member: getattr(holder, name)
-    for member in _MEMBERS
-    for holder, name in [_held(_NOTHING, member)]
-    if not isinstance(holder, Mapping)
-}
+_DEFAULTS = dict(_defaults())
+"""Values of members that are not given; those of mappings are absent instead."""
 
 
 def without_parameters(request: GenerateRequest, params: Iterable[str]) -> tuple[GenerateRequest, tuple[str, ...]]:
@@ -203,12 +205,11 @@ def _without_member(request: GenerateRequest, name: str, member: str) -> tuple[G
     """Set the member of a request to the value that means "not given"."""
     if not member or not _is_given(request, member):
         return None
-    outer, _, inner = member.rpartition(".")
-    holder, _ = _held(request, member)
-    if isinstance(holder, Mapping):
-        changed: dict[str, Any] = {outer: _without(holder, inner)}
+    outer, inner = _PLACES[member]
+    if member not in _DEFAULTS:
+        changed: dict[str, Any] = {outer: _without(getattr(request, outer), inner)}
     elif outer:
-        changed = {outer: evolve(holder, **{inner: None})}
+        changed = {outer: evolve(getattr(request, outer), **{inner: None})}
     else:
         changed = {inner: getattr(_NOTHING, inner)}
     return evolve(request, **changed), name

@@ -212,13 +212,19 @@ def read_extensions(
         Exception: any exception of the converter; :func:`enginehouse.settings.structuring.find_problems` explains it.
     """
     extensions: dict[str, dict[str, Any]] = {}
+    fields_class: Any
     for name, fields_class in declared.items():
-        if given := {a.name: data[a.name] for a in attrs.fields(fields_class) if a.name in data}:
+        if given := {key: data[key] for key in _names_of(fields_class) if key in data}:
             fields = converter.structure(given, fields_class)
             extensions[name] = {key: _plain(getattr(fields, key)) for key in given}
             if (wide := find_wide_integer(extensions[name], "")) is not None:
                 raise ValueError(f"'{wide[0]}' must fit into 64 bits, which {wide[1]} does not")
     return extensions
+
+
+@functools.cache
+def _names_of(fields_class: Any) -> tuple[str, ...]:
+    return tuple(attribute.name for attribute in attrs.fields(fields_class))
 
 
 def _plain(value: Any) -> Any:

@@ -273,12 +273,14 @@ class Pipeline:
         with contextlib.ExitStack() as undo:
             undo.callback(lease.release)
             with lease.explaining():
-                running = await self._queue_and_start(lease.model, request, may_drop=may_drop)
+                running = await self._queue_and_start(lease.model, request, load_s, may_drop=may_drop)
             undo.pop_all()
         running.generation.keep(lease)
-        return evolve(running, load_s=load_s)
+        return running
 
-    async def _queue_and_start(self, model: LoadedModel, request: GenerateRequest, *, may_drop: bool) -> RunningRequest:
+    async def _queue_and_start(
+        self, model: LoadedModel, request: GenerateRequest, load_s: float, *, may_drop: bool
+    ) -> RunningRequest:
         """Start the request if the model's queue has a place for it."""
         if model.name not in self._settings.models:
             raise ModelNotFound(model.name)  # it was added after this request arrived
@@ -287,22 +289,22 @@ class Pipeline:
         # Engines without a worker have queues of their own.
         engine = model.engine
         request_queue = engine.request_queue if isinstance(engine, WorkerEngine | FleetEngine) else None
+        queue_s = self._settings.timeouts(model.settings).queue_s
         with contextlib.ExitStack() as undo:
             if request_queue is not None:
-                queue_s = self._settings.timeouts(model.settings).queue_s
                 request_queue.check(request.caller, request.priority, queue_s)
                 request_queue.enter(request.request_id, request.caller, request.priority)
                 undo.callback(request_queue.leave, request.request_id)
             prepared = await self.prepare(request, model, may_drop=may_drop)
             try:
-                running = await self._submit(prepared)
+                running = await self._submit(prepared, queue_s, load_s)
             except ContextLengthExceeded as error:
                 if request_queue is not None:  # the worker has refused it, so it has left
                     request_queue.enter(request.request_id, request.caller, request.priority)
                 shorter = await self._shorten(prepared, error)
                 if shorter is None:
                     raise
-                running = await self._submit(shorter)
+                running = await self._submit(shorter, queue_s, load_s)
             undo.pop_all()
         return running
 
@@ -319,7 +321,7 @@ class Pipeline:
         asked, unsupported = self._check(request, model_profile.capabilities, may_drop=may_drop)
         layers = self._layers(asked, model.name, model.info)
         of_samplers = {name: fields for name, fields in asked.extensions.items() if name in self._samplers}
-        sampled = evolve(asked, extensions=of_samplers)
+        sampled = asked if of_samplers == asked.extensions else evolve(asked, extensions=of_samplers)
         parameters = effective_parameters(sampled, layers, model.info.vocab_size, self._settings.limits, self._samplers)
         adapters = self.adapters(request, model)
         prediction = await self._prediction(asked, model)
@@ -353,6 +355,8 @@ class Pipeline:
         if named is not None and model.info.engine.adapters == "none":
             raise UnsupportedParameter("model: this model takes no adapters", "model")
         asked = ((named, None),) if named is not None else request.adapters
+        if not asked:
+            return ()
         return model.served.adapters.resolve(model.name, asked, "model" if named is not None else param)
 
     def _check(
@@ -384,9 +388,8 @@ class Pipeline:
         prompt = await self._prompts.make(rendered, prepared.model)
         return evolve(prepared, request=rendered, prompt=prompt, reports=reports)
 
-    async def _submit(self, prepared: Prepared) -> RunningRequest:
+    async def _submit(self, prepared: Prepared, queue_s: float | None, load_s: float) -> RunningRequest:
         began, request, prompt = time.perf_counter(), prepared.request, prepared.prompt
-        queue_s = self._settings.timeouts(prepared.model.settings).queue_s
         try:
             generation = await self.recovery.start(prepared.model, engine_request(prepared, queue_s), prompt.written)
         except ContextLengthExceeded as error:
@@ -404,6 +407,7 @@ class Pipeline:
             parsing=prompt.parsing,
             prediction_token_ids=prepared.prediction_token_ids,
             adapters=prepared.adapters,
+            load_s=load_s,
             render_s=prompt.render_s,
             tokenize_s=time.perf_counter() - began,
             unsupported=prepared.unsupported,

@@ -349,7 +349,10 @@ def guard_of(candidate: Any, kind: str, name: str = "") -> Guard:
 
 def are_foreign(*objects: Any) -> bool:
     """Return True if one of these guarded objects is not our own, so that calling it could hold the event loop."""
-    return any(guard is not None and guard.threads is not None for guard in map(_guard_at, objects))
+    for one in objects:
+        if one is not None and (guard := _guard_at(one)) is not None and guard.threads is not None:
+            return True
+    return False
 
 
 def plain(candidate: Any) -> Any:

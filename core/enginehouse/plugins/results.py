@@ -62,7 +62,8 @@ def _fits(value: Any, annotation: Any, depth: int) -> bool:
 
 def _fits_generic(value: Any, annotation: Any, origin: Any, depth: int) -> bool:
     if origin in (Union, types.UnionType):
-        return any(_fits(value, one, depth) for one in get_args(annotation))
+        options = get_args(annotation)
+        return (value is None and types.NoneType in options) or any(_fits(value, one, depth) for one in options)
     if origin is Literal:
         return value in get_args(annotation)
     if issubclass(origin, Sequence):

@@ -336,10 +336,13 @@ class ModelManager:
         """
         if name is None and self._models:
             return next(iter(self._models.values()))
+        model = self._by_name.get(name or "")
+        if model is not None:
+            return model
         based, adapter = self._with_adapter(name or "")
         if based is not None and adapter in based.adapters.names:
             return based
-        model = self._by_name.get(name or "") or self._by_pattern(name or "")
+        model = self._by_pattern(name or "")
         if model is not None:
             return model
         if based is not None and based.adapters.names:

@@ -235,10 +235,13 @@ class Settings:
 
     def timeouts(self, model: ModelSettings) -> Timeouts:
         """Return the time limits for requests to a model: its own settings, else the server's."""
-        names = ("queue", "first_token", "total")
-        own, usual = ([getattr(table, f"{name}_timeout_s") for name in names] for table in (model, self.limits))
-        limits = zip(names, own, usual, strict=True)
-        return Timeouts(**{f"{name}_s": most if mine is None else mine for name, mine, most in limits})
+        queue_s, first_token_s, total_s = model.queue_timeout_s, model.first_token_timeout_s, model.total_timeout_s
+        usual = self.limits
+        return Timeouts(
+            queue_s=usual.queue_timeout_s if queue_s is None else queue_s,
+            first_token_s=usual.first_token_timeout_s if first_token_s is None else first_token_s,
+            total_s=usual.total_timeout_s if total_s is None else total_s,
+        )
 
     def served_names(self) -> tuple[str, ...]:
         """Return the names and aliases of all models."""

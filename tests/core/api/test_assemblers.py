@@ -14,6 +14,7 @@ from hypothesis import given
 
 from enginehouse.api.generation.assembly import Assembly
 from enginehouse.api.http.access import AccessRecord
+from enginehouse.api.http.frames import encode_chunk
 from enginehouse.api.openai.chat import ChatAssembler, ChatOptions
 from enginehouse.api.openai.completions import CompletionAssembler
 from enginehouse.contract.types import CallDelta, ChoiceFinished, Event, ReasoningDelta, TextDelta, TokenLogprob
@@ -68,13 +69,10 @@ def streamed(assembly: Assembly, assembler: Any, events: Sequence[Event]) -> lis
     """The chunks of a stream."""
     chunks = [*assembler.opening()]
     for event in events:
-        pieces: list[Any] = []
-        assembly.push(0, event, pieces)
-        for piece in pieces:
+        for piece in assembly.pieces(0, [event]):
             chunks += assembler.push(piece)
     chunks += assembler.close(USAGE, None)
-    plain: list[dict[str, Any]] = msgspec.json.decode(msgspec.json.encode(chunks))  # some are prepared JSON
-    return plain
+    return [msgspec.json.decode(encode_chunk(chunk)) for chunk in chunks]
 
 
 def whole(assembly: Assembly, assembler: Any, events: Sequence[Event]) -> dict[str, Any]:
@@ -159,11 +157,11 @@ def test_the_chunks_of_a_completion_add_up(events: list[Event], has_usage: bool,
 def test_a_piece_has_the_tokens_since_the_last_one(has_logprobs: bool) -> None:
     """A token without text of its own comes with the next text, or with the end."""
     given = [("", (1,)), ("a", (2, 3)), ("b", ()), ("", (4,)), ("c", (5,)), ("", (6, 7))]
-    assembly, pieces = assembled(is_streamed=True), list[Any]()
+    assembly, events = assembled(is_streamed=True), list[Event]()
     for text, token_ids in given:
         entries = tuple(TokenLogprob(token_id, b"", 0.0) for token_id in token_ids) if has_logprobs else None
-        assembly.push(0, TextDelta(0, text, token_ids, entries), pieces)
-    assembly.push(0, ChoiceFinished(0, "stop"), pieces)
+        events.append(TextDelta(0, text, token_ids, entries))
+    pieces = assembly.pieces(0, [*events, ChoiceFinished(0, "stop")])
 
     waiting = [("a", (1, 2, 3)), ("b", ()), ("c", (4, 5)), ("", (6, 7))]
     assert [(piece.text, piece.token_ids) for piece in pieces] == ([*given, ("", ())] if has_logprobs else waiting)

@@ -83,6 +83,15 @@ def routes(settings: Settings) -> list[tuple[str, dict[str, str | None]]]:
     ]
 
 
+def test_every_route_has_the_one_check_of_permissions(settings: Settings) -> None:
+    """A hook of a route or a router would replace that of the application."""
+    handlers = [handler for route in build_app(make_state(settings)).app.routes for handler in route.route_handlers]
+    checks = {handler.resolve_before_request() for handler in handlers}
+
+    assert len(checks) == 1
+    assert None not in checks
+
+
 @pytest.mark.parametrize(("peer", "status"), [("127.0.0.1", 200), ("::1", 200), ("192.0.2.7", 403), (None, 403)])
 async def test_without_keys_only_this_machine_manages_the_server(
     settings: Settings, tmp_path: Path, peer: str | None, status: int

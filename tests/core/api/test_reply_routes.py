@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import httpx
-import msgspec
 import pytest
 from attrs import evolve, frozen
 
@@ -370,7 +369,7 @@ def test_a_stream_names_its_events(client: httpx.Client) -> None:
 def test_prepared_chunks_have_names_too(chunk: bytes, name: str) -> None:
     line = f"event: {name}\n" if name else ""
 
-    assert write_chunks(NAMED, [msgspec.Raw(chunk)]) == line.encode() + b"data: " + chunk + b"\n\n"
+    assert write_chunks(NAMED, [chunk]) == line.encode() + b"data: " + chunk + b"\n\n"
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -41,7 +41,9 @@ def assembler(body: CompletionBody, *, is_streamed: bool) -> CompletionAssembler
 
 def plain(events: Iterable[Any]) -> list[dict[str, Any]]:
     """The events, some of which are prepared JSON."""
-    read: list[dict[str, Any]] = msgspec.json.decode(msgspec.json.encode(list(events)))
+    read: list[dict[str, Any]] = [
+        msgspec.json.decode(event if isinstance(event, bytes) else msgspec.json.encode(event)) for event in events
+    ]
     return read
 
 

@@ -72,7 +72,9 @@ def _writer(status: str = "in_progress", **options: Any) -> ResponseWriter:
 
 
 def _plain(chunks: Any) -> list[dict[str, Any]]:
-    plain: list[dict[str, Any]] = msgspec.json.decode(msgspec.json.encode(list(chunks)))
+    plain: list[dict[str, Any]] = [
+        msgspec.json.decode(chunk if isinstance(chunk, bytes) else msgspec.json.encode(chunk)) for chunk in chunks
+    ]
     return plain
 
 

@@ -12,6 +12,8 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from functools import reduce
+from operator import add
 from typing import Any, Protocol
 
 from attrs import define, field
@@ -245,21 +247,28 @@ class Assembly:
         """Number of requests that must end."""
         return len(self.running)
 
-    def push(self, prompt: int, event: Event, pieces: list[Piece]) -> None:
-        """Append the pieces that ``event`` adds, possibly none."""
-        if type(event) is TextDelta:
-            self.has_begun = True
-            index = prompt * self.num_choices + event.choice
-            self.num_tokens += len(event.token_ids)
-            if event.text and self._parsers[index] is None and index not in self._unsent:  # the usual case
-                pieces.append(Piece(index, event.text, event.logprobs, token_ids=event.token_ids))
+    def pieces(self, prompt: int, events: Sequence[Event]) -> list[Piece]:
+        """Return the pieces that a batch of events adds."""
+        pieces: list[Piece] = []
+        for event in events:
+            if type(event) is TextDelta:
+                self.has_begun = True
+                index = prompt * self.num_choices + event.choice
+                self.num_tokens += len(event.token_ids)
+                if event.text and self._parsers[index] is None and index not in self._unsent:  # the usual case
+                    pieces.append(Piece(index, event.text, event.logprobs, token_ids=event.token_ids))
+                else:
+                    self._push_text(index, event, pieces)
+            elif isinstance(event, PromptProgress):
+                pieces.append(Piece(prompt * self.num_choices, progress=event))
             else:
-                self._push_text(index, event, pieces)
-        elif isinstance(event, PromptProgress):
-            pieces.append(Piece(prompt * self.num_choices, progress=event))
-        else:
-            self.has_begun = True
-            self._push_other(prompt, event, pieces)
+                self.has_begun = True
+                self._push_other(prompt, event, pieces)
+        return pieces
+
+    async def read(self, prompt: int, events: Sequence[Event]) -> list[Piece]:
+        """Return :meth:`pieces`, off the event loop if a parser is not our own."""
+        return await run_with_plugins(self.are_foreign, lambda: self.pieces(prompt, events))
 
     def _push_text(self, index: int, event: TextDelta, pieces: list[Piece]) -> None:
         """Append the pieces of a text that is parsed, empty, or comes after tokens without a piece."""
@@ -312,17 +321,6 @@ class Assembly:
             return None
         most = self.running[index // self.num_choices].parameters.stopping.max_tokens
         return "context" if most is None or event.usage.completion_tokens < most else "max_tokens"
-
-    async def read(self, prompt: int, events: Sequence[Event]) -> list[Piece]:
-        """Return :meth:`pieces`, off the event loop if a parser is not our own."""
-        return await run_with_plugins(self.are_foreign, lambda: self.pieces(prompt, events))
-
-    def pieces(self, prompt: int, events: Sequence[Event]) -> list[Piece]:
-        """Return the pieces that a batch of events adds."""
-        pieces: list[Piece] = []
-        for event in events:
-            self.push(prompt, event, pieces)
-        return pieces
 
     async def fold(
         self,
@@ -378,10 +376,14 @@ class Assembly:
         self.record.metrics |= report_metrics(self.running)
 
     def total(self) -> Usage:
-        """Return the usage of all prompts that have ended, with what the engines do not know."""
+        """Return the usage of all prompts that have ended, with what the engines do not know; fixed once complete."""
+        if self.record.is_complete and self.record.usage is not None:
+            return self.record.usage
         routed = [running.routed for running in self.running if running.routed is not None]
         predicted = self.prediction
-        own = Usage(
+        usages = [event.usage for event in self.finished]
+        return replace(
+            reduce(add, usages) if usages else Usage(),
             replays=sum(running.generation.num_replays for running in self.running),
             routed_requests=len(routed),
             routing_attempts=sum(1 + len(one.tried) for one in routed),
@@ -394,7 +396,6 @@ class Assembly:
             first_token_s=self.record.pace.first_s or 0.0,
             total_s=time.perf_counter() - self.record.began,
         )
-        return sum((event.usage for event in self.finished), own)
 
     def usage(self) -> Usage:
         """Return the usage so far; before the end, tokens and times are those that the server sees."""

@@ -19,10 +19,12 @@ from attrs import evolve, field, frozen
 from cattrs import Converter
 from litestar.types import Scope
 
+from enginehouse.api.generation.running_answers import MediaMemory
 from enginehouse.api.generation.server_access import ServerAccess
 from enginehouse.api.http.body import check_depth, parse_object, without_nulls
 from enginehouse.api.http.callers import Caller
 from enginehouse.api.http.frames import encode_json
+from enginehouse.api.http.security import memory_of
 from enginehouse.contract.errors import InvalidRequest, UnsupportedParameter
 from enginehouse.contract.fields import ParameterFields
 from enginehouse.contract.refusals import REFUSED, Refusal, refuse
@@ -178,7 +180,7 @@ class DecodedCall(Generic[_B_co]):
         self.unsupported.append(path)
 
     def identify(self, request: GenerateRequest) -> GenerateRequest:
-        """Return a request of the body with what core knows of its caller, and the plugins' fields."""
+        """Return a request of the body with what core knows of its caller, the plugins' fields, and its memory."""
         caller = self.caller
         return evolve(
             request,
@@ -188,6 +190,7 @@ class DecodedCall(Generic[_B_co]):
             caller=caller.name,
             allowed_models=caller.allowed_models,
             is_large=self.is_large,
+            hold=MediaMemory(memory_of(self.server.scope)),
         )
 
     def notices(self, left_out: Iterable[str] = ()) -> list[tuple[str, str]]:
@@ -276,11 +279,12 @@ class BodyDecoder(Generic[_B_co]):
                 known["stream_options"].setdefault("include_usage", True)
         except (InvalidRequest, RecursionError) as error:
             raise InvalidRequest(str(error)) from error
-        if (wide := find_wide_integer(known, "")) is not None and not issubclass(self._body_class, RequestBody):
+        is_ours = issubclass(self._body_class, RequestBody)  # whose fields have bounds
+        if not is_ours and (wide := find_wide_integer(known, "")) is not None:
             path, digits = wide
             raise InvalidRequest(f"{path}: {digits} does not fit 64 bits", path)
         structured, extensions = self._structure(known, unsupported)
-        inner = self._body_class.find_ignored(known) if issubclass(self._body_class, RequestBody) else ()
+        inner = self._body_class.find_ignored(known) if is_ours else ()
         return DecodedCall(
             body=structured,
             extensions=extensions,

@@ -24,7 +24,6 @@ from enginehouse.api.generation.details import (
     routed_headers,
 )
 from enginehouse.api.generation.running_answers import (
-    MediaMemory,
     RunningAnswer,
     check_request_sizes,
     estimate_tokens,
@@ -38,7 +37,7 @@ from enginehouse.api.http.callers import check_model, check_priority, may_see_pr
 from enginehouse.api.http.exchange import Exchange, deadlines
 from enginehouse.api.http.frames import encode_json, encode_line, send_body
 from enginehouse.api.http.origins import foreign_sign
-from enginehouse.api.http.security import connection_of, memory_of
+from enginehouse.api.http.security import connection_of
 from enginehouse.api.http.state import ApiState
 from enginehouse.contract.schema_keywords import find_unknown_keywords
 from enginehouse.contract.surface import Assembler, DetachedAssembler, GenerationRoute, Reply
@@ -131,7 +130,7 @@ class GenerationResponse:
         """Start the request and write the response."""
         exchange, record, server = answer.exchange, answer.record, self.state.settings.server
         has_details = asks_for_details(scope["headers"], server.details)
-        running = await self._start(answer, scope)
+        running = await self._start(answer)
         if running is None:
             _give_up(exchange, record)
             return
@@ -208,7 +207,7 @@ class GenerationResponse:
         shows_kept_text = may_see_prompts(self.call.caller, server, is_local=foreign_sign(scope) is None)
         return AnswerDetails(self.call, assembly, self.state.registry.request_fields, shows_kept_text)
 
-    async def _start(self, answer: RunningAnswer, scope: Scope) -> list[RunningRequest] | None:
+    async def _start(self, answer: RunningAnswer) -> list[RunningRequest] | None:
         """Start every prompt on its model; returns None if the exchange ended meanwhile.
 
         Raises:
@@ -217,8 +216,7 @@ class GenerationResponse:
         exchange = answer.exchange
 
         async def start(request: GenerateRequest) -> RunningRequest:
-            counted = evolve(request, hold=MediaMemory(memory_of(scope)))
-            running = await self.state.pipeline.start(counted, answer.discard)
+            running = await self.state.pipeline.start(request, answer.discard)
             exchange.hold(running.generation)
             return running
 

@@ -48,7 +48,8 @@ class ServerAccess:
     def of(cls, state: ApiState, scope: Scope, receive: Receive) -> ServerAccess:
         """Return the access of a request that the guard admitted."""
         caller = caller_of(scope)
-        caller = evolve(caller, is_local=may_manage(scope)) if caller.key is None else caller
+        if caller.key is None:
+            caller = Caller(profile=caller.profile, named_profile=caller.named_profile, is_local=may_manage(scope))
         return cls(state, scope, receive, caller)
 
     @property

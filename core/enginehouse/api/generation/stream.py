@@ -6,11 +6,10 @@ Called by ``response`` and by the routes of surfaces. The bytes around each chun
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-import msgspec
 from attrs import frozen
 from litestar.types import Receive, Scope, Send
 
@@ -64,36 +63,36 @@ class ResponseStream:
         details: AnswerDetails | None,
     ) -> None:
         """Write everything; returns when the response is complete, has failed, or the client has disconnected."""
-        writer = self._writer
+        writer, surface = self._writer, self._surface
         await writer.begin()
-        await writer.end(await _tail(self._write_pieces(assembly, batches, details), partial(self._failure, assembly)))
-
-    async def _write_pieces(
-        self,
-        assembly: Assembly,
-        batches: AsyncIterator[tuple[int, Sequence[Event]]],
-        details: AnswerDetails | None,
-    ) -> bytes:
-        """Write the pieces as they arrive; returns the last bytes of the body."""
-        opening = await self._written("opening", self._assembler.opening)
-        await self._writer.write(opening or self._frame.ping)
-        self._writer.ping_when_idle()
-        read, sent, chunks_of = assembly.pieces, assembly.sent, self._assembler.push
-        write, written_of, is_foreign = self._writer.write, chunk_writer(self._frame), self._surface.is_foreign
-        async for prompt, events in batches:
-            pieces = await assembly.read(prompt, events) if assembly.are_foreign else read(prompt, events)
-            if pieces:
+        try:
+            opening = await self._written("opening", self._assembler.opening)
+            await writer.write(opening or self._frame.ping)
+            writer.ping_when_idle()
+            chunks_of, written_of = self._assembler.push, chunk_writer(self._frame)
+            async for prompt, events in batches:  # plain loops: this runs for every token
+                if assembly.are_foreign:
+                    pieces = await assembly.read(prompt, events)
+                else:
+                    pieces = assembly.pieces(prompt, events)
                 written = b""
-                for piece in pieces:  # plain loops: this runs for every token
-                    if is_foreign:
+                for piece in pieces:
+                    if surface.is_foreign:
                         written += await self._written("push", chunks_of, piece)
                         continue
                     for chunk in chunks_of(piece):
                         written += written_of(chunk)
                 if written:
-                    await write(written)
-                if pieces[-1].scores is None and pieces[-1].progress is None:
-                    sent(pieces)
+                    await writer.write(written)
+                if pieces and pieces[-1].scores is None and pieces[-1].progress is None:
+                    assembly.sent(pieces)
+            tail = await self._end(assembly, details)
+        except Exception as error:  # noqa: BLE001 - guard of a request: any error becomes a chunk, and ends this stream only
+            tail = await self._failure(assembly, error)
+        await writer.end(tail)
+
+    async def _end(self, assembly: Assembly, details: AnswerDetails | None) -> bytes:
+        """Return the last bytes of the body, after the last piece."""
         if self._exchange.error is not None:
             raise self._exchange.error
         if self._exchange.disconnected:
@@ -103,9 +102,7 @@ class ResponseStream:
         usage, plain = assembly.usage(), None if details is None else details.to_plain()
         return await self._written("close", self._assembler.close, usage, plain) + self._frame.last
 
-    async def _written(
-        self, place: str, function: Callable[..., Iterable[Chunk | msgspec.Raw]], *arguments: Any
-    ) -> bytes:
+    async def _written(self, place: str, function: Callable[..., Iterable[Chunk | bytes]], *arguments: Any) -> bytes:
         """Return the chunks that a function of the assembler gives, as bytes."""
         chunks = partial(self._surface.chunks, place, function, *arguments)
         return await self._surface.ask(place, lambda: write_chunks(self._frame, chunks()))
@@ -142,9 +139,7 @@ class ReplyResponse:
         headers = [("content-type", reply.media_type), *reply.headers, *self.call.notices()]
         await send_body(send, body, headers, reply.status or 200)
 
-    async def _stream(
-        self, stream: AsyncIterator[Chunk | msgspec.Raw], scope: Scope, receive: Receive, send: Send
-    ) -> None:
+    async def _stream(self, stream: AsyncIterator[Chunk | bytes], scope: Scope, receive: Receive, send: Send) -> None:
         frame, headers = self.reply.frame, [*self.reply.headers, *self.call.notices()]
         async with self.state.exchanges.open(receive, self.state.settings.server.ping_s) as exchange:
             writer = FrameWriter(send, exchange, frame, headers)
@@ -165,19 +160,13 @@ class ReplyResponse:
                 answer = describe(error, record_of(scope).identify())
                 record_of(scope).outcome = answer.code
                 *_, body = await written_error(answer, scope)
-                return write_chunks(frame, [msgspec.Raw(body)])
+                return write_chunks(frame, [body])
 
             try:
-                tail = await _tail(write(), failure)
+                tail = await write()
+            except Exception as error:  # noqa: BLE001 - guard of a request, as above
+                tail = await failure(error)
             finally:
                 if (close := getattr(stream, "aclose", None)) is not None:
                     await close()
             await writer.end(tail)
-
-
-async def _tail(writing: Awaitable[bytes], failure: Callable[[Exception], Awaitable[bytes]]) -> bytes:
-    """Guard of a request whose status is sent: return the last bytes, those of ``failure`` if writing failed."""
-    try:
-        return await writing
-    except Exception as error:  # noqa: BLE001 - guard of a request: any error becomes a chunk, and ends this stream only
-        return await failure(error)

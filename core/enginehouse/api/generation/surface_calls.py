@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
-import msgspec
 from attrs import evolve, field, frozen
 
 from enginehouse.api.generation.decoding import BodyDecoder, DecodedCall
 from enginehouse.api.generation.server_access import ServerAccess
-from enginehouse.api.http.frames import encode_json
+from enginehouse.api.http.frames import encode_chunk, encode_json
 from enginehouse.contract.errors import PluginFailed
 from enginehouse.contract.surface import (
     Answer,
@@ -37,7 +36,7 @@ from enginehouse.serving.background import run_in_thread, run_with_plugins
 _T = TypeVar("_T")
 
 _ASSEMBLER, _REPLY = Expectation(Assembler), Expectation(Reply)
-_CHUNK, _CHUNKS = Expectation(Chunk | msgspec.Raw), Expectation(Sequence[Chunk | msgspec.Raw])
+_CHUNK, _CHUNKS = Expectation(Chunk | bytes), Expectation(Sequence[Chunk | bytes])
 _WHOLE = Expectation(Chunk | list[Chunk])
 _EARLY = Expectation(Chunk)
 _STREAM = "stream of its reply"
@@ -110,8 +109,8 @@ class SurfaceCalls:
         await self.ask("push", lambda: self.chunks("push", assembler.push, piece))
 
     def chunks(
-        self, place: str, function: Callable[..., Iterable[Chunk | msgspec.Raw]], *arguments: Any
-    ) -> Iterable[Chunk | msgspec.Raw]:
+        self, place: str, function: Callable[..., Iterable[Chunk | bytes]], *arguments: Any
+    ) -> Iterable[Chunk | bytes]:
         """Return the chunks that a function of the assembler gives; called by the work of :meth:`ask`."""
         given = function(*arguments)
         if not self.is_foreign:
@@ -167,22 +166,22 @@ class SurfaceCalls:
 
 
 @frozen
-class _ForeignChunks(AsyncIterator[Chunk | msgspec.Raw]):
+class _ForeignChunks(AsyncIterator[Chunk | bytes]):
     """The chunks of a stream that another event loop produces."""
 
     _surface: SurfaceCalls
-    _stream: AsyncIterator[Chunk | msgspec.Raw]
+    _stream: AsyncIterator[Chunk | bytes]
     _loop: PluginLoop
 
-    async def __anext__(self) -> Chunk | msgspec.Raw:
+    async def __anext__(self) -> Chunk | bytes:
         chunk = await self._surface.guard.run_async(_STREAM, self._next, self._loop)
         if chunk is None:
             raise StopAsyncIteration
         return chunk
 
-    async def _next(self) -> msgspec.Raw | None:
+    async def _next(self) -> bytes | None:
         chunk = await anext(self._stream, None)
-        return None if chunk is None else msgspec.Raw(encode_json(self._surface.checked(_CHUNK, chunk, _STREAM)))
+        return None if chunk is None else encode_chunk(self._surface.checked(_CHUNK, chunk, _STREAM))
 
     async def aclose(self) -> None:
         """End the stream; a failure is logged."""

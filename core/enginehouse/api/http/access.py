@@ -103,7 +103,9 @@ class TokenLatency:
 
     def gaps(self) -> tuple[list[int], float]:
         """Return the number of gaps in each bucket, and their sum in seconds."""
-        gaps_s = np.diff(np.frombuffer(self._marks)) if self._marks else np.empty(0)
+        if len(self._marks) < 2:
+            return [0] * (len(GAP_BUCKETS_S) + 1), 0.0
+        gaps_s = np.diff(np.frombuffer(self._marks))
         buckets = np.searchsorted(GAP_BUCKETS_S, gaps_s)
         counts: list[int] = np.bincount(buckets, minlength=len(GAP_BUCKETS_S) + 1).tolist()
         return counts, float(gaps_s.sum())

@@ -99,7 +99,7 @@ def build_app(state: ApiState) -> HttpGuard:
             *request_routes(state),
             slot_route(state),
         ],
-        guards=[check_permissions(state.admission)],
+        before_request=check_permissions(state.admission),
         # One handler instead of one per type: the table in ``errors`` has the status, code and body of every error.
         exception_handlers={Exception: _answer_error},
         openapi_config=None,  # see api/openapi/document.py

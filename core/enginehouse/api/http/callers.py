@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any, cast
 
 from attrs import frozen
-from litestar.connection import ASGIConnection
+from litestar import Request
 from litestar.handlers import BaseRouteHandler
 from litestar.types import HTTPScope
 from litestar.types import Scope as AsgiScope
@@ -223,28 +223,30 @@ def scope_of(handler: BaseRouteHandler) -> Scope | None:
     return cast(Scope | None, handler.opt.get("scope", "admin"))
 
 
-_Connection = ASGIConnection[Any, Any, Any, Any]
+_Request = Request[Any, Any, Any]
 
 
-def check_permissions(admission: Admission) -> Callable[[_Connection, BaseRouteHandler], Awaitable[None]]:
-    """Return Litestar's guard of every route; it runs once the route is known and its caller is authenticated.
+def check_permissions(admission: Admission) -> Callable[[_Request], Awaitable[None]]:
+    """Return the check of every route; it runs once the route is known and its caller is authenticated.
 
+    It is not one of Litestar's guards: for these, it copies the route's handler with every request.
     It refuses before the body is read. It raises MissingScope if the key lacks the scope, NotLocal if a request without
     a key may come from another machine, RateLimited and ServerOverloaded if limits are used up.
     """
 
-    async def check(connection: _Connection, handler: BaseRouteHandler) -> None:
-        record_of(connection.scope).endpoint = connection.scope["path_template"].removeprefix("/v1")
+    async def check(request: _Request) -> None:
+        scope, handler = request.scope, request.route_handler
+        record_of(scope).endpoint = scope["path_template"].removeprefix("/v1")
         needed = scope_of(handler)
-        key = caller_of(connection.scope).key
+        key = caller_of(scope).key
         if key is not None and needed is not None and needed not in key.scopes:
             raise MissingScope(needed, sorted(key.scopes))
-        if key is None and needed == "admin" and (sign := foreign_sign(connection.scope)) is not None:
+        if key is None and needed == "admin" and (sign := foreign_sign(scope)) is not None:
             raise NotLocal(sign)
         limits = handler.opt.get("limits")
         if limits is not None:
             ticket = admission.ticket(key, is_generating=limits == "all")
-            connection.scope[_TICKET_KEY] = ticket  # type: ignore[literal-required]
+            scope[_TICKET_KEY] = ticket  # type: ignore[literal-required]
             await admission.enter(ticket)
 
     return check

@@ -46,7 +46,7 @@ class Exchange:
         self._generations: list[Generation] = []
         self._is_cancelled = False
         self._is_detached = False
-        self._waiting: asyncio.Task[Any] | None = None
+        self._waiting: asyncio.Task[Any] | None = None  # the one in until_ended
 
     @property
     def is_ended(self) -> bool:
@@ -90,12 +90,13 @@ class Exchange:
         if self.is_ended:
             asyncio.ensure_future(work).cancel()
             return None
-        self._waiting = asyncio.ensure_future(work)
+        task = self._waiting = asyncio.current_task()  # the work gets no task of its own, whose start would cost more
+        assert task is not None
         try:
-            return await self._waiting
+            return await work
         except asyncio.CancelledError:
-            if not self.is_ended:
-                raise
+            if self._waiting is not None or task.uncancel():
+                raise  # cancelled from elsewhere
             return None
         finally:
             self._waiting = None
@@ -122,6 +123,7 @@ class Exchange:
         self.cancel()
         if self._waiting is not None:
             self._waiting.cancel()
+            self._waiting = None
 
 
 class OpenExchanges:
@@ -204,10 +206,10 @@ def deadlines(exchange: Exchange, timeouts: Timeouts, began: float, has_begun: C
             exchange.end(error)
 
     timers = [
-        loop.call_later(max(0.0, seconds - passed_s), end, error, unless)
+        loop.call_later(max(0.0, seconds - passed_s), end, error(seconds), unless)
         for seconds, error, unless in (
-            (timeouts.first_token_s, _first_token(timeouts.first_token_s), has_begun),
-            (timeouts.total_s, _total(timeouts.total_s), lambda: False),
+            (timeouts.first_token_s, _first_token, has_begun),
+            (timeouts.total_s, _total, lambda: False),
         )
         if seconds is not None
     ]
@@ -218,9 +220,9 @@ def deadlines(exchange: Exchange, timeouts: Timeouts, began: float, has_begun: C
             timer.cancel()
 
 
-def _first_token(seconds: float | None) -> EnginehouseError:
-    return FirstTokenTimeout(f"The answer did not begin within {seconds or 0:g} s (first_token_timeout_s).")
+def _first_token(seconds: float) -> EnginehouseError:
+    return FirstTokenTimeout(f"The answer did not begin within {seconds:g} s (first_token_timeout_s).")
 
 
-def _total(seconds: float | None) -> EnginehouseError:
-    return TotalTimeout(f"The answer took longer than {seconds or 0:g} s (total_timeout_s).")
+def _total(seconds: float) -> EnginehouseError:
+    return TotalTimeout(f"The answer took longer than {seconds:g} s (total_timeout_s).")

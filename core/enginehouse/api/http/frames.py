@@ -30,7 +30,12 @@ _LINE_BREAKS = (
 
 def encode_line(value: Any) -> bytes:
     """Encode JSON that stays on one line for every client."""
-    encoded = encode_json(value)
+    return encode_chunk(encode_json(value))
+
+
+def encode_chunk(chunk: Chunk | bytes) -> bytes:
+    """Encode a chunk as :func:`encode_line` does, unless it is JSON already; this runs for every token."""
+    encoded = chunk if type(chunk) is bytes else encode_json(chunk)
     if not encoded.isascii():
         for raw, escaped in _LINE_BREAKS:
             if raw in encoded:
@@ -55,19 +60,19 @@ async def send_body(send: Send, body: bytes, headers: Sequence[tuple[str, str]],
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-def chunk_writer(frame: Frame) -> Callable[[Chunk | msgspec.Raw], bytes]:
+def chunk_writer(frame: Frame) -> Callable[[Chunk | bytes], bytes]:
     """Return the function that writes one chunk; it runs for every token."""
     before, after, member = frame.before, frame.after, frame.event
     if member is None:
-        return lambda chunk: before + encode_line(chunk) + after
+        return lambda chunk: before + encode_chunk(chunk) + after
     decode = msgspec.json.Decoder(msgspec.defstruct("Named", [(member, str, "")])).decode
     opening = b'{"%b":"' % member.encode()
     start = len(opening)
     beginning, head = b"event", before  # of the last chunk with its name first; JSON never begins so
 
-    def write(chunk: Chunk | msgspec.Raw) -> bytes:
+    def write(chunk: Chunk | bytes) -> bytes:
         nonlocal beginning, head
-        encoded = encode_line(chunk)
+        encoded = encode_chunk(chunk)
         if encoded.startswith(beginning):  # the usual case: the same event again
             return head + encoded + after
         end = encoded.find(b'"', start) if encoded.startswith(opening) else -1
@@ -80,7 +85,7 @@ def chunk_writer(frame: Frame) -> Callable[[Chunk | msgspec.Raw], bytes]:
     return write
 
 
-def write_chunks(frame: Frame, chunks: Iterable[Chunk | msgspec.Raw]) -> bytes:
+def write_chunks(frame: Frame, chunks: Iterable[Chunk | bytes]) -> bytes:
     """Return chunks as bytes."""
     return b"".join(map(chunk_writer(frame), chunks))
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, cast
 
 import msgspec
@@ -164,13 +164,13 @@ class HttpGuard:
         headers: Headers = dict(reversed([*scope["headers"]]))  # the first one of repeated headers counts
         cors = self._origins.response_headers(headers)
 
-        async def send_with_headers(message: Message) -> None:
+        def send_with_headers(message: Message) -> Awaitable[None]:  # not a coroutine: it is called for every token
             if message["type"] == "http.response.start":
                 record.status = message["status"]
                 ticket = ticket_of(scope)
                 rates = rate_headers(ticket) if ticket is not None else ()
                 message["headers"] = [*message.get("headers", ()), *_request_ids(scope), *rates, *cors]
-            await send(message)
+            return send(message)
 
         body = self._admission.memory.open()
         scope[_REQUEST_KEY] = body  # type: ignore[literal-required]

@@ -177,6 +177,9 @@ def _object(value: Any, path: str) -> dict[str, Any]:
     return value
 
 
+_STREAM_OPTIONS = frozenset(attribute.name for attribute in attrs.fields(StreamOptions))
+
+
 def _flag(value: Any, path: str) -> bool:
     if value is not None and not isinstance(value, bool):
         raise InvalidRequest(f"{path}: must be true or false", path)
@@ -200,8 +203,7 @@ class GenerationBody(RequestBody, GenerationFields):
     @staticmethod
     def find_ignored(data: Mapping[str, Any]) -> Iterator[str]:
         """Yield paths of unknown fields inside known ones; ``data`` is the decoded data."""
-        known = {attribute.name for attribute in attrs.fields(StreamOptions)}
-        yield from (f"stream_options.{key}" for key in data.get("stream_options", ()) if key not in known)
+        yield from (f"stream_options.{key}" for key in data.get("stream_options", ()) if key not in _STREAM_OPTIONS)
         yield from find_ignored_in_constraints(data)
         yield from find_ignored_in_lora(data.get("lora"))
 

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-import msgspec
 from attrs import frozen
 
 from enginehouse.api.generation.assembly import Assembly, Choice
@@ -112,7 +111,7 @@ class ChatAssembler:
         shown = self._assembly.prompt_token_ids(0)
         return {} if shown is None else {"prompt_token_ids": shown}
 
-    def push(self, piece: Piece) -> Sequence[Chunk | msgspec.Raw]:
+    def push(self, piece: Piece) -> Sequence[Chunk | bytes]:
         """Return a chunk with text, reasoning or part of a call, or with the finish reason of the choice."""
         if self._sends_at_once and piece.text and piece.logprobs is None and piece.finish_reason is None:
             return self._texts.of(piece)

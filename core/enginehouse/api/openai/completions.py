@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-import msgspec
 from attrs import evolve, frozen
 
 from enginehouse.api.generation.assembly import Assembly, Choice
@@ -99,7 +98,7 @@ class CompletionAssembler:
         """Return nothing: these chunks have no roles."""
         return ()
 
-    def push(self, piece: Piece) -> Sequence[Chunk | msgspec.Raw]:
+    def push(self, piece: Piece) -> Sequence[Chunk | bytes]:
         """Return a chunk with text or with the finish reason; the first one of a choice follows the echoed prompt."""
         index = piece.index
         if self._sends_at_once and piece.text and piece.logprobs is None and piece.finish_reason is None:

@@ -11,13 +11,12 @@ from typing import Any
 from attrs import evolve
 
 from enginehouse.api.generation.decoding import DecodedCall
-from enginehouse.api.generation.running_answers import MediaMemory, RunningAnswer, estimate_tokens
+from enginehouse.api.generation.running_answers import RunningAnswer, estimate_tokens
 from enginehouse.api.generation.server_access import ServerAccess
 from enginehouse.api.http.access import record_of
 from enginehouse.api.http.callers import check_priority, ticket_of
 from enginehouse.api.http.errors import ClientLeft
 from enginehouse.api.http.exchange import deadlines
-from enginehouse.api.http.security import memory_of
 from enginehouse.api.http.state import ApiState
 from enginehouse.api.openai.chat import ChatBody
 from enginehouse.api.openapi.answers import reference
@@ -67,8 +66,7 @@ async def _preview(state: ApiState, server: ServerAccess, request: GenerateReque
     async with state.exchanges.open(server.receive, state.settings.server.ping_s) as exchange:
         exchange.begin(RunningAnswer(exchange, record, (request,)))
         with deadlines(exchange, timeouts, record.began, lambda: False):
-            counted = evolve(request, hold=MediaMemory(memory_of(server.scope)))
-            prepared: Prepared | None = await exchange.until_ended(state.pipeline.preview(counted))
+            prepared: Prepared | None = await exchange.until_ended(state.pipeline.preview(request))
         if prepared is None:
             raise exchange.error or ClientLeft("The client closed the connection before its response.")
     record.model = prepared.model.name

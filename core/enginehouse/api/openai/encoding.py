@@ -6,7 +6,6 @@ import codecs
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-import msgspec
 from msgspec.structs import asdict
 
 from enginehouse.api.http.frames import encode_json
@@ -31,10 +30,10 @@ class TextChunks:
         encoded = [encode_json(make(index, _TEXT)) for index in range(num_choices)]
         self._parts = [chunk.rpartition(encode_json(_TEXT)) for chunk in encoded]
 
-    def of(self, piece: Piece) -> tuple[msgspec.Raw]:
+    def of(self, piece: Piece) -> tuple[bytes]:
         """Return the chunk of a piece that is only text."""
         start, _, end = self._parts[piece.index]
-        return (msgspec.Raw(start + encode_json(piece.text) + end),)
+        return (start + encode_json(piece.text) + end,)
 
 
 class HeldChunks:

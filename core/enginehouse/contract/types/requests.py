@@ -59,7 +59,10 @@ class RequestOptions:
 
     def options(self) -> dict[str, Any]:
         """Return the values by name, for another request."""
-        return {attribute.name: getattr(self, attribute.name) for attribute in attrs.fields(RequestOptions)}
+        return {name: getattr(self, name) for name in _OPTIONS}
+
+
+_OPTIONS = tuple(attribute.name for attribute in attrs.fields(RequestOptions))
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
