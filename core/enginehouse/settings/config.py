@@ -235,13 +235,11 @@ class Settings:
 
     def timeouts(self, model: ModelSettings) -> Timeouts:
         """Return the time limits for requests to a model: its own settings, else the server's."""
-        queue_s, first_token_s, total_s = model.queue_timeout_s, model.first_token_timeout_s, model.total_timeout_s
-        usual = self.limits
-        return Timeouts(
-            queue_s=usual.queue_timeout_s if queue_s is None else queue_s,
-            first_token_s=usual.first_token_timeout_s if first_token_s is None else first_token_s,
-            total_s=usual.total_timeout_s if total_s is None else total_s,
-        )
+        limits = self.limits
+        own = model.queue_timeout_s, model.first_token_timeout_s, model.total_timeout_s
+        usual = limits.queue_timeout_s, limits.first_token_timeout_s, limits.total_timeout_s
+        queue, first, total = [most if mine is None else mine for mine, most in zip(own, usual, strict=True)]
+        return Timeouts(queue_s=queue, first_token_s=first, total_s=total)
 
     def served_names(self) -> tuple[str, ...]:
         """Return the names and aliases of all models."""
